@@ -1,4 +1,4 @@
-//! The binary with its admin page, and requests to it that are written by hand.
+//! The binary with its admin page, and handwritten requests to that page.
 
 #![allow(
     dead_code,
@@ -13,16 +13,14 @@ use std::time::Duration;
 
 use crate::support::{PATIENCE, Running};
 
-/// A token that is long enough.
+/// A token of sufficient length.
 pub const TOKEN: &str = "a-token-of-32-characters-or-more";
 
-/// A process that serves the page.
 pub struct Page {
     pub process: Running,
     pub address: SocketAddr,
 }
 
-/// An answer.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -31,7 +29,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The value of the header of this name in lower case.
+    /// The value of the header with this lower-case name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.head
             .lines()
@@ -40,13 +38,13 @@ impl Answer {
             .map(|(_, value)| value)
     }
 
-    /// The cookie that it sets, as a browser sends it back.
+    /// The cookie from the response, as a browser sends it back.
     pub fn cookie(&self) -> &str {
         let set = self.header("set-cookie").expect("a cookie is set");
-        set.split(';').next().expect("it has a value")
+        set.split(';').next().expect("a value")
     }
 
-    /// What the forms of the page send.
+    /// The token that the page's forms send.
     pub fn form_token(&self) -> String {
         let (_, rest) = self
             .body
@@ -57,7 +55,7 @@ impl Answer {
 }
 
 impl Page {
-    /// Starts a command such as `run` or `admin`, at any port.
+    /// Starts a command such as `run` or `admin` with its page on any free port.
     pub fn start(mut command: Command) -> Self {
         command
             .env("OUTBOX_ADMIN_ADDR", "127.0.0.1:0")
@@ -65,7 +63,7 @@ impl Page {
         Self::of(Running::start(command))
     }
 
-    /// The page of a process that has just begun.
+    /// The page of a process that has just started.
     pub fn of(process: Running) -> Self {
         process.wait_for_log("the admin page is at");
         let log = process.log();
@@ -79,21 +77,21 @@ impl Page {
     }
 
     pub fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).expect("it listens");
+        let stream = TcpStream::connect(self.address).expect("the page listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
         stream
     }
 
-    /// Sends bytes as they are and reads the answer to its end.
+    /// Sends raw bytes and reads the whole response.
     pub fn raw(&self, request: &[u8]) -> Answer {
         let mut stream = self.connect();
-        // It may be refused, and the connection closed, before all of it is written.
+        // The server may refuse the request and close the connection before all bytes are written.
         let _ = stream.write_all(request);
         let _ = stream.shutdown(Shutdown::Write);
         read(stream)
     }
 
-    /// A request with these header lines, and a Host if they have none.
+    /// Sends a request with these header lines, and adds a Host header if they lack one.
     pub fn request(&self, line: &str, headers: &[&str], body: &str) -> Answer {
         let mut request = format!("{line} HTTP/1.1\r\n");
         let has_host = headers.iter().any(|header| header.starts_with("host:"));
@@ -116,14 +114,14 @@ impl Page {
         self.request(&format!("GET {path}"), &[], "")
     }
 
-    /// A form, as a page of this server sends it.
+    /// Sends a form as a page of this server does.
     pub fn post(&self, path: &str, cookie: &str, body: &str) -> Answer {
         let origin = format!("origin: http://{}", self.address);
         let cookie = format!("cookie: {cookie}");
         self.request(&format!("POST {path}"), &[&origin, &cookie], body)
     }
 
-    /// Logs in by the token. Returns the cookie.
+    /// Logs in with the token. Returns the cookie.
     pub fn log_in(&self) -> String {
         let answer = self.post("/login", "", &format!("token={TOKEN}&name=ann"));
         assert_eq!(answer.status, 303, "{answer:?}");
@@ -131,16 +129,14 @@ impl Page {
     }
 }
 
-/// Reads an answer to its end.
+/// Reads a whole response.
 pub fn read(mut stream: TcpStream) -> Answer {
     let mut bytes = Vec::new();
-    stream
-        .read_to_end(&mut bytes)
-        .expect("an answer, and its end");
+    stream.read_to_end(&mut bytes).expect("a complete response");
     let text = String::from_utf8(bytes).expect("UTF-8");
     let (head, body) = text
         .split_once("\r\n\r\n")
-        .unwrap_or_else(|| panic!("this is no answer: {text:?}"));
+        .unwrap_or_else(|| panic!("not a response: {text:?}"));
     let status = head
         .split(' ')
         .nth(1)
@@ -153,5 +149,5 @@ pub fn read(mut stream: TcpStream) -> Answer {
     }
 }
 
-/// What an answer has to come within, though others are slow.
+/// The limit for a response while other clients are slow.
 pub const SOON: Duration = Duration::from_secs(4);

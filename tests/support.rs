@@ -1,5 +1,5 @@
-//! What the tests share: a schema of PostgreSQL for each, receivers on real sockets, the binary,
-//! and waiting for conditions instead of time.
+//! Shared by all tests: a PostgreSQL schema for each test, receivers on real sockets, the binary, and waiting for
+//! conditions instead of sleeping.
 
 #![allow(
     dead_code,
@@ -26,7 +26,7 @@ use diesel_outbox::{
     RelayHandle, Response,
 };
 
-/// By then a condition holds, or the test fails. Machines differ; no test waits for as long as this.
+/// The limit for a condition. Far longer than any test needs, because machines differ.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` holds. Fails with `what`.
@@ -41,12 +41,12 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Ends a relay, which has to come to a clean end.
+/// Shuts a relay down. Fails unless the shutdown is clean.
 #[track_caller]
 pub fn end(relay: &RelayHandle) {
     relay
         .shutdown(Duration::from_secs(20))
-        .expect("a clean end");
+        .expect("a clean shutdown");
 }
 
 /// The database that `scripts/with-postgres` has started.
@@ -56,10 +56,10 @@ pub fn database_url() -> String {
     })
 }
 
-/// The doctor calls what PostgreSQL 13 and 14 have here a problem.
+/// On PostgreSQL 13 and 14, the doctor reports the default of `public` as a problem.
 pub const AS_POSTGRESQL_15: &str = "REVOKE CREATE ON SCHEMA public FROM PUBLIC";
 
-/// An outbox in a schema of its own, removed when dropped.
+/// An outbox in its own schema, removed when dropped.
 pub struct Database {
     pub url: String,
     schema: String,
@@ -75,7 +75,7 @@ impl Database {
         Self::in_schema(url, &format!("t_{}", uuid::Uuid::now_v7().simple()))
     }
 
-    /// In a schema of this name, which must not be there yet.
+    /// In a schema of this name, which must not exist yet.
     pub fn in_schema(url: &str, schema: &str) -> Self {
         static MIGRATED: Once = Once::new();
         let mut conn = PgConnection::establish(url).expect("PostgreSQL is there");
@@ -117,7 +117,7 @@ impl Database {
         &self.schema
     }
 
-    /// Most tests write nothing but messages.
+    /// Most tests write only messages, so a transaction is not required.
     pub fn outbox(&self) -> Outbox {
         let outbox = Outbox::new(&self.name()).expect("a name");
         outbox.allow_outside_transaction()
@@ -147,22 +147,22 @@ impl Database {
         command
     }
 
-    /// Drops a trigger of the ledger. `DROP TRIGGER` locks the parts of a table before the whole, and an INSERT
-    /// the whole before a part: that can be a deadlock.
+    /// Drops a trigger of the ledger. `DROP TRIGGER` locks the parts of a table before the table, an INSERT locks the
+    /// table before a part: together they may deadlock.
     pub fn drop_trigger_of_ledger(&self, trigger: &str) {
         self.execute(&format!(
             "DO $$ BEGIN LOCK TABLE {{o}}_ledger; DROP TRIGGER {trigger} ON {{o}}_ledger; END $$"
         ));
     }
 
-    /// Runs SQL in which `{o}` stands for the outbox's name: `SELECT … FROM {o}_ledger`.
+    /// Runs SQL in which `{o}` is the name of the outbox: `SELECT … FROM {o}_ledger`.
     pub fn execute(&self, sql: &str) -> usize {
         sql_query(sql.replace("{o}", &self.name()))
             .execute(&mut self.connect())
             .unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// The error of SQL that has to fail.
+    /// The error of SQL that must fail.
     pub fn refused(&self, sql: &str) -> String {
         sql_query(sql.replace("{o}", &self.name()))
             .execute(&mut self.connect())
@@ -170,7 +170,7 @@ impl Database {
             .to_string()
     }
 
-    /// One number, for example of `SELECT count(*) FROM {o}`.
+    /// One number, for example from `SELECT count(*) FROM {o}`.
     pub fn number(&self, select: &str) -> i64 {
         sql_query(format!(
             "SELECT ({})::bigint AS value",
@@ -181,7 +181,7 @@ impl Database {
         .value
     }
 
-    /// One text, or none.
+    /// One text, or `None` for NULL.
     pub fn text(&self, select: &str) -> Option<String> {
         sql_query(format!(
             "SELECT ({})::text AS value",
@@ -192,14 +192,14 @@ impl Database {
         .value
     }
 
-    /// How many messages are in this state, by the view.
+    /// The number of messages in this state, according to the view.
     pub fn count(&self, status: &str) -> i64 {
         self.number(&format!(
             "SELECT count(*) FROM {{o}}_messages WHERE status = '{status}'"
         ))
     }
 
-    /// Whether a relay sleeps, so that whoever enqueues notifies it.
+    /// Whether a relay sleeps, so that enqueuers notify it.
     pub fn is_relay_asleep(&self) -> bool {
         self.number(
             "SELECT count(*) FROM pg_locks
@@ -208,15 +208,15 @@ impl Database {
         ) > 0
     }
 
-    /// Starts a relay that never polls, and returns when it sleeps: only what tells it leads it to a message.
+    /// Starts a relay that never polls, and returns when the relay sleeps: it finds a message only when notified.
     pub fn sleeper(&self, relay: RelayBuilder) -> RelayHandle {
         let relay = relay.poll_interval(Duration::from_secs(600)).start();
-        let relay = relay.expect("it starts");
-        eventually("it sleeps", || self.is_relay_asleep());
+        let relay = relay.expect("the relay starts");
+        eventually("the relay sleeps", || self.is_relay_asleep());
         relay
     }
 
-    /// Enqueues one message in a transaction of its own; returns its sequence.
+    /// Enqueues one message in its own transaction. Returns its sequence.
     pub fn enqueue(&self, topic: &str, payload: serde_json::Value) -> i64 {
         self.enqueue_message(NewMessage::new(topic, &payload).expect("JSON"))
     }
@@ -230,7 +230,7 @@ impl Database {
             .0
     }
 
-    /// Enqueues `count` messages of the topic `order.paid`: `{"n":0}`, `{"n":1}`, …
+    /// Enqueues `count` messages with the topic `order.paid`: `{"n":0}`, `{"n":1}`, …
     pub fn enqueue_many(&self, count: usize) {
         let outbox = self.outbox();
         let mut conn = self.connect();
@@ -246,7 +246,7 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // A test that took the server down has nothing to clean.
+        // A test that stopped the server has nothing to clean up.
         if let Ok(mut conn) = PgConnection::establish(&self.url) {
             let _ = conn.batch_execute(&format!("DROP SCHEMA {} CASCADE", self.schema));
         }
@@ -265,14 +265,14 @@ struct TextRow {
     value: Option<String>,
 }
 
-/// Whoever comes to it waits until it is opened, or dropped.
+/// Holds every caller until the gate is opened or dropped.
 pub struct Gate {
     closed: Cell<Option<Sender<()>>>,
     came: Arc<AtomicUsize>,
 }
 
 impl Gate {
-    /// A closed gate, and what waits there.
+    /// A closed gate, and the function that waits at it.
     pub fn new() -> (Self, impl Fn() + Clone + Send + Sync + 'static) {
         let (closed, open) = bounded::<()>(0);
         let came = Arc::new(AtomicUsize::new(0));
@@ -282,13 +282,13 @@ impl Gate {
         };
         let pass = move || {
             came.fetch_add(1, Ordering::SeqCst);
-            // Nothing is ever sent: this ends when the sender is dropped.
+            // Nothing is ever sent: `recv` returns when the sender is dropped.
             let _ = open.recv();
         };
         (gate, pass)
     }
 
-    /// How many have come to it.
+    /// The number of callers that have reached the gate.
     pub fn came(&self) -> usize {
         self.came.load(Ordering::SeqCst)
     }
@@ -328,7 +328,6 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // It may be gone.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -344,7 +343,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// The value of the header of this name in lower case.
+    /// The value of the header with this lower-case name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers
             .iter()
@@ -352,7 +351,7 @@ impl Request {
             .map(|(_, value)| value.as_str())
     }
 
-    /// All headers, by their names in lower case.
+    /// All headers with lower-case names.
     pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
         let headers = self.headers.iter();
         headers.map(|(name, value)| (name.as_str(), value.as_str()))
@@ -369,7 +368,7 @@ impl Request {
     }
 }
 
-/// An HTTP receiver on a real socket. It writes what `answer` says, byte for byte.
+/// An HTTP receiver on a real socket. It writes exactly the bytes that `answer` writes.
 pub struct Receiver {
     pub address: SocketAddr,
     state: Arc<ReceiverState>,
@@ -384,13 +383,13 @@ struct ReceiverState {
     answer: Box<Answer>,
 }
 
-/// The bytes of an answer without a body.
+/// The bytes of a response without a body.
 pub fn status(code: u16) -> Vec<u8> {
     format!("HTTP/1.1 {code} Reason\r\ncontent-length: 0\r\n\r\n").into_bytes()
 }
 
 impl Receiver {
-    /// Answers each request with a status.
+    /// Responds to each request with a status.
     pub fn answering(status_of: impl Fn(&Request) -> u16 + Send + Sync + 'static) -> Self {
         Self::start(move |request, stream| stream.write_all(&status(status_of(request))))
     }
@@ -399,7 +398,7 @@ impl Receiver {
         Self::answering(|_| 200)
     }
 
-    /// Answers with 200 once the gate is open.
+    /// Responds with 200 once the gate is open.
     pub fn held() -> (Self, Gate) {
         let (gate, pass) = Gate::new();
         let receiver = Self::start(move |_, stream| {
@@ -409,7 +408,7 @@ impl Receiver {
         (receiver, gate)
     }
 
-    /// Answers by writing to the connection, which stays open unless `answer` fails.
+    /// Responds by writing to the connection, which stays open unless `answer` fails.
     pub fn start(
         answer: impl Fn(&Request, &mut TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
     ) -> Self {
@@ -429,7 +428,7 @@ impl Receiver {
                 }
                 let shared = Arc::clone(&shared);
                 std::thread::spawn(move || {
-                    // A connection's end, whoever ends it, is not the receiver's.
+                    // Either side may close a connection; that is no error of the receiver.
                     let _ = shared.serve(stream);
                 });
             }
@@ -456,12 +455,12 @@ impl Receiver {
         self.lock().len()
     }
 
-    /// The ids that arrived, each once.
+    /// The distinct ids that arrived.
     pub fn ids(&self) -> HashSet<String> {
         self.lock().iter().map(Request::id).collect()
     }
 
-    /// How often each id arrived.
+    /// The number of arrivals of each id.
     pub fn arrivals(&self) -> HashMap<String, usize> {
         let mut arrivals = HashMap::new();
         for request in self.lock().iter() {
@@ -470,7 +469,7 @@ impl Receiver {
         arrivals
     }
 
-    /// Waits until so many requests have arrived.
+    /// Waits until `count` requests have arrived.
     pub fn wait_for(&self, count: usize) -> Vec<Request> {
         let requests = self.lock();
         let (requests, timeout) = self
@@ -490,7 +489,7 @@ impl Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.state.stopping.store(true, Ordering::Release);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -538,7 +537,7 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> std::io::Result<Option<Req
     }))
 }
 
-/// The binary, with nothing of this process's environment that concerns it.
+/// The binary, without this process's environment variables that would affect it.
 pub fn binary(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_diesel-outbox"));
     for (variable, _) in std::env::vars() {
@@ -553,7 +552,7 @@ pub fn binary(arguments: &[&str]) -> Command {
     command
 }
 
-/// What a finished command wrote, as text.
+/// The output of a finished command.
 pub struct Finished {
     pub status: ExitStatus,
     pub stdout: String,
@@ -596,7 +595,7 @@ impl Finished {
     }
 }
 
-/// A binary that runs on, killed when dropped. What it logs is gathered.
+/// A running binary, killed when dropped. Its log is collected.
 pub struct Running {
     child: Child,
     log: Arc<Mutex<String>>,
@@ -637,7 +636,7 @@ impl Running {
         );
     }
 
-    /// Sends a signal by its name: `TERM`, `STOP`, `CONT`, `KILL`.
+    /// Sends a signal by name: `TERM`, `STOP`, `CONT`, `KILL`.
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill")
             .args([format!("-{name}"), self.child.id().to_string()])
@@ -646,8 +645,7 @@ impl Running {
         assert!(status.success(), "kill -{name} failed");
     }
 
-    /// Stops the process, and returns once each of its threads has stopped: the signal is only the beginning
-    /// of that.
+    /// Stops the process, and returns once all its threads have stopped, some time after the signal.
     pub fn stop(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.pid());
@@ -664,11 +662,11 @@ impl Running {
         self.child.id()
     }
 
-    /// The CPU time that it has used, in hundredths of a second.
+    /// The CPU time used, in hundredths of a second.
     pub fn cpu(&self) -> u64 {
         let stat = format!("/proc/{}/stat", self.pid());
         let stat = std::fs::read_to_string(stat).expect("the process is there");
-        // The name, in brackets, may hold spaces; the 14th and 15th fields are the times.
+        // The name, in brackets, may contain spaces; the 14th and 15th fields are the times.
         let (_, after) = stat.rsplit_once(')').expect("a name");
         let times = after.split_whitespace().skip(11).take(2);
         times.map(|time| time.parse::<u64>().expect("a time")).sum()
@@ -678,7 +676,7 @@ impl Running {
         self.child.try_wait().expect("our child").is_none()
     }
 
-    /// Waits for its end.
+    /// Waits until the process ends.
     pub fn wait(&mut self) -> ExitStatus {
         eventually("the process ends", || {
             self.child.try_wait().expect("our child").is_some()
@@ -697,7 +695,6 @@ impl Drop for Running {
         if std::thread::panicking() {
             eprintln!("process {} has logged:\n{}", self.pid(), self.log());
         }
-        // It may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-// A browser with nothing in it, and what must never happen in it whatever a scenario does: an error on
-// the console, something that the page's policy forbids, a dialog, a request to somebody else.
+// A browser with an empty profile. Whatever a scenario does, four things are failures: an error on the console, a
+// violation of the page's policy, a dialog, and a request to another host.
 
 import { createRequire } from "node:module";
 import fs from "node:fs";
@@ -20,7 +20,7 @@ const ARGUMENTS = [
 /** What the test that started this says: addresses, folders, names. */
 export const told = JSON.parse(process.env.BROWSER_TEST);
 
-// Installed below the build's folder, and not beside this file.
+// scripts/install-browser installs the package in the build folder, not next to this file.
 const { chromium } = createRequire(path.join(told.packages, "package.json"))("playwright-core");
 
 /** What no page may cause, and did. */

@@ -1,4 +1,4 @@
-//! An outbox with two destinations, a relay with a page, and the browser.
+//! The ground for the browser tests: an outbox with two destinations, a relay with its page, and the browser.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use crate::page::Page;
 use crate::support::{Database, Receiver, eventually, finish};
 
-/// Names under which the browser is known.
+/// The program names of the browser.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
 pub(crate) struct Ground {
     pub(crate) database: Database,
     pub(crate) billing: Receiver,
-    /// Refuses whatever has `bad` in it, until it is told to accept.
+    /// Refuses every payload that contains `bad`, until `accept` is called.
     pub(crate) warehouse: Receiver,
     accepts: Arc<AtomicBool>,
     settings: PathBuf,
@@ -64,12 +64,12 @@ impl Ground {
         }
     }
 
-    /// From now on the warehouse takes everything.
+    /// From now on the warehouse accepts everything.
     pub(crate) fn accept(&self) {
         self.accepts.store(true, Ordering::Release);
     }
 
-    /// A relay with a page.
+    /// Starts a relay with its page.
     pub(crate) fn page(&self, settings: &[(&str, &str)]) -> Page {
         let mut command = self.database.binary(&["run"]);
         command.env("OUTBOX_CONFIG", &self.settings);
@@ -77,7 +77,7 @@ impl Ground {
         Page::start(command)
     }
 
-    /// A message that the warehouse has refused. Returns its sequence.
+    /// Enqueues a message that the warehouse refuses, waits until it is dead-lettered, and returns its sequence.
     pub(crate) fn dead_letter(&self) -> i64 {
         let payload = json!({ "order": 7, "bad": true, "customer": "Ada", "lines": [1, 2] });
         let message = NewMessage::new("order.paid", &payload)
@@ -85,18 +85,20 @@ impl Ground {
             .ordering_key("order-7");
         let sequence = self.database.enqueue_message(message);
         self.drain();
-        eventually("it is dead", || self.database.count("dead") > 0);
+        eventually("the message is dead-lettered", || {
+            self.database.count("dead") > 0
+        });
         sequence
     }
 
-    /// Sends what is due.
+    /// Sends the due messages.
     fn drain(&self) {
         let mut command = self.database.binary(&["drain"]);
         command.env("OUTBOX_CONFIG", &self.settings);
         finish(command);
     }
 
-    /// Something of everything.
+    /// Fills the outbox: delivered messages, dead letters, a waiting key and a paused topic.
     pub(crate) fn fill(&self) {
         for number in 0..60 {
             let topic = ["order.paid", "order.shipped", "billing.due"][number % 3];
@@ -119,8 +121,8 @@ impl Ground {
         );
     }
 
-    /// What comes in within half a second of a small shop: more and less, in waves, and now and then
-    /// something that the warehouse refuses.
+    /// Enqueues what a small shop produces in half a second: more and less, in waves, and now and then a message that
+    /// the warehouse refuses.
     pub(crate) fn trickle(&self, round: usize) {
         let orders = 8.0 + 6.0 * (round as f64 / 40.0).sin();
         for number in 0..orders as usize {
@@ -132,11 +134,11 @@ impl Ground {
         }
     }
 
-    /// HTML wherever somebody else can write something. Returns what the key, the topic and such are.
+    /// Writes HTML into every field that other people can write. Returns the key, the topic and the other names.
     pub(crate) fn hostile_rows(&self) -> String {
         let html =
             |class: &str| format!("<img src=x onerror=\"window.hacked=true\" class={class}>");
-        // Words of a topic have no spaces.
+        // A topic has no spaces.
         let topic = html("topic").replace(' ', "/");
         let row = |table: &str, columns: &str, values: String| {
             self.database.execute(&format!(
@@ -197,7 +199,7 @@ impl Ground {
         topic
     }
 
-    /// Lets the browser do something. Fails with what it says.
+    /// Runs a scenario in the browser. Fails with the browser's output.
     pub(crate) fn scenario(&self, page: &Page, name: &str, told: Value) {
         let mut all = json!({
             "origin": format!("http://{}", page.address),
@@ -226,12 +228,11 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        // It may be gone.
         let _ = std::fs::remove_file(&self.settings);
     }
 }
 
-/// Where `scripts/install-browser` has put its packages.
+/// The folder where `scripts/install-browser` installs its packages.
 pub(crate) fn folder() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_diesel-outbox"));
     let folder = program
@@ -247,7 +248,7 @@ pub(crate) fn folder() -> PathBuf {
     folder
 }
 
-/// `BROWSER_PATH`, or what is found on the path.
+/// `BROWSER_PATH`, or the first browser on the search path.
 fn browser() -> PathBuf {
     if let Some(path) = std::env::var_os("BROWSER_PATH") {
         return path.into();

@@ -1,6 +1,6 @@
-// What can be measured of looks, in the page itself.
+// What a page's layout and colours show when measured in the page itself.
 
-/** Faults of the page as it is shown: too wide, too pale, too small to hit, without a name. */
+/** Faults of the page as shown: too wide, too little contrast, too small to click, or without a name. */
 export const audit = (isPhone) => {
   const faults = [];
   const name = (element) => `${element.tagName.toLowerCase()} "${element.textContent.trim().slice(0, 40)}"`;
@@ -30,7 +30,7 @@ export const audit = (isPhone) => {
     }
   }
 
-  // Contrast, WCAG 2: 4.5, or 3 where letters are large.
+  // WCAG 2 contrast: at least 4.5, or 3 for large letters.
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const pixel = (...colours) => {
     canvas.clearRect(0, 0, 1, 1);

@@ -1,8 +1,8 @@
-//! The admin page in a real browser, which Node.js drives: what an operator does there, with a relay at
-//! work behind it. `scripts/install-browser` installs what it needs.
+//! The admin page in a real browser, driven by Node.js: an operator's work, with a relay running behind the page.
+//! `scripts/install-browser` installs everything the tests need.
 //!
-//! In each scenario an error on the console, a breach of the page's policy, a dialog and a request to
-//! somebody else are failures.
+//! In every scenario, an error on the console, a violation of the page's policy, a dialog or a request to another
+//! host is a failure.
 
 #[path = "../page.rs"]
 mod page;
@@ -20,7 +20,8 @@ use crate::ground::Ground;
 use crate::page::TOKEN;
 use crate::support::{Database, database_url};
 
-/// R25: found by topic and reason, opened, requeued, delivered; and written down.
+/// R25: a dead letter is found by topic and reason, opened, requeued and delivered, and the audit log names the
+/// operator.
 #[test]
 fn a_dead_letter_is_requeued_and_delivered() {
     let ground = Ground::new();
@@ -88,7 +89,7 @@ fn it_works_without_script() {
     let ground = Ground::new();
     let letter = ground.dead_letter();
     let page = ground.page(&[]);
-    // It dies anew.
+    // The requeued message is dead-lettered again.
     ground.scenario(&page, "noscript", json!({ "letter": letter }));
     for event in [
         "admin_requeue",
@@ -131,7 +132,7 @@ fn it_is_readable_in_both_schemes_wide_and_narrow() {
     );
 }
 
-/// `make screenshots`: an outbox at work for a few minutes, so that there is something to see.
+/// `make screenshots`: an outbox that has been working for a few minutes, so that the images show something.
 #[test]
 #[ignore = "writes the README's images"]
 fn screenshots_for_the_readme() {

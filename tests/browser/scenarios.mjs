@@ -1,4 +1,4 @@
-// What somebody does on the admin page, each thing as a function of a browser.
+// What an operator does on the admin page: one function of a browser for each task.
 
 import assert from "node:assert/strict";
 import path from "node:path";
@@ -44,9 +44,9 @@ const scenarios = {
     assert.ok(!(await page.content()).includes("Ada"), "the payload is masked");
     await page.getByRole("button", { name: "Requeue" }).click();
     await says(page, "1 dead letter was requeued: due at once, attempts reset.");
-    // The page reads itself again until it is.
+    // The page refreshes until the message is delivered.
     await says(page, "Delivered");
-    assert.ok(!page.url().includes("done="), "the notice is not in the address any more");
+    assert.ok(!page.url().includes("done="), "the address has lost the notice");
   },
 
   pause: async (open) => {
@@ -90,7 +90,7 @@ const scenarios = {
     await page.getByRole("button", { name: "Log in" }).click();
     await says(page, "Logged in as Ann <b>");
     assert.ok(page.url().endsWith("/dead?topic=order.paid"), page.url());
-    assert.equal(await page.evaluate(() => document.cookie), "", "no script sees the cookie");
+    assert.equal(await page.evaluate(() => document.cookie), "", "scripts cannot read the cookie");
     await page.getByRole("button", { name: "Log out" }).click();
     await page.getByLabel("Token").waitFor();
     await visit(page, "/");
@@ -110,12 +110,12 @@ const scenarios = {
       }));
       assert.deepEqual(made, { elements: 0, was: false }, where);
     }
-    // In the topic, the error, the answer, the payload, the key and the relay's name.
+    // HTML in the topic, the error, the response, the payload, the key, the relay's name and so on.
     for (const mark of ["topic", "error", "response", "payload", "ordering", "relay", "pause", "description", "why"]) {
       const shown = new RegExp(`<img[ /]src=x[ /]onerror=\\\\?"window.hacked=true\\\\?"[ /]class=${mark}>`);
       assert.match(texts, shown);
     }
-    // Asked for an address that is a script of its own.
+    // The requested address is itself a script.
     expectStatus(404);
     assert.equal(await visit(page, "/%3Cscript%3Ewindow.hacked=true%3C/script%3E"), 404);
     expectStatus(400);
@@ -179,7 +179,7 @@ const scenarios = {
     assert.match(await page.innerText("main"), /topic order\.late is paused until resumed/);
     await page.getByRole("button", { name: "Resume order.late" }).click();
     assert.match(await page.innerText("[data-notice]"), /Resumed/);
-    // What was requeued dies anew; without script the page does not read itself again.
+    // The requeued messages are dead-lettered again; without script the page does not refresh.
     const discard = page.getByRole("button", { name: "Discard all matching…" });
     do await visit(page, "/dead");
     while ((await discard.count()) === 0);

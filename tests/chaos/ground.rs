@@ -1,5 +1,5 @@
-//! What the tests of this binary stand on: one at a time, many messages at once, a receiver that
-//! can be held, the server's life, and what must be true in the end.
+//! Shared by the tests of this binary: one test at a time, many messages at once, the control of the server, and the
+//! checks that must hold at the end.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use crate::support::{Database, Receiver, Running};
 
-/// Held by each test while it runs.
+/// A lock that each test holds while it runs.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // A test that failed has nothing that the next one could trip over.
+    // A failed test leaves nothing that affects the next test.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Enqueues messages with the keys `key-<from>` to `key-<to>`, by one statement.
+/// Enqueues messages with the keys `key-<from>` to `key-<to>` in one statement.
 pub(crate) fn enqueue(database: &Database, from: usize, to: usize) {
     let enqueued = database.execute(&format!(
         "INSERT INTO {{o}} (topic, payload, idempotency_key)
@@ -26,7 +26,7 @@ pub(crate) fn enqueue(database: &Database, from: usize, to: usize) {
     assert_eq!(enqueued, to + 1 - from);
 }
 
-/// `run` with these settings, and with retries that a test can wait for.
+/// `run` with these settings, and with retries soon enough for a test to wait for them.
 pub(crate) fn relay(
     database: &Database,
     receiver: &Receiver,
@@ -39,7 +39,7 @@ pub(crate) fn relay(
     command
 }
 
-/// The lease that this process has now, if it has one.
+/// The ids of the leases that this process holds now.
 pub(crate) fn leases_of(database: &Database, process: u32) -> String {
     let leases = database
         .text(&format!(
@@ -49,7 +49,7 @@ pub(crate) fn leases_of(database: &Database, process: u32) -> String {
     format!("'{{{leases}}}'::bigint[]")
 }
 
-/// How many lines of the log have this text.
+/// The number of log lines that contain this text.
 pub(crate) fn lines_with(relay: &Running, text: &str) -> usize {
     relay
         .log()
@@ -58,8 +58,7 @@ pub(crate) fn lines_with(relay: &Running, text: &str) -> usize {
         .count()
 }
 
-/// Fails unless the outbox is empty and the ledger has the keys `key-1` to `key-<count>`, each
-/// delivered, and nothing else.
+/// Fails unless the outbox is empty and the ledger has exactly the keys `key-1` to `key-<count>`, each delivered.
 #[track_caller]
 pub(crate) fn all_are_delivered(database: &Database, count: usize) {
     let count = i64::try_from(count).expect("a small number");
@@ -73,7 +72,7 @@ pub(crate) fn all_are_delivered(database: &Database, count: usize) {
     assert_eq!(database.number(&with_keys), count);
 }
 
-/// The attempts that the ledger counts, by message id.
+/// The attempts in the ledger, by message id.
 pub(crate) fn attempts(database: &Database) -> HashMap<String, usize> {
     let rows = database
         .text("SELECT string_agg(message_id || ' ' || attempts, E'\\n') FROM {o}_ledger")
@@ -86,7 +85,7 @@ pub(crate) fn attempts(database: &Database) -> HashMap<String, usize> {
         .collect()
 }
 
-/// Fails unless every message of the ledger has arrived, and nothing else has.
+/// Fails unless exactly the messages of the ledger have arrived.
 #[track_caller]
 pub(crate) fn all_have_arrived(database: &Database, receivers: &[&Receiver]) {
     let arrived: HashSet<String> = receivers
@@ -96,10 +95,14 @@ pub(crate) fn all_have_arrived(database: &Database, receivers: &[&Receiver]) {
     let settled: HashSet<String> = attempts(database).into_keys().collect();
     let lost: Vec<_> = settled.difference(&arrived).take(3).collect();
     assert!(lost.is_empty(), "never arrived: {lost:?} and maybe more");
-    assert_eq!(arrived.len(), settled.len(), "more arrived than is settled");
+    assert_eq!(
+        arrived.len(),
+        settled.len(),
+        "more messages arrived than were settled"
+    );
 }
 
-/// Requests beyond the first of each message.
+/// The number of requests beyond the first request of each message.
 pub(crate) fn duplicates(receivers: &[&Receiver]) -> usize {
     let mut ids = HashSet::new();
     let mut requests = 0;
@@ -110,7 +113,7 @@ pub(crate) fn duplicates(receivers: &[&Receiver]) -> usize {
     requests - ids.len()
 }
 
-/// The server that `scripts/with-postgres` has started. It runs again when this is dropped.
+/// The server that `scripts/with-postgres` has started. The server runs again when this value is dropped.
 pub(crate) struct Server {
     pg_ctl: PathBuf,
     data: PathBuf,
@@ -129,7 +132,7 @@ impl Server {
         }
     }
 
-    /// Runs `pg_ctl`. Its output goes nowhere: a started server would hold it open.
+    /// Runs `pg_ctl` without its output: a started server would keep the pipe open.
     fn pg_ctl(&self, arguments: &[&str]) -> bool {
         Command::new(&self.pg_ctl)
             .arg("-D")
@@ -160,14 +163,13 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if !self.pg_ctl(&["status"]) {
-            // Where this fails the next test says so.
+            // If the start fails, the next test reports the failure.
             self.pg_ctl(&["start"]);
         }
     }
 }
 
-/// For as long as this nothing may happen. The only waits for time are those where time itself
-/// is what is tested: a lease that runs out.
+/// Sleeps while nothing may happen. Tests sleep only where time itself is tested, such as a lease that expires.
 pub(crate) fn let_pass(time: Duration) {
     std::thread::sleep(time);
 }

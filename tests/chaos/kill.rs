@@ -1,4 +1,4 @@
-//! kill -9, again and again.
+//! Relays are killed with SIGKILL, again and again.
 
 use crate::ground::{
     all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, leases_of,
@@ -11,11 +11,11 @@ const KILLS: usize = 10;
 const BATCH: usize = 50;
 const CONCURRENCY: usize = 8;
 
-/// What a relay holds at most: the queue, its senders, two batches on their way to be settled,
-/// and a claim whose answer it has not seen yet.
+/// The most messages that a relay can hold: the queue, its senders, two batches about to be settled, and a claim
+/// whose response the relay has not seen.
 const MOST_HELD: usize = 2 * BATCH + CONCURRENCY + 2 * BATCH + BATCH;
 
-/// Connections that claim and settle.
+/// The connections that claim and settle.
 const WORKING: &str = "application_name IN ('diesel-outbox claimer', 'diesel-outbox settler')";
 
 /// G2, G3.
@@ -39,8 +39,7 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
         ))
     };
 
-    // Both relays that live on have their connections before the first one is killed: so all
-    // other connections are those of the one that is killed.
+    // The two surviving relays connect before the first kill. All other connections are then those of the victim.
     let mut beside = [start(), start()];
     let warm_up = MESSAGES / 20;
     enqueue(&database, 1, warm_up);
@@ -64,7 +63,7 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
         let moment = part * (kill + 1) + fastrand::usize(..part / 2);
         eventually("messages arrive", || receiver.count() >= moment);
         eventually("the victim is at work", || {
-            // The others may have been faster than its start.
+            // The other relays may have finished the work before the victim started.
             if database.number("SELECT count(*) FROM {o} WHERE locked_by IS NULL") == 0 {
                 enqueue(&database, total + 1, total + 1000);
                 total += 1000;
@@ -75,10 +74,10 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
         let leases = leases_of(&database, process);
         victim.kill();
 
-        // What the server had of its statements still runs to its end.
+        // Statements that the server has received from the victim still run to their end.
         let held = format!("SELECT count(*) FROM {{o}} WHERE locked_by = ANY({leases})");
         let mut most_held = 0;
-        eventually("the victim's statements are over", || {
+        eventually("the victim's statements have ended", || {
             let is_over = database.number(&of_the_victim) == 0;
             most_held = most_held.max(database.number(&held));
             is_over
@@ -91,7 +90,7 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
         held_at_kills += most_held;
         victim = start();
     }
-    eventually("all are settled", || {
+    eventually("all messages are settled", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
     for relay in beside.iter_mut().chain([&mut victim]) {
@@ -101,7 +100,7 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
                 lines_with(relay, "conflict")
             ),
             (0, 0),
-            "a relay that lives has lost nothing: {}",
+            "a surviving relay lost its lease or a message: {}",
             relay.log()
         );
         relay.signal("TERM");
@@ -133,6 +132,6 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_lease"),
         i64::try_from(KILLS).expect("a small number"),
-        "the killed relays' leases are left, and no other"
+        "exactly the killed relays' leases remain"
     );
 }

@@ -1,4 +1,4 @@
-//! A statement commits, and its answer does not come: the connection breaks in between.
+//! A statement commits, but the connection breaks before the client receives the server's answer.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -15,16 +15,16 @@ use crate::ground::{
 };
 use crate::support::{Database, Receiver, Running, eventually};
 
-/// In every claim, and in nothing else.
+/// Text that is in every claim and in no other statement.
 const CLAIM: &str = "SET \"locked_by\" = $1, \"locked_at\" = pg_catalog.clock_timestamp()";
-/// In the settle of deliveries.
+/// Text of the statement that settles deliveries.
 const DELIVERED: &str = "g.tenant_id, 'delivered'";
-/// In the settle of failed attempts.
+/// Text of the statement that settles failed attempts.
 const RETRY: &str = "attempts = o.attempts + (";
-/// In the settle of what was not sent.
+/// Text of the statement that releases unsent messages.
 const RELEASE: &str = "SET \"locked_by\" = $1, \"locked_at\" = $2";
 
-/// Stands between a relay and PostgreSQL, and loses the answer to one statement, or all connections.
+/// A proxy between a relay and PostgreSQL that loses the answer to one statement, or resets all connections.
 pub(crate) struct Proxy {
     address: SocketAddr,
     state: Arc<ProxyState>,
@@ -32,12 +32,12 @@ pub(crate) struct Proxy {
 
 #[derive(Default)]
 struct ProxyState {
-    /// The next statement with this text that does something loses its answer.
+    /// The proxy loses the answer to the next statement that contains this text and changes something.
     victim: Mutex<Option<&'static str>>,
     lost: AtomicUsize,
-    /// For how long nothing is heard before the connection breaks.
+    /// The silence before the connection breaks.
     silence: Mutex<Duration>,
-    /// Connections end at once while it is set.
+    /// While set, the proxy closes every connection at once.
     is_cut_off: AtomicBool,
     links: Mutex<Vec<Weak<Link>>>,
 }
@@ -51,7 +51,7 @@ impl Proxy {
         let address = listener.local_addr().expect("an address");
         let state = Arc::new(ProxyState::default());
         let shared = Arc::clone(&state);
-        // Ends with the process, as do its connections.
+        // The thread and its connections end with the process.
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let Ok(server) = TcpStream::connect((host.as_str(), port)) else {
@@ -69,7 +69,7 @@ impl Proxy {
         *self.state.victim() = Some(statement);
     }
 
-    /// All connections are reset, and no new one is made.
+    /// Resets all connections and refuses new ones.
     pub(crate) fn cut_off(&self) {
         self.state.is_cut_off.store(true, Ordering::Release);
         let links = self.state.links.lock().expect("no panic");
@@ -86,7 +86,7 @@ impl Proxy {
         self.state.lost.load(Ordering::Acquire)
     }
 
-    /// The same command, by way of this.
+    /// Leads the command through this proxy.
     pub(crate) fn between(&self, database: &Database, mut command: Command) -> Command {
         let mut url = Url::parse(&database.url).expect("DATABASE_URL is a URL");
         url.set_ip_host(self.address.ip())
@@ -110,7 +110,7 @@ struct Link {
     proxy: Arc<ProxyState>,
     client: TcpStream,
     server: TcpStream,
-    /// An answer is looked at before it reaches the client.
+    /// While set, the proxy inspects answers before it forwards them.
     is_held: AtomicBool,
 }
 
@@ -137,13 +137,13 @@ impl Link {
     }
 
     fn end(&self) {
-        // One side may be gone already.
+        // Either side may already be closed.
         let _ = self.client.shutdown(Shutdown::Both);
         let _ = self.server.shutdown(Shutdown::Both);
     }
 
-    /// Diesel sends a statement that it does not keep, its parameters, and the word to execute
-    /// it all at once; of one that it keeps the text once, and then its name.
+    /// Diesel sends an uncached statement, its parameters and the request to execute it together. It sends the text
+    /// of a cached statement once, and only its name from then on.
     fn statements(&self) -> std::io::Result<()> {
         let mut buffer = vec![0; 1 << 20];
         let mut kept: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
@@ -159,7 +159,7 @@ impl Link {
                     kept.insert(name(message, 0).to_vec(), message.to_vec());
                     None
                 }
-                // After the name of a portal.
+                // The statement's name follows the name of a portal.
                 b'B' => kept.get(name(message, 1)).map(Vec::as_slice),
                 _ => None,
             };
@@ -173,9 +173,9 @@ impl Link {
         }
     }
 
-    /// Loses the answer to a statement that has committed: its own, or its transaction's.
+    /// Loses the answer to a statement that has committed, alone or with its transaction.
     fn answers(&self) -> std::io::Result<()> {
-        /// `ReadyForQuery`, and what follows it: whether a transaction is open.
+        /// `ReadyForQuery`, without its last byte, which tells whether a transaction is open.
         const READY: &[u8] = b"Z\0\0\0\x05";
         let mut buffer = vec![0; 1 << 20];
         let mut kept = Vec::new();
@@ -205,7 +205,7 @@ impl Link {
                 return Ok(());
             }
             if is_committed || !has_worked {
-                // Before the client, which then sends the next statement, has it.
+                // Reset before the client receives the answer and sends the next statement.
                 self.is_held.store(false, Ordering::Release);
                 has_worked = false;
             }
@@ -215,7 +215,7 @@ impl Link {
     }
 }
 
-/// The n-th of the names at the begin of a message.
+/// The n-th name at the start of a message.
 fn name(message: &[u8], n: usize) -> &[u8] {
     let names = message.get(5..).unwrap_or_default();
     names.split(|byte| *byte == 0).nth(n).unwrap_or_default()
@@ -248,8 +248,10 @@ fn a_claim_whose_answer_was_lost_strands_no_message() {
     proxy.lose_the_answer_to(CLAIM);
     enqueue(&database, 1, 20);
     eventually("an answer is lost", || proxy.lost() == 1);
-    eventually("all are settled", || database.count("delivered") == 20);
-    // Until then it leaves its lease behind.
+    eventually("all messages are settled", || {
+        database.count("delivered") == 20
+    });
+    // A shutdown before the claim is undone would leave the lease behind.
     relay.wait_for_log("event=claim_undone");
     relay.signal("TERM");
     assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
@@ -268,10 +270,10 @@ fn a_claim_whose_answer_was_lost_before_a_shutdown_strands_no_message() {
     let quick = Receiver::ok();
     let proxy = Proxy::new(&database);
     let settings = [("OUTBOX_LEASE", "60s")];
-    // Its janitor has looked for vanished leases already, and will not soon again. It sleeps
-    // until the first relay is gone.
+    // The other relay's janitor has already checked for abandoned leases and will not check again soon. The relay is
+    // stopped until the first relay has ended.
     let mut other = Running::start(relay(&database, &quick, &settings));
-    eventually("the other relay has looked for work", || {
+    eventually("the other relay has polled", || {
         database.number(
             "SELECT count(*) FROM pg_stat_activity
               WHERE application_name IN ('diesel-outbox janitor', 'diesel-outbox claimer')
@@ -325,7 +327,9 @@ fn a_delivery_whose_settle_was_not_answered_is_settled_once_and_not_sent_again()
     proxy.lose_the_answer_to(DELIVERED);
     enqueue(&database, 1, 50);
     eventually("an answer is lost", || proxy.lost() == 1);
-    eventually("all are settled", || database.count("delivered") == 50);
+    eventually("all messages are settled", || {
+        database.count("delivered") == 50
+    });
     relay.signal("TERM");
     assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
     assert_eq!(lines_with(&relay, "event=conflict"), 0, "{}", relay.log());
@@ -339,8 +343,8 @@ fn a_delivery_whose_settle_was_not_answered_is_settled_once_and_not_sent_again()
 fn a_failed_attempt_whose_settle_was_not_answered_is_counted_once() {
     let _alone = alone();
     let database = Database::new();
-    // The first attempt fails; the second takes so long that a repeated settle of the first one
-    // would come in the middle of it.
+    // The first attempt fails. The second takes so long that a repeated settle of the first would arrive in the
+    // middle of it.
     let receiver = Receiver::start(|request, stream| {
         if request.header("outbox-attempt") == Some("1") {
             return stream.write_all(&crate::support::status(500));
@@ -360,7 +364,9 @@ fn a_failed_attempt_whose_settle_was_not_answered_is_counted_once() {
     proxy.lose_the_answer_to(RETRY);
     enqueue(&database, 1, 4);
     eventually("an answer is lost", || proxy.lost() == 1);
-    eventually("all are settled", || database.count("delivered") == 4);
+    eventually("all messages are settled", || {
+        database.count("delivered") == 4
+    });
     relay.signal("TERM");
     assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
     all_are_delivered(&database, 4);
@@ -390,7 +396,9 @@ fn a_release_that_was_not_answered_ends_the_relay_cleanly() {
         ),
     ));
     held.wait_for(4);
-    eventually("all are claimed", || database.count("sending") == 50);
+    eventually("all messages are claimed", || {
+        database.count("sending") == 50
+    });
     proxy.lose_the_answer_to(RELEASE);
     relay.signal("TERM");
     relay.wait_for_log("event=signal");
@@ -409,7 +417,7 @@ fn a_release_that_was_not_answered_does_not_free_what_was_claimed_again() {
     let _alone = alone();
     let database = Database::new();
     let is_first = AtomicBool::new(true);
-    // It asks to wait for a second. The sends after that take longer than the silence.
+    // The receiver asks the relay to back off for a second. The later sends take longer than the proxy's silence.
     let receiver = Receiver::start(move |_, stream| {
         if is_first.swap(false, Ordering::SeqCst) {
             return stream
@@ -431,7 +439,9 @@ fn a_release_that_was_not_answered_does_not_free_what_was_claimed_again() {
     let mut relay =
         Running::start(proxy.between(&database, relay(&database, &receiver, &settings)));
     eventually("an answer is lost", || proxy.lost() == 1);
-    eventually("all are settled", || database.count("delivered") == 4);
+    eventually("all messages are settled", || {
+        database.count("delivered") == 4
+    });
     relay.signal("TERM");
     assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
     let mut arrivals: Vec<usize> = receiver.arrivals().into_values().collect();
@@ -439,6 +449,6 @@ fn a_release_that_was_not_answered_does_not_free_what_was_claimed_again() {
     assert_eq!(
         arrivals,
         [1, 1, 1, 2],
-        "one was asked to wait, each other one was sent once"
+        "one message was asked to wait, each other message was sent once"
     );
 }

@@ -1,4 +1,4 @@
-//! What kills relays and databases, one after the other: each test has the machine to itself.
+//! Failures of relays and databases. The tests run one at a time, so each has the machine to itself.
 
 #[path = "../page.rs"]
 mod page;

@@ -7,7 +7,7 @@ use crate::support::{Database, File, Receiver, Running, eventually};
 
 const MIB: usize = 1024 * 1024;
 
-/// The largest memory that a process has used until now, or `None` once it has ended.
+/// The peak memory of a process, or `None` after the process has ended.
 fn peak_bytes(process: u32) -> Option<usize> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
@@ -15,7 +15,7 @@ fn peak_bytes(process: u32) -> Option<usize> {
     Some(kib * 1024)
 }
 
-/// Drains, and returns the most memory that it used.
+/// Runs a drain and returns its peak memory.
 fn peak_of_drain(database: &Database, settings: &[(&str, &str)]) -> usize {
     let mut command = database.binary(&["drain", "--quiet"]);
     command
@@ -29,7 +29,10 @@ fn peak_of_drain(database: &Database, settings: &[(&str, &str)]) -> usize {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(drain.wait().code(), Some(0), "{}", drain.log());
-    assert!(peak > MIB, "it was looked at while it ran: {peak}");
+    assert!(
+        peak > MIB,
+        "the peak was never read while the drain ran: {peak}"
+    );
     eprintln!("peak: {} MiB", peak / MIB);
     peak
 }
@@ -145,12 +148,12 @@ fn what_follows_in_thousands_of_keys_waits_in_the_database_for_a_destination_tha
     eventually("the fast destination has all of its messages", || {
         database.count("delivered") == KEYS
     });
-    let peak = peak_bytes(relay.pid()).expect("it runs");
+    let peak = peak_bytes(relay.pid()).expect("the relay runs");
     eprintln!("peak: {} MiB", peak / MIB);
     let claimed = database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL");
     assert!(peak < 160 * MIB, "{} MiB, {claimed} claimed", peak / MIB);
     gate.open();
-    eventually("all are delivered", || {
+    eventually("all messages are delivered", || {
         database.count("delivered") == 2 * KEYS
     });
     relay.stop();

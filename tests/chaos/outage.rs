@@ -15,8 +15,8 @@ use crate::ground::{
 };
 use crate::support::{Database, Receiver, Running, eventually, status};
 
-/// Threads that place orders, each with its message in one transaction, whatever happens to the
-/// database. Each order is tried until its transaction is known to have committed.
+/// Threads that place orders, each with its message in one transaction, during outages too. Each thread retries an
+/// order until it knows that the transaction has committed.
 struct Producers {
     stopping: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<usize>>,
@@ -53,7 +53,7 @@ impl Producers {
         Self { stopping, threads }
     }
 
-    /// Stops them; returns how many orders were placed.
+    /// Stops the threads and returns the number of orders placed.
     fn stop(self) -> usize {
         self.stopping.store(true, Ordering::Release);
         self.threads
@@ -63,7 +63,7 @@ impl Producers {
     }
 }
 
-/// Places an order. A try whose commit was lost on the way is told by the order that is there.
+/// Places an order. If the connection broke during the commit, the existing order shows that the commit succeeded.
 fn place(
     conn: &mut Option<PgConnection>,
     url: &str,
@@ -91,7 +91,7 @@ fn place(
     Ok(())
 }
 
-/// Fails unless each order has its message, delivered, and there is no other message.
+/// Fails unless every order has its message in the ledger as delivered, and the ledger has no other message.
 #[track_caller]
 fn ledger_equals_orders(database: &Database, placed: usize) {
     let placed = i64::try_from(placed).expect("a small number");
@@ -111,8 +111,8 @@ fn ledger_equals_orders(database: &Database, placed: usize) {
     assert_eq!(database.number("SELECT count(*) FROM {o}_dead"), 0);
 }
 
-/// Runs a relay and producers through outages. The lease is long: no outage ends it, so there is
-/// no reason for a duplicate or a second attempt.
+/// Runs a relay and producers through outages. The lease is longer than every outage, so there is no reason for a
+/// duplicate or a second attempt.
 fn survives(outages: usize, mut outage: impl FnMut(&Database, &Server, usize)) {
     let _alone = alone();
     let database = Database::new();
@@ -129,7 +129,7 @@ fn survives(outages: usize, mut outage: impl FnMut(&Database, &Server, usize)) {
     ));
     let producers = Producers::start(&database, 4);
     for number in 0..outages {
-        // Both before and after: so the relay has found back by itself each time.
+        // Messages flow before and after each outage, so the relay has recovered on its own each time.
         let before = receiver.count();
         eventually("messages flow", || receiver.count() >= before + 200);
         outage(&database, &server, number);
@@ -137,7 +137,7 @@ fn survives(outages: usize, mut outage: impl FnMut(&Database, &Server, usize)) {
     let before = receiver.count();
     eventually("messages flow again", || receiver.count() >= before + 200);
     let placed = producers.stop();
-    eventually("all are settled", || {
+    eventually("all messages are settled", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
     eventually("the relay knows that the database is back", || {
@@ -153,7 +153,7 @@ fn survives(outages: usize, mut outage: impl FnMut(&Database, &Server, usize)) {
         .count();
     assert!(
         complaints <= 2 * outages,
-        "{complaints} lines that complain: {log}"
+        "{complaints} warnings and errors: {log}"
     );
     assert_eq!(lines_with(&relay, "lease_lost"), 0, "{log}");
     relay.signal("TERM");
@@ -163,7 +163,7 @@ fn survives(outages: usize, mut outage: impl FnMut(&Database, &Server, usize)) {
     all_have_arrived(&database, &[&receiver]);
     assert_eq!(duplicates(&[&receiver]), 0);
     assert!(attempts(&database).values().all(|made| *made == 1));
-    // Where a claim may have been at work in the server still, the relay has ended its own lease and taken another.
+    // If the server may still have been running a claim, the relay ended its own lease and took another.
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_lease WHERE NOT ended"),
         0
@@ -211,7 +211,7 @@ fn connections_that_are_terminated_without_pause_make_no_flood_of_lines() {
         .expect("terminated");
         std::thread::sleep(Duration::from_millis(fastrand::u64(..20)));
     }
-    eventually("all are settled", || {
+    eventually("all messages are settled", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
     let log = relay.log();
@@ -219,7 +219,7 @@ fn connections_that_are_terminated_without_pause_make_no_flood_of_lines() {
         .lines()
         .filter(|line| line.contains(" WARN ") || line.contains(" ERROR "))
         .count();
-    assert!(complaints <= 10, "{complaints} lines that complain: {log}");
+    assert!(complaints <= 10, "{complaints} warnings and errors: {log}");
     relay.signal("TERM");
     assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
     all_are_delivered(&database, 4000);
@@ -235,7 +235,7 @@ fn nothing_is_sent_after_the_lease_while_the_database_is_gone_and_all_is_sent_la
     let _alone = alone();
     let database = Database::new();
     let server = Server::new();
-    // At first so slow that the queue outlasts the lease.
+    // At first sends are so slow that the queue outlasts the lease.
     let is_slow = Arc::new(AtomicBool::new(true));
     let slow = Arc::clone(&is_slow);
     let receiver = Receiver::start(move |_, stream| {
@@ -262,14 +262,17 @@ fn nothing_is_sent_after_the_lease_while_the_database_is_gone_and_all_is_sent_la
     let gone = Instant::now();
     let_pass(2 * LEASE);
     let back = Instant::now();
-    assert!(receiver.count() < 40, "the queue lasted longer");
+    assert!(
+        receiver.count() < 40,
+        "the queue emptied before the lease expired"
+    );
     is_slow.store(false, Ordering::Release);
     server.start();
 
-    eventually("all are settled", || {
+    eventually("all messages are settled", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
-    // The last renewal was good until then, and sends that begin have to end before it is over.
+    // The last renewal may have succeeded just before the outage. Sends that begin must end before the lease expires.
     let last = gone + LEASE - SEND_TIMEOUT + Duration::from_millis(100);
     let late = receiver
         .requests()

@@ -9,7 +9,7 @@ use crate::ground::{
 };
 use crate::support::{Database, Receiver, Running, eventually, status};
 
-/// A receiver that takes its time.
+/// A receiver that delays its responses.
 fn slow(answer_after: Duration) -> Receiver {
     Receiver::start(move |_, stream| {
         std::thread::sleep(answer_after);
@@ -17,7 +17,7 @@ fn slow(answer_after: Duration) -> Receiver {
     })
 }
 
-/// Ends a relay with slow sends under way by a signal, and lets another one do the rest.
+/// Sends a signal to a relay with slow sends in flight, and lets another relay deliver the rest.
 fn ends_cleanly_by(signal: &str, messages: usize, answer_after: Duration) {
     let _alone = alone();
     let database = Database::new();
@@ -61,13 +61,13 @@ fn ends_cleanly_by(signal: &str, messages: usize, answer_after: Duration) {
     assert_eq!(
         duplicates(&[&receiver]),
         0,
-        "what was under way was sent once"
+        "messages in flight were sent once"
     );
 
-    // Nobody has to wait for a lease: it would take ten minutes.
+    // The second relay does not wait for a lease to expire: that would take ten minutes.
     let quick = Receiver::ok();
     let mut second = Running::start(relay(&database, &quick, &settings));
-    eventually("a second relay does the rest", || {
+    eventually("a second relay delivers the rest", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
     second.signal(signal);
@@ -108,7 +108,9 @@ fn sends_that_outlast_the_shutdown_are_said_and_are_not_lost() {
         ],
     ));
     hanging.wait_for(16);
-    eventually("all are claimed", || database.count("sending") == 60);
+    eventually("all messages are claimed", || {
+        database.count("sending") == 60
+    });
     first.signal("TERM");
     let signalled = Instant::now();
     assert_eq!(first.wait().code(), Some(1), "{}", first.log());
@@ -121,7 +123,7 @@ fn sends_that_outlast_the_shutdown_are_said_and_are_not_lost() {
         first.log().contains("16 messages were not settled")
     });
 
-    // What was not sent is free at once; what may have arrived waits for the end of the lease.
+    // Unsent messages are free at once. Messages that may have arrived wait until the lease expires.
     assert_eq!(database.count("pending"), 44);
     assert_eq!(database.count("sending"), 16);
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 1);
@@ -129,7 +131,7 @@ fn sends_that_outlast_the_shutdown_are_said_and_are_not_lost() {
     database.execute("UPDATE {o}_lease SET expires_at = clock_timestamp()");
     let quick = Receiver::ok();
     let mut second = Running::start(relay(&database, &quick, &[]));
-    eventually("a second relay takes them over", || {
+    eventually("a second relay takes over the messages", || {
         database.count("delivered") == 60
     });
     second.signal("TERM");
@@ -164,11 +166,13 @@ fn a_second_signal_ends_the_relay_at_once() {
         ],
     ));
     hanging.wait_for(4);
-    eventually("all are claimed", || database.count("sending") == 60);
+    eventually("all messages are claimed", || {
+        database.count("sending") == 60
+    });
     relay.signal("TERM");
     relay.wait_for_log("event=signal");
-    // It is in the middle of its shutdown: the unsent are free, the sends go on.
-    eventually("what is unsent is given back", || {
+    // The relay is in the middle of its shutdown: unsent messages are released, sends continue.
+    eventually("unsent messages are released", || {
         database.count("pending") == 56
     });
     assert!(relay.is_running());
@@ -203,7 +207,9 @@ fn sigterm_without_a_database_ends_within_the_timeout_and_says_what_is_left() {
         ],
     ));
     held.wait_for(4);
-    eventually("all are claimed", || database.count("sending") == 50);
+    eventually("all messages are claimed", || {
+        database.count("sending") == 50
+    });
     server.stop("fast");
     gate.open();
     first.signal("TERM");
@@ -220,7 +226,7 @@ fn sigterm_without_a_database_ends_within_the_timeout_and_says_what_is_left() {
     database.execute("UPDATE {o}_lease SET expires_at = clock_timestamp()");
     let quick = Receiver::ok();
     let _second = Running::start(relay(&database, &quick, &[]));
-    eventually("a second relay takes all over", || {
+    eventually("a second relay takes over all messages", || {
         database.count("delivered") == 50
     });
     all_are_delivered(&database, 50);
@@ -239,7 +245,9 @@ fn sigterm_of_an_idle_relay_without_a_database_is_quick() {
         &receiver,
         &[("OUTBOX_SHUTDOWN_TIMEOUT", "20s")],
     ));
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     server.stop("immediate");
     relay.wait_for_log("event=db_error");
     relay.signal("TERM");
@@ -250,7 +258,7 @@ fn sigterm_of_an_idle_relay_without_a_database_is_quick() {
         "{:?}",
         signalled.elapsed()
     );
-    eventually("it says that the lease is left", || {
+    eventually("the log says that the lease is left", || {
         relay.log().contains("event=lease_left")
     });
 }
@@ -260,7 +268,7 @@ fn a_claim_that_outlasts_the_shutdown_does_not_outlast_its_lease() {
     let _alone = alone();
     let database = Database::new();
     let receiver = Receiver::ok();
-    // A claim that has begun waits in the server until the test lets it go on.
+    // A claim that has begun waits in the server until the test releases the lock.
     database
         .connect()
         .batch_execute(&format!(
@@ -277,10 +285,10 @@ fn a_claim_that_outlasts_the_shutdown_does_not_outlast_its_lease() {
         ("OUTBOX_SEND_TIMEOUT", "1s"),
         ("OUTBOX_SHUTDOWN_TIMEOUT", "1s"),
     ];
-    // Its janitor has looked for vanished leases already, and will not soon again. It sleeps
-    // until the first relay is gone.
+    // The other relay's janitor has already checked for abandoned leases and will not check again soon. The relay is
+    // stopped until the first relay has ended.
     let other = Running::start(relay(&database, &receiver, &[("OUTBOX_LEASE", "60s")]));
-    eventually("the other relay has looked for work", || {
+    eventually("the other relay has polled", || {
         database.number(
             "SELECT count(*) FROM pg_stat_activity
               WHERE application_name IN ('diesel-outbox janitor', 'diesel-outbox claimer')
@@ -303,7 +311,7 @@ fn a_claim_that_outlasts_the_shutdown_does_not_outlast_its_lease() {
         .batch_execute("SELECT pg_advisory_unlock(77)")
         .expect("unlocked");
     other.signal("CONT");
-    eventually("it is taken over when the lease is over", || {
+    eventually("the message is taken over after the lease expires", || {
         database.count("delivered") == 1
     });
     all_are_delivered(&database, 1);

@@ -1,4 +1,4 @@
-//! SIGSTOP: relays that sleep through the end of their lease and then go on.
+//! SIGSTOP: relays that are stopped past the end of their lease and then continue.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("OUTBOX_SEND_TIMEOUT", "1s"),
 ];
 
-/// Whatever a settle writes, as one text.
+/// Everything that a settle writes, as one text.
 fn ledger(database: &Database) -> String {
     database
         .text("SELECT string_agg(l::text, E'\\n' ORDER BY sequence) FROM {o}_ledger l")
@@ -35,12 +35,16 @@ fn a_relay_that_wakes_after_its_lease_changes_nothing_that_another_has_settled()
     let mut sleeper = Running::start(relay(&database, &first, SETTINGS));
     first.wait_for(4);
     sleeper.stop();
-    assert_eq!(database.count("sending"), 30, "the first claim takes all");
-    // The answers come while it sleeps: it will have four deliveries to settle.
+    assert_eq!(
+        database.count("sending"),
+        30,
+        "the first claim takes all messages"
+    );
+    // The responses arrive while the relay is stopped: it will have four deliveries to settle.
     gate.open();
 
     let mut other = Running::start(relay(&database, &second, SETTINGS));
-    eventually("the other has settled all", || {
+    eventually("the other relay has settled all messages", || {
         database.count("delivered") == 30
     });
     assert_eq!(first.count(), 4, "the sleeper was stopped in time");
@@ -50,7 +54,7 @@ fn a_relay_that_wakes_after_its_lease_changes_nothing_that_another_has_settled()
 
     sleeper.signal("CONT");
     sleeper.wait_for_log("event=lease_lost");
-    eventually("each of its settles is refused", || {
+    eventually("every settle of the stopped relay is refused", || {
         lines_with(&sleeper, "event=conflict") == 30
     });
     sleeper.wait_for_log("event=lease_registered");
@@ -64,7 +68,7 @@ fn a_relay_that_wakes_after_its_lease_changes_nothing_that_another_has_settled()
     assert_eq!(second.count(), 30);
 
     enqueue(&database, 31, 50);
-    eventually("it works on under a new lease", || {
+    eventually("the relay works again under a new lease", || {
         database.count("delivered") == 50
     });
     assert_eq!(first.count(), 4 + 20);
@@ -74,8 +78,8 @@ fn a_relay_that_wakes_after_its_lease_changes_nothing_that_another_has_settled()
     all_have_arrived(&database, &[&first, &second]);
 }
 
-/// A relay that is stopped while it sends the first of `messages`, and wakes when another one
-/// sends all of them. `expire` ends the lease of the sleeper.
+/// A relay is stopped while it sends the first of `messages`, and continues when another relay is sending all of
+/// them. `expire` ends the lease of the stopped relay.
 fn leaves_to_the_other(messages: usize, settings: &[(&str, &str)], expire: impl Fn(&Database)) {
     let _alone = alone();
     let database = Database::new();
@@ -91,7 +95,7 @@ fn leaves_to_the_other(messages: usize, settings: &[(&str, &str)], expire: impl 
     assert_eq!(
         database.count("sending"),
         count,
-        "the first claim takes all"
+        "the first claim takes all messages"
     );
     first_gate.open();
     expire(&database);
@@ -103,7 +107,7 @@ fn leaves_to_the_other(messages: usize, settings: &[(&str, &str)], expire: impl 
     second.wait_for(messages);
 
     sleeper.signal("CONT");
-    eventually("each of its settles is refused", || {
+    eventually("every settle of the stopped relay is refused", || {
         lines_with(&sleeper, "event=conflict") == messages
     });
     let leases = leases_of(&database, other.pid());
@@ -112,7 +116,7 @@ fn leaves_to_the_other(messages: usize, settings: &[(&str, &str)], expire: impl 
     assert_eq!(database.count("delivered"), 0);
 
     second_gate.open();
-    eventually("the other settles all", || {
+    eventually("the other relay settles all messages", || {
         database.count("delivered") == count
     });
     all_are_delivered(&database, messages);
@@ -126,13 +130,13 @@ fn leaves_to_the_other(messages: usize, settings: &[(&str, &str)], expire: impl 
 
 #[test]
 fn failed_and_unsent_messages_of_a_lease_that_is_over_stay_with_the_relay_that_has_them() {
-    // The send under way was answered while it slept, and the others are not sent.
+    // The response to the send in flight arrived while the relay was stopped; the other messages are unsent.
     leaves_to_the_other(4, SETTINGS, |_| let_pass(LEASE));
 }
 
 #[test]
 fn a_delivery_of_a_lease_that_is_over_stays_with_the_relay_that_has_it() {
-    // The send under way is still in time when the relay wakes, and was answered.
+    // When the relay continues, the send in flight is still within its timeout and has its response.
     let settings = [("OUTBOX_LEASE", "60s"), ("OUTBOX_SEND_TIMEOUT", "20s")];
     leaves_to_the_other(1, &settings, |database| {
         database.execute("UPDATE {o}_lease SET expires_at = clock_timestamp()");
@@ -158,7 +162,11 @@ fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
     let mut sleeper = Running::start(relay(&database, &receiver, SETTINGS));
     receiver.wait_for(4);
     sleeper.stop();
-    assert_eq!(database.count("sending"), 30, "the first claim takes all");
+    assert_eq!(
+        database.count("sending"),
+        30,
+        "the first claim takes all messages"
+    );
     let old = database.number("SELECT id FROM {o}_lease");
     drop(gate);
     let_pass(LEASE + Duration::from_millis(200));
@@ -169,7 +177,9 @@ fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
     assert_eq!(receiver.count(), 4, "the sleeper was stopped in time");
 
     sleeper.signal("CONT");
-    eventually("all are settled", || database.count("delivered") == 30);
+    eventually("all messages are settled", || {
+        database.count("delivered") == 30
+    });
     sleeper.wait_for_log("event=lease_lost");
     let new_lease_micros = database.number(&format!(
         "SELECT min(extract(epoch FROM started_at) * 1000000) FROM {{o}}_lease WHERE id <> {old}"
@@ -189,14 +199,14 @@ fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
     }
     all_are_delivered(&database, 30);
     all_have_arrived(&database, &[&receiver]);
-    // The four whose answers came during the sleep may be sent again, and no other.
+    // Only the four messages whose responses came while the relay was stopped may be sent again.
     assert!(duplicates(&[&receiver]) <= 4);
     assert!(database.number("SELECT max(attempts) FROM {o}_ledger") <= 2);
     sleeper.signal("TERM");
     assert_eq!(sleeper.wait().code(), Some(0), "{}", sleeper.log());
 }
 
-/// R15, G6: the answers came while the process stood still, and count.
+/// R15, G6: responses that arrived while the process was stopped count.
 #[test]
 fn answers_that_came_while_a_relay_was_stopped_count_however_long_it_was() {
     let _alone = alone();
@@ -214,7 +224,9 @@ fn answers_that_came_while_a_relay_was_stopped_count_however_long_it_was() {
     gate.open();
     let_pass(Duration::from_secs(3));
     sleeper.signal("CONT");
-    eventually("all are settled", || database.count("delivered") == 16);
+    eventually("all messages are settled", || {
+        database.count("delivered") == 16
+    });
     assert_eq!(receiver.count(), 16, "{}", sleeper.log());
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_ledger WHERE attempts = 1"),

@@ -1,4 +1,4 @@
-//! What a dead relay held goes to another one in seconds, and what a living one holds does not. With the default
+//! A dead relay's messages go to another relay within seconds; a living relay keeps its messages. With the default
 //! lease of a minute.
 
 use std::time::{Duration, Instant};
@@ -10,15 +10,15 @@ use crate::ground::{
 use crate::lost_answers::Proxy;
 use crate::support::{Database, Gate, Receiver, Running, eventually};
 
-/// From the kill until everything is delivered.
+/// The limit from the kill until everything is delivered.
 const SOON: Duration = Duration::from_secs(12);
-/// So long a living relay may be away.
+/// How long a living relay is away.
 const AWAY: Duration = Duration::from_secs(5);
 const MESSAGES: usize = 30;
-/// What other tests have shorter.
+/// The defaults of settings that other tests shorten.
 const DEFAULTS: &[(&str, &str)] = &[("OUTBOX_LEASE", "60s"), ("OUTBOX_SEND_TIMEOUT", "2500ms")];
 
-/// A relay that holds all messages, and is sending the first of them.
+/// A relay that holds all messages and is sending the first of them.
 struct Scene {
     database: Database,
     first: Receiver,
@@ -38,7 +38,7 @@ impl Scene {
         }
     }
 
-    /// The relay is at work, and may be taken over.
+    /// Starts the relay and waits until its messages can be taken over.
     fn begin(&self, proxy: Option<&Proxy>) -> Running {
         let command = relay(&self.database, &self.first, DEFAULTS);
         let command = match proxy {
@@ -62,9 +62,9 @@ impl Scene {
         Running::start(relay(&self.database, &self.second, DEFAULTS))
     }
 
-    /// Everything is delivered, and by one attempt.
+    /// Fails unless every message is delivered by one attempt.
     fn ends_without_a_duplicate(self, relay: &Running, other: &Running) {
-        eventually("all are settled", || {
+        eventually("all messages are settled", || {
             self.database.number("SELECT count(*) FROM {o}") == 0
         });
         all_are_delivered(&self.database, MESSAGES);
@@ -76,14 +76,14 @@ impl Scene {
     }
 }
 
-/// `before`: another relay is there when the first one is killed.
+/// `before`: whether the other relay already runs when the first relay is killed.
 fn is_taken_over_soon(before: bool) {
     let _alone = alone();
     let scene = Scene::new();
     let victim = scene.begin(None);
     let beside = before.then(|| scene.another());
     if before {
-        eventually("the other one is there", || {
+        eventually("the other relay runs", || {
             scene
                 .database
                 .number("SELECT count(*) FROM {o}_lease WHERE takeover_after IS NOT NULL")
@@ -94,7 +94,7 @@ fn is_taken_over_soon(before: bool) {
     victim.kill();
     let killed = Instant::now();
     let mut other = beside.unwrap_or_else(|| scene.another());
-    eventually("all are settled", || {
+    eventually("all messages are settled", || {
         scene.database.number("SELECT count(*) FROM {o}") == 0
     });
     let took = killed.elapsed();
@@ -120,7 +120,7 @@ fn a_lone_relay_that_starts_again_has_what_it_held_in_seconds() {
     is_taken_over_soon(false);
 }
 
-/// G3: it comes back before its lease is over, and nobody has sent anything of it.
+/// G3: the relay comes back before its lease expires, and no other relay has sent its messages.
 #[test]
 fn a_relay_that_is_cut_off_for_5_seconds_is_not_doubled() {
     let _alone = alone();
@@ -129,7 +129,7 @@ fn a_relay_that_is_cut_off_for_5_seconds_is_not_doubled() {
     let relay = scene.begin(Some(&proxy));
     let other = scene.another();
     proxy.cut_off();
-    // The answers come while it cannot write them down.
+    // The responses arrive while the relay cannot settle them.
     scene.gate.open();
     let began = Instant::now();
     other.wait_for_log("event=session_gone");
@@ -138,7 +138,7 @@ fn a_relay_that_is_cut_off_for_5_seconds_is_not_doubled() {
     scene.ends_without_a_duplicate(&relay, &other);
 }
 
-/// G3: its sessions are there meanwhile.
+/// G3: the relay's sessions stay open meanwhile.
 #[test]
 fn a_relay_that_is_stopped_for_5_seconds_is_not_doubled() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! A server that hangs: it takes connections and never answers.
+//! A server that hangs: it accepts connections and never answers.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::ground::alone;
 use crate::page::Page;
 use crate::support::{Database, Receiver, eventually};
 
-/// The server's processes that serve relays. Stopped, until this is dropped.
+/// The server's processes that serve relays, stopped until this value is dropped.
 struct Stopped(Vec<String>);
 
 impl Stopped {
@@ -35,7 +35,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // Where one has ended meanwhile the others go on.
+        // If a process has ended meanwhile, the others still continue.
         let _ = Command::new("kill").arg("-CONT").args(&self.0).status();
     }
 }
@@ -53,10 +53,10 @@ fn a_relay_whose_server_hangs_is_not_live_and_goes_on_when_the_server_does() {
     let relay = database.relay().poll_interval(Duration::from_secs(1));
     let relay = relay.url(&receiver.url()).start().expect("a relay");
     database.enqueue("order.paid", json!(1));
-    eventually("it works", || {
+    eventually("the relay delivers", || {
         relay.stats().delivered == 1 && relay.is_healthy()
     });
-    // The heartbeat's limit is the shortest; it connects with its first beat.
+    // The heartbeat has the shortest limit; it connects with its first beat.
     let connected = "SELECT count(*) FROM pg_stat_activity
                       WHERE application_name LIKE 'diesel-outbox%'";
     eventually("all threads are connected", || {
@@ -64,7 +64,7 @@ fn a_relay_whose_server_hangs_is_not_live_and_goes_on_when_the_server_does() {
     });
 
     let stopped = Stopped::of(&database);
-    eventually("it says that it hangs", || {
+    eventually("the relay reports that the database hangs", || {
         has(&relay, ProblemKind::DatabaseStuck)
     });
     let health = relay.health();
@@ -81,15 +81,15 @@ fn a_relay_whose_server_hangs_is_not_live_and_goes_on_when_the_server_does() {
         assert!(!has(&relay, kind), "{health}");
     }
     drop(stopped);
-    eventually("it is well again", || relay.is_healthy());
+    eventually("the relay is healthy again", || relay.is_healthy());
     database.enqueue("order.paid", json!(2));
-    eventually("it works", || relay.stats().delivered == 2);
+    eventually("the relay delivers", || relay.stats().delivered == 2);
     relay
         .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+        .expect("a clean shutdown");
 }
 
-/// What a probe, Prometheus and somebody with a browser see of it.
+/// How a probe, Prometheus and a browser see a server that hangs.
 #[test]
 fn the_page_answers_while_the_server_hangs_and_says_so() {
     let _alone = alone();
@@ -98,7 +98,7 @@ fn the_page_answers_while_the_server_hangs_and_says_so() {
     let mut command = database.binary(&["run"]);
     command.env("OUTBOX_URL", receiver.url());
     let page = Page::start(command);
-    eventually("it is ready", || page.get("/readyz").status == 200);
+    eventually("the relay is ready", || page.get("/readyz").status == 200);
     let gauge = |problem: &str, value: u8| {
         let line = format!("problem=\"{problem}\"}} {value}");
         page.get("/metrics").body.contains(&line)
@@ -115,13 +115,15 @@ fn the_page_answers_while_the_server_hangs_and_says_so() {
     let alive = page.get("/livez");
     assert_eq!(
         alive.status, 200,
-        "it has not waited for long yet: {alive:?}"
+        "the relay has not waited for long yet: {alive:?}"
     );
-    // What was seen a moment ago serves until then.
-    eventually("the page says it, and answers", || {
+    // Until then the page shows the state that it read a moment ago.
+    eventually("the page answers and reports the database", || {
         page.get("/").body.contains("database")
     });
-    eventually("a probe sees it", || page.get("/livez").status == 503);
+    eventually("a probe sees the problem", || {
+        page.get("/livez").status == 503
+    });
     let alive = page.get("/livez");
     assert!(
         alive
@@ -129,10 +131,10 @@ fn the_page_answers_while_the_server_hangs_and_says_so() {
             .contains("database_stuck: the heartbeat has waited"),
         "{alive:?}"
     );
-    eventually("Prometheus sees it", || gauge("database_stuck", 1));
+    eventually("Prometheus sees the problem", || gauge("database_stuck", 1));
     assert!(gauge("senders_stuck", 0) && gauge("no_database", 0) && gauge("listener_down", 0));
     drop(stopped);
-    eventually("it is well again", || {
+    eventually("the relay is healthy again", || {
         page.get("/livez").status == 200 && page.get("/readyz").status == 200
     });
     eventually("the page shows the outbox again", || {

@@ -1,4 +1,4 @@
-//! The examples of one file run as their first lines say, and show what they promise.
+//! Every single-file example runs as its first lines say and shows what they promise.
 
 #[path = "../suite/fresh.rs"]
 #[allow(dead_code, reason = "a part of it is used here")]
@@ -56,7 +56,7 @@ fn handlers_greets_and_counts() {
     );
 }
 
-/// What an example prints on the database.
+/// The output of an example that runs against the database.
 fn run(database: &FreshDatabase, example: &str, arguments: &[&str]) -> String {
     finish(command(database, example, arguments)).code(0).stdout
 }
@@ -67,7 +67,7 @@ fn command(database: &FreshDatabase, example: &str, arguments: &[&str]) -> Comma
     command
 }
 
-/// Cargo builds examples beside the tests' folder.
+/// Cargo puts built examples next to the tests' folder.
 fn built(example: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test's own path");
     let profile = test.ancestors().nth(2).expect("target/debug/deps/test");

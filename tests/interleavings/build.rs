@@ -1,4 +1,4 @@
-//! The relay's types use loom's atomics here.
+//! Makes the relay's types use loom's atomics.
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(loom)");

@@ -1,7 +1,6 @@
-//! A newcomer copies README's library quick start into a fresh project outside of this repository:
-//! it builds, runs, and the message arrives. The files are made of README's own text, and its
-//! commands are run as they stand there; only the reader's own database, port and the crate's
-//! sources (this checkout instead of a release) are put in.
+//! A newcomer copies README's library quick start into a fresh project outside this repository. The project builds
+//! and runs, and the message arrives. The files consist of README's own text, and README's commands run unchanged.
+//! The test replaces only the database URL, the port and the crate's source (this checkout instead of a release).
 
 #[path = "../suite/fresh.rs"]
 #[allow(dead_code, reason = "a part of it is used here")]
@@ -36,7 +35,7 @@ fn the_quick_start_of_readme_is_a_program_that_delivers() {
     let begin = Instant::now();
     let database = FreshDatabase::new();
     let shown = project.shell("shop", &run.replace(SHOWN_DATABASE, &database.url));
-    // Not by a macro of println's kind, which tests do not show.
+    // Not `println!`: the test harness would capture the line.
     let _ = writeln!(
         std::io::stderr(),
         "newcomer: built, run and delivered in {:.1} s",
@@ -49,7 +48,7 @@ fn the_quick_start_of_readme_is_a_program_that_delivers() {
     );
     assert_eq!(database.number("SELECT count(*) FROM orders WHERE paid"), 1);
 
-    // Tables of `diesel-outbox migrate` do as well, and so does a second run.
+    // The tables may come from `diesel-outbox migrate` instead, and the program may run twice.
     let migrated = FreshDatabase::new();
     assert!(readme::TEXT.contains("or `diesel-outbox migrate`"));
     let mut migrate = binary(&["migrate"]);
@@ -62,7 +61,7 @@ fn the_quick_start_of_readme_is_a_program_that_delivers() {
     }
 }
 
-/// The newcomer's project, removed when dropped. What cargo builds of it stays in the build's folder.
+/// The newcomer's project, removed when dropped. Cargo's output stays in the build folder.
 struct Project {
     folder: PathBuf,
 }
@@ -90,7 +89,7 @@ impl Project {
             &format!("{manifest}{}", quick_start.dependencies),
         );
         project.write("shop/src/main.rs", &quick_start.program);
-        // Newer versions of dependencies are another test's affair.
+        // Other tests check newer versions of the dependencies.
         std::fs::copy(
             repository.join("Cargo.lock"),
             project.folder.join("shop/Cargo.lock"),
@@ -107,11 +106,11 @@ impl Project {
         std::fs::write(self.folder.join(file), text).expect("written");
     }
 
-    /// Runs a command of README's in a folder of the project.
+    /// Runs a command from README in a folder of the project.
     fn shell(&self, folder: &str, script: &str) -> Finished {
         let mut command = shell(script);
         command.current_dir(self.folder.join(folder));
-        // With the examples that are projects of their own, as `make examples` builds them.
+        // Shares the target folder of the examples that are projects of their own (`make examples`).
         command
             .env("CARGO_TARGET_DIR", build_folder().join("applications"))
             .env("CARGO_PROFILE_DEV_DEBUG", "0");
@@ -121,12 +120,12 @@ impl Project {
 
 impl Drop for Project {
     fn drop(&mut self) {
-        // It is a temporary folder: nothing that is left there does harm.
+        // A temporary folder: leftovers do no harm.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// The receiver that README shows, killed when dropped.
+/// README's receiver, killed when dropped.
 struct ShownReceiver {
     child: Child,
     lines: Receiver<String>,
@@ -145,7 +144,7 @@ impl ShownReceiver {
         let (line_out, lines) = channel();
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // The test may be over.
+                // The test may have ended.
                 let _ = line_out.send(line);
             }
         });
@@ -156,7 +155,7 @@ impl ShownReceiver {
         receiver
     }
 
-    /// The next body that it prints.
+    /// The next body that the receiver prints.
     fn next(&self) -> String {
         self.lines
             .recv_timeout(PATIENCE)
@@ -166,14 +165,14 @@ impl ShownReceiver {
 
 impl Drop for ShownReceiver {
     fn drop(&mut self) {
-        // The shell and what it has started.
+        // Kills the shell and every process that it started.
         let group = format!("-{}", self.child.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
         let _ = self.child.wait();
     }
 }
 
-/// A shell that has the cargo of this test.
+/// A shell whose `cargo` is the one that runs this test.
 fn shell(script: &str) -> Command {
     let cargo = PathBuf::from(env!("CARGO"));
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -185,14 +184,14 @@ fn shell(script: &str) -> Command {
     command
 }
 
-/// Cargo's `target`.
+/// Cargo's `target` folder.
 fn build_folder() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
         .parent()
         .expect("tmp is in the build's folder")
 }
 
-/// A port that nobody listens on.
+/// A port that no process listens on.
 fn free_port() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener

@@ -1,20 +1,20 @@
-//! The library quick start of README, taken apart.
+//! Splits README's library quick start into its parts.
 
 pub(crate) const TEXT: &str = include_str!("../../README.md");
 
-/// What a reader copies, in its order.
+/// What a reader copies, in README's order.
 pub(crate) struct QuickStart {
     pub(crate) new_project: String,
-    /// Of Cargo.toml.
+    /// The lines for Cargo.toml.
     pub(crate) dependencies: String,
-    /// `main.rs`: the parts, one below the other.
+    /// `main.rs`: the parts in order.
     pub(crate) program: String,
     pub(crate) receiver: String,
     pub(crate) run: String,
 }
 
 impl QuickStart {
-    /// Fails when the page does not have the parts that it is known to have.
+    /// Fails if the section's parts are not the expected ones.
     pub(crate) fn read() -> Self {
         let (_, section) = TEXT
             .split_once("\n## Quick start: as a library\n")
@@ -34,7 +34,7 @@ impl QuickStart {
     }
 }
 
-/// The fenced blocks: language, and what is in them.
+/// The fenced blocks: language and content.
 fn code_blocks(section: &str) -> Vec<(&str, &str)> {
     let parts: Vec<&str> = section.split("```").collect();
     parts

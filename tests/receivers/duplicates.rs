@@ -25,28 +25,31 @@ fn a_batch_whose_answer_was_lost_is_handled_once(library: Library) {
     assert!(lost.len() > 1, "a batch was lost: {lost:?}");
 }
 
-/// Sends messages in this mode while so many answers are lost. Returns the ids of those that
-/// arrived twice.
+/// Sends messages in this mode while `answers` responses are lost. Returns the ids that arrived twice.
 fn lose_the_first_answers(library: Library, mode: &str, answers: usize) -> BTreeSet<String> {
     let database = Database::new();
     let receiver = Example::start(library, OLD_SECRET);
     let proxy = Proxy::losing(answers, receiver.port());
     database.enqueue_many(MESSAGES);
     let relay = running(&database, &proxy.url(), mode, OLD_SECRET);
-    eventually("all are delivered", || {
+    eventually("all messages are delivered", || {
         database.count("delivered") == MESSAGES as i64
     });
-    assert_eq!(proxy.left(), 0, "the answers were lost");
+    assert_eq!(proxy.left(), 0, "all responses were lost");
     let handled = receiver.wait_for(MESSAGES);
     stop(relay);
 
     let ids: BTreeSet<_> = handled.iter().map(|event| event["id"].as_str()).collect();
-    assert_eq!(ids.len(), MESSAGES, "each was handled");
-    assert_eq!(handled.len(), MESSAGES, "none was handled twice");
+    assert_eq!(ids.len(), MESSAGES, "every message was handled");
+    assert_eq!(handled.len(), MESSAGES, "no message was handled twice");
     assert!(receiver.stored().values().all(|times| *times == 1));
     let repeated = receiver.duplicates();
     let lost: BTreeSet<_> = repeated.iter().cloned().collect();
-    assert_eq!(lost.len(), repeated.len(), "each came again once");
+    assert_eq!(
+        lost.len(),
+        repeated.len(),
+        "every lost message came again once"
+    );
     let sent_twice = database.number("SELECT count(*) FROM {o}_ledger WHERE attempts = 2");
     assert_eq!(sent_twice, lost.len() as i64);
     lost
@@ -62,11 +65,14 @@ fn a_receiver_that_is_killed_handles_each_message_once(library: Library) {
         receiver.wait_for(quarter * MESSAGES / 5);
         receiver.restart(OLD_SECRET);
     }
-    eventually("all are delivered", || {
+    eventually("all messages are delivered", || {
         database.count("delivered") == MESSAGES as i64
     });
     stop(relay);
     let stored = receiver.stored();
-    assert_eq!(stored.len(), MESSAGES, "none is lost");
-    assert!(stored.values().all(|times| *times == 1), "none twice");
+    assert_eq!(stored.len(), MESSAGES, "no message is lost");
+    assert!(
+        stored.values().all(|times| *times == 1),
+        "no message is stored twice"
+    );
 }

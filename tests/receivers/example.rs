@@ -1,4 +1,4 @@
-//! A receiver of `examples/receivers` as a process: what it printed, what it refused, what it stored.
+//! A receiver of `examples/receivers` as a process: what it printed, refused and stored.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -13,14 +13,14 @@ use crate::support::{Database, Finished, Running, eventually, finish};
 pub(crate) const OLD_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 pub(crate) const NEW_SECRET: &str = "whsec_QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=";
 
-/// Whose libraries the receiver is written with.
+/// The language whose libraries the receiver uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Library {
     Python,
     Node,
 }
 
-/// A receiver, killed when dropped.
+/// A receiver process, killed when dropped.
 pub(crate) struct Example {
     library: Library,
     folder: PathBuf,
@@ -30,7 +30,7 @@ pub(crate) struct Example {
     lines: Arc<Mutex<Lines>>,
 }
 
-/// What it has printed since it was started first.
+/// Everything that the receiver has printed, also before restarts.
 #[derive(Default)]
 struct Lines {
     listening: Option<u16>,
@@ -67,7 +67,7 @@ impl Example {
         example
     }
 
-    /// Kills it, and starts it again with these secrets on the same port and store.
+    /// Kills the receiver and starts it again with these secrets on the same port and store.
     pub(crate) fn restart(&mut self, secrets: &str) {
         self.kill();
         self.variables.retain(|(name, _)| *name != "WEBHOOK_SECRET");
@@ -94,10 +94,13 @@ impl Example {
                 self.port = port;
                 return true;
             }
-            // Somebody's outgoing connection may have taken the port while nobody listened there.
+            // An outgoing connection of another process may have taken the port while the receiver was down.
             if let Some(status) = self.child.try_wait().expect("our child") {
                 let errors = self.errors();
-                assert!(errors.contains("in use"), "it ended, {status}: {errors}");
+                assert!(
+                    errors.contains("in use"),
+                    "the receiver ended, {status}: {errors}"
+                );
                 self.child = self.spawn();
             }
             false
@@ -105,7 +108,6 @@ impl Example {
     }
 
     fn kill(&mut self) {
-        // It may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -122,12 +124,12 @@ impl Example {
         format!("http://127.0.0.1:{}/events", self.port)
     }
 
-    /// The file that remembers which events were handled.
+    /// The file that records the handled events.
     pub(crate) fn inbox(&self) -> PathBuf {
         inbox(&self.folder)
     }
 
-    /// The events that it says it has handled, in the order of their sequences.
+    /// The events that the receiver reports as handled, in the order of their sequences.
     pub(crate) fn handled(&self) -> Vec<Value> {
         let mut events: Vec<Value> = self
             .lock()
@@ -140,7 +142,7 @@ impl Example {
         events
     }
 
-    /// Waits until it says that it has handled so many events.
+    /// Waits until the receiver reports `count` handled events.
     pub(crate) fn wait_for(&self, count: usize) -> Vec<Value> {
         eventually(&format!("{count} events are handled"), || {
             self.handled().len() >= count
@@ -148,7 +150,7 @@ impl Example {
         self.handled()
     }
 
-    /// The ids of the events that it recognised as repeats.
+    /// The ids of the events that the receiver recognised as duplicates.
     pub(crate) fn duplicates(&self) -> Vec<String> {
         self.lock()
             .events
@@ -157,7 +159,7 @@ impl Example {
             .collect()
     }
 
-    /// How many requests it has answered with this status, of those that it refused.
+    /// The number of requests that the receiver refused with this status.
     pub(crate) fn refusals(&self, status: u16) -> usize {
         let beginning = format!("{status} ");
         self.lock()
@@ -167,7 +169,7 @@ impl Example {
             .count()
     }
 
-    /// All that it has logged.
+    /// Everything that the receiver has logged.
     pub(crate) fn errors(&self) -> String {
         self.lock().errors.join("\n")
     }
@@ -201,19 +203,19 @@ impl Drop for Example {
         if std::thread::panicking() {
             eprintln!("the receiver has logged:\n{}", self.errors());
         }
-        // It is in the build's folder: nothing that is left there does harm.
+        // The folder is in the build folder: leftovers do no harm.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Runs a receiver that is to end at once, with these variables.
+/// Runs a receiver that is expected to end at once, with these variables.
 pub(crate) fn run(library: Library, variables: &[(&str, &str)]) -> Finished {
     let mut command = command(library);
     command.envs(variables.iter().copied());
     finish(command)
 }
 
-/// The relay's binary with this receiver or proxy as its destination. It never gives a message up.
+/// The relay's binary with this receiver or proxy as its destination. The relay never gives up on a message.
 pub(crate) fn relay(
     database: &Database,
     command: &str,
@@ -306,7 +308,7 @@ fn spawn(
         } else if let Ok(event) = serde_json::from_str(&line) {
             lines.events.push(event);
         } else {
-            // The beginning of a line, by a receiver that was killed.
+            // A killed receiver may have printed only the start of a line.
             lines.errors.push(line);
         }
     });
@@ -316,7 +318,7 @@ fn spawn(
     child
 }
 
-/// Reads lines until their process has ended.
+/// Reads lines until the process has ended.
 fn read(
     from: impl Read + Send + 'static,
     lines: &Arc<Mutex<Lines>>,

@@ -1,6 +1,6 @@
-//! The relay's binary against the receivers of `examples/receivers`: what it signs and sends is what
-//! other people's libraries for Standard Webhooks and CloudEvents verify and read, and receivers
-//! that are written like these lose nothing and repeat nothing.
+//! The relay's binary against the receivers of `examples/receivers`. Third-party libraries for Standard Webhooks and
+//! CloudEvents verify and read what the relay signs and sends. Receivers written like these examples lose no message
+//! and repeat no message.
 
 #[path = "../support.rs"]
 mod support;
@@ -13,7 +13,7 @@ mod modes;
 mod refusals;
 mod rotation;
 
-/// Makes a test of each function, for each of the libraries that the receivers are written with.
+/// Makes one test of each function for each library that the receivers use.
 macro_rules! with_each_library {
     ($($claim:ident),+ $(,)?) => {
         mod python {

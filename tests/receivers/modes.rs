@@ -1,4 +1,4 @@
-//! What was enqueued is what the libraries read, in each of CloudEvents' modes.
+//! The libraries read exactly what was enqueued, in every CloudEvents mode.
 
 use diesel_outbox::NewMessage;
 use serde_json::{Value, json};
@@ -85,7 +85,7 @@ fn what_is_not_ascii_is_the_same_in_each_mode(library: Library) {
             .header("ce-subject", SUBJECT)
             .header("ce-region", REGION);
         database.enqueue_message(message);
-        // One that has neither: what is missing stays missing.
+        // A message without an ordering key and attributes: missing attributes stay missing.
         database.enqueue("plain", json!({}));
 
         drain(&database, &receiver, mode);
@@ -124,7 +124,7 @@ fn a_source_of_ones_own_arrives(library: Library) {
     }
 }
 
-/// Delivers everything, each by its first attempt.
+/// Delivers every message by its first attempt.
 fn drain(database: &Database, receiver: &Example, mode: &str) {
     let total = database.number("SELECT count(*) FROM {o}");
     finish(relay(database, "drain", &receiver.url(), mode, OLD_SECRET)).code(0);
@@ -134,7 +134,7 @@ fn drain(database: &Database, receiver: &Example, mode: &str) {
     assert_eq!(receiver.errors(), "", "nothing was refused");
 }
 
-/// When the message was enqueued, as RFC 3339 in microseconds.
+/// The time when the message was enqueued, in RFC 3339 with microseconds.
 fn time(database: &Database, sequence: i64) -> String {
     database
         .text(&format!(

@@ -1,5 +1,5 @@
-//! Stands between a relay and a receiver, and loses the first answers: the requests were received,
-//! and the sender cannot know.
+//! A proxy between a relay and a receiver that loses the first responses: the receiver has the requests, but the
+//! sender cannot know.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,23 +8,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(crate) struct Proxy {
     address: SocketAddr,
-    /// Answers that are still to be lost.
+    /// The number of responses that the proxy will still lose.
     left: Arc<AtomicUsize>,
 }
 
 impl Proxy {
-    /// A proxy before the receiver at `port` that loses so many answers.
+    /// A proxy in front of the receiver at `port` that loses the first `answers` responses.
     pub(crate) fn losing(answers: usize, port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let left = Arc::new(AtomicUsize::new(answers));
         let shared = Arc::clone(&left);
-        // Ends with the process, as do its connections.
+        // The thread and its connections end with the process.
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let left = Arc::clone(&shared);
                 std::thread::spawn(move || {
-                    // A connection's end, whoever ends it, is not the proxy's.
+                    // Either side may close a connection; that is no error of the proxy.
                     let _ = pass(&client, port, &left);
                 });
             }
@@ -36,14 +36,13 @@ impl Proxy {
         format!("http://{}/events", self.address)
     }
 
-    /// Answers that were to be lost, and have not come yet.
+    /// The number of responses that are still to be lost.
     pub(crate) fn left(&self) -> usize {
         self.left.load(Ordering::Acquire)
     }
 }
 
-/// Passes requests on, and answers back. The receiver has handled a request before it answers, so
-/// what is lost is the answer only.
+/// Forwards requests and responses. The receiver handles a request before it responds, so only the response is lost.
 fn pass(client: &TcpStream, port: u16, left: &AtomicUsize) -> std::io::Result<()> {
     let receiver = TcpStream::connect(("127.0.0.1", port))?;
     let (mut from, mut to) = (client.try_clone()?, receiver.try_clone()?);

@@ -1,4 +1,4 @@
-//! What a receiver refuses, and what becomes of the message.
+//! Requests that a receiver refuses, and what happens to their messages.
 
 use serde_json::json;
 
@@ -20,7 +20,7 @@ fn a_wrong_secret_is_refused_and_the_message_waits_for_the_right_one(library: Li
         let mut receiver = Example::start(library, NEW_SECRET);
         database.enqueue_many(3);
         let relay = running(&database, &receiver.url(), mode, OLD_SECRET);
-        eventually("all were refused, twice", || {
+        eventually("all messages were refused twice", || {
             database.number("SELECT count(*) FROM {o} WHERE attempts >= 2") == 3
         });
         assert!(receiver.refusals(401) > 0);
@@ -30,9 +30,14 @@ fn a_wrong_secret_is_refused_and_the_message_waits_for_the_right_one(library: Li
             "the reason is kept: {:?}",
             database.text("SELECT last_error FROM {o} LIMIT 1")
         );
-        assert!(receiver.stored().is_empty(), "nothing of it was handled");
+        assert!(
+            receiver.stored().is_empty(),
+            "a refused message was handled"
+        );
         receiver.restart(OLD_SECRET);
-        eventually("all are delivered", || database.count("delivered") == 3);
+        eventually("all messages are delivered", || {
+            database.count("delivered") == 3
+        });
         stop(relay);
         assert_eq!(receiver.stored().len(), 3);
     }
@@ -45,14 +50,14 @@ fn a_request_without_a_signature_is_refused(library: Library) {
     let mut unsigned = relay(&database, "run", &receiver.url(), "binary", OLD_SECRET);
     unsigned.env_remove("OUTBOX_SECRET");
     let relay = Running::start(unsigned);
-    eventually("it was refused", || receiver.refusals(401) > 0);
+    eventually("the request was refused", || receiver.refusals(401) > 0);
     stop(relay);
     assert!(receiver.stored().is_empty());
     assert_eq!(database.count("dead"), 0);
 }
 
 fn a_body_that_is_too_large_is_refused_and_its_message_dead(library: Library) {
-    // In a batch it holds up nothing that is with it.
+    // In a batch, the large body does not delay the other messages.
     for mode in ["binary", "structured", "batched"] {
         let database = Database::new();
         let variables = [("WEBHOOK_SECRET", OLD_SECRET), ("MAX_BODY_BYTES", "100000")];
@@ -62,7 +67,7 @@ fn a_body_that_is_too_large_is_refused_and_its_message_dead(library: Library) {
         let after = database.enqueue("order.paid", json!("x".repeat(50_000)));
         let url = receiver.url();
         finish(relay(&database, "drain", &url, mode, OLD_SECRET));
-        assert_eq!(database.count("dead"), 1, "the answer arrived, in {mode}");
+        assert_eq!(database.count("dead"), 1, "the response arrived, in {mode}");
         assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 1);
         assert!(receiver.refusals(413) > 0);
         let handled = receiver.wait_for(2);
@@ -79,13 +84,15 @@ fn a_store_that_fails_loses_nothing(library: Library) {
     std::fs::create_dir(&inbox).expect("in its place");
     database.enqueue_many(3);
     let relay = running(&database, &receiver.url(), "binary", OLD_SECRET);
-    eventually("it says that its store fails", || {
+    eventually("the receiver reports that its store fails", || {
         receiver.refusals(503) >= 3
     });
     assert!(receiver.handled().is_empty());
     std::fs::remove_dir(&inbox).expect("removed");
     std::fs::rename(&away, &inbox).expect("moved back");
-    eventually("all are delivered", || database.count("delivered") == 3);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 3
+    });
     stop(relay);
     assert_eq!(receiver.stored().len(), 3);
 }

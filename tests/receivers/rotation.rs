@@ -1,4 +1,4 @@
-//! Changing the secret while messages flow, in the order that README tells.
+//! The secret is rotated while messages flow, in the order that README describes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,26 +13,26 @@ with_each_library! {
     a_change_to_an_asymmetric_secret_fails_no_verification,
 }
 
-/// Of Svix's server's tests, and its public half.
+/// A private key from the tests of Svix's server, and its public half.
 const PRIVATE_KEY: &str =
     "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
 const PUBLIC_KEY: &str = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";
 
-/// Messages that are delivered with each of the settings.
+/// The number of messages delivered with each setting.
 const PER_STEP: usize = 30;
-/// Messages that wait at most, so that each setting meets messages of the one before.
+/// The most messages that wait, so that each setting meets messages of the one before.
 const BACKLOG: i64 = 20;
 
 fn a_rotation_fails_no_verification(library: Library) {
     rotate_to(library, NEW_SECRET, NEW_SECRET);
 }
 
-/// R47: signatures by the cryptography of Python and Node, which know nothing of ours.
+/// R47: Python's and Node's cryptography verifies the signatures, independent of ours.
 fn a_change_to_an_asymmetric_secret_fails_no_verification(library: Library) {
     rotate_to(library, PRIVATE_KEY, PUBLIC_KEY);
 }
 
-/// To what the relay signs with, and its receivers verify with.
+/// Rotates to the secret that the relay signs with and the one that receivers verify with.
 fn rotate_to(library: Library, signs: &str, verifies: &str) {
     let both_sign = format!("{signs},{OLD_SECRET}");
     let both_verify = format!("{verifies},{OLD_SECRET}");
@@ -48,13 +48,13 @@ fn rotate_to(library: Library, signs: &str, verifies: &str) {
 
         let relay = start(OLD_SECRET);
         flow(&database);
-        // The relay first: it signs with both, and receivers know the old one.
+        // The relay first: the relay signs with both secrets, and receivers know the old one.
         stop(relay);
         let relay = start(&both_sign);
         flow(&database);
         receiver.restart(&both_verify);
         flow(&database);
-        // Now every receiver knows the new one.
+        // Every receiver knows the new secret by now: the old one is dropped.
         receiver.restart(verifies);
         flow(&database);
         stop(relay);
@@ -62,8 +62,8 @@ fn rotate_to(library: Library, signs: &str, verifies: &str) {
         flow(&database);
 
         is_over.store(true, Ordering::Release);
-        let enqueued = enqueuer.join().expect("it enqueues");
-        eventually("all are delivered", || {
+        let enqueued = enqueuer.join().expect("the enqueuer ends");
+        eventually("all messages are delivered", || {
             database.count("delivered") == enqueued
         });
         enqueued
@@ -71,11 +71,14 @@ fn rotate_to(library: Library, signs: &str, verifies: &str) {
 
     assert_eq!(receiver.refusals(401), 0, "{}", receiver.errors());
     let stored = receiver.stored();
-    assert_eq!(stored.len() as i64, enqueued, "none is lost");
-    assert!(stored.values().all(|times| *times == 1), "none twice");
+    assert_eq!(stored.len() as i64, enqueued, "no message is lost");
+    assert!(
+        stored.values().all(|times| *times == 1),
+        "no message is stored twice"
+    );
 }
 
-/// Keeps a few messages waiting. Returns how many it has enqueued.
+/// Keeps a few messages waiting. Returns how many messages it enqueued.
 fn enqueue_until(database: &Database, is_over: &AtomicBool) -> i64 {
     let mut enqueued = 0;
     while !is_over.load(Ordering::Acquire) {
@@ -88,7 +91,7 @@ fn enqueue_until(database: &Database, is_over: &AtomicBool) -> i64 {
     enqueued
 }
 
-/// Waits until messages that were not there yet are delivered.
+/// Waits until newly enqueued messages are delivered.
 fn flow(database: &Database) {
     let before = database.count("delivered");
     eventually("messages flow", || {
@@ -96,7 +99,7 @@ fn flow(database: &Database) {
     });
 }
 
-/// Ends the enqueuing also where the test fails, or the scope would wait for ever.
+/// Ends the enqueuer even if the test fails; otherwise the scope would wait forever.
 struct OnDrop<'a>(&'a AtomicBool);
 
 impl Drop for OnDrop<'_> {

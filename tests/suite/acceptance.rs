@@ -1,4 +1,4 @@
-//! The acceptance scenarios W-101 to W-105 and T-1 to T-7, each a test of its name.
+//! The acceptance scenarios W-101 to W-105 and T-1 to T-7: each is the test of that name.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -30,18 +30,20 @@ fn w_101_pending_then_sending_then_delivered() {
         .expect("a relay");
     receiver.wait_for(1);
     assert_eq!(database.count("sending"), 1);
-    // Its relay keeps no transaction open while it sends: those of other threads come and go.
+    // The relay keeps no transaction open while it sends. Its other threads open and close short transactions.
     let now = database.text("SELECT clock_timestamp()").expect("a time");
     let open = format!(
         "SELECT count(*) FROM pg_stat_activity
           WHERE state LIKE 'idle in transaction%' AND query LIKE '%{}%' AND xact_start <= '{now}'",
         database.schema()
     );
-    eventually("no transaction is left that was open then", || {
+    eventually("no transaction is left from that moment", || {
         database.number(&open) == 0
     });
     gate.open();
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
 
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
     assert_eq!(database.number("SELECT sequence FROM {o}_ledger"), sequence);
@@ -78,7 +80,9 @@ fn w_102_a_timeout_then_success_on_the_second_attempt() {
         Some("TIMEOUT")
     );
     database.execute("UPDATE {o} SET available_at = now()");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 2);
     let requests = receiver.requests();
     assert_eq!(requests[0].header("outbox-attempt"), Some("1"));
@@ -110,8 +114,10 @@ fn w_103_the_relay_is_killed_and_another_delivers_after_its_lease() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
-    // One attempt for the relay that died, one for the one that delivered.
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
+    // One attempt for the dead relay, one for the relay that delivered.
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 2);
     assert_eq!(relay.stats().taken_over, 1);
     end(&relay);
@@ -128,7 +134,9 @@ fn w_104_max_attempts_then_dead_then_requeued_then_delivered() {
         .url(&failing.url())
         .start()
         .expect("a relay");
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     end(&relay);
     assert_eq!(failing.count(), 3);
     assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 3);
@@ -152,7 +160,9 @@ fn w_104_max_attempts_then_dead_then_requeued_then_delivered() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     assert_eq!(database.count("dead"), 0);
     let entries = "SELECT string_agg(status, ' ' ORDER BY settled_at) FROM {o}_ledger";
@@ -175,19 +185,23 @@ fn w_105_what_the_ledger_has_as_delivered_is_settled_without_sending() {
         .start()
         .expect("a relay");
     database.enqueue_message(message(1));
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
 
     // The same key and content again, by the library and by plain SQL.
     database.enqueue_message(message(1));
-    eventually("it is settled", || relay.stats().deduplicated == 1);
+    eventually("the message is settled", || relay.stats().deduplicated == 1);
     database.execute("INSERT INTO {o} (topic, payload, idempotency_key) VALUES ('order.paid', '{\"n\":1}', 'order-1')");
-    eventually("it is settled", || relay.stats().deduplicated == 2);
+    eventually("the message is settled", || relay.stats().deduplicated == 2);
     assert_eq!(receiver.count(), 1);
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
 
     // The same key with other content.
     database.enqueue_message(message(2));
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     assert_eq!(
         database.text("SELECT reason FROM {o}_dead").as_deref(),
         Some("IDEMPOTENCY_CONFLICT")
@@ -234,7 +248,7 @@ fn t_1_a_rollback_leaves_nothing() {
         )),
         0
     );
-    // What was committed after it arrives, and it alone.
+    // Only the message committed afterwards arrives.
     database.enqueue("order.shipped", json!(2));
     let requests = receiver.wait_for(1);
     end(&relay);
@@ -258,7 +272,9 @@ fn t_2_two_relays_never_claim_one_message_twice() {
                 .expect("a relay")
         })
         .collect();
-    eventually("all are delivered", || database.count("delivered") == 3000);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 3000
+    });
     let delivered: Vec<u64> = relays.iter().map(|relay| relay.stats().delivered).collect();
     for relay in relays {
         end(&relay);
@@ -269,7 +285,7 @@ fn t_2_two_relays_never_claim_one_message_twice() {
     assert_eq!(delivered.iter().sum::<u64>(), 3000);
     assert!(
         delivered.iter().all(|count| *count > 0),
-        "both had a share: {delivered:?}"
+        "both relays delivered: {delivered:?}"
     );
 }
 
@@ -277,8 +293,7 @@ fn t_2_two_relays_never_claim_one_message_twice() {
 #[test]
 fn t_3_a_lease_that_is_over_gives_its_messages_back() {
     let database = Database::new();
-    // A relay that died: its lease is over, and it had claimed two messages; one it had tried
-    // before, in the same way.
+    // A dead relay: its lease has expired and had claimed two messages. One of them was abandoned once before.
     database.execute(
         "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead:1', now() - interval '1 s')",
     );
@@ -297,11 +312,13 @@ fn t_3_a_lease_that_is_over_gives_its_messages_back() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("the first is delivered at once", || {
+    eventually("the first message is delivered at once", || {
         database.count("delivered") == 1
     });
-    // The second was abandoned before: it waits as after any failed attempt.
-    eventually("the second waits", || database.count("retrying") == 1);
+    // The second message was abandoned before: it waits as after any failed attempt.
+    eventually("the second message waits", || {
+        database.count("retrying") == 1
+    });
     end(&relay);
     assert_eq!(receiver.requests()[0].body, b"1");
     assert_eq!(receiver.count(), 1);
@@ -331,7 +348,9 @@ fn t_4_backoff_then_dead_and_still_readable() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     end(&relay);
     let at: Vec<_> = receiver
         .requests()
@@ -352,7 +371,7 @@ fn t_4_backoff_then_dead_and_still_readable() {
     assert_eq!(shown["reason"], "SERVER_ERROR");
     assert_eq!(shown["http_status"], 500);
     assert_eq!(shown["attempts"], 3);
-    // What PostgreSQL cannot store, or a terminal would obey, is not stored.
+    // Characters that PostgreSQL cannot store, or that a terminal would obey, are not stored.
     assert_eq!(shown["response"], "not\u{fffd}now\n");
     assert!(!shown["last_error"].to_string().contains("sauce"));
 }
@@ -372,7 +391,7 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
         "UPDATE {o}_part SET opened_at = now() - interval '4 h', closed_at = now() - interval '2 h'
           WHERE part = 1",
     );
-    // As old, and not settled: one waits, one is dead.
+    // Just as old, but not settled: one waiting message, one dead letter.
     database.execute(
         "INSERT INTO {o} (topic, payload, created_at, available_at)
          VALUES ('t', '1', now() - interval '2 h', now() + interval '1 h')",
@@ -393,7 +412,7 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_ledger"),
         2600,
-        "a cleaner that is off removes nothing"
+        "a disabled cleaner removed entries"
     );
 
     let relay = database
@@ -410,11 +429,15 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 1);
     assert_eq!(database.number("SELECT count(*) FROM {o}_dead"), 1);
     let in_use = "SELECT count(*) FROM {o}_part WHERE opened_at IS NOT NULL";
-    assert_eq!(database.number(in_use), 1, "the part can be used again");
+    assert_eq!(
+        database.number(in_use),
+        1,
+        "the emptied part can be used again"
+    );
 }
 
-/// R19: what became of each message, by its key: a key of its own and one that nobody gave, delivered, dead of
-/// a refusal, dead of its time.
+/// R19: the ledger shows the end of each message, by its key: with and without a key of the application; delivered,
+/// dead after a refusal, expired.
 #[test]
 fn the_ledger_says_what_became_of_each_message() {
     let database = Database::new();
@@ -439,7 +462,7 @@ fn the_ledger_says_what_became_of_each_message() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("all are settled", || {
+    eventually("all messages are settled", || {
         database.number("SELECT count(*) FROM {o}_ledger") == 3
     });
     end(&relay);
@@ -450,7 +473,7 @@ fn the_ledger_says_what_became_of_each_message() {
                FROM {{o}}_ledger WHERE sequence = {n}"
         ))
     };
-    // Of a message with a key, to compare others of the key with.
+    // Only a message with a key has a digest, for comparison with later messages of the key.
     let digest = |n: i64| {
         let digest = Sha256::digest(format!("order.paid\n{}", payload(n)));
         digest
@@ -498,8 +521,8 @@ fn a_retention_of_any_length_is_kept() {
     end(&relay);
 }
 
-/// The claim waits for a lock of the test's. The process is stopped and then killed before it hears that
-/// the claim has worked.
+/// The claim waits for a lock that the test holds. The process is stopped and then killed before it learns that the
+/// claim has committed.
 #[test]
 fn t_6_a_crash_just_before_the_send_is_sent_after_the_restart() {
     let database = Database::new();
@@ -541,7 +564,9 @@ fn t_6_a_crash_just_before_the_send_is_sent_after_the_restart() {
     assert_eq!(receiver.count(), 0, "nothing was sent");
 
     let _restarted = relay();
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(receiver.requests()[0].json(), json!({ "n": 1 }));
     assert_eq!(receiver.count(), 1);
 }
@@ -561,7 +586,7 @@ fn t_7_a_stale_relays_settle_changes_nothing() {
         .start()
         .expect("a relay");
     eventually("the stale relay sends", || gate.came() == 1);
-    // Its lease is over, as after a long pause of its process, and another relay takes over.
+    // The lease expires, as after a long pause of the process, and another relay takes over.
     database.execute("UPDATE {o}_lease SET expires_at = now() - interval '1 s'");
     let failing = Receiver::answering(|_| 400);
     let relay = database
@@ -569,7 +594,7 @@ fn t_7_a_stale_relays_settle_changes_nothing() {
         .url(&failing.url())
         .start()
         .expect("a relay");
-    eventually("the other relay has settled it", || {
+    eventually("the other relay has settled the message", || {
         database.count("dead") == 1
     });
     gate.open();

@@ -1,11 +1,11 @@
-//! Who may see and change the admin page, and what attacks on it meet. Requests that are none are in
-//! `admin_requests`, and what the pages show is in `admin_pages`.
+//! Who may see and change the admin page, and how the page withstands attacks. Malformed requests are in
+//! `admin_requests`, the content of the pages in `admin_pages`.
 
 use crate::commands::{With, refused};
 use crate::page::{Page, TOKEN};
 use crate::support::{Database, File, Running, eventually, finish};
 
-/// A page beside no relay, so that nothing but the page is tested.
+/// The page of a process without a relay, so that tests exercise only the page.
 pub(super) fn open(database: &Database) -> Page {
     Page::start(database.binary(&["admin"]))
 }
@@ -18,7 +18,7 @@ pub(super) fn with_token(database: &Database) -> Page {
     )
 }
 
-// --- Where it may listen ------------------------------------------------------------------
+// --- Where the page may listen -----------------------------------------------------------
 
 #[test]
 fn beyond_the_loopback_it_does_not_start_without_a_token() {
@@ -139,7 +139,7 @@ fn with_a_token_nothing_but_health_and_login_is_seen_without_it() {
     }
 }
 
-/// Probes learn what is wrong, and only whoever has the token learns where the database is.
+/// Probes learn what is wrong; only a client with the token learns where the database is.
 #[test]
 fn health_tells_the_database_to_nobody_without_the_token() {
     let database = Database::new();
@@ -174,14 +174,17 @@ fn a_session_begins_with_the_token_and_ends_with_logout() {
     for part in ["HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200"] {
         assert!(cookie.contains(part), "{cookie}");
     }
-    assert!(!cookie.contains("Secure"), "it came without TLS: {cookie}");
+    assert!(
+        !cookie.contains("Secure"),
+        "Secure although the login came without TLS: {cookie}"
+    );
     let cookie = answer.cookie().to_owned();
     let header = format!("cookie: other=1; {cookie}; more=2");
     assert_eq!(page.request("GET /", &[&header], "").status, 200);
     assert_eq!(page.request("GET /metrics", &[&header], "").status, 200);
     page.process.wait_for_log("admin_login");
     assert!(page.process.log().contains("\"who\":\"ann\""));
-    // Somebody else's cookie is no session, nor is half of one.
+    // A foreign cookie is no session, and neither is half of a cookie.
     let forged = format!("cookie: {}", &cookie[..cookie.len() - 1]);
     assert_eq!(page.request("GET /", &[&forged], "").status, 303);
     assert_eq!(page.post("/logout", &cookie, "").status, 303);
@@ -222,7 +225,7 @@ fn a_cookie_that_came_by_tls_stays_there() {
         .binary(&["admin"])
         .with("OUTBOX_ADMIN_TOKEN", TOKEN);
     let page = Page::start(command.with("OUTBOX_ADMIN_HOSTS", "outbox.example.com"));
-    // A proxy with TLS, which puts the server's address into Host.
+    // A proxy with TLS that puts the server's address into Host.
     let headers = [
         "origin: https://outbox.example.com",
         "sec-fetch-site: same-origin",
@@ -257,14 +260,17 @@ fn wrong_tokens_are_told_to_wait_and_the_right_one_is_always_taken() {
     let login = page.post("/login", "", &format!("token={TOKEN}"));
     assert_eq!(login.status, 303);
     let answer = page.request("GET /metrics", &["authorization: Bearer guess-12"], "");
-    assert_eq!(answer.status, 429, "the right one forgives no wrong ones");
+    assert_eq!(
+        answer.status, 429,
+        "the right token does not reset the count of wrong tokens"
+    );
     assert_eq!(page.get("/livez").status, 200);
     eventually("the guesses are in the log", || {
         page.process.log().matches("admin_refused").count() == 10
     });
     assert!(
         !page.process.log().contains("guess-"),
-        "what was guessed may be nearly right"
+        "a guess may be nearly right"
     );
 }
 
@@ -301,7 +307,7 @@ fn a_name_that_is_not_its_own_is_refused() {
             assert_eq!(answer.status, 421, "{host} {path}");
         }
     }
-    // A probe's host may be anything; it is told nothing else.
+    // A probe may use any host name; it gets only health.
     assert_eq!(page.request("GET /livez", &["host: pod"], "").status, 200);
     assert_eq!(page.raw(b"GET / HTTP/1.0\r\n\r\n").status, 421);
 }

@@ -1,5 +1,5 @@
-//! What the admin page shows and changes, asked for without a browser. The browser's part is the test
-//! target `browser`; who may is in `admin_access`.
+//! What the admin page shows and changes, tested without a browser. The test target `browser` covers the page in a
+//! browser, `admin_access` covers who may use it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ fn open(database: &Database) -> Page {
     Page::start(database.binary(&["admin"]))
 }
 
-/// Dead letters of a topic, from this sequence on.
+/// Inserts dead letters of a topic, from this sequence on.
 fn bury(database: &Database, topic: &str, first: i64, count: i64) {
     database.execute(&format!(
         "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, payload, headers, idempotency_key,
@@ -47,7 +47,7 @@ fn count_dead(database: &Database) -> i64 {
     database.number("SELECT count(*) FROM {o}_dead")
 }
 
-/// What a form of the page sends.
+/// Sends a form as the page would.
 fn send(page: &Page, path: &str, fields: &str) -> Answer {
     let token = page.get("/dead").form_token();
     page.post(path, "", &format!("form_token={token}&{fields}"))
@@ -95,7 +95,7 @@ fn every_page_is_whole_and_has_nothing_inline() {
     }
 }
 
-/// Values are shown to nobody who was not given them.
+/// Values are shown only after an explicit request for them.
 #[test]
 fn payloads_headers_and_answers_are_masked_unless_they_are_asked_for() {
     let database = Database::new();
@@ -140,14 +140,14 @@ fn what_is_chosen_is_requeued_and_the_rest_stays() {
         "topic=order.paid&sequence=2&sequence=4&sequence=99",
     );
     assert_eq!(answer.status, 303);
-    let next = answer.header("location").expect("it leads on");
+    let next = answer.header("location").expect("a redirect");
     assert_eq!(next, "/dead?topic=order.paid&done=requeued&count=2");
     assert!(page.get(next).body.contains("2 dead letters were requeued"));
     assert_eq!(database.number("SELECT sum(sequence) FROM {o}"), 6);
     assert_eq!(count_dead(&database), 3);
 
     let again = send(&page, "/dead/requeue", "sequence=2");
-    let next = again.header("location").expect("it leads on");
+    let next = again.header("location").expect("a redirect");
     assert!(page.get(next).body.contains("Nothing was requeued"));
     let none = send(&page, "/dead/requeue", "topic=order.paid&sequence=x");
     assert_eq!(
@@ -192,10 +192,10 @@ fn nothing_is_discarded_before_somebody_has_said_yes_to_how_much() {
     let (_, before) = all
         .body
         .split_once("name=\"before\" value=\"")
-        .expect("which ones are meant");
+        .expect("a hidden field");
     let (before, _) = before.split_once('"').expect("a place");
-    // Meanwhile one is gone, and others have died: one that nobody was asked about, and one that was
-    // written down late.
+    // Meanwhile one dead letter is gone and others are new. One of the new ones was not part of the question, and one
+    // was recorded late.
     database.execute("DELETE FROM {o}_dead WHERE sequence = 60");
     bury(&database, "order.paid", 0, 1);
     database.execute("UPDATE {o}_dead SET died_at = now() WHERE sequence = 0");
@@ -218,7 +218,7 @@ fn nothing_is_discarded_before_somebody_has_said_yes_to_how_much() {
         database
             .number("SELECT count(*) FROM {o}_dead WHERE topic = 'order.paid' AND sequence = 0"),
         1,
-        "nobody was asked about it"
+        "a dead letter that was not part of the question is kept"
     );
     assert_eq!(count_dead(&database), 8);
     page.process.wait_for_log("\"what\":\"topic order.paid\"");
@@ -291,7 +291,9 @@ fn the_ledger_is_searched_and_odd_questions_get_an_answer() {
         .with("OUTBOX_URL", &receiver.url());
     let page = Page::start(relay);
     receiver.wait_for(2);
-    eventually("both are settled", || database.count("delivered") == 2);
+    eventually("both messages are settled", || {
+        database.count("delivered") == 2
+    });
     let rows = |query: &str| {
         let body = page.get(&format!("/ledger?{query}")).body;
         body.matches("href=\"/messages?q=").count()
@@ -310,7 +312,7 @@ fn the_ledger_is_searched_and_odd_questions_get_an_answer() {
     assert_eq!(
         rows("topic=order%00.paid"),
         1,
-        "no text has such a character"
+        "no stored text has this character"
     );
     for path in ["/dead?topic=%00", "/messages?q=%00a", "/keys?key=a%00"] {
         assert_eq!(page.get(path).status, 200, "{path}");
@@ -343,7 +345,7 @@ fn keys_that_wait_lead_to_their_messages() {
     assert!(all.contains("href=\"/keys?key=order+7\""), "{all}");
     let one = page.get("/keys?key=order+7").body;
     assert_eq!(one.matches("href=\"/messages?q=").count(), 3, "{one}");
-    // A key may have a kilobyte.
+    // A key may have up to 1 KiB.
     let long = "k".repeat(1024);
     database.execute(&format!("UPDATE {{o}} SET ordering_key = '{long}'"));
     let all = page.get("/keys").body;
@@ -424,7 +426,11 @@ fn registered_destinations_are_searched_shown_and_changed() {
     assert_eq!(rows("/destinations"), 50);
     assert_eq!(rows("/destinations?after=d19990"), 10);
     assert_eq!(rows("/destinations?q=EXAMPLE%2F1234&state=enabled"), 5);
-    assert_eq!(rows("/destinations?q=100%25_12345"), 1, "a sign is itself");
+    assert_eq!(
+        rows("/destinations?q=100%25_12345"),
+        1,
+        "a wildcard is taken literally"
+    );
     assert_eq!(rows("/destinations?q=100__12345"), 0);
     assert_eq!(page.get("/destinations?state=odd").status, 400);
     assert_eq!(page.get("/destinations?name=nobody").status, 404);
@@ -434,7 +440,7 @@ fn registered_destinations_are_searched_shown_and_changed() {
         "{body}"
     );
 
-    // A letter that died there, and one that it got.
+    // One message that was dead-lettered at this destination, and one that it got.
     let message = |table: &str, columns: &str, values: &str| {
         database.execute(&format!(
             "INSERT INTO {{o}}{table} (sequence, message_id, topic, destination, idempotency_key, created_at, {columns})
@@ -496,7 +502,7 @@ fn registered_destinations_are_searched_shown_and_changed() {
     page.process.wait_for_log("\"admin_destination\"");
 }
 
-/// R30. A login name with a space, an equals sign or a line end is a name and nothing else.
+/// R30. A login name with a space, an equals sign or a line end stays one value.
 #[test]
 fn no_name_and_no_duration_forges_a_line_of_the_audit_log() {
     let database = Database::new();
@@ -528,7 +534,7 @@ fn no_name_and_no_duration_forges_a_line_of_the_audit_log() {
         .filter(|line| line["event"] == "admin_pause")
         .collect::<Vec<_>>();
     let [pause] = pause.as_slice() else {
-        panic!("one line: {log}");
+        panic!("not exactly one line: {log}");
     };
     assert_eq!(pause["how_long"], "1h");
     assert!(pause["who"].as_str().expect("a name").starts_with(forger));
@@ -587,7 +593,7 @@ struct LastQuery {
     at: Option<String>,
 }
 
-/// R32: a page that somebody keeps reloading costs the database next to nothing.
+/// R32: a page that an operator keeps reloading costs the database next to nothing.
 #[test]
 fn pages_share_what_one_of_them_has_seen() {
     let database = outbox_alone();
@@ -603,12 +609,12 @@ fn pages_share_what_one_of_them_has_seen() {
         );
         looks.insert(last.get_result::<LastQuery>(&mut conn).expect("a row").at);
     }
-    // One each two seconds, the sampler's, and what is seen of a look in the midst of it.
+    // One query every two seconds for the pages, the sampler's queries, and readings in the middle of a query.
     let most = 20 + 2 * began.elapsed().as_secs();
-    assert!(looks.len() as u64 <= most, "{} looks", looks.len());
+    assert!(looks.len() as u64 <= most, "{} queries", looks.len());
 }
 
-/// A page that is left open does not make a search of seconds again and again.
+/// An open page does not repeat a search that takes seconds.
 #[test]
 fn what_takes_long_to_find_is_found_once() {
     let database = Database::new();
@@ -625,7 +631,7 @@ fn what_takes_long_to_find_is_found_once() {
             database.name()
         );
         let holding = std::thread::spawn(move || other.batch_execute(&lock).expect("a lock"));
-        eventually("it is locked", || {
+        eventually("the table is locked", || {
             database.number(
                 "SELECT count(*) FROM pg_locks
                   WHERE relation = '{o}'::regclass AND mode = 'AccessExclusiveLock' AND granted",
@@ -638,7 +644,7 @@ fn what_takes_long_to_find_is_found_once() {
     }
 }
 
-/// A database with nothing but an outbox.
+/// A database with only an outbox in it.
 fn outbox_alone() -> FreshDatabase {
     let database = FreshDatabase::new();
     let name = "outbox".parse().expect("a name");
@@ -659,7 +665,9 @@ fn without_a_database_pages_say_so_and_come_back_with_it() {
     assert_eq!(page.get("/").status, 200);
 
     database.close();
-    eventually("the overview says so", || page.get("/").status == 503);
+    eventually("the overview reports the outage", || {
+        page.get("/").status == 503
+    });
     let body = page.get("/").body;
     assert!(
         body.contains("Status unknown: the outbox cannot be read."),
@@ -700,7 +708,7 @@ fn what_came_in_is_drawn_after_a_while() {
     database.enqueue_many(30);
     let page = open(&database);
     let mut overview = String::new();
-    eventually("the sampler has looked twice", || {
+    eventually("the sampler has sampled twice", || {
         overview = page.get("/").body;
         overview.contains("class=\"line\" d=\"M")
     });
@@ -733,7 +741,7 @@ fn it_ends_at_once_with_its_sampler() {
     );
 }
 
-/// R32: what waits is measured where there is no relay in the process, and never as it was before.
+/// R32: the page measures the waiting messages where the process has no relay, and never reports old values.
 #[test]
 fn a_page_without_a_relay_measures_what_waits() {
     let database = Database::new();
@@ -747,18 +755,18 @@ fn a_page_without_a_relay_measures_what_waits() {
             "diesel_outbox_messages{{outbox=\"{name}\",topic=\"order.paid\",destination=\"\",status=\"{status}\"}} {value}"
         )
     };
-    eventually("both are counted", || {
+    eventually("all messages are counted", || {
         has(&series("pending", 1)) && has(&series("dead", 2))
     });
     database.execute("DELETE FROM {o}");
-    eventually("none is left", || has(&series("pending", 0)));
+    eventually("no message is left", || has(&series("pending", 0)));
     database.execute("DROP TABLE {o}_dead CASCADE");
-    eventually("nothing is told of yesterday", || {
+    eventually("no old values are reported", || {
         page.get("/metrics").status == 503
     });
 }
 
-/// R32: the overview names what waits behind a message, and which one that is.
+/// R32: the overview names the keys whose messages wait, and the message that they wait for.
 #[test]
 fn the_overview_names_blocked_keys() {
     let database = Database::new();
@@ -771,7 +779,9 @@ fn the_overview_names_blocked_keys() {
     let first = database.number("SELECT min(sequence) FROM {o}");
     let words =
         format!("Ordering key order-7: 1 message is waiting behind the next attempt of #{first}");
-    eventually("it says so", || page.get("/").body.contains(&words));
+    eventually("the overview names the key", || {
+        page.get("/").body.contains(&words)
+    });
 }
 
 #[test]

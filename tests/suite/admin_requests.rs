@@ -1,4 +1,4 @@
-//! What the admin page's server does with requests that are too large, too slow, or none.
+//! How the admin page's server handles requests that are too large, too slow or malformed.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn what_is_too_large_is_refused() {
         let answer = page.raw(request.as_bytes());
         assert_eq!(answer.status, status, "{}", &request[..60.min(request.len())]);
     }
-    // What it sends all the same is not kept: the answer comes, and the next one is served.
+    // The server discards the rest of the body: the response arrives, and the next request is served.
     let body = "a".repeat(3_000_000);
     let request =
         format!("POST /pause HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\n\r\n{body}");
@@ -98,7 +98,7 @@ fn any_bytes_get_a_whole_answer_and_do_no_harm() {
         prop_assert!((200..500).contains(&answer.status), "{:?}", answer);
         Ok(())
     });
-    tried.expect("each gets an answer");
+    tried.expect("every request gets a response");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn tricks_with_paths_lead_nowhere() {
 fn slow_clients_hold_nobody_up() {
     let database = Database::new();
     let page = open(&database);
-    // More than it serves at a time: each has sent a part of a request, and some read no answer.
+    // More clients than the server serves at a time. Each has sent part of a request, and some never read a response.
     let mut slow: Vec<_> = (0..200).map(|_| page.connect()).collect();
     for (number, stream) in slow.iter_mut().enumerate() {
         let part = if number % 2 == 0 {
@@ -142,7 +142,7 @@ fn slow_clients_hold_nobody_up() {
         } else {
             ""
         };
-        // It may have been closed in favour of a later one.
+        // The server may have closed the connection in favour of a later one.
         let _ = stream.write_all(part.as_bytes());
     }
     for _ in 0..5 {
@@ -158,9 +158,11 @@ fn a_request_that_never_ends_is_ended() {
     let page = open(&database);
     let mut stream = page.connect();
     let began = Instant::now();
-    stream.write_all(b"GET / HTTP/1.1\r\n").expect("it listens");
+    stream
+        .write_all(b"GET / HTTP/1.1\r\n")
+        .expect("the page listens");
     let mut writer = stream.try_clone().expect("a socket");
-    // A header now and then keeps no connection beyond its time.
+    // A header now and then does not extend the connection's time.
     let trickle = std::thread::spawn(move || {
         while writer.write_all(b"x: 1\r\n").is_ok() && began.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(200));
@@ -173,5 +175,5 @@ fn a_request_that_never_ends_is_ended() {
         "{:?}",
         began.elapsed()
     );
-    trickle.join().expect("it ends");
+    trickle.join().expect("the writer ends");
 }

@@ -1,5 +1,5 @@
-//! Bulk enqueue: many messages by few statements, all or none, with the promises of enqueue. And
-//! what an enqueue adds to the caller's transaction: one round trip.
+//! Bulk enqueue: many messages in few statements, all or none, with the guarantees of `enqueue`. Also what an enqueue
+//! adds to the caller's transaction: one round trip.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::support::Database;
 
-/// More than one statement takes.
+/// More messages than one statement takes.
 const MANY: i64 = 25_000;
 
 fn message(payload: i64) -> NewMessage {
@@ -64,14 +64,14 @@ fn all_are_written_in_the_order_of_the_iterator() {
 #[test]
 fn of_no_messages_nothing_is_written() {
     let database = Database::new();
-    assert_eq!(bulk(&database, []).expect("nothing to do"), 0);
+    assert_eq!(bulk(&database, []).expect("an empty bulk"), 0);
 }
 
 #[test]
 fn messages_are_taken_from_the_iterator_as_they_are_written() {
     let database = Database::new();
     let mut watcher = database.connect();
-    // What the bulk has not committed is seen in the size of the table.
+    // The uncommitted rows of the bulk show in the size of the table.
     let mut pages = || {
         sql_query(format!(
             "SELECT pg_relation_size('{}') AS bytes",
@@ -125,7 +125,7 @@ fn every_column_arrives_whatever_the_others_have() {
         .delay(Duration::from_secs(60))
         .expires_after(Duration::from_secs(120));
     let ids = [full.message_id(), relative.message_id()];
-    // Written by one statement, by the one of a call with a repeat, and by the one of a batch.
+    // Written by one statement, by a call with a repeated key, and by a batch.
     let plain = message(3);
     bulk(&database, [full.clone(), relative.clone(), plain]).expect("enqueued");
     let row = |key: &str| -> serde_json::Value {
@@ -178,7 +178,7 @@ fn every_column_arrives_whatever_the_others_have() {
                   WHERE digest = sha256(convert_to(topic || E'\\n' || payload::text, 'UTF8'))"
             ),
             2,
-            "of those with a key"
+            "the digests of the messages with a key"
         );
     };
     all_as_given();
@@ -278,7 +278,7 @@ fn a_bad_message_is_named_and_leaves_nothing() {
 fn an_iterator_that_panics_leaves_nothing() {
     let database = Database::new();
     let messages = (0..MANY).map(|n| {
-        assert!(n < 12_345, "a bug of the application's");
+        assert!(n < 12_345, "a bug in the application");
         message(n)
     });
     let ended =
@@ -312,7 +312,7 @@ fn what_the_table_refuses_leaves_nothing_and_the_transaction_usable() {
 fn what_is_in_the_outbox_already_is_left_and_not_counted() {
     let database = Database::new();
     assert_eq!(bulk(&database, (0..100).map(keyed)).expect("enqueued"), 100);
-    // The first statement has new keys only.
+    // The first statement has only new keys.
     let again = || (5000..MANY).chain(0..200).map(keyed);
     assert_eq!(
         bulk(&database, again()).expect("enqueued"),
@@ -330,7 +330,7 @@ fn a_key_twice_in_one_call_is_one_message() {
     assert_eq!(bulk(&database, twice).expect("enqueued"), MANY as u64);
     let adjacent = (MANY..MANY + 10).flat_map(|n| [keyed(n), keyed(n)]);
     assert_eq!(bulk(&database, adjacent).expect("enqueued"), 10);
-    // Without a key nothing is compared, also beside a key that is there twice.
+    // Messages without a key are never compared, even in a call with a repeated key.
     let same = message(1);
     assert_eq!(
         bulk(&database, [same.clone(), same.clone()]).expect("enqueued"),
@@ -373,7 +373,7 @@ fn a_key_of_another_message_is_a_conflict_that_leaves_the_transaction_usable() {
             let taken = outbox.enqueue(conn, other())?.sequence;
             let error = outbox
                 .enqueue_bulk(conn, (0..MANY).map(keyed))
-                .expect_err("it is in the outbox");
+                .expect_err("the key is in the outbox");
             assert!(
                 matches!(&error, EnqueueError::Conflict { idempotency_key, sequence }
                     if idempotency_key == "order-12345" && *sequence == taken),
@@ -400,8 +400,7 @@ fn a_key_of_another_message_is_a_conflict_that_leaves_the_transaction_usable() {
 
 // --- Round trips --------------------------------------------------------------------------
 
-/// Stands between a client and the server and counts how often the client speaks after the server
-/// has spoken.
+/// A proxy between client and server that counts how often the client sends after the server has answered.
 struct RoundTrips {
     url: String,
     count: Arc<AtomicUsize>,
@@ -416,7 +415,7 @@ impl RoundTrips {
         let count = Arc::new(AtomicUsize::new(0));
         let (server, counted) = (server.to_owned(), Arc::clone(&count));
         std::thread::spawn(move || {
-            let (client, _) = listener.accept().expect("the client comes");
+            let (client, _) = listener.accept().expect("the client connects");
             let server = TcpStream::connect(server).expect("PostgreSQL is there");
             let client_is_next = Arc::new(AtomicBool::new(true));
             let (from, to) = (server.try_clone(), client.try_clone());
@@ -447,7 +446,7 @@ impl RoundTrips {
     }
 }
 
-/// Passes on what comes until it ends; `heard` is called before each piece is passed on.
+/// Forwards bytes until the connection ends; calls `heard` before it forwards each piece.
 fn pass(mut from: TcpStream, mut to: TcpStream, heard: impl Fn()) {
     let mut buffer = [0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut buffer) {
@@ -470,15 +469,15 @@ fn an_enqueue_adds_one_round_trip_to_the_transaction() {
         matches!(refused, Err(EnqueueError::NotInTransaction)),
         "{refused:?}"
     );
-    assert_eq!(count, 0, "outside of a transaction");
+    assert_eq!(count, 0, "outside a transaction");
     let (begin_and_commit, _) = trips.of(|| conn.transaction(|_| diesel::QueryResult::Ok(())));
     assert_eq!(begin_and_commit, 2, "the proxy counts");
     conn.transaction::<_, EnqueueError, _>(|conn| {
-        // The first one on the connection as well, and what comes back to a repeated key.
+        // The same for the first enqueue on the connection and for a repeated key.
         for (payload, is_new) in [(1, true), (2, true), (3, true), (1, false), (2, false)] {
             let (count, enqueued) = trips.of(|| outbox.enqueue(conn, keyed(payload)));
             assert_eq!(enqueued?.is_new, is_new);
-            assert_eq!(count, 1, "of {payload}");
+            assert_eq!(count, 1, "round trips for {payload}");
         }
         let full = keyed(4)
             .header("x-shop", "Berlin")

@@ -1,4 +1,4 @@
-//! Destinations beside each other: pauses, rates, circuit breakers, and none that slows another.
+//! Destinations side by side: pauses, rate limits, circuit breakers. No destination slows another.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn destination(
     destination
 }
 
-/// Topics of the name of the destination go to it.
+/// Routes each topic to the destination of the same name.
 fn relay_to(database: &Database, destinations: Vec<Destination>) -> RelayBuilder {
     destinations
         .into_iter()
@@ -77,7 +77,9 @@ fn a_destination_that_asks_to_wait_gets_nothing_until_then_and_then_all() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 100);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 100
+    });
     end(&relay);
     let requests = receiver.requests();
     assert_eq!(requests.len(), 101);
@@ -119,15 +121,20 @@ fn a_destination_that_is_gone_is_paused_until_an_operator_resumes_it() {
             destination("audit", &other, |_| {}),
         ],
     )
-    // Where an operator has to act, even the last attempt is not the end.
+    // Where an operator has to act, even the last attempt does not dead-letter the message.
     .max_attempts(1)
     .start()
     .expect("a relay");
-    eventually("it is paused", || {
+    eventually("the destination is paused", || {
         paused(&database).as_deref() == Some("destination billing GONE")
     });
-    eventually("the other is not", || database.count("delivered") == 5);
-    assert!(relay.wait_until_idle(PATIENCE), "what is paused is not due");
+    eventually("the other destination delivers", || {
+        database.count("delivered") == 5
+    });
+    assert!(
+        relay.wait_until_idle(PATIENCE),
+        "messages of a paused destination are not due"
+    );
     assert_eq!(receiver.count(), 1, "one send was enough");
     assert_eq!(
         database.number("SELECT count(*) FROM {o} WHERE attempts > 0"),
@@ -139,8 +146,13 @@ fn a_destination_that_is_gone_is_paused_until_an_operator_resumes_it() {
     );
     is_gone.store(false, Ordering::SeqCst);
     assert!(resume(&database, "billing"));
-    assert!(!resume(&database, "billing"), "it is not paused any more");
-    eventually("all are delivered", || database.count("delivered") == 25);
+    assert!(
+        !resume(&database, "billing"),
+        "the destination is no longer paused"
+    );
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 25
+    });
     end(&relay);
     assert_eq!(database.count("dead"), 0);
 }
@@ -160,7 +172,9 @@ fn a_destination_can_choose_that_gone_is_the_end_of_a_message() {
     )
     .start()
     .expect("a relay");
-    eventually("both are dead", || database.count("dead") == 2);
+    eventually("both messages are dead-lettered", || {
+        database.count("dead") == 2
+    });
     end(&relay);
     assert_eq!(paused(&database), None);
     assert_eq!(
@@ -198,12 +212,14 @@ fn a_pause_of_one_relay_holds_for_another_that_starts_later() {
     assert_eq!(receiver.count(), 0);
     assert_eq!(relay.stats().claimed, 0);
     assert!(resume(&database, "default"));
-    eventually("all are delivered", || database.count("delivered") == 3);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 3
+    });
     end(&relay);
     assert_eq!(
         database.number("SELECT max(attempts) FROM {o}_ledger"),
         1,
-        "the pause cost none"
+        "the pause cost no attempt"
     );
 }
 
@@ -229,13 +245,15 @@ fn a_paused_topic_waits_and_others_of_its_destination_do_not() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("the others are delivered", || {
+    eventually("the other messages are delivered", || {
         database.count("delivered") == 2
     });
     assert!(relay.wait_until_idle(PATIENCE));
     assert_eq!(receiver.count(), 2);
     admin::resume(&mut conn, &outbox, Pausable::Topic, "order.paid").expect("SQL works");
-    eventually("all are delivered", || database.count("delivered") == 5);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 5
+    });
     end(&relay);
 }
 
@@ -261,7 +279,7 @@ fn a_pause_for_a_time_ends_by_itself() {
         .expect("a relay");
     receiver.wait_for(1);
     end(&relay);
-    // By the clock of the pause: the one of this process may go at another pace.
+    // Compared by the clock that set the pause: this process's clock may run at another rate.
     let after =
         "SELECT count(*) FROM {o}_ledger l, {o}_pause p WHERE l.settled_at >= p.paused_until";
     assert_eq!(database.number(after), 1);
@@ -270,7 +288,7 @@ fn a_pause_for_a_time_ends_by_itself() {
 /// G6.
 #[test]
 fn a_dispatcher_that_says_wait_costs_no_attempt() {
-    /// Has no way out for the first few times.
+    /// A dispatcher without a route for the first few messages.
     struct NoWayAtFirst(AtomicUsize);
     impl Dispatcher for NoWayAtFirst {
         fn dispatch(&self, _: &Message) -> Outcome {
@@ -288,12 +306,17 @@ fn a_dispatcher_that_says_wait_costs_no_attempt() {
         .dispatcher(NoWayAtFirst(AtomicUsize::new(0)))
         .start()
         .expect("a relay");
-    eventually("it waits, with its reason, and is not a retry", || {
-        database.text("SELECT status || ' ' || last_error_code FROM {o}_messages")
-            == Some("pending PROXY".to_owned())
-            || database.count("delivered") == 1
+    eventually(
+        "the message waits with its reason and is not a retry",
+        || {
+            database.text("SELECT status || ' ' || last_error_code FROM {o}_messages")
+                == Some("pending PROXY".to_owned())
+                || database.count("delivered") == 1
+        },
+    );
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
     });
-    eventually("it is delivered", || database.count("delivered") == 1);
     end(&relay);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
 }
@@ -329,24 +352,26 @@ fn a_breaker_parks_the_messages_of_a_failing_destination_without_costing_attempt
     )
     .start()
     .expect("a relay");
-    eventually("it opens", || {
+    eventually("the breaker opens", || {
         paused(&database).as_deref() == Some("destination billing BREAKER_OPEN")
     });
-    eventually("it opens again after a probe, for longer", || {
+    eventually("the breaker opens again after a probe, for longer", || {
         database.number("SELECT coalesce(max(openings), 0) FROM {o}_pause") >= 2
     });
     let sent = receiver.count();
     assert!(
         sent <= 10 + 4 + 3,
-        "{sent} were sent to a destination that fails"
+        "{sent} messages were sent to a failing destination"
     );
-    eventually("who was not sent has its attempts", || {
+    eventually("unsent messages keep all their attempts", || {
         let untouched = database.number("SELECT count(*) FROM {o} WHERE attempts = 0");
         usize::try_from(untouched) == Ok(300 - receiver.count())
     });
     is_broken.store(false, Ordering::SeqCst);
-    eventually("all are delivered", || database.count("delivered") == 300);
-    eventually("nothing is paused", || paused(&database).is_none());
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 300
+    });
+    eventually("no destination is paused", || paused(&database).is_none());
     end(&relay);
 }
 
@@ -366,12 +391,12 @@ fn relays_share_a_breaker_and_one_of_them_probes() {
                 .expect("a relay")
         })
         .collect();
-    eventually("it is open for the second time", || {
+    eventually("the breaker is open for the second time", || {
         database.number("SELECT coalesce(max(openings), 0) FROM {o}_pause") >= 2
     });
     let sent = receiver.count();
-    // Each relay may have counted for itself until the first one had opened the breaker; from then
-    // on there is one probe for all of them.
+    // Each relay may count on its own until the first relay opens the breaker. From then on, all relays share one
+    // probe.
     assert!(sent <= 3 * 6 + 1, "{sent}");
     for relay in &relays {
         end(relay);
@@ -393,11 +418,13 @@ fn a_destination_gets_no_more_than_its_rate() {
     )
     .start()
     .expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 40);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 40
+    });
     end(&relay);
     let requests = receiver.requests();
     let took = requests[39].at - requests[0].at;
-    // Two at once, then one each 50 ms.
+    // Two messages at once, then one every 50 ms.
     assert!(took >= Duration::from_millis(1850), "{took:?}");
     assert!(took < Duration::from_secs(10), "{took:?}");
 }
@@ -423,7 +450,7 @@ fn a_shutdown_does_not_wait_for_a_slow_rate() {
     assert_eq!(
         database.number("SELECT count(*) FROM {o} WHERE locked_by IS NULL AND attempts = 0"),
         4,
-        "given back at no cost"
+        "released without an attempt"
     );
 }
 
@@ -437,7 +464,7 @@ fn a_destination_has_no_more_sends_at_once_than_its_concurrency() {
             counting.fetch_add(1, Ordering::SeqCst) + 1,
             Ordering::SeqCst,
         );
-        // Long enough that sends meet.
+        // Long enough for sends to overlap.
         std::thread::sleep(Duration::from_millis(20));
         counting.fetch_sub(1, Ordering::SeqCst);
         200
@@ -451,7 +478,9 @@ fn a_destination_has_no_more_sends_at_once_than_its_concurrency() {
     )
     .start()
     .expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 40);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 40
+    });
     end(&relay);
     assert_eq!(most.load(Ordering::SeqCst), 3);
 }
@@ -491,10 +520,10 @@ fn beside_a_hanging_one(change: impl FnOnce(&mut Destination)) {
     enqueue(&database, "healthy", 2000);
     relay.wake();
     let began = Instant::now();
-    eventually("the healthy one has all of its messages", || {
+    eventually("the healthy destination has all its messages", || {
         healthy.count() == 2000
     });
-    // One at a time: its latency is not the other's.
+    // One message at a time: the latency is that of the healthy destination alone.
     for n in 1..=20 {
         let began = Instant::now();
         database.enqueue("healthy", json!(n));
@@ -506,7 +535,11 @@ fn beside_a_hanging_one(change: impl FnOnce(&mut Destination)) {
         began.elapsed() < Duration::from_secs(18),
         "before the first timeout"
     );
-    assert_eq!(hanging.count(), 4, "its threads are all taken");
+    assert_eq!(
+        hanging.count(),
+        4,
+        "all threads of the hanging destination are taken"
+    );
     gate.open();
     end(&relay);
 }
@@ -516,7 +549,7 @@ fn a_backlog_behind_a_closed_destination_is_not_read() {
     let fresh = FreshDatabase::new();
     let database = Database::at(&fresh.url);
     let (broken, healthy) = (Receiver::answering(|_| 410), Receiver::ok());
-    // The same topic: fanned out, it waits for one destination and goes to the other.
+    // The same topic: its messages are fanned out, wait for one destination and go to the other.
     for (name, count) in [("broken", 200_000), ("healthy", 2000)] {
         database.execute(&format!(
             "INSERT INTO {{o}} (topic, destination, payload, available_at)
@@ -533,12 +566,14 @@ fn a_backlog_behind_a_closed_destination_is_not_read() {
     )
     .start()
     .expect("a relay");
-    eventually("the healthy one has all", || {
+    eventually("the healthy destination has all its messages", || {
         database.count("delivered") == 2000
     });
-    eventually("the other is paused", || paused(&database).is_some());
+    eventually("the other destination is paused", || {
+        paused(&database).is_some()
+    });
     assert!(relay.wait_until_idle(PATIENCE));
-    // Of the index that claims read, and of the table as a whole. The janitor goes by the primary key.
+    // The rows read through the claim index and by scans of the table. The janitor uses the primary key.
     let read = || {
         let schema = database.schema();
         fresh.statistic(&format!(
@@ -566,12 +601,12 @@ fn a_backlog_behind_a_closed_destination_is_not_read() {
     healthy.wait_for(2100);
     assert!(relay.wait_until_idle(PATIENCE));
     end(&relay);
-    // The depth gauges read a sample of it, some 16,000 rows, and more than once where this takes its time. A single
-    // look at what waits for the closed destination would read all.
+    // The depth gauges read a sample of the backlog, about 16,000 rows, more than once on a slow machine. A single
+    // query for the messages of the closed destination would read all of them.
     let rows = read() - before;
     assert!(
         rows < 150_000,
-        "{rows} rows were read for 100 messages beside 200,000"
+        "{rows} rows were read for 100 messages next to 200,000"
     );
 }
 
@@ -595,7 +630,9 @@ fn a_destination_has_attempts_and_delays_of_its_own() {
     )
     .start()
     .expect("a relay");
-    eventually("both are dead", || database.count("dead") == 2);
+    eventually("both messages are dead-lettered", || {
+        database.count("dead") == 2
+    });
     end(&relay);
     assert_eq!(
         database

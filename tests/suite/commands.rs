@@ -1,4 +1,4 @@
-//! The binary: exit codes, what it says, where settings come from, and what its logs never show.
+//! The binary: exit codes, output, the sources of settings, and what its logs never show.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use crate::support::{
     status,
 };
 
-/// Commands that need settings and a database, each with the arguments that it needs.
+/// Commands that need settings and a database, each with its required arguments.
 const COMMANDS: &[&[&str]] = &[
     &["migrate"],
     &["run"],
@@ -26,7 +26,6 @@ const COMMANDS: &[&[&str]] = &[
 ];
 
 pub(super) trait With {
-    /// With this variable in its environment.
     fn with(self, variable: &str, value: &str) -> Self;
 }
 
@@ -37,14 +36,14 @@ impl With for Command {
     }
 }
 
-/// Fails unless the command ends with exit code 2 and names what is wrong.
+/// Fails unless the command ends with exit code 2 and its error names everything in `named`.
 #[track_caller]
 pub(super) fn refused(command: Command, named: &[&str]) {
     let finished = finish(command).code(2);
     for name in named {
         assert!(
             finished.stderr.contains(name),
-            "{name} is not named: {}",
+            "the error does not name {name}: {}",
             finished.stderr
         );
     }
@@ -151,7 +150,7 @@ fn a_lease_too_short_for_two_sends_is_refused() {
     };
     refused(command("4s"), &["OUTBOX_LEASE", "OUTBOX_SEND_TIMEOUT"]);
     finish(command("5s")).code(0);
-    // A destination's own limit counts, too.
+    // A destination's own limit counts as well.
     let file = File::new("[destinations.slow]\nurl = 'http://127.0.0.1:9/'\ntimeout = '20s'");
     refused(
         command("30s").with("OUTBOX_CONFIG", file.path()),
@@ -240,7 +239,7 @@ fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
         );
     }
 
-    // So does the path of the file itself, and the outbox.
+    // The same holds for the path of the file and for the outbox name.
     let other = File::new("batch = 6\n");
     let shown = finish(
         database
@@ -294,7 +293,7 @@ fn a_database_that_cannot_be_reached_is_a_failure_without_the_password() {
     for url in [
         "postgres://shop:sekret@127.0.0.1:1/shop",
         "host=127.0.0.1 port=1 user=shop password=sekret",
-        // Not well-formed, or with a password that is not encoded.
+        // Malformed, or with a password that is not percent-encoded.
         "postgres://shop:sekret@[::1/shop",
         "postgres://shop:sek%ret@127.0.0.1/shop",
         "postgres://shop:sekret/x@127.0.0.1/shop",
@@ -342,7 +341,7 @@ fn a_topic_without_a_route_is_visible_at_once() {
     let file = File::new(
         "[destinations.billing]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'invoice.*'\nto = 'billing'\n",
     );
-    // Before any relay has met it.
+    // The check sees the topic before any relay does.
     let check = finish(database.binary(&["check"])).code(1);
     assert!(check.stdout.contains("NO_ROUTE"), "{}", check.stdout);
     let mut relay = Running::start(
@@ -415,7 +414,7 @@ fn check_says_what_run_would_do() {
             .binary(&[&["check"], json].concat())
             .with("OUTBOX_CONFIG", file.path())
     };
-    // One topic has no route: a failure, and the rest is told all the same.
+    // One topic has no route: the command fails, and still reports everything else.
     let text = finish(check(&[])).code(1);
     assert!(
         text.stdout.contains("invoice.sent -> billing"),
@@ -448,13 +447,13 @@ fn check_says_what_run_would_do() {
         text.stdout
     );
     assert!(!(good.stdout + &text.stdout).contains("sauce"));
-    assert_eq!(database.count("pending"), 2, "it has changed nothing");
+    assert_eq!(database.count("pending"), 2, "check changed nothing");
 }
 
 // --- dead ---------------------------------------------------------------------------------
 
-/// Dead letters: two of the topic `a` with the reason `REJECTED`, one of `b` with `REJECTED` and
-/// one of `b` with `CLIENT_ERROR`. Returns their ids.
+/// Inserts dead letters: two of the topic `a` with the reason `REJECTED`, one of `b` with `REJECTED` and one of `b`
+/// with `CLIENT_ERROR`. Returns their ids.
 fn dead_letters(database: &Database) -> [i64; 4] {
     let receiver = Receiver::answering(|request| match request.json().as_str() {
         Some("gone") => 404,
@@ -481,7 +480,7 @@ fn dead(database: &Database, arguments: &[&str]) -> Finished {
     finish(database.binary(&[&["dead"], arguments].concat()))
 }
 
-/// Which dead letters there are.
+/// The dead letters that are left.
 fn left(database: &Database) -> Vec<i64> {
     let ids = database
         .text("SELECT string_agg(sequence::text, ' ' ORDER BY sequence) FROM {o}_dead")
@@ -568,7 +567,7 @@ fn dead_letters_are_requeued_by_id_topic_and_reason() {
     );
 }
 
-/// R25: a misspelled topic or reason does not pass for one that has no dead letters.
+/// R25: a misspelled topic or reason is reported; it does not look like one without dead letters.
 #[test]
 fn a_topic_that_was_never_seen_and_a_reason_that_is_none_are_told() {
     let database = Database::new();
@@ -576,7 +575,7 @@ fn a_topic_that_was_never_seen_and_a_reason_that_is_none_are_told() {
     let requeue = |arguments: &[&str]| dead(&database, &[&["requeue"], arguments].concat());
     let text = requeue(&["--topic", "aa"]).code(0).stdout;
     assert!(
-        text.starts_with("requeued 0: ") && text.contains("topic aa; is it spelled"),
+        text.starts_with("requeued 0: ") && text.contains("topic aa: check the spelling"),
         "{text}"
     );
     database.enqueue("live", json!(1));
@@ -609,7 +608,7 @@ fn dead_letters_are_discarded_by_id_topic_and_reason() {
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_ledger WHERE status = 'dead'"),
         4,
-        "the ledger keeps that they died"
+        "the ledger keeps the dead entries"
     );
 }
 
@@ -629,11 +628,11 @@ fn all_has_to_be_said_and_without_a_terminal_confirmed_beforehand() {
     let database = Database::new();
     let ids = dead_letters(&database);
     for verb in ["requeue", "discard"] {
-        // Nothing said.
+        // No selection.
         dead(&database, &[verb]).code(2);
-        // Two things said.
+        // Two selections.
         dead(&database, &[verb, "--all", "--topic", "a", "--yes"]).code(2);
-        // Not confirmed.
+        // No confirmation.
         let failed = dead(&database, &[verb, "--all"]).code(1);
         assert!(failed.stderr.contains("--yes"), "{}", failed.stderr);
         assert!(failed.stderr.contains("nothing was changed"));
@@ -645,7 +644,7 @@ fn all_has_to_be_said_and_without_a_terminal_confirmed_beforehand() {
     assert_eq!(text, "requeued 4\n");
     assert_eq!(left(&database), Vec::<i64>::new());
     assert_eq!(database.count("pending"), 4);
-    // With nothing there it has nothing to ask.
+    // Without dead letters there is nothing to confirm.
     let text = dead(&database, &["discard", "--all"]).code(0).stdout;
     assert_eq!(text, "discarded 0\n");
     assert_eq!(database.count("pending"), 4);
@@ -681,7 +680,7 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary starts");
-        // Nobody reads any more before it writes anything, or soon after.
+        // The reader closes the pipe before the command writes anything, or soon after.
         drop(child.stdout.take());
         let output = child.wait_with_output().expect("our child");
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -692,7 +691,7 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
 
 // --- drain --------------------------------------------------------------------------------
 
-/// Two messages that are delivered, one that waits for its next attempt, one that dies.
+/// Two delivered messages, one that waits for its next attempt, one dead letter.
 fn four_messages(database: &Database) -> Receiver {
     for status in [200, 200, 500, 400] {
         database.enqueue("order.paid", json!(status));
@@ -782,7 +781,7 @@ fn drain_stops_after_max_messages_and_leaves_the_others() {
     }
 }
 
-/// R40: a job for some topics takes, counts and reports these only.
+/// R40: a job for some topics claims, counts and reports only these.
 #[test]
 fn drain_of_a_topic_leaves_the_others() {
     let database = Database::new();
@@ -818,7 +817,7 @@ fn drain_of_a_topic_leaves_the_others() {
     assert_eq!(shown["processed"], 2);
 }
 
-/// R10, R40: it would wait for as long as the other one lives.
+/// R10, R40: otherwise the drain would wait as long as the other relay lives.
 #[test]
 fn drain_beside_an_active_relay_says_so_and_ends() {
     let database = Database::new();
@@ -844,7 +843,7 @@ fn drain_beside_an_active_relay_says_so_and_ends() {
     assert!(text.starts_with("processed 1, "), "{text}");
 }
 
-/// R11: a job that delivered nothing and failed with something has not done its work.
+/// R11: a job that delivered nothing and failed at something has not done its work.
 #[test]
 fn a_drain_of_which_every_send_failed_ends_with_1() {
     let database = Database::new();
@@ -853,11 +852,11 @@ fn a_drain_of_which_every_send_failed_ends_with_1() {
     let finished = drain(&database, &receiver, &[]).code(1);
     assert!(finished.stdout.starts_with("processed 2, failed 2 "));
     assert!(finished.stderr.contains("no message was delivered"));
-    // None is due any more: nothing has failed in this run.
+    // No message is due any more: nothing has failed in this run.
     drain(&database, &receiver, &[]).code(0);
 }
 
-/// R11, R16: what it leaves, and why.
+/// R11, R16: the drain reports which messages it leaves, and why.
 #[test]
 fn drain_tells_what_has_no_route_and_what_waits_for_its_key() {
     let database = Database::new();
@@ -930,8 +929,8 @@ fn a_relay_that_is_not_enabled_sends_nothing() {
 
     let mut relay = Running::start(disabled(&["run"]));
     relay.wait_for_log("relay_disabled");
-    // It lives, and has polled many times: a renewal comes after a second, a poll each 50 ms.
-    eventually("it has renewed its lease", || {
+    // The relay runs and has polled many times: it renews its lease after a second and polls every 50 ms.
+    eventually("the relay has renewed its lease", || {
         database.number("SELECT count(*) FROM {o}_lease WHERE renewed_at > started_at") == 1
     });
     relay.signal("TERM");
@@ -943,7 +942,7 @@ fn a_relay_that_is_not_enabled_sends_nothing() {
 
 // --- Signals ------------------------------------------------------------------------------
 
-/// A relay with a send under way that does not end before the gate is opened.
+/// A relay with a send in flight that ends only when the gate is opened.
 fn sending(database: &Database, shutdown_timeout: &str) -> (Running, Receiver, Gate) {
     let (receiver, gate) = Receiver::held();
     database.enqueue("order.paid", json!(1));
@@ -985,7 +984,7 @@ fn the_second_signal_ends_it_at_once() {
     assert_eq!(relay.wait().code(), Some(1), "{}", relay.log());
     assert!(
         began.elapsed() < Duration::from_secs(30),
-        "it did not wait for the send"
+        "the relay did not wait for the send"
     );
     assert_eq!(database.count("sending"), 1);
 }
@@ -1016,7 +1015,7 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
             Some("retry") if is_first => 500,
             Some("dead") => 400,
             Some("conflict") => {
-                // Until the test has given it to somebody else.
+                // Until the test has assigned the message to another lease.
                 pass();
                 200
             }
@@ -1027,7 +1026,7 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
     let mut database_url = url::Url::parse(&database.url).expect("a URL");
     database_url
         .set_password(Some("sauce-database"))
-        .expect("it has a host");
+        .expect("a URL with a host");
     let url = receiver
         .url()
         .replace("http://", "http://shop:sauce-password@")
@@ -1053,7 +1052,7 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
     for case in ["delivered", "retry", "dead"] {
         database.enqueue_message(message(case, &format!("sauce-key-{case}")));
     }
-    eventually("they are settled", || {
+    eventually("the messages are settled", || {
         database.count("delivered") == 2 && database.count("dead") == 1
     });
     database.enqueue_message(message("delivered", "sauce-key-delivered"));
@@ -1096,7 +1095,7 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
         for key in ["time", "level", "message", "target"] {
             assert!(line[key].is_string(), "{line}");
         }
-        // Other crates' lines have none.
+        // Only our own lines have an event.
         let is_ours = line["target"]
             .as_str()
             .is_some_and(|target| target.starts_with("diesel_outbox"));
@@ -1126,7 +1125,7 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
         let tenant = &line(event)["tenant"];
         assert_eq!(tenant, "00000000-0000-0000-0000-000000000007", "{event}");
     }
-    // R37: who has it now.
+    // R37: the lease that holds the message now.
     let conflict = line("conflict");
     for (name, value) in [
         ("destination", json!("default")),
@@ -1143,10 +1142,10 @@ fn json_logs_carry_the_event_names_and_never_what_is_private() {
         .iter()
         .filter(|line| line.to_string().contains("sauce"))
         .collect();
-    assert!(private.is_empty(), "this shows too much: {private:?}");
+    assert!(private.is_empty(), "private values in the log: {private:?}");
 }
 
-/// R30. Nobody holds a lock for so long but an operator: the relay says that its statement was too slow.
+/// R30. Only an operator holds a lock for so long: the relay reports that its statement was too slow.
 #[test]
 fn a_statement_that_takes_too_long_is_a_db_timeout() {
     let database = Database::new();
@@ -1164,7 +1163,7 @@ fn a_statement_that_takes_too_long_is_a_db_timeout() {
     conn.batch_execute("ROLLBACK").expect("unlocked");
     relay.wait_for_log("event=db_recovered");
     assert!(!relay.log().contains("event=db_error"), "{}", relay.log());
-    // What a trigger says of timeouts is not one.
+    // An error that only quotes a timeout, raised by a trigger, does not count.
     database.execute(
         "CREATE FUNCTION {o}_refuse() RETURNS trigger LANGUAGE plpgsql AS
          $$ BEGIN RAISE 'canceling statement due to lock timeout'; END $$",
@@ -1181,7 +1180,7 @@ fn a_statement_that_takes_too_long_is_a_db_timeout() {
 #[test]
 fn text_logs_have_one_line_for_each_event() {
     let database = Database::new();
-    // What it answers tries to begin a line of its own.
+    // The receiver's response tries to forge a log line.
     let receiver = Receiver::start(|_, stream| {
         stream.write_all(b"HTTP/1.1 500 No\r\ncontent-length: 22\r\n\r\n\nforged event=delivered")
     });

@@ -1,4 +1,4 @@
-//! Dead letters by pages and by groups.
+//! Dead letters by page and by group.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use diesel_outbox::admin::{self, DeadFilter, Place};
 use crate::page::Page;
 use crate::support::{Database, finish};
 
-/// 25 dead letters; several of one time.
+/// Inserts 25 dead letters, several with the same time.
 fn fill(db: &Database) {
     db.execute(
         "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
@@ -20,7 +20,7 @@ fn fill(db: &Database) {
     );
 }
 
-/// R25: every dead letter is on one page, whatever has come or gone since the page before.
+/// R25: every dead letter is on exactly one page, even if dead letters come and go between pages.
 #[test]
 fn pages_show_each_dead_letter_once() {
     let db = Database::new();
@@ -34,7 +34,7 @@ fn pages_show_each_dead_letter_once() {
         };
         let page = admin::dead_letters(&mut conn, &db.outbox_name(), &filter, 4).expect("a page");
         let Some(last) = page.last() else { break };
-        // As a link has it.
+        // The place travels through text, as in a link.
         before = Some(last.place().to_string().parse().expect("a place"));
         seen.extend(page.iter().map(|letter| letter.sequence.0));
         db.execute(&format!(
@@ -47,7 +47,7 @@ fn pages_show_each_dead_letter_once() {
     assert_eq!(seen, all);
 }
 
-/// R25: many dead letters are a few groups, the largest first, with an example of each.
+/// R25: many dead letters form a few groups, the largest first, each with an example.
 #[test]
 fn groups_say_how_many_died_of_what() {
     let db = Database::new();
@@ -84,7 +84,7 @@ fn groups_say_how_many_died_of_what() {
     assert_eq!(groups[0].count, 3);
 }
 
-/// R36: by the commands and on the page; the ledger, too.
+/// R36: dead letters of one tenant, in the commands, on the page and in the ledger.
 #[test]
 fn dead_letters_of_a_tenant_are_found_and_changed_alone() {
     let db = Database::new();

@@ -1,4 +1,4 @@
-//! What became of the messages of a registered destination, for whoever registered it; and sending them again.
+//! The deliveries of a registered destination, as its owner sees them, and sending them again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -21,7 +21,7 @@ fn relay(database: &Database) -> RelayBuilder {
         .max_attempts(1)
 }
 
-/// The same, and the ledger keeps payloads.
+/// A relay whose ledger keeps payloads.
 fn keeping(database: &Database) -> RelayBuilder {
     let mut config = Config::default();
     for (setting, value) in [
@@ -71,7 +71,7 @@ fn send_again(
         .send_again(conn, name, delivery.message_id)
 }
 
-/// A receiver that answers with the status which is set.
+/// A receiver that responds with the status that is currently set.
 fn switched() -> (Receiver, Arc<AtomicU16>) {
     let status = Arc::new(AtomicU16::new(200));
     let answer = Arc::clone(&status);
@@ -104,15 +104,19 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
         .expect("a relay");
     let message = |n: i32| NewMessage::new("order.paid", &json!(n)).expect("JSON");
     database.enqueue_message(message(1).tenant_id(tenant));
-    eventually("both have it", || database.count("delivered") == 2);
+    eventually("both destinations have their message", || {
+        database.count("delivered") == 2
+    });
     status.store(422, Ordering::SeqCst);
     database.enqueue_message(message(2));
-    eventually("it is refused", || database.count("dead") == 1);
+    eventually("the message is refused", || database.count("dead") == 1);
     status.store(503, Ordering::SeqCst);
     database.enqueue_message(message(3));
-    eventually("it failed once", || database.count("retrying") == 1);
+    eventually("the message failed once", || {
+        database.count("retrying") == 1
+    });
     end(&relay);
-    // Without a relay.
+    // Added after the relay has ended, so it stays pending.
     let insert = "INSERT INTO {o} (topic, payload, destination, ordering_key, available_at)
         SELECT 'order.paid', '4', destination, key, now() + interval '1 day'
           FROM (VALUES ('acme', 'k'), ('other', NULL)) t (destination, key)";
@@ -170,7 +174,7 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
 #[test]
 fn what_a_destination_got_is_counted_by_spans_of_time() {
     let database = Database::new();
-    // Every 20 minutes: three that it got, one that died, and one of another.
+    // Every 20 minutes: three deliveries, one dead letter, and one delivery of another destination.
     database.execute(
         "INSERT INTO {o}_ledger (part, sequence, message_id, topic, destination, named_destination,
                 status, reason, attempts, created_at, settled_at)
@@ -196,7 +200,7 @@ fn what_a_destination_got_is_counted_by_spans_of_time() {
     assert_eq!(counts("nobody", 60, 1), [(0, 0)]);
 }
 
-/// R46: whatever the size of a page, each is on one.
+/// R46: whatever the page size, each delivery is on exactly one page.
 #[test]
 fn pages_have_each_delivery_once() {
     let database = Database::new();
@@ -248,7 +252,7 @@ fn pages_have_each_delivery_once() {
     }
 }
 
-/// R46: what one destination has missed is sent to it alone.
+/// R46: a message that one destination missed is sent to that destination alone.
 #[test]
 fn what_is_sent_again_goes_to_its_destination_only() {
     let database = Database::new();
@@ -256,10 +260,12 @@ fn what_is_sent_again_goes_to_its_destination_only() {
     let other = Receiver::ok();
     put(&database, &RegisteredDestination::new("acme", acme.url()));
     let relay = keeping(&database).start().expect("a relay");
-    // The only one that wants it: no row names it.
+    // The only destination that wants the topic: the row of the message does not name it.
     status.store(500, Ordering::SeqCst);
     database.enqueue("order.paid", json!({ "n": 1 }));
-    eventually("it died", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     put(&database, &RegisteredDestination::new("other", other.url()));
     let any = DeliveryFilter::default();
     let dead = deliveries(&database, "acme", &any).remove(0);
@@ -267,20 +273,24 @@ fn what_is_sent_again_goes_to_its_destination_only() {
     assert!(!send_again(&database, "nobody", &dead).expect("an answer"));
     status.store(200, Ordering::SeqCst);
     end(&relay);
-    // Impatient.
+    // An impatient operator asks more than once.
     for _ in 0..3 {
         assert!(send_again(&database, "acme", &dead).expect("an answer"));
     }
     assert_eq!(database.count("pending"), 1);
     let relay = keeping(&database).start().expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
 
-    // And once more, whoever wants such messages today.
+    // And once more: only to this destination, although others want such messages by now.
     let delivered = deliveries(&database, "acme", &any);
     assert_eq!(states(&delivered), "delivered");
     assert!(delivered[0].can_be_sent_again);
     assert!(send_again(&database, "acme", &delivered[0]).expect("an answer"));
-    eventually("it is delivered again", || database.count("delivered") == 2);
+    eventually("the message is delivered again", || {
+        database.count("delivered") == 2
+    });
     assert_eq!(
         states(&deliveries(&database, "acme", &any)),
         "delivered delivered"
@@ -315,7 +325,9 @@ fn what_was_delivered_without_its_payload_cannot_be_sent_again() {
     );
     let relay = relay(&database).start().expect("a relay");
     database.enqueue("order.paid", json!({}));
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     let delivered = deliveries(&database, "acme", &DeliveryFilter::default()).remove(0);
     assert!(!delivered.can_be_sent_again);
@@ -394,7 +406,7 @@ fn the_commands_show_deliveries_and_send_again() {
     }
 }
 
-/// For customers in the network of the tests.
+/// Allows receivers in the network of the tests.
 fn open_config() -> Config {
     let mut config = Config::default();
     config.registered_https_only = false;
@@ -437,7 +449,7 @@ fn a_test_is_sent_at_once_and_signed_as_messages_are() {
     assert_eq!(request.header("x-team"), Some("billing"));
     assert_eq!(request.json(), json!({ "destination": "acme" }));
     let secret = destinations.secret(conn, "acme").expect("an answer");
-    let secret = secret.expect("a new one gets a secret");
+    let secret = secret.expect("a new destination gets a secret");
     let verifier = diesel_outbox::receive::Verifier::new(&[secret]).expect("a verifier");
     let headers = diesel_outbox::receive::Headers::new(request.headers());
     verifier.verify(&headers, &request.body).expect("signed");
@@ -453,12 +465,12 @@ fn a_test_is_sent_at_once_and_signed_as_messages_are() {
     assert!(unknown.expect("an answer").is_none());
 }
 
-/// R46: who registers a URL learns nothing of what is behind it.
+/// R46: whoever registers a URL learns nothing about the network behind it.
 #[test]
 fn a_test_does_not_tell_what_is_in_the_network() {
     let database = Database::new();
     let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = closed.local_addr().expect("its address").port();
+    let port = closed.local_addr().expect("a local address").port();
     drop(closed);
     let there = Receiver::ok();
     let port_there = there.url().rsplit(':').next().map(str::to_owned);
@@ -482,7 +494,7 @@ fn a_test_does_not_tell_what_is_in_the_network() {
     );
     assert_eq!(said(url("nobody.invalid", "80"), &public_only), unreachable);
     assert_eq!(there.count(), 0);
-    // What cannot be right is told without a send.
+    // A URL that cannot be right is refused without a send.
     for (url, part) in [
         ("https://10.0.0.7/", "private"),
         ("http://a.example/", "OUTBOX_REGISTERED_HTTPS_ONLY"),
@@ -513,7 +525,10 @@ fn the_command_shows_the_answer_to_a_test() {
         finish(command)
     };
     let shown = run(&["acme"], true).code(0).stdout;
-    assert!(shown.starts_with("acme answered 200 after "), "{shown}");
+    assert!(
+        shown.starts_with("acme responded with 200 after "),
+        "{shown}"
+    );
     status.store(422, Ordering::SeqCst);
     let failed = run(&["acme", "--json"], true).code(1);
     let json: serde_json::Value = serde_json::from_str(&failed.stdout).expect("JSON");

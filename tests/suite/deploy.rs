@@ -1,5 +1,4 @@
-//! The files of `deploy/`, as the program and the guide see them. scripts/check-deploy lets other tools
-//! look at them.
+//! The files of `deploy/`, checked against the program and the guide. scripts/check-deploy runs other tools on them.
 
 use std::path::Path;
 
@@ -9,7 +8,7 @@ use crate::support::{Database, File, binary, finish};
 const MANIFEST: &str = include_str!("../../deploy/kubernetes/diesel-outbox.yaml");
 const DOCKERFILE: &str = include_str!("../../deploy/container/Dockerfile");
 
-/// What stands indented below this line of YAML.
+/// The lines that are indented below this line of YAML.
 fn block_of<'a>(yaml: &'a str, line: &str) -> Vec<&'a str> {
     let mut lines = yaml.lines().skip_while(|other| other.trim() != line);
     let indent = |line: &str| line.len() - line.trim_start().len();
@@ -58,7 +57,7 @@ fn the_guide_shows_the_container_file_as_it_is() {
     assert_eq!(shown, file);
 }
 
-/// Somebody who is woken by an alert types what it says.
+/// An operator who is woken by an alert types the commands that it shows.
 #[test]
 fn the_commands_of_the_guide_and_of_alerts_are_there() {
     let texts = [
@@ -74,7 +73,7 @@ fn the_commands_of_the_guide_and_of_alerts_are_there() {
                     .map_or("", |word: &&str| word.trim_matches(NO_WORD))
             };
             let name = word.trim_start_matches(NO_WORD);
-            // At the end of a code span or a sentence it is the program itself.
+            // At the end of a code span or a sentence, the name is the program itself.
             if name == "diesel-outbox" && next(1).chars().all(|c| c.is_ascii_lowercase()) {
                 let has_more = ["dead", "message", "pause", "resume"].contains(&next(1));
                 let more = if has_more { next(2) } else { "--help" };
@@ -88,7 +87,7 @@ fn the_commands_of_the_guide_and_of_alerts_are_there() {
     }
 }
 
-/// What stands around a word in prose.
+/// Punctuation around a word in prose.
 const NO_WORD: [char; 8] = ['`', '(', ')', ',', '.', ';', ':', '"'];
 
 #[test]

@@ -1,4 +1,4 @@
-//! How many messages wait: exact for small outboxes, cheap and about right for large ones.
+//! The number of waiting messages: exact for small outboxes, cheap and roughly right for large ones.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ fn depths(db: &Database) -> Depths {
     admin::depths(&mut db.connect(), &db.outbox_name()).expect("depths")
 }
 
-/// What is counted by hand: pending, sending, retrying, dead.
+/// The test's own counts: pending, sending, retrying, dead.
 type Counts = BTreeMap<(String, String), [i64; 4]>;
 
 fn as_counts(depths: &Depths) -> Counts {
@@ -33,7 +33,7 @@ fn as_counts(depths: &Depths) -> Counts {
     counts
 }
 
-/// Inserts a message in one of four states, and notes it.
+/// Inserts a message in one of four states and counts it.
 fn insert(sql: &mut String, counts: &mut Counts, o: &str, n: usize) {
     let topic = format!("t{}", fastrand::u8(0..4));
     let destination = ["", "a", "b"][fastrand::usize(0..3)].to_owned();
@@ -56,7 +56,7 @@ fn insert(sql: &mut String, counts: &mut Counts, o: &str, n: usize) {
     counts.entry((topic, destination)).or_default()[state] += 1;
 }
 
-/// R29: what is shown of a small outbox is what is in it.
+/// R29: the counts of a small outbox are exact.
 #[test]
 fn a_small_outbox_is_counted_exactly() {
     for _ in 0..10 {
@@ -104,7 +104,7 @@ fn the_age_of_the_oldest_due_message_is_that_of_its_lane() {
     assert!(depths.oldest_due_seconds().is_some_and(|age| age > 99.0));
 }
 
-/// 300,000 messages in two long lanes, one of them behind the other in the table, and some short ones.
+/// 300,000 messages: two long lanes, one behind the other in the table, and some short lanes.
 fn fill(db: &Database) {
     db.execute(
         "INSERT INTO {o} (topic, destination, payload, attempts, available_at)
@@ -130,7 +130,7 @@ fn is_near(estimate: i64, truth: i64) -> bool {
     (0.8..=1.2).contains(&share)
 }
 
-/// R29: the gauges cost the same however much waits, and short lanes are exact beside long ones.
+/// R29: the cost of the gauges does not grow with the backlog, and short lanes are exact alongside long ones.
 #[test]
 fn long_lanes_are_estimated_and_short_ones_beside_them_are_exact() {
     let db = Database::new();
@@ -167,7 +167,7 @@ fn long_lanes_are_estimated_and_short_ones_beside_them_are_exact() {
     }
 }
 
-/// R29: a snapshot that keeps everything that was delivered in the indexes does not make looking slow.
+/// R29: a held snapshot keeps delivered rows in the indexes; the queries stay fast.
 #[test]
 fn dead_entries_under_a_held_snapshot_cost_little() {
     let db = Database::new();
@@ -225,13 +225,13 @@ fn looking_changes_no_setting_of_the_connection_and_nothing_of_an_open_transacti
     .expect("as before");
 }
 
-/// R29: rates are of the whole outbox, whoever works on it.
+/// R29: rates cover the whole outbox, whichever relay does the work.
 #[test]
 fn activity_counts_what_comes_in_and_what_is_settled() {
     let db = Database::new();
     let first = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
     db.enqueue_many(30);
-    crate::support::eventually("thirty have come in", || {
+    crate::support::eventually("thirty messages have come in", || {
         let now = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
         let rates = now.since(&first).expect("time has passed");
         now.enqueued - first.enqueued == 30 && rates.enqueued > 0.0 && rates.died == 0.0

@@ -1,4 +1,4 @@
-//! Registered destinations: what an application's customers register.
+//! Registered destinations: the ones that an application's customers register.
 
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +17,7 @@ fn hook(name: &str) -> RegisteredDestination {
     RegisteredDestination::new(name, "https://acme.example/hooks")
 }
 
-/// R46, as far as it is built.
+/// R46
 #[test]
 fn what_is_put_is_there_as_it_was_put() {
     let database = Database::new();
@@ -42,7 +42,7 @@ fn what_is_put_is_there_as_it_was_put() {
         (found.url.as_str(), found.tenant_id, found.enabled),
         ("https://acme.example/hooks", Some(tenant), true)
     );
-    // PostgreSQL writes it in its own way.
+    // PostgreSQL rewrites the filter in its own form.
     assert_eq!(found.filter.as_deref(), Some("$.\"total\"?(@ > 100)"));
     let (header, value) = &found.headers[0];
     assert_eq!(
@@ -59,10 +59,10 @@ fn what_is_put_is_there_as_it_was_put() {
     assert!(found.created_at.expect("a time") <= SystemTime::now() + HOUR);
     assert!(!format!("{found:?}").contains("billing"), "{found:?}");
 
-    // Replaced: all but its secret.
+    // Everything is replaced except the secret.
     let secret = |conn: &mut _| {
         let secret = destinations.secret(conn, "acme").expect("an answer");
-        secret.expect("a new one gets a secret").written()
+        secret.expect("a new destination gets a secret").written()
     };
     let before = secret(&mut conn);
     destinations.put(&mut conn, &hook("acme")).expect("put");
@@ -193,14 +193,14 @@ fn a_secret_is_rotated_and_the_one_before_signs_for_a_while() {
     assert_eq!(
         stored(),
         format!("{third} {second} {first}"),
-        "all of them sign still"
+        "all three secrets still sign"
     );
     database.execute("UPDATE {o}_destination SET old_secrets_until = now() - interval '1 s'");
     let fourth = rotate();
     assert_eq!(
         stored(),
         format!("{fourth} {third}"),
-        "the others do not sign any more"
+        "the older secrets no longer sign"
     );
     let none = destinations
         .rotate(&mut conn, "other", HOUR)
@@ -248,7 +248,7 @@ fn what_cannot_be_used_is_refused_before_anything_is_written() {
     assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 0);
 }
 
-/// Rows may be written by anybody: the table says what it refuses, and what it cannot know is shown.
+/// Anyone with SQL access may write rows. The table refuses what it can check; reading the row reports the rest.
 #[test]
 fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
     let database = Database::new();
@@ -330,13 +330,13 @@ fn the_commands_register_show_change_and_remove_a_destination() {
     assert_eq!(
         one["headers"],
         json!(["x-key"]),
-        "values of headers are not shown"
+        "header values are not shown"
     );
     assert_eq!(
         (&one["rate"], &one["timeout_seconds"]),
         (&json!("10/s"), &json!(3.0))
     );
-    // Only what is given is changed.
+    // Only the given options are changed.
     run(&["put", "acme", "--description", "their shop"]).code(0);
     let shown = run(&["show", "acme"]).code(0).stdout;
     for part in ["enabled", "order.*", "10/s", "3s", "their shop", "x-key"] {
@@ -360,7 +360,7 @@ fn the_commands_register_show_change_and_remove_a_destination() {
         (&listed[0]["name"], &listed[0]["enabled"]),
         (&json!("acme"), &json!(true))
     );
-    // A change of something else does not lose what cannot be read.
+    // A change of another column keeps the value that cannot be read.
     database.execute("UPDATE {o}_destination SET rate = 'fast'");
     let error = run(&["put", "acme", "--description", "a shop"])
         .code(1)
@@ -414,7 +414,7 @@ fn limit(database: &Database, most: i32) {
     ));
 }
 
-/// R46: by one tenant, 100,000 rows are an attack.
+/// R46: 100,000 rows of one tenant would be an attack.
 #[test]
 fn a_tenant_gets_as_many_as_the_limit_says_and_replaces_those_it_has() {
     let database = Database::new();
@@ -439,7 +439,7 @@ fn a_tenant_gets_as_many_as_the_limit_says_and_replaces_those_it_has() {
     let expected = format!("the tenant {tenant} would have more than 2 registered destinations");
     assert_eq!(error.to_string(), expected);
 
-    // Plain SQL, in each way.
+    // Plain SQL, in every way.
     let insert = format!(
         "INSERT INTO {{o}}_destination (name, url, tenant_id) VALUES ('g', 'https://a.example', '{tenant}')"
     );
@@ -454,7 +454,7 @@ fn a_tenant_gets_as_many_as_the_limit_says_and_replaces_those_it_has() {
     }
     database.execute(&swapped);
 
-    // Those that are there are changed as before, also where the limit was made lower.
+    // Existing rows can still be changed, even if the limit was lowered.
     limit(&database, 1);
     destinations
         .put(conn, &hook("b").tenant(tenant).description("new"))

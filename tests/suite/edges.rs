@@ -1,4 +1,4 @@
-//! What could keep messages for ever, or the relay busy for nothing: each was once a defect.
+//! Situations that once kept messages forever, or kept the relay busy for nothing.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use crate::support::{
     Database, Gate, PATIENCE, Receiver, Running, end, eventually, finish, status,
 };
 
-/// PostgreSQL behind a wire that takes so long one way.
+/// PostgreSQL behind a connection that delays each direction by `one_way`.
 fn far_away(database_url: &str, one_way: Duration) -> String {
     let mut url = url::Url::parse(database_url).expect("a URL");
     let host = url.host_str().expect("a host").to_owned();
@@ -36,11 +36,11 @@ fn far_away(database_url: &str, one_way: Duration) -> String {
     url.to_string()
 }
 
-/// The end of a connection, whoever ends it, is not the wire's.
+/// Forwards bytes with the delay, until either side closes.
 fn delay(mut from: TcpStream, mut to: TcpStream, one_way: Duration) {
     let mut buffer = vec![0; 1 << 16];
     while let Ok(length @ 1..) = from.read(&mut buffer) {
-        // The distance itself.
+        // The simulated distance.
         std::thread::sleep(one_way);
         if to.write_all(&buffer[..length]).is_err() {
             break;
@@ -184,7 +184,9 @@ fn a_receiver_that_asks_to_wait_for_no_time_parks_nothing() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 2000);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 2000
+    });
     end(&relay);
     assert_eq!(relay.stats().released, 0);
 }
@@ -210,18 +212,20 @@ fn a_destination_without_a_breaker_passes_over_the_breakers_of_other_relays() {
         .route("billing", "billing")
         .start()
         .expect("a relay");
-    eventually("it is parked", || {
+    eventually("the destination is paused", || {
         database.number("SELECT count(*) FROM {o}_pause") == 1
     });
     phase.store(1, Ordering::SeqCst);
-    // Another relay, whose settings have a breaker, opens it.
+    // Another relay, whose settings have a breaker, opens the breaker.
     database.execute(
         "UPDATE {o}_pause SET reason = 'BREAKER_OPEN', openings = 1,
                 paused_until = clock_timestamp() + interval '3 s'",
     );
     receiver.wait_for(2);
     phase.store(2, Ordering::SeqCst);
-    eventually("all are delivered", || database.count("delivered") == 10);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 10
+    });
     end(&relay);
 }
 
@@ -251,7 +255,7 @@ fn messages_of_a_paused_destination_that_the_settings_do_not_have_wait_at_no_cos
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!(1));
-    eventually("the other is delivered", || {
+    eventually("the other message is delivered", || {
         database.count("delivered") == 1
     });
     assert!(relay.wait_until_idle(PATIENCE));
@@ -261,9 +265,10 @@ fn messages_of_a_paused_destination_that_the_settings_do_not_have_wait_at_no_cos
     );
     admin::resume(&mut conn, &outbox, Pausable::Destination, "billing").expect("SQL works");
     assert!(relay.wait_until_idle(PATIENCE));
-    eventually("the relay says that nobody serves it", || {
-        relay.health().to_string().contains("\"billing\"")
-    });
+    eventually(
+        "the relay reports that no relay serves the destination",
+        || relay.health().to_string().contains("\"billing\""),
+    );
     assert_eq!(
         database.number("SELECT count(*) FROM {o} WHERE attempts = 0 AND locked_by IS NULL"),
         1
@@ -290,9 +295,9 @@ fn a_pause_that_the_last_send_of_a_shutdown_brings_is_written_down() {
     receiver.wait_for(1);
     std::thread::scope(|scope| {
         let ending = scope.spawn(|| end(&relay));
-        eventually("it is stopping", || !relay.is_healthy());
+        eventually("the relay is stopping", || !relay.is_healthy());
         gate.open();
-        ending.join().expect("a clean end");
+        ending.join().expect("a clean shutdown");
     });
     assert_eq!(
         database.text("SELECT reason FROM {o}_pause").as_deref(),

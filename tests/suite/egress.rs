@@ -1,5 +1,5 @@
-//! Addresses that a destination must not have: however they are spelt, whatever name leads there,
-//! and whenever it does.
+//! Addresses that a destination must not have, in every spelling, through every name, and whenever a name resolves to
+//! them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, end, eventually};
 
-/// Settings for the database's outbox with short times.
+/// Settings for this outbox with short times.
 fn config(database: &Database) -> Config {
     let mut config = Config::default();
     for (variable, value) in [
@@ -41,7 +41,7 @@ fn public_only(database: &Database) -> Config {
     config
 }
 
-/// A relay whose names are looked up by `lookup`.
+/// A relay that resolves names with `lookup`.
 fn relay_with(
     config: Config,
     lookup: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
@@ -108,7 +108,9 @@ fn a_name_that_leads_to_a_family_of_addresses_beside_the_public_ones_is_dead_at_
         ));
     }
     let all = i64::try_from(FAMILIES.len()).expect("few");
-    eventually("all are dead", || database.count("dead") == all);
+    eventually("all messages are dead-lettered", || {
+        database.count("dead") == all
+    });
     assert_eq!(
         database.number(
             "SELECT count(*) FROM {o}_dead WHERE reason = 'BLOCKED_ADDRESS' AND attempts = 1"
@@ -162,7 +164,7 @@ fn a_url_with_such_an_address_is_an_error_at_start_in_every_spelling() {
         let error = HttpDispatcher::new(&config).expect_err(host);
         assert_eq!(error.key(), "destinations.billing.url", "{host}");
         config.destinations[0].internal = Some(true);
-        HttpDispatcher::new(&config).expect("internal ones may");
+        HttpDispatcher::new(&config).expect("internal destinations are allowed");
     }
 }
 
@@ -187,12 +189,12 @@ fn without_any_setting_only_link_local_and_metadata_addresses_are_refused() {
         let error = HttpDispatcher::new(&config).expect_err(host);
         assert_eq!(error.key(), "destinations.billing.url", "{host}");
         config.destinations[0].internal = Some(true);
-        HttpDispatcher::new(&config).expect("internal ones may");
+        HttpDispatcher::new(&config).expect("internal destinations are allowed");
     }
     for host in ["127.0.0.1", "[::1]", "10.0.0.1", "192.168.1.1", "[fd00::1]"] {
         let mut config = Config::default();
         config.destinations = vec![destination("billing", &format!("http://{host}/"))];
-        HttpDispatcher::new(&config).expect("demos, and receivers in one's own network");
+        HttpDispatcher::new(&config).expect("private addresses are allowed by default");
     }
 }
 
@@ -206,7 +208,9 @@ fn localhost_is_refused_where_only_public_addresses_are_reached() {
         config.set("OUTBOX_URL", &url).expect("a URL");
         let relay = Relay::from_config(config).start().expect("a relay");
         database.enqueue("order.paid", json!(1));
-        eventually("it is dead", || database.count("dead") == 1);
+        eventually("the message is dead-lettered", || {
+            database.count("dead") == 1
+        });
         let error = last_error(&database);
         assert!(error.contains("(loopback) of localhost"), "{error}");
         assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 1);
@@ -226,11 +230,13 @@ fn a_metadata_name_is_refused_without_any_setting() {
         Ok(vec![([169, 254, 169, 254], port).into()])
     });
     database.enqueue("order.paid", json!(1));
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     let error = last_error(&database);
     assert!(
         error.contains("internal = true"),
-        "it says what to do: {error}"
+        "the error names the setting: {error}"
     );
     end(&relay);
 }
@@ -254,7 +260,9 @@ fn allowed_networks_and_internal_destinations_are_reached() {
             "INSERT INTO {{o}} (topic, payload, destination) VALUES ('order.paid', '1', '{name}')"
         ));
     }
-    eventually("both are delivered", || database.count("delivered") == 2);
+    eventually("both messages are delivered", || {
+        database.count("delivered") == 2
+    });
     end(&relay);
 }
 
@@ -263,12 +271,12 @@ fn an_allow_list_refuses_the_others_and_so_does_internal_false() {
     let receiver = Receiver::ok();
     let mut config = Config::default();
     config.destinations = vec![destination("billing", &receiver.url())];
-    HttpDispatcher::new(&config).expect("without them it is reached");
+    HttpDispatcher::new(&config).expect("allowed without a list");
     config.destinations[0].internal = Some(false);
-    HttpDispatcher::new(&config).expect_err("it is not public");
+    HttpDispatcher::new(&config).expect_err("the address is not public");
     config.destinations[0].internal = None;
     config.destinations[0].allow = vec!["10.0.0.0/8".parse().expect("a network")];
-    HttpDispatcher::new(&config).expect_err("it is in another network");
+    HttpDispatcher::new(&config).expect_err("the address is outside the list");
 }
 
 #[test]
@@ -281,7 +289,7 @@ fn of_several_addresses_only_the_good_ones_are_dialled() {
     both.allow = vec!["127.0.0.1/32".parse().expect("a network")];
     config.destinations = vec![both];
     config.routes = vec![diesel_outbox::Route::new("*", "both")];
-    // It listens, so a connection to it would succeed, and be seen.
+    // A listener on the bad address: a connection to it would succeed and be seen.
     let bad = std::net::TcpListener::bind(("127.0.0.2", good.address.port())).expect("a port");
     bad.set_nonblocking(true).expect("a listener");
     let relay = relay_with(config, |_, port| {
@@ -289,14 +297,16 @@ fn of_several_addresses_only_the_good_ones_are_dialled() {
         Ok(vec![bad, ([127, 0, 0, 1], port).into(), bad])
     });
     database.enqueue("order.paid", json!(1));
-    eventually("it is delivered", || database.count("delivered") == 1);
-    let accepted = bad.accept().expect_err("nobody came");
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
+    let accepted = bad.accept().expect_err("no connection");
     assert_eq!(accepted.kind(), io::ErrorKind::WouldBlock);
     end(&relay);
 }
 
-/// Rebinding: a name that answers with a good address when it is judged, and with another one when
-/// it is asked again. It is not asked again.
+/// DNS rebinding: a name resolves to a good address when it is checked, and to another address the next time. The
+/// relay resolves the name only once.
 #[test]
 fn the_address_that_was_judged_is_the_one_that_is_dialled() {
     let database = Database::new();
@@ -317,7 +327,9 @@ fn the_address_that_was_judged_is_the_one_that_is_dialled() {
         Ok(vec![([127, 0, 0, last], port).into()])
     });
     database.enqueue("order.paid", json!(1));
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(lookups.load(Ordering::Relaxed), 1);
     assert_eq!(receiver.count(), 1);
     end(&relay);
@@ -353,12 +365,14 @@ fn a_redirect_to_an_internal_address_is_not_even_looked_up() {
     });
     database.enqueue("order.paid", json!({ "to": "name" }));
     database.enqueue("order.paid", json!({ "to": "address" }));
-    eventually("both are dead", || database.count("dead") == 2);
+    eventually("both messages are dead-lettered", || {
+        database.count("dead") == 2
+    });
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_dead WHERE reason = 'REDIRECT'"),
         2
     );
-    assert_eq!(internal.count(), 0, "nobody was led there");
+    assert_eq!(internal.count(), 0, "the redirect was followed");
     let asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
     assert!(
         asked.iter().all(|host| host == "outside.example"),
@@ -379,7 +393,7 @@ fn a_name_that_is_away_for_a_while_costs_attempts_and_no_message() {
         .expect("a URL");
     let address = receiver.address;
     let lookups = AtomicUsize::new(0);
-    // A lookup may name another port than the URL.
+    // A lookup may return another port than the URL's.
     let relay = relay_with(config, move |_, _| {
         match lookups.fetch_add(1, Ordering::Relaxed) {
             0 => Err(io::Error::other("the name server is away")),
@@ -387,10 +401,12 @@ fn a_name_that_is_away_for_a_while_costs_attempts_and_no_message() {
         }
     });
     database.enqueue("order.paid", json!(1));
-    eventually("it waits for its next attempt", || {
+    eventually("the message waits for its next attempt", || {
         database.number("SELECT count(*) FROM {o} WHERE last_error LIKE '%is away'") == 1
     });
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(
         receiver.requests()[0].header("host"),
         Some("moving.example")

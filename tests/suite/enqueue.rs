@@ -1,5 +1,5 @@
-//! Enqueueing: what is stored, what is one message twice, what is refused, and that the caller's
-//! transaction stays the caller's.
+//! Enqueueing: what is stored, which messages count as the same, what is refused, and that the caller's transaction
+//! stays usable.
 
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,7 +23,7 @@ fn keyed(payload: i32, key: &str) -> NewMessage {
     message(payload).idempotency_key(key)
 }
 
-/// Enqueues in a transaction of its own.
+/// Enqueues in a separate transaction.
 fn enqueue(database: &Database, message: NewMessage) -> Result<Enqueued, EnqueueError> {
     let outbox = database.outbox();
     database
@@ -120,13 +120,13 @@ fn a_conflict_names_the_message_and_leaves_the_transaction_usable() {
 
 // --- A key that another open transaction holds --------------------------------------------
 
-/// Enqueues in this thread, without committing, and in another one that has to wait for it; then
-/// ends this one's transaction. Returns both outcomes.
+/// Enqueues in this thread without committing, and in another thread that has to wait. Then ends this thread's
+/// transaction. Returns both outcomes.
 fn in_flight(database: &Database, other: NewMessage, commits: bool) -> Race {
     let outbox = database.outbox();
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
-        // In here, so that a failure ends it before the other thread is waited for.
+        // Inside the closure, so that a failure ends the transaction before the other thread is joined.
         let mut conn = database.connect();
         let mut second = None;
         let first = conn.transaction(|conn| {
@@ -141,7 +141,7 @@ fn in_flight(database: &Database, other: NewMessage, commits: bool) -> Race {
                 conn.transaction(|conn| outbox.enqueue(conn, other.clone()))
             }));
             let pid = told.recv().expect("the other thread has begun");
-            eventually("the other one waits for this one", || {
+            eventually("the other enqueue waits for this one", || {
                 database.number(&format!(
                     "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock'"
                 )) == 1
@@ -156,7 +156,7 @@ fn in_flight(database: &Database, other: NewMessage, commits: bool) -> Race {
         Race {
             first: first.ok(),
             second: second
-                .expect("it was started")
+                .expect("the thread was started")
                 .join()
                 .expect("no panic there"),
         }
@@ -262,7 +262,7 @@ fn a_conflict_in_a_batch_leaves_nothing_of_it_and_the_transaction_usable() {
         .transaction::<_, EnqueueError, _>(|conn| {
             outbox.enqueue(conn, keyed(1, "before"))?;
             for batch in [
-                // With what is there, and within the batch.
+                // A conflict with a stored message, and one within the batch.
                 [keyed(2, "a"), keyed(8, "known"), keyed(3, "b")],
                 [keyed(2, "a"), keyed(3, "b"), keyed(4, "a")],
             ] {
@@ -357,10 +357,7 @@ fn a_delayed_message_is_not_sent_before_its_time() {
     enqueue(&database, message(3)).expect("enqueued");
     assert!(second.sequence > first.sequence);
     let arrivals: Vec<_> = arrivals.iter().take(3).collect();
-    assert_eq!(
-        arrivals[0].0, 3,
-        "what is due at once comes before what is delayed"
-    );
+    assert_eq!(arrivals[0].0, 3, "a due message comes before a delayed one");
     for (payload, at) in &arrivals[1..] {
         assert!(
             *at >= due,
@@ -368,7 +365,9 @@ fn a_delayed_message_is_not_sent_before_its_time() {
             due.duration_since(*at)
         );
     }
-    eventually("all are delivered", || database.count("delivered") == 3);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 3
+    });
     drop(relay);
 }
 
@@ -384,7 +383,7 @@ fn times_are_stored_as_given() {
         ),
         1
     );
-    // A transaction's start is the time from which delays count.
+    // Delays count from the start of the transaction.
     enqueue(
         &database,
         message(2)
@@ -399,7 +398,7 @@ fn times_are_stored_as_given() {
         ),
         1
     );
-    // What no clock can hold is very late, and not an error.
+    // A time beyond every clock is stored as very late, without an error.
     enqueue(&database, message(3).delay(Duration::MAX)).expect("enqueued");
     let before_1970 = UNIX_EPOCH - Duration::from_secs(1);
     enqueue(&database, message(4).available_at(before_1970)).expect("enqueued");
@@ -425,7 +424,7 @@ fn an_expired_message_ends_dead_unsent() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("both are settled", || {
+    eventually("both messages are settled", || {
         database.count("dead") == 1 && database.count("delivered") == 1
     });
     end(&relay);
@@ -541,7 +540,7 @@ fn a_bad_message_is_refused_and_the_transaction_stays_usable() {
 #[test]
 fn a_payload_may_have_a_mebibyte_and_no_more() {
     let database = Database::new();
-    // With its two quotation marks.
+    // Two bytes are the quotation marks.
     let payload =
         |bytes: usize| NewMessage::new("order.paid", &"x".repeat(bytes - 2)).expect("JSON");
     enqueue(&database, payload(MAX_PAYLOAD_BYTES)).expect("just small enough");
@@ -564,7 +563,9 @@ fn a_payload_may_have_a_mebibyte_and_no_more() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(receiver.requests()[0].body.len(), MAX_PAYLOAD_BYTES);
     drop(relay);
 }
@@ -577,7 +578,7 @@ fn a_destination_may_have_255_bytes_and_an_ordering_key_1024() {
         .destination("d".repeat(255))
         .ordering_key("k".repeat(1024));
     enqueue(&database, longest).expect("just short enough");
-    // Bytes, not characters.
+    // The limits count bytes, not characters.
     for (message, bytes) in [
         (message(2).destination("é".repeat(128)), "255 bytes"),
         (message(2).ordering_key("é".repeat(513)), "1024 bytes"),
@@ -662,7 +663,9 @@ fn a_plain_insert_is_delivered() {
     assert_eq!(requests[0].body, b"{\"id\":1}");
     assert_eq!(requests[0].header("ce-type"), Some("order.paid"));
     assert!(Uuid::parse_str(&requests[0].id()).is_ok());
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     drop(relay);
 }
 
@@ -703,7 +706,7 @@ fn connections_of_a_pool_enqueue_from_many_threads() {
         database.number("SELECT count(DISTINCT payload::text) FROM {o}"),
         200
     );
-    // And outside of an explicit transaction.
+    // The same outside an explicit transaction.
     let mut conn = pool.get().expect("a connection");
     outbox.enqueue(&mut conn, message(200)).expect("enqueued");
     outbox

@@ -1,4 +1,4 @@
-//! Messages as types, and aggregates that collect them.
+//! Messages as types, and aggregates that collect events.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -33,7 +33,7 @@ impl Event for OrderPaid {
     }
 }
 
-/// One that borrows what it says: it can be enqueued, and needs not be read.
+/// An event that borrows its content: it can be enqueued, and need not be readable.
 #[derive(Serialize)]
 struct OrderNamed<'a> {
     name: &'a str,
@@ -44,7 +44,7 @@ impl Event for OrderNamed<'_> {
     const VERSION: u32 = 3;
 }
 
-/// Has a payload that no JSON can hold.
+/// An event whose payload cannot be serialized to JSON.
 #[derive(Serialize)]
 struct Unwritable {
     by_pair: std::collections::HashMap<(u8, u8), u8>,
@@ -104,7 +104,7 @@ fn events_of_an_iterator_are_one_batch() {
         .map(|order_id| OrderPaid { order_id, euro: 1 })
         .collect();
     assert_eq!(outbox.enqueue_batch(conn, &orders).expect("all").len(), 3);
-    assert_eq!(outbox.enqueue_bulk(conn, orders).expect("none is new"), 0);
+    assert_eq!(outbox.enqueue_bulk(conn, orders).expect("no key is new"), 0);
     let names = ["a", "b"];
     let named = names.iter().map(|name| OrderNamed { name });
     assert_eq!(outbox.enqueue_bulk(conn, named).expect("both"), 2);
@@ -126,7 +126,7 @@ fn an_event_that_cannot_be_serialised_is_an_error_before_any_sql() {
             matches!(error, EnqueueError::MessageAt { index: 0, .. }),
             "{error:?}"
         );
-        // The transaction is usable.
+        // The transaction is still usable.
         outbox.enqueue(conn, OrderNamed { name: "b" })
     })
     .expect("committed");
@@ -152,7 +152,9 @@ fn a_transaction_that_returns_diesels_error_takes_that_of_enqueueing() {
     let Err(diesel::result::Error::QueryBuilderError(error)) = result else {
         panic!("{result:?}");
     };
-    let error = error.downcast::<EnqueueError>().expect("it is inside");
+    let error = error
+        .downcast::<EnqueueError>()
+        .expect("an enqueue error inside");
     assert!(matches!(*error, EnqueueError::Conflict { .. }), "{error}");
     assert_eq!(database.count("pending"), 0);
 }
@@ -194,7 +196,7 @@ fn an_older_version_is_read_by_who_knows_it_and_no_error_quotes_a_payload() {
 
 // --- When an event occurred ---------------------------------------------------------------
 
-/// An event of the past.
+/// An event that occurred in the past.
 #[derive(Serialize)]
 struct Measured {
     degrees: i32,
@@ -210,7 +212,7 @@ impl Event for Measured {
     }
 }
 
-/// What `ce-time` is of each message, whatever the mode, by its sequence.
+/// The `ce-time` of each message in any mode, by its sequence.
 fn times(receiver: &Receiver) -> BTreeMap<String, String> {
     let of_document = |event: &Value| {
         let text = |name: &str| event[name].as_str().expect(name).to_owned();
@@ -278,7 +280,9 @@ fn the_time_of_an_event_is_when_it_occurred_in_each_mode_and_however_it_was_enqu
             .route("*", "hook")
             .start()
             .expect("a relay");
-        eventually("all are delivered", || database.count("delivered") == 12);
+        eventually("all messages are delivered", || {
+            database.count("delivered") == 12
+        });
         end(&relay);
         let expected = database
             .text(
@@ -303,7 +307,7 @@ fn the_time_of_an_event_is_when_it_occurred_in_each_mode_and_however_it_was_enqu
     }
 }
 
-/// R35: split, dead, requeued and replayed, an event has the time at which it occurred.
+/// R35: an event keeps the time at which it occurred through fan-out, dead letter, requeue and replay.
 #[test]
 fn an_event_keeps_the_time_at_which_it_occurred_over_its_whole_life() {
     let database = Database::new();
@@ -326,7 +330,7 @@ fn an_event_keeps_the_time_at_which_it_occurred_over_its_whole_life() {
         .route_to_each("*", &["good", "bad"])
         .start()
         .expect("a relay");
-    eventually("one part is delivered, the other one dead", || {
+    eventually("one part is delivered, the other dead-lettered", || {
         is_kept("_ledger") == 2 && is_kept("_dead") == 1
     });
     end(&relay);
@@ -439,7 +443,7 @@ fn an_aggregate_is_saved_with_the_events_that_it_has_collected_in_one_call() {
         database.text("SELECT string_agg(topic, ' ' ORDER BY sequence) FROM {o}"),
         Some("order.paid order.named".to_owned())
     );
-    // Nothing has happened since.
+    // No new events since the last save.
     let saved = database
         .outbox()
         .save(&mut database.connect(), &mut order, |_, _| {
@@ -465,7 +469,7 @@ fn where_the_aggregate_or_an_event_cannot_be_written_neither_is_and_the_events_a
     refused.expect_err("not stored");
     assert_eq!(order.events.len(), 2);
 
-    // The key of its first event is taken by another message.
+    // Another message already has the key of the first event.
     let taken = NewMessage::new("order.paid", &0)
         .expect("JSON")
         .idempotency_key("order-7-paid");
@@ -496,7 +500,7 @@ fn an_aggregate_that_ignores_an_error_of_the_database_is_not_saved() {
             let _ = diesel::sql_query("SELECT 1 / 0").execute(conn);
             QueryResult::Ok(())
         });
-    let error = saved.expect_err("PostgreSQL keeps nothing of it");
+    let error = saved.expect_err("PostgreSQL rolls everything back");
     assert!(error.to_string().contains("aborted"), "{error}");
 }
 

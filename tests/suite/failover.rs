@@ -1,5 +1,5 @@
-//! Rows that a relay knows are gone, and others have got their numbers: as after a failover to a standby
-//! that lacks the last inserts.
+//! Rows that a relay knows are gone, and other rows have their sequences, as after a failover to a standby that lacks
+//! the last inserts.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use diesel::result::Error;
 
 use crate::support::{Database, Gate, Receiver, eventually, status};
 
-/// G2, G4: sends are under way while the sequences of their messages are given to others, which the same
-/// lease claims. The answers to the old sends settle none of the new messages.
+/// G2, G4: sends are in flight while their sequences are given to other messages, which the same lease claims. The
+/// responses to the old sends settle none of the new messages.
 #[test]
 fn a_settle_does_not_take_a_new_message_for_the_old_one_of_its_sequence() {
     let database = Database::new();
@@ -43,7 +43,7 @@ fn a_settle_does_not_take_a_new_message_for_the_old_one_of_its_sequence() {
         .send_timeout(Duration::from_secs(20))
         .lease(Duration::from_secs(60))
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     insert("old");
     receiver.wait_for(3);
     database.execute("TRUNCATE {o} RESTART IDENTITY");
@@ -57,14 +57,14 @@ fn a_settle_does_not_take_a_new_message_for_the_old_one_of_its_sequence() {
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 3);
     assert_eq!(database.count("delivered"), 0);
     is_well.store(true, Ordering::SeqCst);
-    eventually("the new ones are delivered", || {
+    eventually("the new messages are delivered", || {
         database.count("delivered") == 3
     });
     assert_eq!(receiver.ids().len(), 6);
 }
 
-/// R12: an operator's transaction, or a relay that was stopped in the middle of its renewal, holds the row
-/// of an expired lease. The other relays go on.
+/// R12: an operator's transaction, or a relay that was stopped in the middle of its renewal, locks the row of an
+/// expired lease. The other relays continue.
 #[test]
 fn an_open_transaction_on_an_expired_lease_keeps_nobody_from_claiming() {
     let database = Database::new();

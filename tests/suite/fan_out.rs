@@ -1,4 +1,4 @@
-//! One message for several destinations, and many messages in one request.
+//! Fan-out of one message to several destinations, and batches of many messages in one request.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -43,7 +43,7 @@ fn a_message_for_two_destinations_has_attempts_and_a_ledger_row_for_each() {
         .max_attempts(3)
         .start()
         .expect("a relay");
-    eventually("both have come to their end", || {
+    eventually("both messages are settled", || {
         database.count("delivered") == 1 && database.count("dead") == 1
     });
     end(&relay);
@@ -76,7 +76,9 @@ fn dead_letters_of_one_destination_are_requeued_by_its_name() {
     let relay = to_both(&database, &billing, &audit)
         .start()
         .expect("a relay");
-    eventually("both are dead", || database.count("dead") == 2);
+    eventually("both messages are dead-lettered", || {
+        database.count("dead") == 2
+    });
     end(&relay);
     let shown = finish(database.binary(&["dead", "show", &id])).code(1);
     for part in ["(billing)", "(audit)"] {
@@ -102,16 +104,19 @@ fn a_message_that_is_enqueued_again_reaches_only_who_has_not_got_it() {
         .max_attempts(1)
         .start()
         .expect("a relay");
-    eventually("one has it and the other one not", || {
-        database.count("delivered") == 1 && database.count("dead") == 1
-    });
+    eventually(
+        "one destination has the message, the other does not",
+        || database.count("delivered") == 1 && database.count("dead") == 1,
+    );
     end(&relay);
     let audit = Receiver::ok();
     let relay = to_both(&database, &billing, &audit)
         .start()
         .expect("a relay");
     database.enqueue_message(order("order-7", json!(7)));
-    eventually("the other one has it, too", || audit.count() == 1);
+    eventually("the other destination has the message", || {
+        audit.count() == 1
+    });
     assert!(relay.wait_until_idle(PATIENCE));
     end(&relay);
     assert_eq!(billing.count(), 1);
@@ -141,14 +146,16 @@ fn enqueueing_for_each_of_some_destinations_makes_a_row_for_each_in_one_transact
     let relay = to_both(&database, &billing, &audit)
         .start()
         .expect("a relay");
-    eventually("both are delivered", || database.count("delivered") == 2);
+    eventually("both messages are delivered", || {
+        database.count("delivered") == 2
+    });
     end(&relay);
     assert_eq!((billing.count(), audit.count()), (1, 1));
 }
 
 type Ends = Vec<(Status, Option<ReasonCode>, u32)>;
 
-/// What became of messages.
+/// The ends of messages as an observer sees them.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Ends>>);
 
@@ -167,9 +174,9 @@ fn a_message_that_stands_in_another_ones_way_is_an_operators_to_judge() {
     let clash: Result<_, EnqueueError> = database
         .outbox()
         .enqueue(&mut database.connect(), order("order-7", json!("other")));
-    clash.expect("of another destination");
+    clash.expect("a message of another destination");
     let (billing, audit) = (Receiver::ok(), Receiver::ok());
-    // It waits for its place: nothing is sent to the audit before the split.
+    // The first message is delayed: nothing is sent to audit before the fan-out of the second.
     database.execute(
         "UPDATE {o} SET available_at = now() + interval '1 h' WHERE destination = 'audit'",
     );
@@ -178,7 +185,9 @@ fn a_message_that_stands_in_another_ones_way_is_an_operators_to_judge() {
         .observe(told.clone())
         .start()
         .expect("a relay");
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     end(&relay);
     assert_eq!((relay.stats().dead, relay.stats().split), (1, 0));
     assert_eq!(
@@ -192,10 +201,14 @@ fn a_message_that_stands_in_another_ones_way_is_an_operators_to_judge() {
         Some("IDEMPOTENCY_CONFLICT \"other\" 0")
     );
     assert_eq!((billing.count(), audit.count()), (0, 0));
-    assert_eq!(database.count("pending"), 1, "the first one waits still");
+    assert_eq!(
+        database.count("pending"),
+        1,
+        "the first message still waits"
+    );
 }
 
-/// `billing` keeps its keys back where a message dies; `audit` does not.
+/// `billing` blocks the key of a dead letter; `audit` does not.
 fn billing_blocks(database: &Database, billing: &Receiver, audit: &Receiver) -> RelayBuilder {
     let mut of_billing = Destination::new("billing", &billing.url()).expect("a URL");
     of_billing.on_dead = Some(OnDead::Block);
@@ -206,8 +219,8 @@ fn billing_blocks(database: &Database, billing: &Receiver, audit: &Receiver) -> 
         .route_to_each("order.*", &["billing", "audit"])
 }
 
-/// G5: a dead letter at one destination keeps nothing from another, whether the messages behind it were
-/// split before it died or not.
+/// G5: a dead letter at one destination blocks no other destination, whether the later messages were fanned out
+/// before or after it was dead-lettered.
 #[test]
 fn a_dead_letter_that_keeps_its_key_back_does_so_at_its_destination_only() {
     let database = Database::new();
@@ -217,12 +230,12 @@ fn a_dead_letter_that_keeps_its_key_back_does_so_at_its_destination_only() {
         .expect("a relay");
     let keyed = |key: &str| order(key, json!(key)).ordering_key("customer-7");
     database.enqueue_message(keyed("first"));
-    eventually("the first one is dead at billing", || {
+    eventually("the first message is dead-lettered at billing", || {
         database.count("dead") == 1
     });
     database.enqueue_message(keyed("second"));
-    eventually("audit has both", || audit.count() == 2);
-    eventually("what billing is kept from waits for it", || {
+    eventually("audit has both messages", || audit.count() == 2);
+    eventually("the second message waits for billing", || {
         database
             .text("SELECT string_agg(destination || ' ' || idempotency_key, ',') FROM {o}")
             .as_deref()
@@ -231,7 +244,7 @@ fn a_dead_letter_that_keeps_its_key_back_does_so_at_its_destination_only() {
     assert_eq!(billing.count(), 1);
 }
 
-/// G5: it dies for all its destinations at once, and one of them keeps its keys back.
+/// G5: the message is dead-lettered for all its destinations at once, and one of them blocks its key.
 #[test]
 fn a_message_that_dies_instead_of_being_split_keeps_its_key_back() {
     let database = Database::new();
@@ -244,7 +257,9 @@ fn a_message_that_dies_instead_of_being_split_keeps_its_key_back() {
     let relay = billing_blocks(&database, &billing, &audit)
         .start()
         .expect("a relay");
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     assert_eq!(
         database
             .text("SELECT blocks_key || ' ' || reason FROM {o}_dead")
@@ -254,7 +269,7 @@ fn a_message_that_dies_instead_of_being_split_keeps_its_key_back() {
     assert!(relay.wait_until_idle(PATIENCE));
     assert_eq!((billing.count(), audit.count()), (0, 0));
     database.execute("DELETE FROM {o}_dead");
-    eventually("the one behind it is split", || {
+    eventually("the next message is fanned out", || {
         (billing.count(), audit.count()) == (1, 1)
     });
 }
@@ -271,13 +286,15 @@ fn many_messages_are_split_and_none_is_lost() {
                 .expect("a relay")
         })
         .collect();
-    eventually("all are delivered", || database.count("delivered") == 6000);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 6000
+    });
     for relay in &relays {
         end(relay);
     }
     for receiver in [billing, audit] {
         assert_eq!(receiver.ids().len(), 3000);
-        assert_eq!(receiver.count(), 3000, "and each once");
+        assert_eq!(receiver.count(), 3000, "every message was sent once");
     }
 }
 
@@ -290,9 +307,10 @@ fn a_message_that_expires_or_is_delayed_does_so_at_each_destination() {
     let relay = to_both(&database, &billing, &audit)
         .start()
         .expect("a relay");
-    eventually("the expired one is dead, twice", || {
-        database.number("SELECT count(*) FROM {o}_dead WHERE reason = 'EXPIRED'") == 2
-    });
+    eventually(
+        "the expired message is dead-lettered at both destinations",
+        || database.number("SELECT count(*) FROM {o}_dead WHERE reason = 'EXPIRED'") == 2,
+    );
     assert!(relay.wait_until_idle(PATIENCE));
     end(&relay);
     assert_eq!((billing.count(), audit.count()), (0, 0));
@@ -322,7 +340,9 @@ fn one_request_delivers_many_messages() {
     database.enqueue_many(500);
     let receiver = Receiver::ok();
     let relay = batched(&database, &receiver, 50).start().expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 500);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 500
+    });
     end(&relay);
     let requests = receiver.requests();
     assert!(requests.len() < 50, "{} requests", requests.len());
@@ -352,7 +372,7 @@ fn of_a_refused_batch_only_the_message_that_is_refused_alone_dies() {
         if has_poison { 422 } else { 200 }
     });
     let relay = batched(&database, &receiver, 50).start().expect("a relay");
-    eventually("all have come to their end", || {
+    eventually("all messages are settled", || {
         database.count("delivered") == 99 && database.count("dead") == 1
     });
     end(&relay);
@@ -365,7 +385,7 @@ fn of_a_refused_batch_only_the_message_that_is_refused_alone_dies() {
     assert_eq!(
         database.number("SELECT max(attempts) FROM {o}_ledger"),
         1,
-        "nobody paid for it"
+        "the refused message cost the others no attempt"
     );
 }
 
@@ -381,7 +401,7 @@ fn a_failed_batch_is_tried_again_message_by_message() {
         .max_attempts(3)
         .start()
         .expect("a relay");
-    eventually("all have come to their end", || {
+    eventually("all messages are settled", || {
         database.count("delivered") == 99 && database.count("dead") == 1
     });
     end(&relay);
@@ -409,7 +429,9 @@ fn a_batch_that_asks_to_wait_parks_its_destination() {
         stream.write_all(&status(200))
     });
     let relay = batched(&database, &receiver, 10).start().expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 60);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 60
+    });
     end(&relay);
     let requests = receiver.requests();
     assert!(requests[1].at - requests[0].at >= Duration::from_millis(950));

@@ -1,4 +1,4 @@
-//! A tenant is forgotten: nothing of it is left, and nothing of others is touched.
+//! A tenant is forgotten: all its data is removed, and the data of other tenants stays.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn forget(database: &Database, tenant: Uuid, patience: Duration) -> Forgotten {
     admin::forget(conn, &database.outbox_name(), tenant, patience, |_| true).expect("forgotten")
 }
 
-/// A message that says in all its parts whose it is.
+/// A message with the tenant's mark in every part.
 fn message(topic: &str, tenant: Uuid, mark: &str) -> NewMessage {
     NewMessage::new(topic, &json!({ "who": mark }))
         .expect("JSON")
@@ -29,7 +29,7 @@ fn message(topic: &str, tenant: Uuid, mark: &str) -> NewMessage {
         .header("x-who", mark)
 }
 
-/// In how many rows of each table this text stands.
+/// In each table, the number of rows that contain this text.
 fn rows_with(database: &Database, text: &str) -> [i64; 6] {
     TABLES.map(|table| {
         let rows = format!("SELECT count(*) FROM {{o}}{table} r WHERE r::text LIKE '%{text}%'");
@@ -37,7 +37,7 @@ fn rows_with(database: &Database, text: &str) -> [i64; 6] {
     })
 }
 
-/// Each of both tenants has something in every table.
+/// Gives each of the two tenants rows in every table.
 fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
     let receiver = Receiver::start(|request, stream| {
         let body = String::from_utf8_lossy(&request.body);
@@ -72,7 +72,7 @@ fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
         )]))
         .start()
         .expect("a relay");
-    eventually("all have come to where they stay", || {
+    eventually("all messages are in their final state", || {
         ["delivered", "dead", "retrying"].map(|status| database.count(status)) == [2, 2, 2]
     });
     end(&relay);
@@ -109,7 +109,7 @@ fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
     assert_eq!(rows_with(&database, "alice"), [0; 6]);
     assert_eq!(rows_with(&database, &mine.to_string()), [0; 6]);
     assert_eq!(rows_with(&database, "bob"), bobs);
-    // What was settled is known still, and what waited has come to its end.
+    // Settled entries remain known, and the waiting message is cancelled.
     let after = database.text(ids).expect("entries");
     assert!(after.starts_with(&before), "{before}\n{after}");
     let statuses = ["delivered", "dead", "retrying"].map(|status| database.count(status));
@@ -123,7 +123,7 @@ fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
     assert_eq!(forget(&database, mine, AT_ONCE), Forgotten::default());
 }
 
-/// A key says who somebody is as often as not.
+/// A key often identifies a person, so it is forgotten too.
 #[test]
 fn a_key_that_was_forgotten_is_that_of_a_new_message() {
     let database = Database::new();
@@ -133,11 +133,15 @@ fn a_key_that_was_forgotten_is_that_of_a_new_message() {
     let relay = database.relay().url(&receiver.url()).start();
     let relay = relay.expect("a relay");
     receiver.wait_for(1);
-    eventually("it is settled", || database.count("delivered") == 1);
+    eventually("the message is settled", || {
+        database.count("delivered") == 1
+    });
     forget(&database, tenant, AT_ONCE);
     database.enqueue_message(message("order.paid", tenant, "alice"));
     receiver.wait_for(2);
-    eventually("it is settled", || database.count("delivered") == 2);
+    eventually("the message is settled", || {
+        database.count("delivered") == 2
+    });
     end(&relay);
 }
 
@@ -173,10 +177,10 @@ fn what_is_under_way_is_waited_for_and_its_destination_kept_until_then() {
 
     let done = std::thread::scope(|scope| {
         let forgetting = scope.spawn(|| forget(&database, tenant, Duration::from_secs(60)));
-        // It waits meanwhile, or comes later: the end is the same.
+        // The call is waiting already or starts later: the result is the same.
         std::thread::sleep(Duration::from_millis(300));
         gate.open();
-        forgetting.join().expect("it ends")
+        forgetting.join().expect("the call ends")
     });
     end(&relay);
     assert_eq!((done.left, done.destinations), (0, 1));
@@ -184,7 +188,7 @@ fn what_is_under_way_is_waited_for_and_its_destination_kept_until_then() {
     assert_eq!(rows_with(&database, "alice"), [0; 6]);
 }
 
-/// What a relay held that is gone, nobody settles.
+/// No relay will settle the messages that a dead relay held.
 #[test]
 fn what_a_dead_relay_holds_is_forgotten() {
     let database = Database::new();
@@ -195,7 +199,7 @@ fn what_a_dead_relay_holds_is_forgotten() {
     assert_eq!((done.messages, done.left), (1, 0));
 }
 
-/// What waits behind the tenant's messages goes on.
+/// The messages behind the tenant's messages continue.
 #[test]
 fn keys_that_the_tenant_has_held_go_on() {
     let database = Database::new();
@@ -206,7 +210,9 @@ fn keys_that_the_tenant_has_held_go_on() {
     let relay = database.relay().destination(destination).route("*", "only");
     let relay = relay.start().expect("a relay");
     database.enqueue_message(of_key("order.lost").ordering_key("k").tenant_id(tenant));
-    eventually("it blocks its key", || database.count("dead") == 1);
+    eventually("the dead letter blocks its key", || {
+        database.count("dead") == 1
+    });
     database.enqueue_message(of_key("order.paid").ordering_key("k"));
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(receiver.count(), 1);

@@ -1,4 +1,4 @@
-//! A database of its own, for tests of what is one per database.
+//! A separate database, for tests of things that exist once per database.
 
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
@@ -30,14 +30,13 @@ impl FreshDatabase {
         PgConnection::establish(&self.url).expect("PostgreSQL is there")
     }
 
-    /// Runs statements, as `psql` would.
+    /// Runs statements as `psql` would.
     pub(crate) fn execute(&self, sql: &str) {
         self.connect()
             .batch_execute(sql)
             .unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
-    /// One number.
     pub(crate) fn number(&self, select: &str) -> i64 {
         diesel::select(diesel::dsl::sql::<diesel::sql_types::BigInt>(&format!(
             "({select})::bigint"
@@ -46,9 +45,9 @@ impl FreshDatabase {
         .unwrap_or_else(|error| panic!("{select}: {error}"))
     }
 
-    /// A number of the server's statistics, with all that connections have read which end now. One tells it at
-    /// its end, and PostgreSQL 13 and 14 write it down a while later, in the order in which it was told. Those
-    /// that only hold a snapshot are not waited for.
+    /// Reads a number from the server's statistics, including everything read by connections that are just closing. A
+    /// connection reports its counts when it closes. PostgreSQL 13 and 14 record the reports a while later, in the
+    /// order of the reports. Connections that only hold a snapshot are not waited for.
     pub(crate) fn statistic(&self, select: &str) -> i64 {
         let others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
             AND backend_type = 'client backend' AND state <> 'idle in transaction'
@@ -58,13 +57,13 @@ impl FreshDatabase {
         });
         self.execute("DROP TABLE IF EXISTS mark; CREATE TABLE mark ()");
         self.execute("SELECT FROM mark");
-        eventually("the statistics are there", || {
+        eventually("the statistics are recorded", || {
             self.number("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'mark'") == 1
         });
         self.number(select)
     }
 
-    /// What is there besides PostgreSQL's own: tables, views, sequences, indexes, functions.
+    /// The number of objects besides PostgreSQL's own: tables, views, sequences, indexes, functions.
     pub(crate) fn objects(&self) -> i64 {
         self.number(
             "SELECT (SELECT count(*) FROM pg_class WHERE relnamespace NOT IN
@@ -73,7 +72,7 @@ impl FreshDatabase {
         )
     }
 
-    /// Lets nobody in, and throws out who is.
+    /// Refuses new connections and ends the existing ones.
     pub(crate) fn close(&self) {
         admin(&format!(
             "ALTER DATABASE {} WITH ALLOW_CONNECTIONS false",
@@ -85,7 +84,7 @@ impl FreshDatabase {
         ));
     }
 
-    /// Lets everybody in again.
+    /// Accepts connections again.
     pub(crate) fn open(&self) {
         admin(&format!(
             "ALTER DATABASE {} WITH ALLOW_CONNECTIONS true",

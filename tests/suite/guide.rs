@@ -1,4 +1,4 @@
-//! The guide's SQL runs, and its pages are all there.
+//! The guide's SQL runs, and its list of pages is complete.
 
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
@@ -33,7 +33,7 @@ fn blocks(text: &str, language: &str) -> Vec<String> {
         .collect()
 }
 
-/// Each in a transaction that is rolled back: roles belong to the server.
+/// Each block runs in a transaction that is rolled back, because roles belong to the whole server.
 #[test]
 fn the_sql_of_the_guide_runs() {
     let database = FreshDatabase::new();

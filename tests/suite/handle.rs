@@ -1,4 +1,4 @@
-//! The relay as a part of an application: how it starts, what its handle tells, how it ends.
+//! The relay as part of an application: how it starts, what its handle reports, how it ends.
 
 use std::process::Command;
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::fresh::FreshDatabase;
 use crate::support::{Database, Dispatch, Gate, PATIENCE, Receiver, delivered, end, eventually};
 
-/// Sends that hang until the gate is open.
+/// A dispatcher whose sends hang until the gate is open.
 fn gated() -> (impl Dispatcher, Gate) {
     let (gate, pass) = Gate::new();
     let dispatcher = Dispatch(move |_: &Message| {
@@ -30,7 +30,7 @@ fn gated() -> (impl Dispatcher, Gate) {
 #[test]
 fn what_keeps_a_relay_from_starting_has_a_type() {
     let database = Database::new();
-    // Those of single settings: see `settings`.
+    // The test module `settings` covers errors of single settings.
     for (relay, named) in [
         (database.relay().lease(Duration::MAX), "RelayBuilder::lease"),
         (database.relay().route("order.*", "nobody"), "nobody"),
@@ -58,7 +58,7 @@ fn what_keeps_a_relay_from_starting_has_a_type() {
     let error = Relay::builder(unreachable)
         .url("http://127.0.0.1:9/")
         .start()
-        .expect_err("nobody there");
+        .expect_err("no server at that port");
     assert!(
         matches!(&error, StartError::Database(DatabaseError::Connect(text)) if !text.contains("sekret")),
         "{error:?}"
@@ -77,7 +77,7 @@ fn what_keeps_a_relay_from_starting_has_a_type() {
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_lease"),
         0,
-        "none of them took a lease"
+        "none of the relays took a lease"
     );
 }
 
@@ -92,16 +92,18 @@ fn a_wake_delivers_long_before_the_next_poll() {
         .start()
         .expect("a relay");
     for n in 1..=3 {
-        assert!(relay.wait_until_idle(PATIENCE), "it sleeps");
+        assert!(relay.wait_until_idle(PATIENCE), "the relay is idle");
         database.enqueue("order.paid", json!(n));
         relay.wake();
         receiver.wait_for(n);
-        eventually("it is settled", || relay.stats().delivered == n as u64);
+        eventually("the message is settled", || {
+            relay.stats().delivered == n as u64
+        });
     }
     end(&relay);
 }
 
-/// R6: what is delayed, dead or delivered stays as it is, and the relay goes on.
+/// R6: delayed, dead and delivered messages stay unchanged, and the relay continues.
 #[test]
 fn a_wake_with_nothing_to_do_changes_nothing() {
     let database = Database::new();
@@ -113,14 +115,18 @@ fn a_wake_with_nothing_to_do_changes_nothing() {
     let relay = relay.expect("a relay");
     database.enqueue("order.paid", json!(1));
     database.enqueue("order.refused", json!(2));
-    eventually("one is delivered", || database.count("delivered") == 1);
-    eventually("one is dead", || database.count("dead") == 1);
+    eventually("one message is delivered", || {
+        database.count("delivered") == 1
+    });
+    eventually("one message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     database.execute(
         "INSERT INTO {o} (topic, payload, available_at)
          VALUES ('order.paid', '3', now() + interval '1 day')",
     );
     assert!(relay.wait_until_idle(PATIENCE));
-    // A row that was written anew has another version, also where it says the same.
+    // A rewritten row has another version, even if its content is the same.
     let rows = || {
         database.text(
             "SELECT string_agg(row, ' ' ORDER BY row)
@@ -133,13 +139,13 @@ fn a_wake_with_nothing_to_do_changes_nothing() {
     for _ in 0..1000 {
         relay.wake();
     }
-    // A look that began after the last wake has found nothing.
+    // A claim that began after the last wake has found nothing.
     assert!(relay.wait_until_idle(PATIENCE));
     assert_eq!(rows(), rows_before);
     assert_eq!(relay.stats(), stats_before);
     assert_eq!(receiver.requests().len(), 2);
     database.enqueue("order.paid", json!(4));
-    eventually("it is at work", || database.count("delivered") == 2);
+    eventually("the relay still works", || database.count("delivered") == 2);
     end(&relay);
 }
 
@@ -155,15 +161,17 @@ fn a_relay_is_healthy_while_its_database_answers() {
         .expect("a relay");
     assert!(relay.is_healthy());
     fresh.close();
-    eventually("it is not healthy", || !relay.is_healthy());
-    assert!(!relay.has_failed(), "no thread has ended of it");
+    eventually("the relay is not healthy", || !relay.is_healthy());
+    assert!(!relay.has_failed(), "no thread has ended");
     fresh.open();
-    eventually("it is healthy again", || relay.is_healthy());
+    eventually("the relay is healthy again", || relay.is_healthy());
     database.enqueue("order.paid", json!(1));
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
-    assert!(!relay.is_healthy(), "it has ended");
-    assert!(!relay.has_failed(), "it was asked to");
+    assert!(!relay.is_healthy(), "the relay has ended");
+    assert!(!relay.has_failed(), "the shutdown was requested");
 }
 
 // --- Ending -------------------------------------------------------------------------------
@@ -181,16 +189,18 @@ fn a_shutdown_lets_sends_finish_and_gives_the_others_back() {
         .dispatcher(dispatcher)
         .start()
         .expect("a relay");
-    eventually("four sends are under way", || gate.came() == 4);
-    eventually("others are claimed", || database.count("sending") > 4);
+    eventually("four sends are in flight", || gate.came() == 4);
+    eventually("other messages are claimed", || {
+        database.count("sending") > 4
+    });
     std::thread::scope(|scope| {
         let shutdown = scope.spawn(|| relay.shutdown(PATIENCE));
-        eventually("it is ending", || !relay.is_healthy());
+        eventually("the relay is ending", || !relay.is_healthy());
         gate.open();
         shutdown
             .join()
             .expect("no panic there")
-            .expect("a clean end");
+            .expect("a clean shutdown");
     });
     assert_eq!(gate.came(), 4, "nothing else was sent");
     assert_eq!(database.count("delivered"), 4);
@@ -215,19 +225,21 @@ fn a_shutdown_returns_at_its_deadline_and_loses_nothing() {
         .dispatcher(dispatcher)
         .start()
         .expect("a relay");
-    eventually("four sends are under way", || gate.came() == 4);
-    eventually("others are claimed", || database.count("sending") > 4);
+    eventually("four sends are in flight", || gate.came() == 4);
+    eventually("other messages are claimed", || {
+        database.count("sending") > 4
+    });
     let asked = Instant::now();
     let error = relay
         .shutdown(Duration::from_secs(1))
         .expect_err("sends hang");
-    // Late by what a busy machine takes, and not by a send.
+    // A busy machine may delay the return, but not by the time of a send.
     assert!(asked.elapsed() < Duration::from_secs(20));
     assert!(
         matches!(&error, ShutdownError::Deadline { messages: 4, threads } if threads.contains("relay-send-1")),
         "{error}"
     );
-    // The four are left to the lease; the others are free at once, at no cost.
+    // The four messages stay with the lease; the others are released at once without an attempt.
     assert_eq!(database.count("sending"), 4);
     assert_eq!(database.count("pending"), 96);
     assert_eq!(database.number("SELECT max(attempts) FROM {o}"), 0);
@@ -236,8 +248,8 @@ fn a_shutdown_returns_at_its_deadline_and_loses_nothing() {
     drop(relay);
 }
 
-/// What this process is still sending counts until the lease is over, and that takes its time: so says
-/// `RelayHandle::shutdown`, which may be called once more.
+/// A send that this process is still making counts until the lease expires, so the takeover waits for that.
+/// `RelayHandle::shutdown` documents this and may be called once more.
 #[test]
 fn what_a_living_process_goes_on_to_send_after_the_deadline_is_not_taken_over_in_seconds() {
     let database = Database::new();
@@ -255,15 +267,13 @@ fn what_a_living_process_goes_on_to_send_after_the_deadline_is_not_taken_over_in
         database.number(free) == 0
     };
     eventually("its session has the lease's lock", is_locked);
-    eventually("a send is under way", || gate.came() == 1);
+    eventually("a send is in flight", || gate.came() == 1);
     relay
         .shutdown(Duration::from_secs(1))
         .expect_err("the send hangs");
     assert!(is_locked());
     drop(gate);
-    relay
-        .shutdown(PATIENCE)
-        .expect("the send has come to its end");
+    relay.shutdown(PATIENCE).expect("the send ends");
     assert_eq!(database.count("delivered"), 1);
 }
 
@@ -296,12 +306,12 @@ fn a_shutdown_beside_another_one_takes_no_longer_than_its_own_deadline() {
         .lease(4 * PATIENCE)
         .dispatcher(dispatcher)
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     database.enqueue_many(1);
-    eventually("a send is under way", || gate.came() == 1);
+    eventually("a send is in flight", || gate.came() == 1);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| relay.shutdown(PATIENCE));
-        // Whichever of the two comes first, it hangs.
+        // Either call may be the first: the send hangs in both cases.
         let second = relay.shutdown(Duration::from_millis(200));
         assert!(
             matches!(second, Err(ShutdownError::Deadline { messages: 1, .. })),
@@ -309,10 +319,10 @@ fn a_shutdown_beside_another_one_takes_no_longer_than_its_own_deadline() {
         );
         assert!(!first.is_finished());
         drop(gate);
-        first.join().expect("no panic").expect("a clean end");
+        first.join().expect("no panic").expect("a clean shutdown");
     });
     assert_eq!(database.count("delivered"), 1);
-    relay.shutdown(PATIENCE).expect("it is over");
+    relay.shutdown(PATIENCE).expect("the shutdown finishes");
 }
 
 #[test]
@@ -327,18 +337,16 @@ fn a_second_shutdown_continues_the_first() {
         .dispatcher(dispatcher)
         .start()
         .expect("a relay");
-    eventually("a send is under way", || gate.came() == 1);
+    eventually("a send is in flight", || gate.came() == 1);
     relay
         .shutdown(Duration::from_millis(200))
         .expect_err("the send hangs");
     drop(gate);
-    relay
-        .shutdown(PATIENCE)
-        .expect("the send has come to its end");
+    relay.shutdown(PATIENCE).expect("the send ends");
     assert_eq!(database.count("delivered"), 1);
 }
 
-/// How many threads of this process have a name that begins so.
+/// The number of threads of this process whose names start with `prefix`.
 fn threads(prefix: &str) -> usize {
     std::fs::read_dir("/proc/self/task")
         .expect("a system with /proc")
@@ -347,7 +355,7 @@ fn threads(prefix: &str) -> usize {
         .count()
 }
 
-/// Runs the test of this name in a process of its own. `true`: this is that process.
+/// Runs the test of this name in a separate process. Returns `true` inside that process.
 fn in_a_process_of_its_own(test: &str) -> bool {
     const MARK: &str = "A_PROCESS_OF_ITS_OWN";
     if std::env::var_os(MARK).is_some() {
@@ -357,7 +365,7 @@ fn in_a_process_of_its_own(test: &str) -> bool {
         .args(["--exact", test])
         .env(MARK, "1")
         .output()
-        .expect("it runs");
+        .expect("the test binary runs");
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{stdout}");
     assert!(stdout.contains("1 passed"), "{stdout}");
@@ -383,23 +391,23 @@ fn a_relay_that_ends_leaves_no_thread() {
     let relay = start();
     database.enqueue("order.paid", json!(1));
     receiver.wait_for(1);
-    // Four senders, and a claimer, a settler, a heartbeat and a janitor at least.
+    // At least four senders, a claimer, a settler, a heartbeat and a janitor.
     assert!(threads("relay-") >= 8, "{}", threads("relay-"));
     end(&relay);
     drop(relay);
-    eventually("they have ended", || threads("relay-") == 0);
+    eventually("the threads have ended", || threads("relay-") == 0);
 
     drop(start());
-    eventually("they have ended", || threads("relay-") == 0);
+    eventually("the threads have ended", || threads("relay-") == 0);
 
-    // One that does not start leaves none, either.
+    // A relay that does not start leaves no thread either.
     database
         .relay()
         .outbox("missing")
         .url(&receiver.url())
         .start()
         .expect_err("no outbox");
-    eventually("they have ended", || threads("relay-") == 0);
+    eventually("the threads have ended", || threads("relay-") == 0);
 }
 
 #[test]
@@ -411,7 +419,7 @@ fn a_dropped_relay_ends_as_by_a_shutdown() {
         delivered()
     });
     let relay = database.relay().dispatcher(slow).start().expect("a relay");
-    eventually("it has begun", || relay.stats().delivered > 0);
+    eventually("the relay has begun", || relay.stats().delivered > 0);
     drop(relay);
     assert_eq!(database.count("sending"), 0);
     assert_eq!(database.count("pending") + database.count("delivered"), 50);
@@ -443,7 +451,7 @@ fn a_dispatcher_that_panics_costs_its_message_an_attempt_and_harms_no_other() {
             "INSERT INTO {{o}} (topic, payload) SELECT '{topic}', '1' FROM generate_series(1, 20)"
         ));
     }
-    eventually("all are settled", || {
+    eventually("all messages are settled", || {
         database.count("delivered") == 40 && database.count("dead") == 20
     });
     assert_eq!(
@@ -483,7 +491,7 @@ fn an_error_is_stored_up_to_512_characters_and_without_control_characters() {
         .dispatcher(failing)
         .start()
         .expect("a relay");
-    eventually("both are settled", || {
+    eventually("both messages are settled", || {
         database.count("dead") == 1 && database.count("retrying") == 1
     });
     for table in ["{o}", "{o}_dead"] {
@@ -525,7 +533,9 @@ fn a_dispatcher_sees_the_message_as_it_was_enqueued() {
         .header("x-shop", "berlin");
     let id = message.message_id();
     let sequence = database.enqueue_message(message);
-    let seen = seen.recv_timeout(PATIENCE).expect("it is dispatched");
+    let seen = seen
+        .recv_timeout(PATIENCE)
+        .expect("the message is dispatched");
     assert_eq!(seen.sequence.0, sequence);
     assert_eq!(seen.message_id, id);
     assert_eq!(seen.topic, "order.paid");
@@ -558,9 +568,10 @@ fn named_destinations_get_their_messages_and_unknown_ones_none() {
         .destination(Destination::new("billing", &billing.url()).expect("a URL"))
         .start()
         .expect("a relay");
-    eventually("those with a destination are delivered", || {
-        database.count("delivered") == 2 && relay.health().to_string().contains("\"nobody\"")
-    });
+    eventually(
+        "the messages with a known destination are delivered",
+        || database.count("delivered") == 2 && relay.health().to_string().contains("\"nobody\""),
+    );
     assert_eq!(billing.requests()[0].json(), json!("billing"));
     assert_eq!(rest.requests()[0].json(), json!("rest"));
     assert_eq!((billing.count(), rest.count()), (1, 1));
@@ -571,7 +582,7 @@ fn named_destinations_get_their_messages_and_unknown_ones_none() {
     end(&relay);
 }
 
-// --- Beside others ------------------------------------------------------------------------
+// --- Alongside others --------------------------------------------------------------------
 
 #[test]
 fn relays_of_several_outboxes_live_in_one_process() {
@@ -605,13 +616,15 @@ fn relays_of_several_outboxes_live_in_one_process() {
                 .all(|request| request.header("ce-source") == Some(&source))
         );
     }
-    // The end of one is not the end of the others.
+    // The end of one relay does not end the others.
     relays[0]
         .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+        .expect("a clean shutdown");
     assert!(relays[1].is_healthy() && relays[2].is_healthy());
     databases[1].enqueue("order.paid", json!(1));
-    eventually("it is delivered", || databases[1].count("delivered") == 21);
+    eventually("the message is delivered", || {
+        databases[1].count("delivered") == 21
+    });
 }
 
 #[test]
@@ -626,7 +639,7 @@ fn a_relay_takes_no_connection_out_of_the_applications_pool() {
     let mut conn = pool.get().expect("a connection");
     conn.transaction(|conn| outbox.enqueue(conn, NewMessage::new("order.paid", &1).expect("JSON")))
         .expect("enqueued");
-    // The only connection is taken, in a transaction, all the time that the relay works.
+    // The only connection is in use, in a transaction, as long as the relay works.
     conn.transaction::<_, diesel::result::Error, _>(|conn| {
         let relay = database
             .relay()
@@ -636,7 +649,7 @@ fn a_relay_takes_no_connection_out_of_the_applications_pool() {
         outbox
             .enqueue(conn, NewMessage::new("order.paid", &2).expect("JSON"))
             .expect("enqueued");
-        eventually("the first is delivered", || {
+        eventually("the first message is delivered", || {
             database.count("delivered") == 1
         });
         end(&relay);
@@ -647,6 +660,6 @@ fn a_relay_takes_no_connection_out_of_the_applications_pool() {
     assert_eq!(
         database.count("pending"),
         1,
-        "committed after the relay's end"
+        "committed after the relay has ended"
     );
 }

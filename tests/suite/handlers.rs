@@ -1,5 +1,4 @@
-//! Handlers in the process: what they are given, what they say, and what becomes of those that panic
-//! or take too long.
+//! Handlers in the process: their input, their results, and handlers that panic or take too long.
 
 mod late;
 mod observers;
@@ -71,7 +70,9 @@ fn a_handler_gets_the_events_of_its_topic_and_urls_get_the_rest() {
         hear.recv_timeout(PATIENCE),
         Ok((event, "member.joined".to_owned(), 1))
     );
-    eventually("both are delivered", || database.count("delivered") == 2);
+    eventually("both messages are delivered", || {
+        database.count("delivered") == 2
+    });
     let topics: Vec<_> = receiver
         .requests()
         .iter()
@@ -95,7 +96,7 @@ fn a_topic_without_a_handler_is_a_visible_error_and_no_silent_success() {
         .expect("JSON")
         .destination("handlers");
     database.enqueue_message(named);
-    eventually("the relay says so of both", || {
+    eventually("the relay reports both topics", || {
         let said = relay.health().to_string();
         said.contains("no_route") && said.contains("and 1 more")
     });
@@ -133,8 +134,12 @@ fn what_a_handler_says_decides_done_again_later_or_dead() {
     for member_id in 0..5 {
         join(&database, member_id);
     }
-    eventually("four are done", || database.count("delivered") == 4);
-    eventually("one is dead", || database.count("dead") == 1);
+    eventually("four messages are delivered", || {
+        database.count("delivered") == 4
+    });
+    eventually("one message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     assert_eq!(
         database.text("SELECT last_error || ' ' || reason || ' ' || attempts FROM {o}_dead"),
         Some("no such member FAILED 1".to_owned())
@@ -159,7 +164,7 @@ fn a_snoozed_message_comes_again_when_asked_and_costs_no_attempt() {
     let relay = database
         .relay()
         .max_attempts(1)
-        // No snooze is as long as that.
+        // The backoff is longer than the snooze.
         .backoff(Backoff::Table(vec![Duration::from_secs(3600)]))
         .on::<MemberJoined>(move |_, context| {
             heard.send((context.attempt(), Instant::now()))?;
@@ -171,11 +176,13 @@ fn a_snoozed_message_comes_again_when_asked_and_costs_no_attempt() {
         .start()
         .expect("a relay");
     join(&database, 1);
-    eventually("it waits", || {
+    eventually("the message waits", || {
         database.text("SELECT last_error_code || ' ' || attempts || ': ' || last_error FROM {o}")
             == Some("SNOOZED 0: the handler asked to wait for 300ms".to_owned())
     });
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     let calls: Vec<_> = hear.try_iter().collect();
     assert!(calls.len() > 1);
     assert!(calls.iter().all(|(attempt, _)| *attempt == 1));
@@ -220,10 +227,12 @@ fn a_group_has_its_own_attempts_backoff_and_rate() {
     for _ in 0..5 {
         database.enqueue("member.left", json!({ "member_id": 1 }));
     }
-    eventually("all are handled", || database.count("delivered") == 5);
+    eventually("all messages are handled", || {
+        database.count("delivered") == 5
+    });
     let calls: Vec<Instant> = hear.try_iter().collect();
     let took = calls[4].duration_since(calls[0]);
-    // One at once, and then one in a tenth of a second.
+    // One message at once, then one every tenth of a second.
     assert!(took >= Duration::from_millis(390), "{took:?}");
     end(&relay);
 }
@@ -242,12 +251,14 @@ fn a_payload_of_another_shape_is_dead_at_once_and_a_newer_version_waits_for_a_ne
         .expect("JSON")
         .header("ce-dataversion", "2");
     database.enqueue_message(newer);
-    // Names of headers have no case.
+    // Header names are case-insensitive.
     database.execute(
         r#"INSERT INTO {o} (topic, payload, headers)
            VALUES ('member.joined', '{"id":1}', '{"CE-DataVersion":"2"}')"#,
     );
-    eventually("one is dead", || database.count("dead") == 1);
+    eventually("one message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     assert_eq!(
         database.text("SELECT reason || ': ' || last_error FROM {o}_dead"),
         Some(
@@ -255,7 +266,7 @@ fn a_payload_of_another_shape_is_dead_at_once_and_a_newer_version_waits_for_a_ne
                 .to_owned()
         )
     );
-    eventually("two wait", || database.count("retrying") == 2);
+    eventually("two messages wait", || database.count("retrying") == 2);
     assert_eq!(
         database.text(
             "SELECT string_agg(DISTINCT last_error_code || ': ' || last_error, ' ') FROM {o}"
@@ -274,7 +285,7 @@ fn groups_and_urls_each_get_a_message_of_their_own() {
     let counts: [Arc<AtomicUsize>; 2] = Default::default();
     let [mails, members] = counts.clone();
     let mailer = Handlers::new().on::<MemberJoined>(move |_, context| {
-        // The other group's message goes on meanwhile.
+        // The other group's message continues meanwhile.
         if context.attempt() == 1 {
             return Err(HandlerError::retry("the mail server is down"));
         }
@@ -296,7 +307,9 @@ fn groups_and_urls_each_get_a_message_of_their_own() {
         .start()
         .expect("a relay");
     join(&database, 1);
-    eventually("all three have it", || database.count("delivered") == 3);
+    eventually("all three have the message", || {
+        database.count("delivered") == 3
+    });
     let [mails, members] = counts.map(|count| count.load(Ordering::SeqCst));
     assert_eq!((mails, members, receiver.requests().len()), (1, 1, 1));
     assert_eq!(
@@ -332,7 +345,9 @@ fn handlers_work_on_connections_of_the_applications_pool() {
     for member_id in 0..10 {
         join(&database, member_id);
     }
-    eventually("all are handled", || database.count("delivered") == 10);
+    eventually("all messages are handled", || {
+        database.count("delivered") == 10
+    });
     let members = format!("SELECT count(*) FROM {}.members", database.schema());
     assert_eq!(database.number(&members), 10);
     end(&relay);
@@ -368,7 +383,7 @@ fn a_group_is_paused_and_resumed_by_its_name_like_any_destination() {
     let relay = database
         .relay()
         .on::<MemberJoined>(|_, _| Ok(()))
-        .on::<MemberLeft>(|_, _| panic!("nobody has left"))
+        .on::<MemberLeft>(|_, _| panic!("no member has left"))
         .url(&Receiver::answering(|_| 200).url())
         .start()
         .expect("a relay");
@@ -376,7 +391,9 @@ fn a_group_is_paused_and_resumed_by_its_name_like_any_destination() {
     assert!(relay.wait_until_idle(PATIENCE));
     assert_eq!(database.count("pending"), 1);
     diesel_outbox::admin::resume(conn, &name, kind, "handlers").expect("resumed");
-    eventually("it is handled", || database.count("delivered") == 1);
+    eventually("the message is handled", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
     end(&relay);
 }
@@ -407,7 +424,9 @@ fn handlers_keep_the_order_of_a_key() {
         .outbox()
         .enqueue_batch(&mut database.connect(), messages)
         .expect("enqueued");
-    eventually("all are handled", || database.count("delivered") == 40);
+    eventually("all messages are handled", || {
+        database.count("delivered") == 40
+    });
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
     assert_eq!(*seen, (0..40).collect::<Vec<_>>());
     end(&relay);

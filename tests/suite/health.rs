@@ -1,4 +1,4 @@
-//! What a relay says of itself. That its database hangs is shown in `chaos::wedged`.
+//! What a relay reports about itself. `chaos::wedged` covers a database that hangs.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::fresh::FreshDatabase;
 use crate::metrics::Metrics;
 use crate::support::{Database, Dispatch, Gate, Receiver, delivered, end, eventually};
 
-/// Calls it with each outcome.
+/// Calls the closure with each outcome.
 struct Observing<F>(F);
 
 impl<F: Fn() + Send + Sync + 'static> Observer for Observing<F> {
@@ -30,7 +30,7 @@ fn kinds(health: &Health) -> Vec<ProblemKind> {
         .collect()
 }
 
-/// Fails unless the metrics show this problem of the outbox, and no other.
+/// Fails unless the metrics show exactly this problem of the outbox.
 fn is_shown(relay: &RelayHandle, metrics: &Metrics<'_>, problem: &str, live: f64) {
     relay.record_metrics();
     let of = |labels: &[_]| metrics.value("diesel_outbox_problem", labels);
@@ -42,7 +42,7 @@ fn is_shown(relay: &RelayHandle, metrics: &Metrics<'_>, problem: &str, live: f64
     assert_eq!(metrics.value("diesel_outbox_live", &[]), live);
 }
 
-/// Waits until these are the problems; returns how it is then.
+/// Waits until these are the problems, and returns the health at that moment.
 fn until(relay: &RelayHandle, expected: &[ProblemKind]) -> Health {
     eventually(&format!("{expected:?}"), || {
         kinds(&relay.health()) == expected
@@ -66,7 +66,7 @@ fn set(database: &Database, settings: &[(&str, &str)]) -> RelayHandle {
     Relay::from_config(config).start().expect("a relay")
 }
 
-/// One that works, that stands by, that is switched off, and that ends.
+/// Relays that work, stand by, are disabled, and end.
 #[test]
 fn a_relay_without_a_problem_is_live_and_ready_and_one_that_ends_is_live() {
     let database = Database::new();
@@ -76,7 +76,9 @@ fn a_relay_without_a_problem_is_live_and_ready_and_one_that_ends_is_live() {
     let (first, second) = (set(&database, &single), set(&database, &single));
     let off = set(&database, &[("OUTBOX_ENABLED", "false")]);
     database.enqueue_many(20);
-    eventually("all are delivered", || first.stats().delivered == 20);
+    eventually("all messages are delivered", || {
+        first.stats().delivered == 20
+    });
     for relay in [&first, &second] {
         let health = until(relay, &[]);
         assert!(health.is_live() && health.is_ready() && relay.is_healthy());
@@ -92,7 +94,7 @@ fn a_relay_without_a_problem_is_live_and_ready_and_one_that_ends_is_live() {
     }
 }
 
-/// A message that a trigger or a constraint lets nobody settle is no outage of the database.
+/// A message whose settle fails on a trigger or a constraint does not make the database count as down.
 #[test]
 fn a_relay_whose_settle_is_refused_has_its_database() {
     let database = Database::new();
@@ -107,10 +109,10 @@ fn a_relay_whose_settle_is_refused_has_its_database() {
     let receiver = Receiver::ok();
     let relay = set(&database, &[("OUTBOX_URL", &receiver.url())]);
     database.enqueue("order.paid", json!(1));
-    eventually("it is sent", || receiver.count() == 1);
+    eventually("the message is sent", || receiver.count() == 1);
     assert!(
         relay.wait_until_idle(Duration::from_secs(30)),
-        "it is put aside"
+        "the refused message is set aside"
     );
     assert!(until(&relay, &[]).is_ready());
     database.drop_trigger_of_ledger("refuse");
@@ -118,7 +120,7 @@ fn a_relay_whose_settle_is_refused_has_its_database() {
     assert_eq!((receiver.count(), database.count("delivered")), (1, 1));
 }
 
-/// Senders that do not come back are told from others, and touch no other destination.
+/// Senders that never return are reported, and do not affect other destinations.
 #[test]
 fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
     let (database, half) = (Database::new(), Database::new());
@@ -142,7 +144,7 @@ fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
     }
     let began = Instant::now();
     let health = until(&relays[0], &[ProblemKind::SendersStuck]);
-    // Its limit is 1 s, and a margin beyond it is not to be missed by a slow machine.
+    // The limit is 1 s. The wide margin keeps the test reliable on a slow machine.
     assert!(began.elapsed() > Duration::from_secs(25), "too soon");
     assert!(!health.is_live() && !health.is_ready());
     is_shown(&relays[0], &metrics[0], "senders_stuck", 0.0);
@@ -161,12 +163,14 @@ fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
     gate.open();
     for relay in &relays {
         assert!(until(relay, &[]).is_live());
-        eventually("what hung is delivered", || relay.stats().delivered == 2);
+        eventually("the message that hung is delivered", || {
+            relay.stats().delivered == 2
+        });
         end(relay);
     }
 }
 
-/// Messages whose outcomes nobody writes down.
+/// Messages whose outcomes are not settled, because an observer blocks.
 #[test]
 fn a_relay_that_is_held_up_by_an_observer_makes_no_progress() {
     let database = Database::new();
@@ -187,7 +191,7 @@ fn a_relay_that_is_held_up_by_an_observer_makes_no_progress() {
     end(&relay);
 }
 
-/// Without its listener a relay works, and says so.
+/// A relay works without its listener and reports the loss.
 #[test]
 fn a_relay_whose_listener_is_cut_off_is_live_and_ready_and_says_so() {
     let database = Database::new();
@@ -209,7 +213,7 @@ fn a_relay_whose_listener_is_cut_off_is_live_and_ready_and_says_so() {
     let listens = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE usename = '{role}' AND query ~ 'LISTEN|advisory'"
     );
-    eventually("it listens", || database.number(&listens) == 1);
+    eventually("the relay listens", || database.number(&listens) == 1);
     database.execute(&format!("ALTER ROLE {role} NOLOGIN"));
     let cut = format!(
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{role}'"
@@ -231,7 +235,7 @@ fn a_relay_whose_listener_is_cut_off_is_live_and_ready_and_says_so() {
     database.execute(&format!("DROP ROLE {role}"));
 }
 
-/// A database that is away is no reason to restart.
+/// A missing database is no reason to restart the relay.
 #[test]
 fn without_its_database_a_relay_is_live_and_not_ready() {
     let fresh = FreshDatabase::new();
@@ -241,7 +245,7 @@ fn without_its_database_a_relay_is_live_and_not_ready() {
     until(&relay, &[]);
     fresh.close();
     let mut seen = Vec::new();
-    eventually("it has lost its lease, too", || {
+    eventually("the relay has lost its lease as well", || {
         let health = relay.health();
         assert!(health.is_live(), "{health}");
         seen.extend(kinds(&health));
@@ -259,7 +263,7 @@ fn without_its_database_a_relay_is_live_and_not_ready() {
     end(&relay);
 }
 
-/// A database without the outbox is told from none.
+/// A database without the outbox's tables is distinguished from a database that is down.
 #[test]
 fn without_its_tables_a_relay_is_live_and_not_ready_and_says_what_is_missing() {
     let database = Database::new();
@@ -275,7 +279,7 @@ fn without_its_tables_a_relay_is_live_and_not_ready_and_says_what_is_missing() {
         .expect("renamed");
     };
     rename("outbox_lease", "gone");
-    eventually("it knows what is missing", || {
+    eventually("the relay reports what is missing", || {
         let health = relay.health();
         let kinds = kinds(&health);
         assert!(health.is_live(), "{health}");

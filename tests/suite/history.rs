@@ -1,4 +1,4 @@
-//! What happened to a message: each failed attempt, and what operators did.
+//! The history of a message: every failed attempt, and every operator's act.
 
 use diesel_outbox::{Answer, Sequence};
 use serde_json::json;
@@ -12,7 +12,7 @@ fn text(database: &Database, what: &str) -> Option<String> {
     ))
 }
 
-/// R42: the whole life, from the attempts that failed to the delivery after somebody requeued it.
+/// R42: the whole history, from the failed attempts to the delivery after an operator requeued the message.
 #[test]
 fn failed_attempts_and_who_requeued_or_discarded_a_message_are_written_down() {
     let database = Database::new();
@@ -24,7 +24,9 @@ fn failed_attempts_and_who_requeued_or_discarded_a_message_are_written_down() {
         .max_attempts(2)
         .start()
         .expect("a relay");
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     end(&relay);
     let told = "event || ':' || attempt || ':' || reason || ':' || http_status || ':' || (took IS NOT NULL)
         || ':' || (relay <> '') || ':' || (destination <> '')";
@@ -49,12 +51,14 @@ fn failed_attempts_and_who_requeued_or_discarded_a_message_are_written_down() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     assert_eq!(
         text(&database, "event || coalesce(':' || operator, '')").as_deref(),
         Some("failed failed requeued:alice: it is mended"),
-        "nothing of what was delivered at once"
+        "no entries of the message that was delivered at once"
     );
     let shown = finish(database.binary(&["message", "show", &id]))
         .code(0)
@@ -82,7 +86,9 @@ fn failed_attempts_and_who_requeued_or_discarded_a_message_are_written_down() {
         .max_attempts(1)
         .start()
         .expect("a relay");
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     end(&relay);
     let discard = ["dead", "discard", &other.to_string(), "--who", "bob"];
     finish(database.binary(&discard)).code(0);
@@ -90,7 +96,7 @@ fn failed_attempts_and_who_requeued_or_discarded_a_message_are_written_down() {
     assert_eq!(database.text(discarded).as_deref(), Some("bob"));
 }
 
-/// R42: the first delivery, who replayed it, and the second one, under the same id or a new one.
+/// R42: the first delivery, who replayed the message, and the second delivery, under the same id or a new one.
 #[test]
 fn who_replayed_a_message_is_written_down() {
     let database = Database::new();
@@ -118,7 +124,7 @@ fn who_replayed_a_message_is_written_down() {
     assert_eq!(
         text(&database, "event || ':' || operator").as_deref(),
         Some("replayed:alice: billing lost a day replayed:alice"),
-        "what the run has replayed before is no entry"
+        "a message that the run already replayed adds no entry"
     );
     let of_messages = "SELECT count(*) FROM {o}_attempt a
           JOIN {o}_ledger l ON l.sequence = a.sequence AND l.message_id = a.message_id";
@@ -155,7 +161,7 @@ fn who_replayed_a_message_is_written_down() {
     assert!(!page.contains("Enqueued again"), "{page}");
 }
 
-/// R42: nobody is named where the application cancels a message itself.
+/// R42: a cancellation by the application names no operator.
 #[test]
 fn a_message_that_the_application_has_cancelled_says_so() {
     let database = Database::new();

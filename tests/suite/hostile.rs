@@ -1,5 +1,5 @@
-//! A role without any right but to create in a schema of the search path makes functions, operators and types
-//! of its own, so that what others write means these. Nothing of ours ever calls one.
+//! A role whose only right is to create in a schema of the search path makes its own functions, operators and types,
+//! so that other people's statements would mean these. Our statements never call one of them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use crate::fresh::FreshDatabase;
 use crate::page::Page;
 use crate::support::{Receiver, binary, database_url, end, eventually, finish};
 
-/// Types of what our statements compare, add and convert.
+/// The types that our statements compare, add and convert.
 const TYPES: &str = "{int4,int8,float8,numeric,text,name,\"\\\"char\\\"\",bool,timestamptz,interval,uuid,bytea,json,oid,tid,regclass,int8[],int4[],text[],timestamptz[],uuid[],bool[]}";
 
-/// Operators that our statements use, or may.
+/// The operators that our statements use, or might use.
 const OPERATORS: &str = "{=,<>,<,<=,>,>=,+,-,*,/,||,~,!~,~~}";
 
-/// A database with an outbox, in which a role without rights has made twins of all that could be meant.
-/// Dropped in this order: a role goes when nothing is its own.
+/// A database with an outbox, in which a role without other rights has made twins of every function, operator and
+/// type in question. The fields drop in this order, because a role can be dropped only when it owns nothing.
 struct Ground {
     database: FreshDatabase,
     role: Role,
@@ -51,10 +51,10 @@ impl Ground {
         ground
     }
 
-    /// Every function that a source of ours names and PostgreSQL has, with one and two arguments of all these
-    /// types, and all operators of them; domains that have names of PostgreSQL's types. Each notes that it was
-    /// called. The schema comes before `pg_catalog` in everybody's search path, so even a twin of just the
-    /// same types is preferred.
+    /// Makes a twin of each function that our sources name and PostgreSQL has, with one and two arguments of all
+    /// these types. Also makes twins of all operators for these types, and domains named like PostgreSQL's types.
+    /// Each twin records its calls. The schema comes before `pg_catalog` in everyone's search path, so even a twin
+    /// with exactly the same types is preferred.
     fn make_twins(&self) {
         let names: Vec<String> = names_in_our_sql().into_iter().collect();
         let sql = format!(
@@ -122,7 +122,7 @@ impl Ground {
         assert!(made > 5000, "only {made} twins were made");
     }
 
-    /// One number, by PostgreSQL's own functions.
+    /// Reads one number with PostgreSQL's own functions.
     fn count(&self, select: &str) -> i64 {
         let mut conn = self.database.connect();
         conn.batch_execute("SET search_path = pg_catalog")
@@ -151,7 +151,7 @@ impl Ground {
     }
 }
 
-/// What may be a function's name in the sources of our statements.
+/// Every name in the sources of our statements that may be a function's.
 fn names_in_our_sql() -> BTreeSet<String> {
     let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let mut folders = vec![root.join("src/store"), root.join("migrations")];
@@ -186,15 +186,15 @@ fn message(topic: &str) -> NewMessage {
     NewMessage::new(topic, &json!({ "n": 1 })).expect("JSON")
 }
 
-/// R48: over a whole life, from the migration to the cleaner, nothing that a role without rights has made in
-/// the search path is called.
+/// R48: from the migration to the cleaner, nothing that a role without other rights has made in the search path is
+/// called.
 #[test]
 fn what_others_create_in_the_search_path_is_never_called() {
     let ground = Ground::new();
     let outbox = Outbox::default();
     let conn = &mut ground.database.connect();
 
-    // An application, whose search path is the hostile one.
+    // An application whose search path is the hostile one.
     conn.transaction::<_, EnqueueError, _>(|conn| {
         let hour = Duration::from_secs(3600);
         outbox.enqueue(
@@ -221,11 +221,11 @@ fn what_others_create_in_the_search_path_is_never_called() {
     })
     .expect("enqueued");
     assert_eq!(ground.calls(), 0, "by enqueueing");
-    // Plain SQL of others, which the library meets: without a digest.
+    // Plain SQL from elsewhere, without a digest, which the library must compare with.
     ground.execute("INSERT INTO public.outbox (topic, payload, idempotency_key) VALUES ('good', '{\"n\":1}', 'plain')");
     let plain = message("good").idempotency_key("plain");
     let plain = conn.transaction(|conn| outbox.enqueue(conn, plain));
-    assert!(!plain.expect("the same").is_new);
+    assert!(!plain.expect("the same message").is_new);
     let once = || {
         inbox::once(&mut ground.database.connect(), "a", "1", |_| {
             diesel::QueryResult::Ok(())
@@ -247,7 +247,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
     .expect("cancelled");
     assert_eq!(ground.calls(), 0, "by an application");
 
-    // A relay that does all that it can.
+    // A relay that uses everything that a relay can do.
     let (good, bad) = (Receiver::ok(), Receiver::answering(|_| 500));
     let relay = || {
         let url = ground.database.url.clone();
@@ -281,17 +281,19 @@ fn what_others_create_in_the_search_path_is_never_called() {
             "SELECT count(*) FROM public.outbox_messages WHERE status = '{status}'"
         ))
     };
-    eventually("what fails is dead", || settled("dead") == 21);
-    eventually("the cleaner has been there", || {
+    eventually("failing messages are dead-lettered", || {
+        settled("dead") == 21
+    });
+    eventually("the cleaner has cleaned", || {
         ground.count("SELECT count(*) FROM public.outbox_ledger") == 0
             && ground.count("SELECT count(*) FROM public.outbox_inbox") == 0
     });
-    eventually("what can be is delivered", || good.count() == 23);
+    eventually("the good messages are delivered", || good.count() == 23);
     assert_eq!(ground.count("SELECT count(*) FROM public.outbox"), 1);
     end(&first);
     assert_eq!(ground.calls(), 0, "by the relay");
 
-    // An operator, by the library on a connection of the application's, inside of a transaction of its own.
+    // An operator, by the library on a connection of the application, inside the application's transaction.
     let name = OutboxName::default();
     conn.transaction::<_, diesel_outbox::DatabaseError, _>(|conn| {
         let letters = admin::dead_letters(conn, &name, &DeadFilter::default(), 100)?;
@@ -306,7 +308,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
             2
         );
         assert_eq!(admin::overview(conn, &name)?.depths.dead_letters(), 19);
-        // The transaction has its own path again: it finds what the application finds.
+        // The transaction has its own path again: it finds what the application expects.
         let path: String = diesel::select(diesel::dsl::sql::<diesel::sql_types::Text>(
             "pg_catalog.current_setting('search_path')",
         ))
@@ -315,7 +317,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
         Ok(())
     })
     .expect("an operator's work");
-    // … by commands, and by the page.
+    // The same by commands and by the page.
     for arguments in [
         &["status"] as &[&str],
         &["status", "--exact"],
@@ -335,7 +337,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
         done.code(0);
     }
     let second = relay();
-    eventually("what was requeued has failed again", || {
+    eventually("the requeued messages have failed again", || {
         settled("dead") == 21
     });
     end(&second);
@@ -352,10 +354,10 @@ fn what_others_create_in_the_search_path_is_never_called() {
         assert_eq!(page.get(path).status, 200, "{path}");
         assert_eq!(ground.calls(), 0, "by {path}");
     }
-    // A second outbox, in the schema that the caller's path begins with.
+    // A second outbox, in the first schema of the caller's path.
     outbox_is_made_and_dropped(&ground, conn);
 
-    // The doctor says who can.
+    // The doctor reports the role that can create in the path.
     let checked = finish(ground.command(&["check"]));
     assert_eq!(ground.calls(), 0, "by check");
     assert!(
@@ -368,7 +370,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
     assert_ne!(checked.status.code(), Some(0));
 }
 
-/// The functions of the migrations call nothing else, and find the caller's schema nevertheless.
+/// The functions of the migrations call nothing foreign, and still find the caller's schema.
 fn outbox_is_made_and_dropped(ground: &Ground, conn: &mut PgConnection) {
     conn.batch_execute("CREATE SCHEMA hrm; SET search_path = hrm, public, pg_catalog")
         .expect("a schema");

@@ -1,4 +1,4 @@
-//! What writes messages asks for a transaction of the caller's, unless that is switched off by name.
+//! Every method that writes messages requires the caller's transaction, unless that check is disabled by name.
 
 use std::sync::mpsc;
 
@@ -36,14 +36,14 @@ impl Order {
     }
 }
 
-/// By default: it refuses.
+/// An outbox with the default settings: it refuses writes outside a transaction.
 fn outbox(database: &Database) -> Outbox {
     Outbox::new(&database.name()).expect("a name")
 }
 
 type Write = fn(&Outbox, &mut PgConnection) -> Result<(), EnqueueError>;
 
-/// Each method that writes messages, with one message.
+/// Every method that writes messages, each with one message.
 const WAYS: [(&str, Write); 4] = [
     ("enqueue", |outbox, conn| {
         outbox.enqueue(conn, OrderPaid { order_id: 7 }).map(drop)
@@ -83,7 +83,7 @@ fn outside_of_a_transaction_nothing_is_written() {
         assert_refused(write(&outbox, conn), way);
     }
     assert_eq!(stored(&database), 0);
-    // The mistake is found although there is nothing to write today.
+    // The mistake is found even if there is nothing to write.
     let none: [NewMessage; 0] = [];
     assert_refused(outbox.enqueue_batch(conn, none.clone()), "an empty batch");
     assert_refused(outbox.enqueue_bulk(conn, none), "an empty bulk");
@@ -145,7 +145,7 @@ fn every_transaction_that_diesel_begins_is_one() {
                 Err(Error::RollbackTransaction)
             });
             assert_eq!(undone, Err(Error::RollbackTransaction), "{way}");
-            // The savepoint is undone, and the transaction goes on.
+            // The savepoint is rolled back, and the transaction continues.
             write(&outbox, conn)
         })
         .expect(way);
@@ -194,7 +194,7 @@ fn the_error_names_both_ways_out() {
     let error = outbox(&database)
         .enqueue(conn, OrderPaid { order_id: 7 })
         .expect_err("refused");
-    // Also where it went through Diesel's own error.
+    // The hint survives the conversion to Diesel's own error.
     for text in [error.to_string(), Error::from(error).to_string()] {
         assert!(text.contains("conn.transaction("), "{text}");
         assert!(text.contains("allow_outside_transaction"), "{text}");
@@ -220,8 +220,10 @@ fn a_handlers_work_that_is_done_once_is_in_a_transaction_and_its_connection_is_n
         .start()
         .expect("a relay");
     database.enqueue("order.placed", serde_json::json!(7));
-    let refused = told.recv_timeout(PATIENCE).expect("it is called");
+    let refused = told.recv_timeout(PATIENCE).expect("the handler is called");
     assert_refused(refused, "on the handler's connection");
-    eventually("both are handled", || database.count("delivered") == 2);
+    eventually("both messages are handled", || {
+        database.count("delivered") == 2
+    });
     end(&relay);
 }

@@ -1,4 +1,4 @@
-//! The inbox: each message is handled once, whatever comes twice, at once, or breaks in between.
+//! The inbox: each message is handled once, even if it arrives twice, concurrently, or with a crash in between.
 
 mod retention;
 
@@ -20,7 +20,7 @@ use crate::support::{Database, PATIENCE, Receiver, end, eventually};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// A consumer's database: the inbox, which all tests share, and a table for what is done.
+/// A consumer's database: the inbox, shared by all tests, and a table for the work done.
 struct Consumer {
     database: Database,
 }
@@ -33,7 +33,7 @@ impl Consumer {
         Self { database }
     }
 
-    /// Nobody else's.
+    /// The source of this test alone.
     fn source(&self) -> &str {
         self.database.schema()
     }
@@ -51,7 +51,7 @@ impl Consumer {
         inbox::once(conn, self.source(), id, |conn| self.work(conn, id))
     }
 
-    /// How often something was done.
+    /// How often this work was done.
     fn done(&self, what: &str) -> i64 {
         let schema = self.source();
         let select = format!("SELECT count(*) FROM {schema}.done WHERE what = '{what}'");
@@ -96,11 +96,11 @@ fn a_message_is_handled_once() {
     let id = Uuid::now_v7();
     let first = inbox::once(conn, consumer.source(), id, |conn| consumer.work(conn, "a"));
     assert_eq!(first, Ok(Once::Handled(1)));
-    // A text of the same id is the same id, and so are other connections.
+    // The same id as text, and on another connection, is still the same id.
     let text = id.to_string();
     for conn in [conn, &mut consumer.connect()] {
         let again = inbox::once(conn, consumer.source(), &text, |_| {
-            panic!("it is not called")
+            panic!("the handler must not be called")
         });
         let again: QueryResult<Once<()>> = again;
         assert!(again.expect("a duplicate").is_duplicate());
@@ -136,7 +136,7 @@ fn a_handler_that_fails_leaves_nothing_and_the_message_is_handled_again() {
             EnqueueError::Database(Error::RollbackTransaction)
         ));
     }
-    // As one of the database's.
+    // The same for a database error.
     let failed: QueryResult<Once<usize>> = inbox::once(conn, consumer.source(), "a", |conn| {
         consumer.work(conn, "a")?;
         sql_query("SELECT 1 / 0").execute(conn)
@@ -148,7 +148,7 @@ fn a_handler_that_fails_leaves_nothing_and_the_message_is_handled_again() {
     assert_eq!(consumer.done("a"), 1);
 }
 
-/// R33. PostgreSQL commits nothing after a statement that failed, whatever the handler says.
+/// R33. PostgreSQL commits nothing after a failed statement, even if the handler ignores the error.
 #[test]
 fn a_statement_that_failed_unheeded_leaves_nothing_and_is_an_error() {
     let consumer = Consumer::new();
@@ -161,7 +161,7 @@ fn a_statement_that_failed_unheeded_leaves_nothing_and_is_an_error() {
     assert!(heedless.is_err(), "{heedless:?}");
     assert_eq!(consumer.done("a"), 0);
     assert_eq!(consumer.handle(conn, "a"), Ok(Once::Handled(1)));
-    // What failed in a savepoint of the handler's own spoils nothing.
+    // A failure inside the handler's own savepoint spoils nothing.
     let careful = inbox::once(conn, consumer.source(), "b", |conn| {
         let _ = conn.transaction(|conn| sql_query("SELECT 1 / 0").execute(conn));
         consumer.work(conn, "b")
@@ -170,7 +170,7 @@ fn a_statement_that_failed_unheeded_leaves_nothing_and_is_an_error() {
     assert_eq!((consumer.done("a"), consumer.done("b")), (1, 1));
 }
 
-/// R33. The process, or its database, dies between the work and the commit.
+/// R33. The process, or its database, crashes between the work and the commit.
 #[test]
 fn a_crash_in_between_undoes_the_work_and_the_mark() {
     let consumer = Consumer::new();
@@ -197,7 +197,7 @@ fn a_crash_in_between_undoes_the_work_and_the_mark() {
 fn in_a_transaction_of_the_callers_it_is_a_savepoint() {
     let consumer = Consumer::new();
     let conn = &mut consumer.connect();
-    // The caller's rollback takes the mark with it.
+    // The caller's rollback removes the mark as well.
     let outer: QueryResult<()> = conn.transaction(|conn| {
         assert_eq!(consumer.handle(conn, "a"), Ok(Once::Handled(1)));
         assert_eq!(consumer.handle(conn, "a"), Ok(Once::Duplicate));
@@ -206,7 +206,7 @@ fn in_a_transaction_of_the_callers_it_is_a_savepoint() {
     assert_eq!(outer, Err(Error::RollbackTransaction));
     assert!(!consumer.is_marked("a"));
 
-    // A handler's failure leaves the caller's transaction usable.
+    // A failing handler leaves the caller's transaction usable.
     conn.transaction(|conn| {
         consumer.work(conn, "before")?;
         let failed = inbox::once(conn, consumer.source(), "a", |conn| {
@@ -251,7 +251,7 @@ fn a_bad_key_is_an_error_before_sql() {
             };
             assert!(error.downcast_ref::<BadKey>().is_some());
         }
-        // The transaction is usable, and the longest keys fit.
+        // The transaction is still usable, and the longest keys fit.
         let longest = &long[1..];
         let source = format!("{}{longest}", consumer.source());
         let source = &source[..inbox::MAX_KEY_BYTES];
@@ -269,19 +269,19 @@ fn random(length: usize) -> String {
 
 // --- At the same time ---------------------------------------------------------------------
 
-/// What the first of two handlers does when it is told to end.
+/// How the first of two handlers ends when told to.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     Commit,
     RollBack,
 }
 
-/// Handles a message, tells that the handler runs, and ends when it is told how.
+/// Handles a message, reports that the handler runs, and ends as told.
 fn handle_slowly(consumer: &Consumer, began: &Sender<()>, end: &Signal<End>) {
     let handled = inbox::once(&mut consumer.connect(), consumer.source(), "a", |conn| {
         consumer.work(conn, "first")?;
         began.send(()).expect("the test waits");
-        match end.recv_timeout(PATIENCE).expect("the test goes on") {
+        match end.recv_timeout(PATIENCE).expect("the test continues") {
             End::Commit => Ok(()),
             End::RollBack => Err(Error::RollbackTransaction),
         }
@@ -289,14 +289,14 @@ fn handle_slowly(consumer: &Consumer, began: &Sender<()>, end: &Signal<End>) {
     let _ = handled;
 }
 
-/// What a second handler gets that began while the first one was at work.
+/// The result of a second handler that began while the first was at work.
 fn second_while_first(end: End) -> (Consumer, Once<usize>) {
     let consumer = Consumer::new();
     let (began, has_begun) = bounded(1);
     let (tell, told) = bounded(1);
     let second = std::thread::scope(|scope| {
         scope.spawn(|| handle_slowly(&consumer, &began, &told));
-        has_begun.recv().expect("the first has begun");
+        has_begun.recv().expect("the first handler has begun");
         let mut conn = consumer.connect();
         let pid = pid(&mut conn);
         let second = scope.spawn({
@@ -307,13 +307,13 @@ fn second_while_first(end: End) -> (Consumer, Once<usize>) {
                 })
             }
         });
-        eventually("the second waits for the first", || {
+        eventually("the second handler waits for the first", || {
             consumer.database.number(&format!(
                 "SELECT count(*) FROM pg_stat_activity
                   WHERE pid = {pid} AND wait_event_type = 'Lock'"
             )) == 1
         });
-        tell.send(end).expect("the first waits");
+        tell.send(end).expect("the first handler waits");
         second.join().expect("no panic").expect("no error")
     });
     (consumer, second)
@@ -350,7 +350,7 @@ fn threads_that_get_the_same_messages_handle_each_once() {
                     let mut conn = consumer.connect();
                     start.wait();
                     let handled = (0..MESSAGES).filter(|n| {
-                        // Each thread begins somewhere else.
+                        // Each thread begins at another message.
                         let n = (n + thread * 3) % MESSAGES;
                         let id = format!("m{n}");
                         let done = consumer.handle(&mut conn, &id).expect("handled or known");
@@ -376,7 +376,7 @@ fn threads_that_get_the_same_messages_handle_each_once() {
     assert_eq!(handled, MESSAGES);
 }
 
-/// R33. With a snapshot that is older than the other's commit, nothing but a new one can tell.
+/// R33. A snapshot older than the other commit cannot show it; only a new snapshot can.
 #[test]
 fn under_stricter_isolation_a_concurrent_duplicate_is_an_error_and_then_a_duplicate() {
     let consumer = Consumer::new();
@@ -387,7 +387,7 @@ fn under_stricter_isolation_a_concurrent_duplicate_is_an_error_and_then_a_duplic
             false => builder.repeatable_read(),
         };
         builder.run(|conn| {
-            // The snapshot is taken.
+            // Takes the snapshot.
             sql_query("SELECT 1").execute(conn)?;
             if meanwhile {
                 let other = consumer.handle(&mut consumer.connect(), id);
@@ -422,8 +422,8 @@ impl Event for OrderPaid {
     const TOPIC: &'static str = "order.paid";
 }
 
-/// A receiver that books each order, and whose first answer for each request is a failure after the
-/// work was committed: the relay cannot know.
+/// A receiver that books each order. Its first response to each request is an error although the work is committed:
+/// the relay cannot know.
 fn booking(consumer: &Arc<Consumer>, duplicates: &Arc<Mutex<usize>>) -> Receiver {
     let verifier: Verifier = SECRET.parse().expect("a secret");
     let (consumer, duplicates) = (Arc::clone(consumer), Arc::clone(duplicates));
@@ -480,7 +480,7 @@ fn what_a_relay_delivers_twice_is_handled_once() {
             .route("*", "booking")
             .start()
             .expect("a relay");
-        eventually("all are delivered", || {
+        eventually("all messages are delivered", || {
             consumer.database.count("delivered") == ORDERS
         });
         end(&relay);
@@ -488,6 +488,9 @@ fn what_a_relay_delivers_twice_is_handled_once() {
             assert_eq!(consumer.done(&format!("order {order}")), 1, "in {mode:?}");
         }
         let duplicates = *duplicates.lock().expect("no panic");
-        assert_eq!(duplicates, ORDERS as usize, "each came twice, in {mode:?}");
+        assert_eq!(
+            duplicates, ORDERS as usize,
+            "each message arrived twice, in {mode:?}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Enqueueing as a value: what the query stores, and what it says of a key that is taken. Other kinds of
+//! Enqueueing as a query: what the query stores, and its result for a key that already exists. Other kinds of
 //! connections: `tests/applications/enqueuer`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -79,7 +79,7 @@ fn a_key_that_is_taken_inserts_nothing_and_the_transaction_goes_on() {
         }
         Ok::<_, diesel::result::Error>(id)
     });
-    let id = inserted.expect("the transaction goes on");
+    let id = inserted.expect("the transaction continues");
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 3);
     let stored = database.text("SELECT message_id FROM {o} WHERE idempotency_key = 'order-1'");
     assert_eq!(stored, Some(id.to_string()));

@@ -1,11 +1,11 @@
-//! What the relays of this process log.
+//! Captures what the relays of this process log.
 
 use std::fmt::Write;
 use std::sync::{Mutex, Once, PoisonError};
 
 use log::kv::{Error, Key, Value, VisitSource};
 
-/// Events whose lines are kept.
+/// The events whose lines are kept.
 const KEPT: [&str; 5] = [
     "dispatch_panic",
     "handler_stuck",
@@ -14,7 +14,7 @@ const KEPT: [&str; 5] = [
     "listener_without_url",
 ];
 
-/// The message, and the keys and values behind it. One for the whole process.
+/// The message of each line, and its keys and values. One list for the whole process.
 struct Lines(Mutex<Vec<(String, String)>>);
 
 static LINES: Lines = Lines(Mutex::new(Vec::new()));
@@ -29,7 +29,10 @@ impl log::Log for Lines {
         let event = event.map_or_else(String::new, |event| event.to_string());
         if KEPT.contains(&event.as_str()) {
             let mut line = Line(record.args().to_string());
-            record.key_values().visit(&mut line).expect("it writes");
+            record
+                .key_values()
+                .visit(&mut line)
+                .expect("the values are written");
             let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             lines.push((event, line.0));
         }
@@ -46,16 +49,16 @@ impl<'kvs> VisitSource<'kvs> for Line {
     }
 }
 
-/// From here on lines are kept.
+/// Keeps lines from now on.
 pub(crate) fn keep() {
     static SET: Once = Once::new();
     SET.call_once(|| {
-        log::set_logger(&LINES).expect("nobody else sets one");
+        log::set_logger(&LINES).expect("no other logger is set");
         log::set_max_level(log::LevelFilter::Info);
     });
 }
 
-/// Whether a line of this event was logged that says `what`.
+/// Whether a line of this event contains `what`.
 pub(crate) fn is_logged(event: &str, what: &str) -> bool {
     let lines = LINES.0.lock().unwrap_or_else(PoisonError::into_inner);
     lines

@@ -1,4 +1,4 @@
-//! A relay whose connections come from a manager of the application's.
+//! A relay whose connections come from a connection manager of the application.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use crate::fresh::FreshDatabase;
 use crate::logged;
 use crate::support::{Receiver, end, eventually};
 
-/// A database whose outbox belongs to a role, and a login that may become this role and nothing else.
+/// A database whose outbox belongs to a role, and a login that may only become this role.
 struct Ground {
     database: FreshDatabase,
     roles: Roles,
@@ -86,7 +86,7 @@ impl Ground {
             .expect("enqueued");
     }
 
-    /// The login's connections that are named as the relay names its own, and the others.
+    /// The numbers of the login's connections with and without the relay's application names.
     fn connections(&self) -> (i64, i64) {
         let count = |which: &str| {
             self.database.number(&format!(
@@ -99,7 +99,7 @@ impl Ground {
     }
 }
 
-/// Connects with the password of the moment, and becomes a role.
+/// Connects with the current password, and sets the role.
 #[derive(Clone)]
 struct Manager(Arc<State>);
 
@@ -137,7 +137,7 @@ impl ManageConnection for Manager {
     }
 }
 
-/// Asks one login for its password, which the tests' server does of nobody else.
+/// Makes the server ask one login for its password; other logins of the tests need none.
 struct AskedForPassword {
     file: PathBuf,
     line: String,
@@ -170,7 +170,7 @@ impl Drop for AskedForPassword {
 fn a_password_that_rotates_while_the_relay_runs_is_asked_of_the_manager() {
     let ground = Ground::new();
     let _asked = AskedForPassword::new(&ground);
-    eventually("passwords count", || {
+    eventually("the server asks for passwords", || {
         PgConnection::establish(&ground.url("wrong")).is_err()
     });
     let receiver = Receiver::ok();
@@ -182,7 +182,7 @@ fn a_password_that_rotates_while_the_relay_runs_is_asked_of_the_manager() {
         .expect("started");
     ground.enqueue();
     receiver.wait_for(1);
-    // At the start, and for claimer, settler, heartbeat and janitor: each keeps its own.
+    // One at the start, then one each for claimer, settler, heartbeat and janitor.
     eventually("each thread has a connection", || manager.asked() == 5);
     ground.enqueue();
     receiver.wait_for(2);
@@ -213,7 +213,7 @@ fn a_manager_sets_a_role_on_each_connection_and_the_listener_has_a_url_of_its_ow
     let without = Relay::builder(ground.url("first"))
         .url(&receiver.url())
         .start();
-    assert!(without.is_err(), "the login may do nothing by itself");
+    assert!(without.is_err(), "the login alone has no rights");
 
     let manager = ground.manager();
     let relay = ground
@@ -230,7 +230,7 @@ fn a_manager_sets_a_role_on_each_connection_and_the_listener_has_a_url_of_its_ow
         ground.enqueue();
         receiver.wait_for(count);
     }
-    // One that is just made has its role a moment later.
+    // A new connection gets its role a moment later.
     eventually("each connection has its role", || {
         ground.connections().1 == 0
     });
@@ -244,16 +244,16 @@ fn a_relay_with_a_manager_says_so_and_that_it_cannot_listen() {
     let receiver = Receiver::ok();
     let relay = ground
         .relay(&ground.manager(), &receiver)
-        // No other relay of the tests has this one.
+        // No other relay of the tests has this interval.
         .poll_interval(Duration::from_millis(54))
         .start()
         .expect("started");
     let started = format!("database=managed url={}", receiver.url());
     assert!(logged::is_logged("relay_started", &started));
-    eventually("it says so", || {
+    eventually("the relay logs that it cannot listen", || {
         logged::is_logged("listener_without_url", "poll_interval=54ms")
     });
-    // It works all the same.
+    // The relay works without listening.
     ground.enqueue();
     receiver.wait_for(1);
     end(&relay);

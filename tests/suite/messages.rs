@@ -1,4 +1,4 @@
-//! A message by what somebody knows of it, the ledger by pages, and the messages of a key.
+//! Finding a message by any of its names, the ledger in pages, and the messages of a key.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -20,14 +20,14 @@ fn text(text: &str) -> MessageKey {
     MessageKey::Text(text.to_owned())
 }
 
-/// `live pending a`: where it stands, its state and its destination.
+/// `live pending a`: the table, the state and the destination.
 fn shown(records: &[MessageRecord]) -> Vec<String> {
     let line = |r: &MessageRecord| format!("{} {} {}", r.kept_in, r.status, r.destination);
     records.iter().map(line).collect()
 }
 
-/// A message for three destinations: delivered to one, dead for another, retrying at the third; and its
-/// replay. Around it, `others` that are live and as many in the ledger.
+/// Inserts a message for three destinations, delivered to one, dead for another and retrying at the third, and its
+/// replay. Adds `others` live messages and as many ledger entries.
 fn fill(db: &Database, id: Uuid, others: usize) {
     db.execute(&format!(
         "INSERT INTO {{o}} (topic, payload) SELECT 't', '1' FROM generate_series(1, {others})"
@@ -63,7 +63,7 @@ const ALL: [&str; 5] = [
     "live pending a",
 ];
 
-/// R42: whatever a receiver or a log says of a message leads to all of it.
+/// R42: any name that a receiver or a log gives for a message leads to all its rows.
 #[test]
 fn a_message_is_found_by_sequence_id_and_key_with_all_its_parts_and_replays() {
     let db = Database::new();
@@ -125,7 +125,7 @@ fn what_is_not_there_is_not_found() {
     }
 }
 
-/// R32: looking for one message among many does not read all of them.
+/// R32: finding one message among many does not read all of them.
 #[test]
 fn an_id_of_the_librarys_is_found_among_many() {
     let db = Database::new();
@@ -136,7 +136,7 @@ fn an_id_of_the_librarys_is_found_among_many() {
     assert_eq!(find(&db, &MessageKey::Id(id)).len(), 4);
     let took = before.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?}");
-    // It was settled days after it was made.
+    // Settled days after it was enqueued.
     db.execute("DELETE FROM {o} WHERE idempotency_key LIKE 'order-1%'");
     db.execute(
         "UPDATE {o}_ledger SET settled_at = now() + interval '3 days' WHERE idempotency_key = 'order-1'",
@@ -148,7 +148,7 @@ fn ledger(db: &Database, filter: &LedgerFilter, limit: i64) -> Searched<LedgerRo
     admin::ledger(&mut db.connect(), &db.outbox_name(), filter, limit).expect("the ledger")
 }
 
-/// R32: the ledger by pages, the latest first, whatever the distance in time between its rows.
+/// R32: the ledger in pages, the latest entry first, whatever the time between entries.
 #[test]
 fn the_ledger_is_read_by_pages_and_each_row_is_on_one() {
     let db = Database::new();
@@ -288,7 +288,7 @@ fn the_messages_of_a_key_come_in_their_order_with_its_dead_letters() {
     assert_eq!(of(2), [dead, pending(1)]);
 }
 
-/// R32: keys that wait are found from what they wait for, and what waits behind is counted to an end.
+/// R32: waiting keys are found through the message that blocks them, and the count behind a key has a limit.
 #[test]
 fn blocked_keys_are_found_among_many_that_are_not_blocked() {
     let db = Database::new();

@@ -1,5 +1,5 @@
-//! What an application's own recorder sees. It is one for the whole process: the outboxes' names tell the
-//! tests apart.
+//! What an application's own recorder sees. The process has only one recorder, so tests tell their metrics apart by
+//! the names of their outboxes.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,13 +31,13 @@ pub(crate) struct Metrics<'a> {
 }
 
 impl<'a> Metrics<'a> {
-    /// From here on all is counted.
+    /// Counts everything from now on.
     pub(crate) fn of(database: &'a Database) -> Self {
         recorder();
         Self { database }
     }
 
-    /// The sum of all series of this name that have all of these labels; `None`: there is none.
+    /// The sum of all series with this name and all these labels, or `None` without such a series.
     fn find(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let outbox = self.database.name();
         let of_outbox = [("outbox", outbox.as_str())];
@@ -63,7 +63,7 @@ fn with_key(topic: &str, key: &str) -> NewMessage {
         .idempotency_key(key)
 }
 
-/// R29, R38: each message is counted where it stands, once.
+/// R29, R38: each outcome of each message is counted once.
 #[test]
 fn counters_and_histograms_say_what_became_of_each_message() {
     let database = Database::new();
@@ -106,10 +106,14 @@ fn counters_and_histograms_say_what_became_of_each_message() {
         .route_to_each("both", &["shop", "mail"])
         .start()
         .expect("a relay");
-    eventually("all come to their ends", || relay.stats().processed() == 15);
-    // Its key is in the ledger, and not in the outbox any more.
+    eventually("all messages are settled", || {
+        relay.stats().processed() == 15
+    });
+    // The key is in the ledger, and no longer in the outbox.
     database.enqueue_message(with_key("order.paid", "same"));
-    eventually("the last one, too", || relay.stats().processed() == 16);
+    eventually("the last message is settled", || {
+        relay.stats().processed() == 16
+    });
     end(&relay);
 
     let settled = |destination, outcome| {
@@ -166,7 +170,7 @@ fn counters_and_histograms_say_what_became_of_each_message() {
         "diesel_outbox_delivery_seconds_sum",
         &[("destination", "moody")],
     );
-    // Two retries of 50 ms at least.
+    // Two retries of at least 50 ms.
     assert!((0.1..60.0).contains(&took), "{took}");
 }
 
@@ -174,7 +178,7 @@ fn number(count: u64) -> f64 {
     f64::from(u32::try_from(count).expect("a small number"))
 }
 
-/// R29: what relays do to each other.
+/// R29: takeovers between relays.
 #[test]
 fn takeovers_lost_leases_and_conflicts_are_counted() {
     let database = Database::new();
@@ -189,20 +193,20 @@ fn takeovers_lost_leases_and_conflicts_are_counted() {
         }))
         .start()
         .expect("a relay");
-    eventually("it sends", || {
+    eventually("the relay sends", || {
         relay.destinations().iter().any(|one| one.busy == 1)
     });
     database.execute("UPDATE {o}_lease SET expires_at = now() - interval '1 s'");
     let second = database.relay().url(&Receiver::ok().url()).start();
     let second = second.expect("a relay");
-    eventually("the second one takes it over", || {
+    eventually("the second relay takes the message over", || {
         second.stats().processed() == 1 || second.stats().retried == 1
     });
-    eventually("the first one's lease is lost", || {
+    eventually("the first relay's lease is lost", || {
         relay.stats().leases_lost == 1
     });
     drop(gate);
-    eventually("its outcome changes nothing", || {
+    eventually("the first relay's outcome changes nothing", || {
         relay.stats().conflicts == 1
     });
     let value = |name| metrics.value(name, &[]);
@@ -213,7 +217,7 @@ fn takeovers_lost_leases_and_conflicts_are_counted() {
     end(&second);
 }
 
-/// R29: breakers, wake-ups by what wakes, and errors by thread.
+/// R29: breakers, wake-ups by cause, and errors by thread.
 #[test]
 fn breakers_wake_ups_and_errors_are_counted() {
     let database = Database::new();
@@ -268,7 +272,7 @@ fn breakers_wake_ups_and_errors_are_counted() {
     end(&relay);
 }
 
-/// R29: how much waits, also of what no relay touches; and nothing of it when it is gone.
+/// R29: the gauges count waiting messages, also those that no relay touches, and fall to zero afterwards.
 #[test]
 fn gauges_say_how_much_waits_and_fall_to_zero() {
     let database = Database::new();
@@ -277,7 +281,7 @@ fn gauges_say_how_much_waits_and_fall_to_zero() {
     let waits = (Pausable::Topic, "waits");
     let mut conn = database.connect();
     admin::pause(&mut conn, &outbox, waits.0, waits.1, "test", None).expect("paused");
-    // So much another relay has claimed, tried, and given up.
+    // Messages in every state, some claimed by another relay.
     database.execute(
         "INSERT INTO {o}_lease (relay, expires_at) VALUES ('other:1', now() + interval '1 h')",
     );
@@ -298,7 +302,7 @@ fn gauges_say_how_much_waits_and_fall_to_zero() {
         .start()
         .expect("a relay");
     database.enqueue("dies", json!(1));
-    eventually("it is dead", || dying.stats().dead == 1);
+    eventually("the message is dead-lettered", || dying.stats().dead == 1);
     end(&dying);
 
     let receiver = Receiver::ok();
@@ -313,13 +317,13 @@ fn gauges_say_how_much_waits_and_fall_to_zero() {
         metrics.find("diesel_outbox_topic_paused", &[("topic", "waits")])
     };
     eventually("the topic shows as paused", || is_paused() == Some(1.0));
-    eventually("the gauges show what there is", || {
+    eventually("the gauges show all messages", || {
         messages("waits", "pending") == Some(4.0)
             && messages("fails", "retrying") == Some(1.0)
             && messages("sends", "sending") == Some(1.0)
             && messages("dies", "dead") == Some(1.0)
     });
-    // Whoever makes up destinations makes no series.
+    // Made-up destinations share one series.
     let made_up = [
         ("topic", "waits"),
         ("destination", "other"),
@@ -329,7 +333,7 @@ fn gauges_say_how_much_waits_and_fall_to_zero() {
     let oldest = |topic| metrics.find("diesel_outbox_oldest_due_seconds", &[("topic", topic)]);
     let age = oldest("waits").expect("a gauge");
     assert!((90.0..180.0).contains(&age), "{age}");
-    assert_eq!(oldest("fails"), Some(0.0), "it is not due yet");
+    assert_eq!(oldest("fails"), Some(0.0), "the message is not due yet");
 
     database.execute("UPDATE {o} SET available_at = now(), destination = ''");
     database.execute(
@@ -337,7 +341,9 @@ fn gauges_say_how_much_waits_and_fall_to_zero() {
     );
     database.execute("DELETE FROM {o}_dead");
     admin::resume(&mut conn, &outbox, waits.0, waits.1).expect("resumed");
-    eventually("all are delivered", || relay.stats().delivered == 6);
+    eventually("all messages are delivered", || {
+        relay.stats().delivered == 6
+    });
     eventually("the gauges show that nothing is left", || {
         metrics.value("diesel_outbox_messages", &[]) == 0.0
             && metrics.value("diesel_outbox_oldest_due_seconds", &[]) == 0.0
@@ -345,7 +351,7 @@ fn gauges_say_how_much_waits_and_fall_to_zero() {
     end(&relay);
 }
 
-/// R29: what a relay holds just now, and nothing any more when it is gone.
+/// R29: what a relay holds at the moment, and nothing after the relay has ended.
 #[test]
 fn gauges_say_what_the_relay_does_just_now() {
     let database = Database::new();
@@ -363,7 +369,7 @@ fn gauges_say_what_the_relay_does_just_now() {
     for n in 0..5 {
         database.enqueue("order.paid", json!(n));
     }
-    eventually("two are sent and three wait", || {
+    eventually("two messages are in flight and three wait", || {
         let all = relay.destinations();
         all[0].busy == 2 && all[0].queued == 3
     });
@@ -375,14 +381,16 @@ fn gauges_say_what_the_relay_does_just_now() {
     assert_eq!(value("in_flight"), 5.0);
     assert_eq!((value("live"), value("ready")), (1.0, 1.0));
     assert_eq!(value("problem"), 0.0);
-    // Of 3 s, with a margin for a send of 1 s.
+    // Of a lease of 3 s, with a margin for a send of 1 s.
     assert!((0.1..=2.0).contains(&value("lease_seconds_left")));
-    eventually("all but the settler have connected", || {
+    eventually("all threads but the settler have connected", || {
         relay.record_metrics();
         value("connections") == 4.0 && value("listener_connected") == 1.0
     });
     drop(gate);
-    eventually("all are delivered", || relay.stats().delivered == 5);
+    eventually("all messages are delivered", || {
+        relay.stats().delivered == 5
+    });
     relay.record_metrics();
     assert_eq!(
         (value("queued"), value("in_flight"), value("threads_busy")),
@@ -401,7 +409,7 @@ fn gauges_say_what_the_relay_does_just_now() {
     }
 }
 
-/// R29: connections that handlers hold.
+/// R29: the connections that handlers hold.
 #[test]
 fn connections_of_the_handlers_pool_are_counted() {
     let database = Database::new();
@@ -420,8 +428,8 @@ fn connections_of_the_handlers_pool_are_counted() {
         .expect("a relay");
     let in_use = || metrics.value("diesel_outbox_pool_connections_in_use", &[]);
     database.enqueue("t", json!(1));
-    eventually("the handler has one", || in_use() == 1.0);
+    eventually("the handler holds a connection", || in_use() == 1.0);
     drop(gate);
-    eventually("it is given back", || in_use() == 0.0);
+    eventually("the connection is returned", || in_use() == 0.0);
     end(&relay);
 }

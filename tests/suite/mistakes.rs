@@ -1,10 +1,10 @@
-//! The commands as a newcomer uses them: an error names the flag, says what is wrong and what to do.
+//! The commands as a newcomer uses them: every error names the flag, the problem and the remedy.
 
 use serde_json::json;
 
 use crate::support::{Database, Running, binary, finish};
 
-/// R11: what makes no sense is refused by its flag, before anything is done.
+/// R11: impossible values are refused by the name of the flag, before anything is done.
 #[test]
 fn a_number_beyond_its_limits_is_refused_with_them() {
     let limit = "not a whole number from 1 to 4294967295";
@@ -73,7 +73,7 @@ fn a_number_beyond_its_limits_is_refused_with_them() {
             "{arguments:?}: {refused}"
         );
     }
-    // A number is the flag's also where it stands by itself.
+    // A negative number is taken as the flag's value.
     let refused = finish(binary(&["run", "--batch", "-1"])).code(2).stderr;
     assert!(
         refused.contains("--batch (OUTBOX_BATCH): \"-1\""),
@@ -81,7 +81,7 @@ fn a_number_beyond_its_limits_is_refused_with_them() {
     );
 }
 
-/// R11: no error is a library's own, or without the name of what is wrong.
+/// R11: no error is a library's raw text, and none lacks the name of the flag.
 #[test]
 fn a_value_that_cannot_be_read_is_refused_by_its_flag() {
     let database = Database::new();
@@ -150,7 +150,7 @@ fn a_value_that_cannot_be_read_is_refused_by_its_flag() {
     }
 }
 
-/// R25, R11: what matches nothing does not pass for what is empty.
+/// R25, R11: a filter without matches says so instead of looking like success.
 #[test]
 fn a_filter_that_matches_nothing_says_so() {
     let database = Database::new();
@@ -191,7 +191,7 @@ fn a_filter_that_matches_nothing_says_so() {
     }
 }
 
-/// R11: which right is missing, and where it is to be had.
+/// R11: the error names the missing right and where to get it.
 #[test]
 fn a_role_without_rights_is_told_what_prints_them() {
     let database = Database::new();
@@ -199,7 +199,7 @@ fn a_role_without_rights_is_told_what_prints_them() {
     database.execute(&format!("CREATE ROLE {role} LOGIN"));
     let mut url = url::Url::parse(&database.url).expect("a URL");
     url.set_username(&role).expect("a user");
-    // As if there were none: the search path has no schema that may not be used.
+    // The outbox seems missing: its schema is not in the search path without the USAGE right.
     let no_outbox = "the role needs USAGE on that schema";
     let options = format!("options=-csearch_path%3D{}", database.schema());
     url.set_query(Some(&options));
@@ -266,7 +266,7 @@ fn the_admin_page_without_an_outbox_says_what_makes_one() {
     );
 }
 
-/// R32, R11: what an operator has to end is a warning, what ends by itself is not.
+/// R32, R11: a wait that only an operator can end is a warning; a wait that ends by itself is not.
 #[test]
 fn check_tells_of_keys_that_wait() {
     let database = Database::new();
@@ -296,7 +296,7 @@ fn check_tells_of_keys_that_wait() {
         found[0]["detail"],
         json!("1 ordering key is blocked by a dead letter, for example \"held\" by -7 (REJECTED)")
     );
-    let advice = found[0]["advice"].as_str().expect("what to do");
+    let advice = found[0]["advice"].as_str().expect("an advice");
     assert!(advice.contains("diesel-outbox dead requeue -7"), "{advice}");
     assert_eq!(found[1]["level"], json!("ok"));
     let detail = found[1]["detail"].as_str().expect("a sentence");

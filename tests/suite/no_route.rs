@@ -1,4 +1,4 @@
-//! Topics and destinations that some relay, or none, serves.
+//! Topics and destinations that only some relays serve, or none.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn has_problem(relay: &RelayHandle) -> bool {
     problems.any(|problem| problem.kind == ProblemKind::NoRoute)
 }
 
-/// Another relay, as far as its lease tells: it serves this topic by a handler.
+/// Inserts the lease of another relay, which serves this topic by a handler.
 fn lease_of_another(database: &Database, topic: &str, lives: &str, single_active: bool) {
     let serves = json!({ "routes": [[topic, ["handlers"]]], "handlers": [["handlers", [topic]]] });
     database.execute(&format!(
@@ -41,7 +41,7 @@ fn lease_of_another(database: &Database, topic: &str, lives: &str, single_active
     ));
 }
 
-/// R44, G6: beside a relay that has a route for them, one that has none leaves messages alone.
+/// R44, G6: a relay without a route leaves messages to the relay that has one.
 #[test]
 fn a_relay_takes_nothing_that_it_cannot_route() {
     let database = Database::new();
@@ -58,19 +58,22 @@ fn a_relay_takes_nothing_that_it_cannot_route() {
     let healthy = to(&database, "order.*", &receiver)
         .start()
         .expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 200);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 200
+    });
     assert_eq!(database.count("dead"), 0);
     assert_eq!(
         database.number("SELECT max(attempts) FROM {o}_ledger"),
         1,
-        "nobody else has tried"
+        "no other relay has tried"
     );
     assert_eq!(lacking.stats().claimed, 0);
     end(&lacking);
     end(&healthy);
 }
 
-/// R16, R44: what no relay serves is seen everywhere, waits at no cost, and is delivered when one comes.
+/// R16, R44: messages that no relay serves are reported everywhere, wait without attempts, and are delivered once a
+/// relay serves them.
 #[test]
 fn a_topic_that_no_relay_serves_waits_and_is_shown() {
     let database = Database::new();
@@ -85,9 +88,10 @@ fn a_topic_that_no_relay_serves_waits_and_is_shown() {
     let named = NewMessage::new("order.paid", &1).expect("JSON");
     database.enqueue_message(named.destination("audit"));
     database.enqueue("order.paid", json!(3));
-    eventually("the relay says so, and how many", || {
-        relay.health().to_string().contains("2 messages wait")
-    });
+    eventually(
+        "the relay reports the topic and the number of messages",
+        || relay.health().to_string().contains("2 messages wait"),
+    );
     let health = relay.health();
     assert!(health.is_ready() && health.is_live());
     let said = health.to_string();
@@ -95,11 +99,11 @@ fn a_topic_that_no_relay_serves_waits_and_is_shown() {
         said.contains("no_route") && said.contains("member.joined"),
         "{said}"
     );
-    eventually("the metrics say so", || {
+    eventually("the metrics report the topic", || {
         relay.record_metrics();
         metrics.value("diesel_outbox_problem", &[("problem", "no_route")]) >= 1.0
     });
-    eventually("the one with a route is delivered", || {
+    eventually("the message with a route is delivered", || {
         database.count("delivered") == 1
     });
     let status = finish(database.binary(&["status", "--json"]))
@@ -138,14 +142,16 @@ fn a_topic_that_no_relay_serves_waits_and_is_shown() {
         .destination(Destination::new("audit", &receiver.url()).expect("a URL"))
         .start()
         .expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 4);
-    eventually("the problem is over", || !has_problem(&relay));
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 4
+    });
+    eventually("the problem has ended", || !has_problem(&relay));
     assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
     end(&relay);
     end(&late);
 }
 
-/// R16, R44: the log says it once, with a count; the application's handlers are known by their lease.
+/// R16, R44: the log reports it once, with a count. The other relay's handlers are known through its lease.
 #[test]
 fn the_log_names_a_topic_when_the_only_relay_that_serves_it_is_gone() {
     let database = Database::new();
@@ -180,7 +186,7 @@ fn the_log_names_a_topic_when_the_only_relay_that_serves_it_is_gone() {
         check()
     );
     assert!(!relay.log().contains("no_route"));
-    // The other one's lease ends by time.
+    // The other relay's lease expires.
     relay.wait_for_log("\"event\":\"no_route\"");
     let log = relay.log();
     let line = log.lines().find(|line| line.contains("no_route"));
@@ -195,7 +201,7 @@ fn the_log_names_a_topic_when_the_only_relay_that_serves_it_is_gone() {
     assert_eq!(database.count("pending"), 3);
 }
 
-/// R10, R44: what one that stands by would serve is served by nobody.
+/// R10, R44: topics that only a standby relay would serve are not served.
 #[test]
 fn a_relay_that_stands_by_serves_nothing() {
     let database = Database::new();
@@ -213,11 +219,11 @@ fn a_relay_that_stands_by_serves_nothing() {
         .expect("a relay");
     lease_of_another(&database, "member.joined", "1 h", true);
     database.enqueue("member.joined", json!(1));
-    eventually("the relay says so", || has_problem(&active));
+    eventually("the relay reports the topic", || has_problem(&active));
     end(&active);
 }
 
-/// R6, G2: a message that nobody serves dies when its time is over, with a key or without one.
+/// R6, G2: a message that no relay serves is dead-lettered when it expires, with a key or without.
 #[test]
 fn what_no_relay_serves_still_expires() {
     let database = Database::new();
@@ -233,9 +239,9 @@ fn what_no_relay_serves_still_expires() {
     for _ in 0..2 {
         database.enqueue_message(keyed("member.joined", "k").expires_after(soon));
     }
-    // Behind them, and served.
+    // Behind the expired messages of its key, and served.
     database.enqueue_message(keyed("order.paid", "k"));
-    // Held by a relay that has died.
+    // Claimed by a relay that has died.
     database.execute(
         "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead', now() - interval '1 s')",
     );
@@ -243,19 +249,26 @@ fn what_no_relay_serves_still_expires() {
         "INSERT INTO {o} (topic, payload, expires_at, locked_by, locked_at)
          SELECT 'member.joined', '1', now(), id, now() FROM {o}_lease WHERE relay = 'dead'",
     );
-    eventually("five are dead", || database.count("dead") == 5);
-    eventually("what was behind them goes on", || {
+    eventually("five messages are dead-lettered", || {
+        database.count("dead") == 5
+    });
+    eventually("the message behind them is delivered", || {
         database.count("delivered") == 1
     });
     assert_eq!(
         database.text("SELECT string_agg(DISTINCT reason, ' ') FROM {o}_dead"),
         Some("EXPIRED".to_owned())
     );
-    assert_eq!(database.count("pending"), 1, "the one that does not expire");
+    assert_eq!(
+        database.count("pending"),
+        1,
+        "the message without an expiry time"
+    );
     end(&relay);
 }
 
-/// G5: a message that nobody serves keeps those behind it waiting, also behind one that was just sent.
+/// G5: a message that no relay serves keeps the later messages of its key waiting, even right behind a message that
+/// was just sent.
 #[test]
 fn a_message_without_a_route_blocks_its_key() {
     let database = Database::new();
@@ -266,10 +279,10 @@ fn a_message_without_a_route_blocks_its_key() {
     let relay = to(&database, "order.*", &receiver)
         .start()
         .expect("a relay");
-    eventually("the first is delivered", || {
+    eventually("the first message is delivered", || {
         database.count("delivered") == 1
     });
-    eventually("the second is seen", || has_problem(&relay));
+    eventually("the second message is reported", || has_problem(&relay));
     assert!(
         relay.wait_until_idle(Duration::from_secs(30)),
         "nothing is due"
@@ -282,7 +295,9 @@ fn a_message_without_a_route_blocks_its_key() {
     let other = to(&database, "member.*", &receiver)
         .start()
         .expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 3);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 3
+    });
     let topics: Vec<_> = receiver
         .requests()
         .iter()
@@ -293,7 +308,7 @@ fn a_message_without_a_route_blocks_its_key() {
     end(&other);
 }
 
-/// R16, R44: a relay that could never send anything does not start, in a program neither.
+/// R16, R44: a relay that could never send anything does not start, neither as a command nor in an application.
 #[test]
 fn a_relay_without_any_destination_says_what_to_set() {
     let database = Database::new();
@@ -307,7 +322,7 @@ fn a_relay_without_any_destination_says_what_to_set() {
     let refused = database.relay().start();
     assert!(matches!(refused, Err(StartError::Config(_))), "{refused:?}");
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
-    // It sends nothing by intention.
+    // A disabled relay sends nothing on purpose.
     let mut disabled = Running::start(database.binary(&["run"]).with("OUTBOX_ENABLED", "false"));
     disabled.wait_for_log("relay started");
     disabled.signal("TERM");
@@ -315,7 +330,7 @@ fn a_relay_without_any_destination_says_what_to_set() {
     assert_eq!(database.count("pending"), 1);
 }
 
-/// R44: without a relay at work nothing is said of routes; one that is switched off is none.
+/// R44: without an active relay there are no reports about routes; a disabled relay does not count as active.
 #[test]
 fn without_a_relay_no_topic_lacks_a_route() {
     let database = Database::new();

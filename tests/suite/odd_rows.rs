@@ -1,4 +1,4 @@
-//! Rows that plain SQL can make and a relay must survive: what is odd about one holds no other.
+//! Rows that plain SQL can make and a relay must survive. An odd row delays no other.
 
 use std::time::Duration;
 
@@ -32,10 +32,10 @@ fn times_without_end_are_read_as_never_and_always() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("all but one are delivered", || {
+    eventually("all messages but one are delivered", || {
         database.count("delivered") == 5
     });
-    eventually("one was too late", || database.count("dead") == 1);
+    eventually("one message has expired", || database.count("dead") == 1);
     end(&relay);
     assert_eq!(
         database.text("SELECT reason FROM {o}_dead").as_deref(),
@@ -66,24 +66,26 @@ fn a_message_that_cannot_be_settled_holds_no_other() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("the others are delivered", || {
+    eventually("the other messages are delivered", || {
         database.count("delivered") == 40
     });
     database.enqueue_many(40);
-    eventually("later ones are, too", || database.count("delivered") == 80);
+    eventually("later messages are delivered", || {
+        database.count("delivered") == 80
+    });
     assert_eq!(database.count("sending"), 5);
     assert!(
         relay.wait_until_idle(Duration::from_secs(30)),
-        "nobody waits for them"
+        "the refused messages keep no one waiting"
     );
-    // Once they are let through, they are settled, at the latest when the relay ends.
+    // Once the trigger is gone, the messages are settled, at the latest when the relay ends.
     database.drop_trigger_of_ledger("refuse");
     end(&relay);
     assert_eq!(database.count("delivered"), 85);
     assert_eq!(receiver.count(), 85, "nothing was sent twice");
 }
 
-/// Asks for an endless wait.
+/// A dispatcher that asks for an endless wait.
 struct Never;
 
 impl Dispatcher for Never {
@@ -99,7 +101,7 @@ fn an_endless_wait_is_a_long_one() {
     let database = Database::new();
     database.enqueue("order.paid", json!(1));
     let relay = database.relay().dispatcher(Never).start().expect("a relay");
-    eventually("it waits", || database.count("retrying") == 1);
+    eventually("the message waits", || database.count("retrying") == 1);
     end(&relay);
     assert_eq!(
         database.number("SELECT (available_at > now() + interval '99 years')::int FROM {o}"),
@@ -134,7 +136,7 @@ fn a_key_that_is_settled_while_it_is_enqueued_again_is_new() {
     let enqueued = enqueuer
         .join()
         .expect("no panic")
-        .expect("no conflict: the first one is gone");
+        .expect("no conflict: the first message is gone");
     assert!(enqueued.is_new);
     assert_eq!(
         database.text("SELECT payload FROM {o}").as_deref(),

@@ -25,7 +25,7 @@ fn fill(db: &Database) {
     );
 }
 
-/// R42: a message by what is known of it, with its payload and what has happened to it.
+/// R42: `message show` finds a message by any name and shows its payload and its history.
 #[test]
 fn message_show_has_the_payload_and_a_timeline() {
     let db = Database::new();
@@ -50,12 +50,15 @@ fn message_show_has_the_payload_and_a_timeline() {
         json!("dead-lettered after 3 attempts: REJECTED (no \u{1b}[31mway)")
     );
     let text = finish(db.binary(&["message", "show", "d1"])).code(0).stdout;
-    assert!(!text.contains('\x1b'), "a terminal would obey it: {text}");
+    assert!(
+        !text.contains('\x1b'),
+        "a terminal would obey the control character: {text}"
+    );
     let none = finish(db.binary(&["message", "show", "nobody"])).code(1);
     assert!(none.stderr.contains("nobody"), "{}", none.stderr);
 }
 
-/// R32: keys that wait, and what is in one.
+/// R32: the waiting keys, and the messages of one key.
 #[test]
 fn keys_show_what_waits_and_for_what() {
     let db = Database::new();
@@ -86,7 +89,7 @@ fn keys_show_what_waits_and_for_what() {
         "{text}"
     );
     finish(db.binary(&["keys", "show", "nobody"])).code(1);
-    // One column of both tables, and one name in JSON.
+    // The same column in both tables, and the same name in JSON.
     let tables = ["keys", "keys show k"].map(|command| {
         let arguments: Vec<&str> = command.split(' ').collect();
         finish(db.binary(&arguments)).code(0).stdout
@@ -97,7 +100,7 @@ fn keys_show_what_waits_and_for_what() {
         let sequence = keys[0]["sequence"].to_string();
         assert!(table.contains(&sequence), "{table}");
     }
-    // Its relay is silent, and no other one has taken the message over.
+    // Its relay is silent, and no other relay has taken the message over.
     db.execute("UPDATE {o} SET locked_by = 2, locked_at = now() WHERE idempotency_key = 'one'");
     let silent = finish(db.binary(&["keys", "show", "k"])).code(0).stdout;
     assert!(silent.contains("sending, lease expired"), "{silent}");
@@ -126,7 +129,7 @@ fn leases_show_who_is_alive() {
     );
 }
 
-/// R25: dead letters by what they died of, and by pages.
+/// R25: dead letters in groups by reason, and in pages.
 #[test]
 fn dead_groups_and_pages_of_dead_list() {
     let db = Database::new();
@@ -162,7 +165,7 @@ fn dead_groups_and_pages_of_dead_list() {
     finish(db.binary(&["dead", "list", "--before", "nowhere"])).code(2);
 }
 
-/// R32: estimates say that they are.
+/// R32: estimates are marked as estimates.
 #[test]
 fn status_of_a_large_outbox_is_an_estimate_unless_it_is_to_be_exact() {
     let db = Database::new();

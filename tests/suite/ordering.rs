@@ -1,4 +1,4 @@
-//! Order by key.
+//! Delivery in order of the key.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
@@ -17,7 +17,7 @@ use crate::support::{
     Database, PATIENCE, Receiver, Request, Running, end, eventually, finish, status,
 };
 
-/// No message may wait for it.
+/// A poll interval that no message of these tests may wait for.
 const NEVER: Duration = Duration::from_secs(600);
 
 fn keyed(topic: &str, key: &str, n: usize) -> NewMessage {
@@ -26,7 +26,7 @@ fn keyed(topic: &str, key: &str, n: usize) -> NewMessage {
         .ordering_key(key)
 }
 
-/// `keys` keys with `each` messages, enqueued in turn.
+/// Enqueues `each` messages for each of `keys` keys, in turn.
 fn enqueue(database: &Database, topics: &[&str], keys: usize, each: usize) {
     let outbox = database.outbox();
     let messages: Vec<NewMessage> = (0..keys * each)
@@ -59,7 +59,7 @@ fn by_key(requests: &[Request]) -> BTreeMap<String, Vec<u64>> {
     keys
 }
 
-/// Each key has its numbers in their order. One may come again, as long as none behind it has come.
+/// Fails unless each key has its numbers in order. A number may repeat until a later number of its key has come.
 #[track_caller]
 fn assert_in_order(requests: &[Request], each: u64) {
     for (key, mut numbers) in by_key(requests) {
@@ -68,7 +68,7 @@ fn assert_in_order(requests: &[Request], each: u64) {
     }
 }
 
-/// A receiver that knows how many requests of one key it has had at once.
+/// A receiver that records the most concurrent requests of one key.
 fn watching(status_of: impl Fn(&Request) -> u16 + Send + Sync + 'static) -> (Receiver, Watch) {
     let watch = Watch::default();
     let seen = watch.clone();
@@ -82,7 +82,7 @@ fn watching(status_of: impl Fn(&Request) -> u16 + Send + Sync + 'static) -> (Rec
         if !is_alone {
             seen.overlaps.fetch_add(1, Ordering::SeqCst);
         }
-        // Long enough for another one to come, if one does.
+        // Long enough for a concurrent request to arrive.
         std::thread::sleep(Duration::from_millis(2));
         let status = status_of(request);
         seen.busy.lock().expect("no panic holds it").remove(&key);
@@ -104,7 +104,7 @@ impl Watch {
     }
 }
 
-/// G5: through failures and retries, with two relays, across topics.
+/// G5: order is kept through failures and retries, with two relays, across topics.
 #[test]
 fn a_key_keeps_its_order_through_retries_and_across_relays_and_topics() {
     let database = Database::new();
@@ -113,7 +113,7 @@ fn a_key_keeps_its_order_through_retries_and_across_relays_and_topics() {
         let this = number(request);
         let mut failures = failures.lock().expect("no panic holds it");
         let failed = failures.entry(this.clone()).or_default();
-        // Every fifth one fails twice.
+        // Every fifth message fails twice.
         if (this.1 + this.0.len() as u64).is_multiple_of(5) && *failed < 2 {
             *failed += 1;
             return 500;
@@ -127,16 +127,21 @@ fn a_key_keeps_its_order_through_retries_and_across_relays_and_topics() {
                 Destination::new("receiver", &receiver.url()).expect("a destination");
             destination.breaker = None;
             let relay = database.relay().destination(destination);
-            relay.route("*", "receiver").start().expect("it starts")
+            relay
+                .route("*", "receiver")
+                .start()
+                .expect("the relay starts")
         })
         .collect();
-    eventually("all are delivered", || database.count("delivered") == 400);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 400
+    });
     drop(relays);
     watch.assert_never_two_at_once();
     assert_in_order(&receiver.requests(), 20);
 }
 
-/// G5: keys do not wait for one another, and a key goes on right after a settle.
+/// G5: keys do not wait for one another, and a key continues right after a settle.
 #[test]
 fn keys_run_beside_each_other_and_go_on_at_once() {
     let database = Database::new();
@@ -144,24 +149,26 @@ fn keys_run_beside_each_other_and_go_on_at_once() {
     enqueue(&database, &["order.paid"], 4, 50);
     let relay = database
         .relay()
-        // No key can wait for a poll.
+        // Long enough that no key continues by polling.
         .poll_interval(Duration::from_secs(30))
         .url(&receiver.url())
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     receiver.wait_for(200);
-    eventually("all are settled", || relay.stats().delivered == 200);
+    eventually("all messages are settled", || {
+        relay.stats().delivered == 200
+    });
     let stats = relay.stats();
     drop(relay);
     watch.assert_never_two_at_once();
     assert_in_order(&receiver.requests(), 50);
     assert!(
         stats.continued >= 190,
-        "each one but the first of its key was claimed behind the one before it: {stats:?}"
+        "each message but the first of its key was claimed by the settle before it: {stats:?}"
     );
 }
 
-/// G5, T-6: relays are killed while messages of each key are on their way.
+/// G5, T-6: relays are killed while messages of each key are in flight.
 #[test]
 fn a_key_keeps_its_order_when_relays_are_killed() {
     let database = Database::new();
@@ -183,12 +190,14 @@ fn a_key_keeps_its_order_when_relays_are_killed() {
         second.kill();
     }
     let last = run();
-    eventually("all are delivered", || database.count("delivered") == 600);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 600
+    });
     drop(last);
     assert_in_order(&receiver.requests(), 20);
 }
 
-/// Answers a request when it is told to.
+/// Holds the response to a request until the test opens it.
 #[derive(Default)]
 struct Hold {
     is_open: Mutex<bool>,
@@ -211,7 +220,7 @@ impl Hold {
     }
 }
 
-/// Relays with a send timeout that is longer than the test holds answers.
+/// A relay whose send timeout is longer than the test holds responses.
 fn patient(database: &Database) -> RelayBuilder {
     database
         .relay()
@@ -219,8 +228,8 @@ fn patient(database: &Database) -> RelayBuilder {
         .lease(Duration::from_secs(60))
 }
 
-/// G5: a message that was committed late has to wait until the one behind it, which nobody could
-/// know to be behind it, is done.
+/// G5: a message that is committed late waits until the later message of its key, already in flight, is settled. No
+/// relay could know of the late message.
 #[test]
 fn a_message_that_is_committed_late_is_not_sent_beside_a_later_one() {
     let database = Database::new();
@@ -241,43 +250,48 @@ fn a_message_that_is_committed_late_is_not_sent_beside_a_later_one() {
     database.enqueue_message(keyed("order.paid", "a", 2));
     let relays = [0, 1].map(|_| {
         let relay = patient(&database).url(&receiver.url());
-        relay.start().expect("it starts")
+        relay.start().expect("the relay starts")
     });
     receiver.wait_for(1);
     late.batch_execute("COMMIT").expect("committed");
     database.enqueue_message(keyed("order.paid", "b", 1));
-    // The relays look and claim, but nothing of the key.
+    // The relays claim again, but nothing of this key.
     receiver.wait_for(2);
     for relay in &relays {
         relay.wake();
     }
-    eventually("the relays have looked", || {
+    eventually("the relays have polled", || {
         database.count("delivered") == 1
     });
     assert_eq!(database.count("sending"), 1);
     assert_eq!(database.count("pending"), 1);
     hold.open();
     receiver.wait_for(3);
-    eventually("all are delivered", || database.count("delivered") == 3);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 3
+    });
     drop(relays);
     let order: Vec<u64> = by_key(&receiver.requests())["a"].clone();
     assert_eq!(order, [2, 1]);
 }
 
-/// G5: a dead message lets those behind it go on, unless the destination says otherwise.
+/// G5: a dead letter lets the later messages of its key continue, unless the destination says otherwise.
 #[test]
 fn a_dead_message_lets_its_key_go_on() {
     let database = Database::new();
     let receiver = Receiver::answering(|request| if number(request).1 == 0 { 422 } else { 200 });
     enqueue(&database, &["order.paid"], 3, 3);
     let relay = database.relay().url(&receiver.url()).start();
-    eventually("the rest is delivered", || database.count("delivered") == 6);
+    eventually("the other messages are delivered", || {
+        database.count("delivered") == 6
+    });
     drop(relay);
     assert_eq!(database.count("dead"), 3);
     assert_in_order(&receiver.requests(), 3);
 }
 
-/// G5: `on_dead = "block"`; requeueing delivers it first, discarding lets the others go on.
+/// G5: with `on_dead = "block"`, requeueing delivers the dead letter first; discarding lets the later messages
+/// continue.
 #[test]
 fn a_dead_message_can_hold_its_key_until_somebody_acts() {
     let database = Database::new();
@@ -295,10 +309,10 @@ fn a_dead_message_can_hold_its_key_until_somebody_acts() {
         Running::start(command)
     };
     let relay = run();
-    eventually("the key without a dead message is done", || {
+    eventually("the key without a dead letter is delivered", || {
         database.count("delivered") == 3 && database.count("dead") == 2
     });
-    // What is enqueued later waits as well.
+    // A message that is enqueued later waits as well.
     database.enqueue_message(keyed("order.paid", "key-0", 3));
     let status = finish(database.binary(&["status", "--json"]))
         .code(0)
@@ -325,11 +339,11 @@ fn a_dead_message_can_hold_its_key_until_somebody_acts() {
         n.to_string()
     };
     finish(database.binary(&["dead", "requeue", &sequence("key-0")])).code(0);
-    eventually("the requeued one and those behind it", || {
+    eventually("the requeued message and the ones behind it", || {
         database.count("delivered") == 7
     });
     finish(database.binary(&["dead", "discard", &sequence("key-1")])).code(0);
-    eventually("those behind the discarded one", || {
+    eventually("the messages behind the discarded one", || {
         database.count("delivered") == 9
     });
     drop(relay);
@@ -355,8 +369,12 @@ fn status_shows_keys_that_wait_for_a_retry() {
     let mut command = database.binary(&["run", "--url", &receiver.url()]);
     command.env("OUTBOX_BACKOFF", "1h");
     let relay = Running::start(command);
-    eventually("the other key is done", || database.count("delivered") == 5);
-    eventually("the first one waits", || database.count("retrying") == 1);
+    eventually("the other key is delivered", || {
+        database.count("delivered") == 5
+    });
+    eventually("the first message waits", || {
+        database.count("retrying") == 1
+    });
     drop(relay);
     let status = finish(database.binary(&["status", "--json"]))
         .code(0)
@@ -369,8 +387,8 @@ fn status_shows_keys_that_wait_for_a_retry() {
     assert_eq!(status["blocked_keys"].as_array().map(Vec::len), Some(1));
 }
 
-/// G5: the parts of a fan-out stand where the whole message stood; one destination that hangs holds
-/// no other's parts.
+/// G5: the parts of a fan-out keep the position of the whole message, and a destination that hangs delays no other
+/// destination's parts.
 #[test]
 fn the_parts_of_a_fan_out_keep_the_order_at_each_destination() {
     let database = Database::new();
@@ -387,7 +405,7 @@ fn the_parts_of_a_fan_out_keep_the_order_at_each_destination() {
         .destination(Destination::new("b", &slow.url()).expect("a destination"))
         .route_to_each("*", &["a", "b"])
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     receiver.wait_for(40);
     hold.open();
     slow.wait_for(40);
@@ -400,13 +418,13 @@ fn the_parts_of_a_fan_out_keep_the_order_at_each_destination() {
     assert_in_order(&slow.requests(), 8);
 }
 
-/// G5: messages that name no destination are in one order with the parts of a fan-out. Nothing of a key
-/// waits for a poll, whichever of its orders it was in.
+/// G5: messages without a destination share one order with the parts of a fan-out. No message of a key waits for a
+/// poll when the key moves between the two.
 #[test]
 fn a_key_goes_on_at_once_from_one_of_its_orders_to_the_other() {
     let database = Database::new();
     let (receiver, _) = watching(|_| 200);
-    // Every second one goes to two destinations, the others to one of them.
+    // Every second message goes to two destinations, the others to one of them.
     enqueue(&database, &["order.created", "order.paid"], 3, 10);
     let relay = database
         .relay()
@@ -416,7 +434,7 @@ fn a_key_goes_on_at_once_from_one_of_its_orders_to_the_other() {
         .route_to_each("order.created", &["a", "b"])
         .route("order.paid", "a")
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     eventually("all parts are delivered", || {
         database.count("delivered") == 45
     });
@@ -428,13 +446,13 @@ fn a_key_goes_on_at_once_from_one_of_its_orders_to_the_other() {
     assert_in_order(&at_a, 10);
 }
 
-/// R9, G5: the claimer passes what is committed while the one before it is being settled; it is found
-/// all the same.
+/// R9, G5: a message that is committed while the one before it is being settled is found at once, although the
+/// claimer has passed it.
 #[test]
 fn what_comes_while_its_key_is_settled_does_not_wait_for_a_poll() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    // No settle ends as long as somebody has the lock.
+    // No settle ends while a session holds the lock.
     let lock = format!("hashtext('{}')", database.schema());
     let mut holder = database.connect();
     holder
@@ -449,30 +467,37 @@ fn what_comes_while_its_key_is_settled_does_not_wait_for_a_poll() {
         ))
         .expect("a trigger");
     let relay = patient(&database).poll_interval(NEVER);
-    let relay = relay.url(&receiver.url()).start().expect("it starts");
+    let relay = relay
+        .url(&receiver.url())
+        .start()
+        .expect("the relay starts");
     database.enqueue_message(keyed("order.paid", "key", 0));
     let waits = format!(
         "SELECT count(*) FROM pg_locks
           WHERE locktype = 'advisory' AND NOT granted
             AND ((classid::bigint << 32) | objid::bigint) = {lock}::bigint"
     );
-    eventually("the settle is at its end", || database.number(&waits) == 1);
+    eventually("the settle waits for the lock", || {
+        database.number(&waits) == 1
+    });
     database.enqueue_message(keyed("order.paid", "key", 1));
-    // When the second one of these arrives, the claimer has looked at all that was there before the first.
+    // When the second of these arrives, the claimer has passed everything from before the first.
     for n in 0..2 {
         database.enqueue("order.created", json!({ "key": "none", "n": n }));
         receiver.wait_for(n + 2);
     }
-    eventually("these are settled", || relay.stats().delivered == 2);
+    eventually("these messages are settled", || {
+        relay.stats().delivered == 2
+    });
     holder
         .batch_execute("SELECT pg_advisory_unlock_all()")
         .expect("unlocked");
     receiver.wait_for(4);
-    eventually("all are settled", || relay.stats().delivered == 4);
+    eventually("all messages are settled", || relay.stats().delivered == 4);
     assert_in_order(&receiver.requests(), 2);
 }
 
-/// Makes every claim fail of a message with this number.
+/// Makes every claim of a message with this number fail.
 fn refuse_claims_of(database: &Database, n: u64) {
     let refuse = format!(
         "CREATE FUNCTION {s}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -490,15 +515,14 @@ fn refuse_claims_of(database: &Database, n: u64) {
     conn.batch_execute(&refuse).expect("a trigger");
 }
 
-/// G2: messages without a key are claimed by a statement of their own, which has worked when the one
-/// for keys fails.
+/// G2: messages without a key have a claim statement of their own, which succeeds when the statement for keys fails.
 #[test]
 fn a_failed_claim_of_keys_does_not_lose_what_was_claimed_beside_it() {
     let database = Database::new();
     let receiver = Receiver::ok();
     refuse_claims_of(&database, 7);
     let relay = database.relay().url(&receiver.url()).start();
-    let relay = relay.expect("it starts");
+    let relay = relay.expect("the relay starts");
     database
         .outbox()
         .enqueue_batch(
@@ -511,10 +535,12 @@ fn a_failed_claim_of_keys_does_not_lose_what_was_claimed_beside_it() {
         .expect("enqueued");
     receiver.wait_for(1);
     database.execute("DROP TRIGGER refuse ON {o}");
-    eventually("both are delivered", || relay.stats().delivered == 2);
+    eventually("both messages are delivered", || {
+        relay.stats().delivered == 2
+    });
 }
 
-/// G2: a message that cannot be claimed keeps the one before it from nothing.
+/// G2: a message that cannot be claimed does not affect the message before it.
 #[test]
 fn a_settle_works_where_the_next_of_its_key_cannot_be_claimed() {
     let database = Database::new();
@@ -522,15 +548,17 @@ fn a_settle_works_where_the_next_of_its_key_cannot_be_claimed() {
     refuse_claims_of(&database, 1);
     enqueue(&database, &["order.paid"], 1, 2);
     let relay = database.relay().url(&receiver.url()).start();
-    let relay = relay.expect("it starts");
+    let relay = relay.expect("the relay starts");
     receiver.wait_for(1);
-    eventually("it is settled", || relay.stats().delivered == 1);
+    eventually("the message is settled", || relay.stats().delivered == 1);
     database.execute("DROP TRIGGER refuse ON {o}");
-    eventually("both are delivered", || relay.stats().delivered == 2);
+    eventually("both messages are delivered", || {
+        relay.stats().delivered == 2
+    });
     assert_in_order(&receiver.requests(), 2);
 }
 
-/// R9: a walk over many keys that wait takes seconds; what can be sent does not wait for its end.
+/// R9: a walk over many waiting keys takes seconds; due messages do not wait for its end.
 #[test]
 fn keys_that_wait_hold_no_message_of_others() {
     let database = Database::new();
@@ -540,9 +568,12 @@ fn keys_that_wait_hold_no_message_of_others() {
            FROM generate_series(1, 200000) n",
     );
     let receiver = Receiver::ok();
-    // Each poll begins a walk over all keys, where the last one is not too recent.
+    // Each poll begins a walk over all keys unless the last walk is recent.
     let relay = database.relay().poll_interval(Duration::from_millis(1));
-    let relay = relay.url(&receiver.url()).start().expect("it starts");
+    let relay = relay
+        .url(&receiver.url())
+        .start()
+        .expect("the relay starts");
     let mut times = Vec::new();
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(10) {
@@ -551,14 +582,14 @@ fn keys_that_wait_hold_no_message_of_others() {
         receiver.wait_for(times.len() + 1);
         times.push(enqueued.elapsed());
     }
-    // Not the longest one: machines have other things to do. A walk would hold nearly all of them.
+    // The 90th percentile, not the maximum: the machine may be busy. A walk would delay nearly all messages.
     times.sort();
     let most = times[times.len() * 9 / 10];
     assert!(most < Duration::from_millis(700), "{most:?}");
     drop(relay);
 }
 
-/// G2: what is split and given back all the time does not make the walk begin anew each time.
+/// G2: constant fan-outs and releases do not restart the walk each time.
 #[test]
 fn a_key_at_the_end_has_its_turn_while_others_are_split() {
     let database = Database::new();
@@ -571,29 +602,35 @@ fn a_key_at_the_end_has_its_turn_while_others_are_split() {
     database.execute(
         "INSERT INTO {o} (topic, payload) SELECT 'both', '2' FROM generate_series(1, 10000)",
     );
-    // Too old for where its lane begins.
+    // Due before the floor, the index position where the lane's next claim starts.
     database.execute(
         "INSERT INTO {o} (topic, payload, ordering_key, available_at)
          VALUES ('order.paid', '3', 'last', now() - interval '1 hour')",
     );
-    // Many claims.
+    // A small batch makes many claims.
     let mut relay = database.relay().batch(20);
     for name in ["a", "b", "c"] {
         let destination = Destination::new(name, &receiver.url()).expect("a destination");
         relay = relay.destination(destination);
     }
     let relay = relay.route_to_each("both", &["a", "b"]);
-    let relay = relay.route("order.paid", "c").start().expect("it starts");
+    let relay = relay
+        .route("order.paid", "c")
+        .start()
+        .expect("the relay starts");
     let is_last = |request: &Request| request.json() == json!(3);
-    eventually("the last key is there", || {
+    eventually("the last key has arrived", || {
         receiver.requests().iter().any(is_last)
     });
     let before = receiver.count();
-    assert!(before < 10_000, "it waited for {before} others");
+    assert!(
+        before < 10_000,
+        "the last key waited for {before} other messages"
+    );
     drop(relay);
 }
 
-/// What was sent of each key, by a dispatcher that takes no time.
+/// A dispatcher that takes no time and records the numbers of each key.
 #[derive(Default, Clone)]
 struct Sent(Arc<Mutex<HashMap<String, Vec<u64>>>>);
 
@@ -608,8 +645,8 @@ impl Dispatcher for Sent {
     }
 }
 
-/// G5: many keys go on at once, by two settlers, while others are claimed. What the queue has no room for
-/// waits for it, and is not given back.
+/// G5: many keys continue at once, by two settlers, while other keys are claimed. Messages without room in the queue
+/// wait for room and are not released.
 #[test]
 fn keys_go_on_while_others_are_claimed_and_nothing_is_given_back() {
     let database = Database::new();
@@ -624,8 +661,10 @@ fn keys_go_on_while_others_are_claimed_and_nothing_is_given_back() {
         .relay()
         .dispatcher(sent.clone())
         .start()
-        .expect("it starts");
-    eventually("all are delivered", || relay.stats().delivered == 18_000);
+        .expect("the relay starts");
+    eventually("all messages are delivered", || {
+        relay.stats().delivered == 18_000
+    });
     assert_eq!(relay.stats().released, 0);
     let sent = sent.0.lock().expect("no panic holds it");
     assert_eq!(sent.len(), 6000);
@@ -634,8 +673,8 @@ fn keys_go_on_while_others_are_claimed_and_nothing_is_given_back() {
     drop(relay);
 }
 
-/// G5, R14: a lease can end before its time, by a step of the database's clock or by hand. Another relay may
-/// take its messages at once, so none of them is sent any more. `sql` ends all leases.
+/// G5, R14: a lease can end early, by a step of the database's clock or by hand. Another relay may take its messages
+/// at once, so the first relay sends none of them any more. `sql` ends all leases.
 fn no_send_begins_under_a_lease_that_ended_early(sql: &str) {
     let database = Database::new();
     let (first, gate) = Receiver::held();
@@ -646,20 +685,22 @@ fn no_send_begins_under_a_lease_that_ended_early(sql: &str) {
         .lease(Duration::from_secs(600))
         .send_timeout(Duration::from_secs(120))
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     first.wait_for(1);
-    eventually("it holds the first of each key", || {
+    eventually("the relay holds the first message of each key", || {
         database.count("sending") == 10
     });
     database.execute(sql);
     let other = database.relay().url(&second.url());
-    let other = other.start().expect("it starts");
-    eventually("it has noticed", || slow.stats().leases_lost == 1);
+    let other = other.start().expect("the relay starts");
+    eventually("the relay has noticed the lost lease", || {
+        slow.stats().leases_lost == 1
+    });
     second.wait_for(20);
     gate.open();
     end(&slow);
     end(&other);
-    assert_eq!(first.count(), 1, "one was on its way");
+    assert_eq!(first.count(), 1, "only the message in flight was sent");
     assert_in_order(&second.requests(), 2);
 }
 
@@ -675,7 +716,8 @@ fn when_a_lease_is_removed_by_hand_no_older_message_comes_after_a_later_one() {
     no_send_begins_under_a_lease_that_ended_early("DELETE FROM {o}_lease");
 }
 
-/// G5, R48: what the settler has claimed and there is no room for is given back, and claimed again when there is.
+/// G5, R48: a message that the settler has claimed without room for it is released, and claimed again when there is
+/// room.
 #[test]
 fn a_key_whose_messages_are_larger_than_their_share_goes_on_at_once() {
     let database = Database::new();
@@ -690,17 +732,17 @@ fn a_key_whose_messages_are_larger_than_their_share_goes_on_at_once() {
         "INSERT INTO {o} (topic, destination, payload, ordering_key)
          SELECT 'large', 'destination-1', to_json(repeat('x', 1000000)), 'key' FROM generate_series(1, 30)",
     );
-    let relay = relay.start().expect("it starts");
+    let relay = relay.start().expect("the relay starts");
     receiver.wait_for(1);
     let began = Instant::now();
     receiver.wait_for(30);
-    // A round over all keys is made every second, and nothing needs one.
+    // A walk over all keys starts every second; no message needs one.
     assert!(began.elapsed() < Duration::from_secs(15));
     assert!(relay.wait_until_idle(PATIENCE));
     assert_eq!(relay.stats().delivered, 30);
 }
 
-/// R11, R48: keys that wait for room keep no relay from being idle when their destination is closed.
+/// R11, R48: keys that wait for room do not keep a relay busy when their destination is paused.
 #[test]
 fn keys_that_waited_for_room_at_a_destination_that_was_closed_are_not_due() {
     let database = Database::new();
@@ -720,8 +762,8 @@ fn keys_that_waited_for_room_at_a_destination_that_was_closed_are_not_due() {
         "INSERT INTO {o} (topic, payload, ordering_key, available_at)
          VALUES ('other', '1', 'other', now() + interval '1 hour')",
     );
-    // With a limit no settler goes on with a key.
-    let relay = relay.limit(1_000_000).start().expect("it starts");
+    // With a limit, no settler continues a key.
+    let relay = relay.limit(1_000_000).start().expect("the relay starts");
     receiver.wait_for(40);
     let name = database.name().parse().expect("a name");
     let which = admin::Pausable::Destination;
@@ -731,6 +773,9 @@ fn keys_that_waited_for_room_at_a_destination_that_was_closed_are_not_due() {
     is_slow.store(false, Ordering::Relaxed);
     admin::resume(&mut conn, &name, which, "slow").expect("resumed");
     receiver.wait_for(900);
-    assert!(relay.wait_until_idle(PATIENCE), "all are delivered");
+    assert!(
+        relay.wait_until_idle(PATIENCE),
+        "all messages are delivered"
+    );
     assert_in_order(&receiver.requests(), 3);
 }

@@ -1,4 +1,4 @@
-//! The outbox tells of itself (`OUTBOX_OWN_EVENTS`): by messages, in the transaction that made it so.
+//! The outbox enqueues events about itself (`OUTBOX_OWN_EVENTS`), each in the transaction of its cause.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use uuid::Uuid;
 
 use crate::support::{Database, Receiver, Request, end, eventually};
 
-/// What is refused by a receiver: its deaths.
+/// The topic that the receiver refuses: its messages are dead-lettered.
 const LOST: &str = "order.lost";
 
-/// Takes everything but `order.lost`.
+/// Accepts everything but `order.lost`.
 fn receiver() -> Receiver {
     Receiver::answering(|request| match topic(request) {
         LOST => 422,
@@ -38,7 +38,7 @@ fn started(builder: RelayBuilder) -> RelayHandle {
     builder.start().expect("a relay")
 }
 
-/// The payloads of what was told by this topic.
+/// The payloads of the outbox's own events with this topic.
 fn told(receiver: &Receiver, of: &str) -> Vec<Value> {
     let requests = receiver.requests().into_iter();
     let of_topic = requests.filter(|request| topic(request) == of);
@@ -57,7 +57,7 @@ fn a_death_is_told_and_the_payload_is_not() {
     let relay = started(relay(&database, &receiver));
     let sequence = database.enqueue_message(lost(tenant));
     let keyed = database.enqueue_message(lost(tenant).ordering_key("k"));
-    eventually("both are told", || {
+    eventually("both dead letters are reported", || {
         told(&receiver, "outbox.message.dead").len() == 2
     });
     end(&relay);
@@ -75,7 +75,7 @@ fn a_death_is_told_and_the_payload_is_not() {
     }
 }
 
-/// Whoever sees the one sees the other.
+/// The dead letter and its event become visible together.
 #[test]
 fn a_death_is_told_in_its_own_transaction() {
     let database = Database::new();
@@ -92,7 +92,9 @@ fn a_death_is_told_in_its_own_transaction() {
             message.ordering_key("k")
         });
     }
-    eventually("all are dead", || database.count("dead") == 5);
+    eventually("all messages are dead-lettered", || {
+        database.count("dead") == 5
+    });
     end(&relay);
     let together = "SELECT count(*) FROM {o} o JOIN {o}_dead d
          ON (o.payload->>'sequence')::bigint = d.sequence AND o.xmin = d.xmin AND o.tenant_id = d.tenant_id";
@@ -105,7 +107,9 @@ fn the_death_of_what_tells_of_the_outbox_is_not_told() {
     let receiver = Receiver::answering(|_| 422);
     let relay = started(relay(&database, &receiver));
     database.enqueue_message(lost(Uuid::now_v7()));
-    eventually("both are dead", || database.count("dead") == 2);
+    eventually("both messages are dead-lettered", || {
+        database.count("dead") == 2
+    });
     std::thread::sleep(Duration::from_millis(500));
     end(&relay);
     let topics = "SELECT string_agg(topic, ' ' ORDER BY topic) FROM {o}_dead";
@@ -122,13 +126,15 @@ fn nothing_is_told_where_nobody_asks() {
     let receiver = receiver();
     let relay = started(relay(&database, &receiver).own_events(false));
     database.enqueue_message(lost(Uuid::now_v7()));
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     end(&relay);
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
     assert_eq!(receiver.count(), 1);
 }
 
-/// Several relays see it.
+/// Several relays see the bad row, but only one event is enqueued.
 #[test]
 fn a_registered_destination_that_relays_disable_is_told_once() {
     let database = Database::new();
@@ -137,7 +143,7 @@ fn a_registered_destination_that_relays_disable_is_told_once() {
     database.execute(&format!(
         "INSERT INTO {{o}}_destination (name, url, rate, tenant_id) VALUES ('acme', 'https://a.example/', 'often', '{tenant}')"
     ));
-    eventually("it is told", || {
+    eventually("the event arrives", || {
         !told(&receiver, "outbox.destination.disabled").is_empty()
     });
     std::thread::sleep(Duration::from_millis(500));
@@ -152,7 +158,7 @@ fn a_registered_destination_that_relays_disable_is_told_once() {
     );
 }
 
-/// Probes that fail tell nothing new, nor do other relays.
+/// Failing probes and other relays enqueue no further event.
 #[test]
 fn a_breaker_that_opens_is_told_once_until_it_has_closed() {
     let database = Database::new();
@@ -176,7 +182,7 @@ fn a_breaker_that_opens_is_told_once_until_it_has_closed() {
         started(relay)
     });
     database.enqueue_many(100);
-    eventually("it has opened again and again", || {
+    eventually("the breaker has opened several times", || {
         database.number("SELECT coalesce(max(openings), 0) FROM {o}_pause") >= 3
     });
     let all = told(&alarms, "outbox.breaker.opened");
@@ -190,7 +196,7 @@ fn a_breaker_that_opens_is_told_once_until_it_has_closed() {
     assert!(until.ends_with('Z'), "{until}");
 }
 
-/// A customer that wants everything means the application's.
+/// A customer's pattern `*` covers the application's topics only.
 #[test]
 fn registered_destinations_get_it_where_they_ask_for_it() {
     let database = Database::new();
@@ -207,7 +213,7 @@ fn registered_destinations_get_it_where_they_ask_for_it() {
     let relay = started(relay(&database, &billing));
     database.enqueue_message(lost(tenant));
     operators.wait_for(1);
-    eventually("nothing is left", || {
+    eventually("the outbox is empty", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
     end(&relay);

@@ -1,4 +1,4 @@
-//! The outbox in a migration of the application's own, as Diesel runs it.
+//! The outbox in the application's own migrations, as Diesel runs them.
 
 use diesel::connection::SimpleConnection;
 use diesel::migration::MigrationConnection;
@@ -9,7 +9,7 @@ use diesel_outbox::{MIGRATIONS, NewMessage, Outbox, OutboxName};
 
 use crate::fresh::FreshDatabase;
 
-/// A folder of migrations with one in it, as `diesel migration generate` makes it.
+/// A folder with one migration, as `diesel migration generate` makes it.
 struct Folder {
     up: String,
     down: String,
@@ -31,7 +31,7 @@ impl Folder {
         }
     }
 
-    /// Diesel's way: SQL and record in one transaction.
+    /// Diesel's way: the SQL and its record in one transaction.
     fn run(&self, conn: &mut PgConnection) {
         conn.setup().expect("Diesel's own table");
         conn.transaction(|conn| {
@@ -80,7 +80,7 @@ fn an_applications_migration_makes_an_outbox_and_undoes_it() {
     }
 }
 
-/// Our runner finds what the application's migration did, and does not trip over it when that is undone.
+/// Our runner recognises the application's migration, and still works after that migration is reverted.
 #[test]
 fn our_runner_knows_what_an_applications_migration_did_and_undid() {
     let database = FreshDatabase::new();
@@ -108,7 +108,7 @@ fn our_runner_knows_what_an_applications_migration_did_and_undid() {
     enqueues(conn, &name);
 }
 
-/// `diesel migration revert` of the application undoes its own last migration, and not ours.
+/// `diesel migration revert` of the application reverts its own last migration, not ours.
 #[test]
 fn what_our_runner_did_is_no_migration_of_the_application() {
     let database = FreshDatabase::new();
@@ -169,11 +169,10 @@ fn diesels_harness_runs_our_migrations_beside_the_applications() {
         for name in ["outbox", "orders_outbox"] {
             enqueues(conn, &name.parse().expect("a name"));
         }
-        // As `diesel migration redo` and `revert` do it, which know the folder alone.
-        conn.revert_last_migration(own.clone()).expect("theirs");
-        conn.run_pending_migrations(own.clone())
-            .expect("theirs again");
-        conn.revert_last_migration(own.clone()).expect("theirs");
+        // `diesel migration redo` and `revert` know only the folder.
+        conn.revert_last_migration(own.clone()).expect("reverted");
+        conn.run_pending_migrations(own.clone()).expect("run again");
+        conn.revert_last_migration(own.clone()).expect("reverted");
         conn.revert_all_migrations(MIGRATIONS).expect("ours");
         assert_eq!(database.objects(), before);
     }
@@ -193,15 +192,17 @@ fn diesels_harness_and_our_command_follow_one_another_in_any_order() {
         .expect("the inbox is gone");
     let done = admin::migrate(conn, &name).expect("migrated");
     assert_eq!(done, ["applied 2026-11-21-000003_inbox"]);
-    conn.revert_all_migrations(MIGRATIONS).expect("all is gone");
-    conn.run_pending_migrations(MIGRATIONS).expect("made anew");
+    conn.revert_all_migrations(MIGRATIONS)
+        .expect("all reverted");
+    conn.run_pending_migrations(MIGRATIONS)
+        .expect("created again");
     let done = admin::migrate(conn, &name).expect("nothing to do");
     assert_eq!(done, Vec::<String>::new());
     enqueues(conn, &name);
 
     let database = FreshDatabase::new();
     let conn = &mut database.connect();
-    conn.run_pending_migrations(MIGRATIONS).expect("made");
+    conn.run_pending_migrations(MIGRATIONS).expect("created");
     let done = admin::migrate(conn, &name).expect("only recorded");
     assert_eq!(done.len(), 3);
     assert!(
@@ -209,7 +210,7 @@ fn diesels_harness_and_our_command_follow_one_another_in_any_order() {
         "{done:?}"
     );
     admin::revert_migrations(conn).expect("reverted");
-    // Reverted behind its back: what is gone already is no error.
+    // The migrations were reverted behind its back: objects that are already gone cause no error.
     conn.revert_all_migrations(MIGRATIONS)
         .expect("nothing to do");
 }

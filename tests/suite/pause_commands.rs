@@ -1,4 +1,4 @@
-//! `pause` and `resume`, with a relay at work: what waits costs nothing, and goes on in the end.
+//! `pause` and `resume` with a running relay: waiting messages cost no attempts, and are delivered in the end.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ impl Shop {
         Running::start(command.with("OUTBOX_CONFIG", self.file.path()))
     }
 
-    /// Messages of the topic that nobody has claimed or tried.
+    /// The messages of the topic that are neither claimed nor tried.
     fn untouched(&self, topic: &str) -> i64 {
         self.database.number(&format!(
             "SELECT count(*) FROM {{o}} WHERE topic = '{topic}' AND attempts = 0 AND locked_by IS NULL"
@@ -78,21 +78,26 @@ fn a_paused_destination_gets_nothing_until_it_is_resumed() {
         shop.database.enqueue("billing.due", json!(n));
     }
     shop.database.enqueue("audit.due", json!(1));
-    // What came later to another destination has arrived.
+    // A later message to the other destination has arrived.
     shop.audit.wait_for(1);
-    eventually("nothing is held", || shop.untouched("billing.due") == 20);
+    eventually("no message is claimed", || {
+        shop.untouched("billing.due") == 20
+    });
     assert_eq!(shop.billing.count(), 1);
 
     let text = shop.run(&["resume", "destination", "billing"]).code(0);
     assert_eq!(text.stdout, "destination billing is resumed\n");
     shop.billing.wait_for(21);
-    eventually("all are delivered", || {
+    eventually("all messages are delivered", || {
         shop.database.count("delivered") == 22
     });
     let first_attempts = shop.billing.requests();
     let is_first =
         |request: &crate::support::Request| request.header("outbox-attempt") == Some("1");
-    assert!(first_attempts.iter().all(is_first), "it cost no attempt");
+    assert!(
+        first_attempts.iter().all(is_first),
+        "the pause cost no attempt"
+    );
 }
 
 #[test]
@@ -109,7 +114,7 @@ fn a_paused_topic_waits_and_others_of_its_destination_do_not() {
     let text = shop.run(&pause).code(0).stdout;
     let sentence = "topic billing.due is paused: they are closed, until resumed\n";
     assert_eq!(text, sentence);
-    // What a relay claims before it knows is still sent: until one stays.
+    // The relay still sends messages that it claims before it knows of the pause. Enqueues until a message stays.
     let mut rounds = 0;
     eventually("the relay knows of the pause", || {
         rounds += 1;
@@ -127,7 +132,7 @@ fn a_paused_topic_waits_and_others_of_its_destination_do_not() {
 
     let text = shop.run(&["resume", "topic", "billing.due"]).code(0).stdout;
     assert_eq!(text, "topic billing.due is resumed\n");
-    eventually("all are delivered", || {
+    eventually("all messages are delivered", || {
         shop.database.count("delivered") == 2 * rounds
     });
 }
@@ -149,7 +154,9 @@ fn a_pause_for_a_time_ends_by_itself() {
     let arrived = shop.billing.wait_for(1)[0].at;
     let waited = arrived.duration_since(began);
     assert!(waited >= Duration::from_millis(1900), "{waited:?}");
-    eventually("it is delivered", || shop.database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        shop.database.count("delivered") == 1
+    });
     assert_eq!(shop.paused(), json!([]));
     let text = shop.run(&["pause", "list"]).code(0).stdout;
     assert_eq!(text, "nothing is paused\n");
@@ -208,11 +215,11 @@ fn an_operator_resumes_what_a_receiver_has_paused() {
     let relay = shop.relay();
     shop.database.enqueue("billing.due", json!(1));
     relay.wait_for_log("event=destination_paused");
-    eventually("the table knows", || shop.paused() != json!([]));
+    eventually("the pause is in the table", || shop.paused() != json!([]));
     let text = shop.run(&["check"]).code(1).stdout;
     let sentence = "destination billing is paused: GONE, until resumed";
     assert!(text.contains(sentence), "{text}");
-    // It is there already, and an operator's would not be longer.
+    // The existing pause is at least as long as the operator's would be.
     let text = shop.run(&["pause", "destination", "billing", "--for", "1s"]);
     let stays = format!(
         "nothing was changed: {sentence}, which is at least as long as requested. To replace this pause, first run: diesel-outbox resume destination billing\n"
@@ -223,7 +230,9 @@ fn an_operator_resumes_what_a_receiver_has_paused() {
     let resumed = shop.run(&["resume", "destination", "billing", "--json"]);
     let resumed = resumed.code(0).json();
     assert_eq!(resumed["resumed"]["reason"], "GONE");
-    eventually("it is delivered", || shop.database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        shop.database.count("delivered") == 1
+    });
 }
 
 #[test]
@@ -233,9 +242,9 @@ fn what_is_not_paused_cannot_be_resumed() {
         let error = shop.run(&["resume", kind, name]).code(1).stderr;
         let sentence = format!("{kind} {name:?} is not paused: `diesel-outbox pause list`");
         assert!(error.contains(&sentence), "{error}");
-        // Nor what was paused until a while ago.
+        // The same after a pause that has ended.
         shop.run(&["pause", kind, name, "--for", "1ms"]);
-        eventually("its time is over", || shop.paused() == json!([]));
+        eventually("the pause has ended", || shop.paused() == json!([]));
         shop.run(&["resume", kind, name]).code(1);
     }
 }
@@ -266,12 +275,12 @@ fn a_pause_that_would_do_nothing_is_refused() {
     assert_eq!(shop.paused(), json!([]));
 
     shop.run(&[&misspelt[..], &["--force"]].concat()).code(0);
-    // Settings without any destination are not the relay's: they know no better.
+    // Settings without a destination cannot know which destinations the relay has.
     let elsewhere = ["pause", "destination", "elsewhere"];
     let told = finish(shop.database.binary(&elsewhere)).code(0).stderr;
     let doubt = "no waiting message has the destination \"elsewhere\"";
     assert!(told.contains(doubt), "{told}");
-    // Nor do these know all topics.
+    // These settings do not know every topic either.
     let misspelt = ["pause", "topic", "order.piad"];
     let told = shop.run(&misspelt).code(0).stderr;
     assert!(told.contains("the topic \"order.piad\""), "{told}");

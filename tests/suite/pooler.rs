@@ -1,4 +1,4 @@
-//! Behind PgBouncer in transaction mode: the real one.
+//! Behind a real PgBouncer in transaction mode.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -13,14 +13,14 @@ use url::Url;
 use crate::page::Page;
 use crate::support::{Database, Receiver, Running, database_url, end, eventually, finish};
 
-/// A PgBouncer before the tests' server, ended when dropped.
+/// A PgBouncer in front of the tests' server, ended when dropped.
 struct Pooler {
     process: Child,
     url: String,
     folder: std::path::PathBuf,
 }
 
-/// Where the program may be that the search path of a user does not have.
+/// The program may be outside the user's search path.
 const PROGRAMS: &[&str] = &["pgbouncer", "/usr/sbin/pgbouncer"];
 
 impl Pooler {
@@ -60,7 +60,7 @@ impl Pooler {
             .iter()
             .find_map(|program| {
                 let mut command = Command::new(program);
-                // It does not run as root.
+                // PgBouncer refuses to run as root.
                 if is_root() {
                     command.args(["-u", "nobody"]);
                 }
@@ -84,7 +84,6 @@ impl Pooler {
 
 impl Drop for Pooler {
     fn drop(&mut self) {
-        // It may have ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
@@ -113,14 +112,16 @@ fn relay(
     for (variable, value) in settings.iter().chain(more) {
         config.set(variable, value).expect("a good setting");
     }
-    Relay::from_config(config).start().expect("it starts")
+    Relay::from_config(config)
+        .start()
+        .expect("the relay starts")
 }
 
 /// Enqueues through the pooler, plain and keyed messages in turn.
 fn enqueue(database: &Database, pooler: &Pooler, count: usize) {
     let outbox = database.outbox();
     let mut conn = PgConnection::establish(&pooler.url).expect("the pooler is there");
-    // As every application of Diesel's does behind it, unless the pooler knows prepared statements.
+    // As any Diesel application must, unless the pooler supports prepared statements.
     conn.set_prepared_statement_cache_size(CacheSize::Disabled);
     for n in 0..count {
         conn.transaction(|conn| {
@@ -134,13 +135,13 @@ fn enqueue(database: &Database, pooler: &Pooler, count: usize) {
     }
 }
 
-/// R9: everything but the listener through the pooler; the listener by a direct URL.
+/// R9: the relay works through the pooler, except the listener, which has a direct URL.
 #[test]
 fn a_relay_works_through_a_pooler_and_listens_beside_it() {
     let database = Database::new();
     let pooler = Pooler::start();
     let receiver = Receiver::answering(|request| {
-        // Each kind of settle is needed.
+        // Some messages fail, so that every kind of settle occurs.
         let is_first = request.header("outbox-attempt") == Some("1");
         match request.json()["n"].as_u64().expect("a number") % 10 {
             3 if is_first => 500,
@@ -158,17 +159,17 @@ fn a_relay_works_through_a_pooler_and_listens_beside_it() {
     assert!(relay.wait_until_idle(Duration::from_secs(30)));
     for round in 1..=3_i64 {
         enqueue(&database, &pooler, 40);
-        // Retries have no notification: they are found at the next look.
-        eventually("all came to their end", || {
+        // Nothing notifies of retries: the relay finds them when it polls.
+        eventually("all messages are settled", || {
             relay.wake();
             database.count("delivered") == 36 * round && database.count("dead") == 4 * round
         });
     }
     enqueue(&database, &pooler, 1);
-    eventually("the last one came by notification", || {
+    eventually("the last message came by notification", || {
         database.count("delivered") == 109
     });
-    // Its sessions are the pooler's, and outlive it.
+    // The sessions belong to the pooler and outlive the relay.
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_lease WHERE takeover_after IS NULL"),
         1
@@ -177,8 +178,8 @@ fn a_relay_works_through_a_pooler_and_listens_beside_it() {
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
 }
 
-/// R9: without a direct URL the relay polls, says so once, and leaves the pooler's connections as
-/// they were for others.
+/// R9: without a direct URL the relay polls, reports that once, and leaves the pooler's connections unchanged for
+/// other clients.
 #[test]
 fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
     let database = Database::new();
@@ -202,13 +203,13 @@ fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
                 assert_eq!(setting(conn, "enable_seqscan"), "on");
                 Ok::<(), diesel::result::Error>(())
             })
-            .expect("it answers");
+            .expect("the pooler answers");
     }
     let status = database
         .binary(&["status", "--json"])
         .env("DATABASE_URL", &pooler.url)
         .output()
-        .expect("it runs");
+        .expect("the command runs");
     assert!(status.status.success(), "{status:?}");
     drop(relay);
     let mut check = database.binary(&["check", "--url", &receiver.url()]);
@@ -226,7 +227,7 @@ fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
     assert!(!direct.contains(told), "{direct}");
 }
 
-/// R9: a URL for the listener that leads through the pooler all the same.
+/// R9: a listener URL that leads through the pooler as well.
 #[test]
 fn a_listener_that_is_led_through_the_pooler_says_so() {
     let database = Database::new();
@@ -255,7 +256,7 @@ fn setting(conn: &mut PgConnection, name: &str) -> String {
     .value
 }
 
-/// A page that waits for a lock gives up in time, and leaves no statement behind in the server.
+/// A page that waits for a lock gives up in time and leaves no statement behind in the server.
 #[test]
 fn the_admin_pages_statements_end_behind_a_pooler() {
     let database = Database::new();
@@ -274,11 +275,11 @@ fn the_admin_pages_statements_end_behind_a_pooler() {
         let answer = page.get("/dead/1");
         assert_eq!(answer.status, 503, "{answer:?}");
         assert!(answer.body.contains("timeout"), "{}", answer.body);
-        eventually("nothing waits for the lock", || {
+        eventually("no statement waits for the lock", || {
             database.number(&waiting) == 0
         });
         Ok(())
     })
     .expect("the lock was held");
-    assert_eq!(page.get("/dead/1").status, 404, "it goes on");
+    assert_eq!(page.get("/dead/1").status, 404, "the page answers again");
 }

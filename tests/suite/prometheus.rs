@@ -1,5 +1,4 @@
-//! `/metrics` of the binary, read by Prometheus' library for Python and by promtool, which know nothing
-//! of this project.
+//! `/metrics` of the binary, read by Prometheus' Python library and by promtool, both independent of this project.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -13,7 +12,7 @@ use crate::commands::With;
 use crate::page::Page;
 use crate::support::{Database, Receiver, eventually};
 
-/// A sample, as the library for Python has read it.
+/// A sample as the Python library reads it.
 #[derive(Debug, Deserialize)]
 struct Sample {
     family: String,
@@ -25,7 +24,7 @@ struct Sample {
     value: f64,
 }
 
-/// What Prometheus' library reads from this text.
+/// The samples that Prometheus' library reads from this text.
 fn samples_of(text: &str) -> Vec<Sample> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
     let python = target
@@ -42,7 +41,7 @@ fn samples_of(text: &str) -> Vec<Sample> {
     serde_json::from_str(&read).expect("JSON")
 }
 
-/// What a command prints that gets this text. Fails when it fails or warns.
+/// Feeds this text to a command and returns its output. Fails if the command fails or warns.
 fn fed(command: &mut Command, text: &str) -> String {
     let mut child = command
         .stdin(Stdio::piped())
@@ -51,9 +50,11 @@ fn fed(command: &mut Command, text: &str) -> String {
         .spawn()
         .unwrap_or_else(|error| panic!("{command:?}: {error}; run `make test`"));
     let mut input = child.stdin.take().expect("piped");
-    input.write_all(text.as_bytes()).expect("it reads");
+    input
+        .write_all(text.as_bytes())
+        .expect("the command reads its input");
     drop(input);
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("the command ends");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success() && errors.is_empty(),
@@ -62,7 +63,7 @@ fn fed(command: &mut Command, text: &str) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// The sum of the samples of this name that have these labels.
+/// The sum of the samples with this name and these labels.
 fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
     samples
         .iter()
@@ -76,7 +77,7 @@ fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
         .sum()
 }
 
-/// Kinds and labels by metric, as the guide says.
+/// Kinds and labels of each metric, according to the guide.
 fn metrics_of_the_guide() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     let rows = include_str!("../../docs/operating.md").lines();
     rows.filter_map(|line| line.strip_prefix("| `diesel_outbox_").map(|_| line))
@@ -94,7 +95,7 @@ fn metrics_of_the_guide() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         .collect()
 }
 
-/// A relay that has delivered five messages, and given one up.
+/// A relay that has delivered five messages and dead-lettered one.
 fn busy(database: &Database) -> (Receiver, Page) {
     let receiver =
         Receiver::answering(
@@ -109,20 +110,19 @@ fn busy(database: &Database) -> (Receiver, Page) {
         database.enqueue("order.paid", json!({ "n": n }));
     }
     database.enqueue("order.bad", json!({}));
-    eventually("all have an outcome", || {
+    eventually("all messages are settled", || {
         database.count("delivered") == 5 && database.count("dead") == 1
     });
     (receiver, page)
 }
 
-/// R29: another language's library for Prometheus reads what the relay counts, and promtool has nothing to
-/// say against it.
+/// R29: another language's library for Prometheus reads the relay's metrics, and promtool reports no problem.
 #[test]
 fn prometheus_reads_what_the_relay_did() {
     let database = Database::new();
     let (_receiver, page) = busy(&database);
     let mut text = String::new();
-    eventually("the gauges are of now", || {
+    eventually("the gauges are up to date", || {
         let answer = page.get("/metrics");
         assert_eq!(answer.status, 200);
         let kind = answer.header("content-type").expect("a content type");
@@ -177,7 +177,7 @@ fn has_the_names_and_labels_of_the_guide(samples: &[Sample]) {
     for sample in samples {
         assert!(!sample.help.is_empty(), "{sample:?}");
         let family = match sample.kind.as_str() {
-            // The library takes the ending for a part of the format.
+            // The library strips this suffix from the name.
             "counter" => format!("{}_total", sample.family),
             "gauge" | "histogram" => sample.family.clone(),
             other => panic!("{other}: {sample:?}"),

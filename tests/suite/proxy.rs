@@ -1,5 +1,5 @@
-//! An HTTP proxy between relay and destination: what is the proxy's fault costs no message an
-//! attempt, what is the destination's does.
+//! An HTTP proxy between relay and destination. A failure of the proxy costs no attempt, a failure of the destination
+//! does.
 
 use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -13,8 +13,8 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, end, eventually};
 
-/// A proxy for CONNECT on a real socket. It does what `treat` does with the request's head and
-/// the connection, whose next byte is the first one after the head.
+/// A CONNECT proxy on a real socket. `treat` gets the head of the request and the connection, whose next byte is the
+/// first after the head.
 struct ConnectProxy {
     address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
@@ -28,7 +28,7 @@ impl ConnectProxy {
         Self::treating(tunnel)
     }
 
-    /// Writes this instead of opening tunnels, and closes.
+    /// Writes this response instead of opening a tunnel, and closes the connection.
     fn answering(answer: &'static str) -> Self {
         Self::treating(move |_, mut stream| stream.write_all(answer.as_bytes()))
     }
@@ -57,7 +57,7 @@ impl ConnectProxy {
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
                         .push(head.clone());
-                    // A connection's end, whoever ends it, is not the proxy's.
+                    // Either side may close a connection; that is no error of the proxy.
                     let _ = treat(&head, stream);
                 });
             }
@@ -75,7 +75,7 @@ impl ConnectProxy {
     }
 }
 
-/// Connects to the port that is asked for, on this machine, and carries bytes both ways.
+/// Connects to the requested port on this machine and forwards bytes both ways.
 fn tunnel(head: &str, mut client: TcpStream) -> io::Result<()> {
     let target = head.split(' ').nth(1).expect("CONNECT host:port");
     let (_, port) = target.rsplit_once(':').expect("a port");
@@ -91,7 +91,7 @@ fn tunnel(head: &str, mut client: TcpStream) -> io::Result<()> {
     copied.map(|_| ())
 }
 
-/// A destination behind a proxy that is tried soon again after each failure.
+/// A destination behind a proxy, with short delays between attempts.
 fn behind(proxy: &str, url: &str) -> Destination {
     let mut destination = Destination::new("shop", url).expect("a URL");
     destination.proxy = Some(Proxy::parse("proxy", proxy).expect("a URL"));
@@ -119,25 +119,27 @@ fn messages_go_through_a_tunnel_of_the_proxy() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let proxy = ConnectProxy::open();
-    // Nobody but the proxy knows this name.
+    // Only the proxy can resolve this name.
     let authority = format!("shop.invalid:{}", receiver.address.port());
     let url = format!("http://{authority}/events?a=b");
     let with_password = format!("http://relay:p%40ss@{}", proxy.address);
     let mut shop = behind(&with_password, &url);
-    // The proxy itself stands where the destination must not.
+    // The proxy's own address is one that the destination must not have.
     shop.internal = Some(false);
     let relay = relay(&database, shop)
         .concurrency(1)
         .start()
         .expect("a relay");
     database.enqueue_many(5);
-    eventually("all are delivered", || database.count("delivered") == 5);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 5
+    });
     let requests = receiver.requests();
     assert_eq!(requests[0].line, "POST /events?a=b HTTP/1.1");
     assert_eq!(requests[0].header("host"), Some(authority.as_str()));
     assert_eq!(requests[0].header("proxy-authorization"), None);
     let heads = proxy.heads();
-    assert_eq!(heads.len(), 1, "one tunnel carries all of them");
+    assert_eq!(heads.len(), 1, "one tunnel carries all messages");
     let start = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n");
     assert!(heads[0].starts_with(&start), "{}", heads[0]);
     // relay:p@ss
@@ -150,7 +152,7 @@ fn messages_go_through_a_tunnel_of_the_proxy() {
 fn while_the_proxy_is_down_messages_wait_and_no_attempt_is_counted() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    // At an address where no other test listens: so nobody takes the port meanwhile.
+    // No other test listens on this address, so no other process takes the port meanwhile.
     let listener = TcpListener::bind("127.0.77.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     drop(listener);
@@ -161,15 +163,15 @@ fn while_the_proxy_is_down_messages_wait_and_no_attempt_is_counted() {
     .start()
     .expect("a relay");
     database.enqueue("order.paid", json!(1));
-    eventually("it waits", || last_error(&database).is_some());
+    eventually("the message waits", || last_error(&database).is_some());
     let error = last_error(&database).expect("an error");
     assert!(
         error.starts_with(&format!("proxy {address} cannot be reached")),
         "{error}"
     );
-    // More often than it has attempts.
+    // More tries than the message has attempts.
     let mut tries = HashSet::new();
-    eventually("it was tried ten times", || {
+    eventually("the message was tried ten times", || {
         tries.extend(database.text("SELECT available_at FROM {o}"));
         tries.len() >= 10
     });
@@ -177,7 +179,9 @@ fn while_the_proxy_is_down_messages_wait_and_no_attempt_is_counted() {
 
     let listener = TcpListener::bind(address).expect("the port is ours");
     let proxy = ConnectProxy::on(listener, Arc::new(tunnel));
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
     assert_eq!(receiver.count(), 1);
     assert!(!proxy.heads().is_empty());
@@ -210,9 +214,10 @@ fn what_the_proxy_refuses_waits_and_no_attempt_is_counted() {
             .start()
             .expect("a relay");
         database.enqueue("order.paid", json!(1));
-        eventually("it was tried more often than it has attempts", || {
-            proxy.heads().len() > 4
-        });
+        eventually(
+            "the message was tried more often than it has attempts",
+            || proxy.heads().len() > 4,
+        );
         let error = last_error(&database).expect("an error");
         assert!(error.contains(reason), "{error}");
         assert_eq!(database.number("SELECT attempts FROM {o}"), 0, "{answer}");
@@ -234,7 +239,7 @@ fn a_proxy_whose_name_nobody_knows_is_the_proxys_fault() {
     .start()
     .expect("a relay");
     database.enqueue("order.paid", json!(1));
-    eventually("it waits", || last_error(&database).is_some());
+    eventually("the message waits", || last_error(&database).is_some());
     let error = last_error(&database).expect("an error");
     assert!(
         error.starts_with("proxy proxy.invalid:3128 cannot be reached: cannot resolve"),
@@ -244,7 +249,7 @@ fn a_proxy_whose_name_nobody_knows_is_the_proxys_fault() {
     end(&relay);
 }
 
-/// Sends a message by a proxy; it has to die after three attempts.
+/// Sends a message through a proxy. Fails unless the message is dead-lettered after three attempts.
 fn dies_behind(proxy: &ConnectProxy, reason: &str) -> String {
     let database = Database::new();
     let receiver = Receiver::ok();
@@ -253,7 +258,9 @@ fn dies_behind(proxy: &ConnectProxy, reason: &str) -> String {
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!(1));
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     let error = database
         .text("SELECT last_error FROM {o}_dead")
         .expect("an error");
@@ -301,7 +308,7 @@ fn a_proxy_that_drips_its_answer_holds_no_sender_longer_than_a_send_may_take() {
     });
     let started = Instant::now();
     dies_behind(&drips, "TIMEOUT");
-    // Three sends of 300 ms, and what a machine needs that has more to do.
+    // Three sends of 300 ms, with a margin for a busy machine.
     assert!(started.elapsed() < Duration::from_secs(30));
 }
 
@@ -314,7 +321,9 @@ fn a_receiver_behind_a_tunnel_fails_like_any_other() {
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!(1));
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     let reason = database.text("SELECT reason FROM {o}_dead");
     assert_eq!(reason.as_deref(), Some("SERVER_ERROR"));
     assert_eq!(receiver.count(), 3);
@@ -347,18 +356,24 @@ fn hosts_of_no_proxy_and_destinations_that_say_so_are_reached_directly() {
         );
     }
     assert_eq!(receiver.count(), 3);
-    assert_eq!(proxy.heads().len(), 1, "the last one had no exception");
+    assert_eq!(
+        proxy.heads().len(),
+        1,
+        "only the last message went through the proxy"
+    );
 
     let mut direct = behind(&proxy.url(), &receiver.url());
     direct.proxy = Some(Proxy::Direct);
     let relay = relay(&database, direct).start().expect("a relay");
     database.enqueue("d", json!(1));
-    eventually("it is delivered", || database.count("delivered") == 4);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 4
+    });
     assert_eq!(proxy.heads().len(), 1);
     end(&relay);
 }
 
-/// The proxy resolves names, so what they lead to is not seen here. Addresses are.
+/// The proxy resolves names, so the relay cannot check where they lead. The relay still checks addresses.
 #[test]
 fn an_address_in_a_url_is_judged_behind_a_proxy_as_well_and_the_proxys_own_is_not() {
     let mut config = diesel_outbox::Config::default();
@@ -369,12 +384,12 @@ fn an_address_in_a_url_is_judged_behind_a_proxy_as_well_and_the_proxys_own_is_no
     config
         .set("OUTBOX_URL", "http://169.254.169.254/")
         .expect("a URL");
-    let error = HttpDispatcher::new(&config).expect_err("it is refused");
+    let error = HttpDispatcher::new(&config).expect_err("an address that is refused");
     assert_eq!(error.key(), "OUTBOX_URL");
     config
         .set("OUTBOX_URL", "http://shop.example/")
         .expect("a URL");
-    HttpDispatcher::new(&config).expect("the proxy is the operator's");
+    HttpDispatcher::new(&config).expect("the operator may choose the proxy's address");
 }
 
 #[test]
@@ -386,7 +401,7 @@ fn a_proxy_that_cannot_be_used_is_an_error_at_start() {
     config
         .set("OUTBOX_PROXY", "https://proxy:3128")
         .expect("a URL");
-    let error = HttpDispatcher::new(&config).expect_err("TLS to the proxy");
+    let error = HttpDispatcher::new(&config).expect_err("TLS to the proxy is not supported");
     assert_eq!(error.key(), "OUTBOX_PROXY");
     config.proxy = Proxy::Direct;
     config.destinations = vec![behind("http://proxy:3128/path", "http://shop.example/")];

@@ -1,5 +1,5 @@
-//! Receivers of every kind: what each answer, or the lack of one, means for the message, and that
-//! none of them harms the relay or the message after it.
+//! Receivers of every kind: what each response, or a missing response, means for the message. No receiver harms the
+//! relay or the next message.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,19 +15,19 @@ use crate::support::{Database, Receiver, Request, eventually, finish, status};
 
 type Io = std::io::Result<()>;
 
-/// A relay that gives up after two attempts, so that a reason can be read and a repeat be seen.
+/// A relay that gives up after two attempts, so that a test sees both the reason and a repeat.
 fn relay(database: &Database) -> RelayBuilder {
     database.relay().max_attempts(2)
 }
 
 fn end(relay: &RelayHandle) {
-    assert!(relay.is_healthy(), "the relay is healthy after all that");
+    assert!(relay.is_healthy(), "the relay is still healthy");
     relay
         .shutdown(Duration::from_secs(10))
-        .expect("a clean end");
+        .expect("a clean shutdown");
 }
 
-/// The first message is treated by `answer`, whatever the attempt; others are answered with 200.
+/// Handles every attempt of the first message with `answer`, and responds to others with 200.
 fn receiver_of(answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) -> Receiver {
     Receiver::start(move |request, stream| {
         if request.json()["n"] == 1 {
@@ -38,8 +38,8 @@ fn receiver_of(answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) ->
     })
 }
 
-/// Sends a message to a receiver that treats it so, and then another one. The first has to die,
-/// after two attempts, of `reason`; the second is delivered.
+/// Sends a message to a receiver that handles it with `answer`, and then another message. The first must be
+/// dead-lettered after two attempts with `reason`; the second must be delivered.
 #[track_caller]
 fn dies_of(reason: &str, answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) {
     let database = Database::new();
@@ -49,7 +49,9 @@ fn dies_of(reason: &str, answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + '
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({ "n": 1 }));
-    eventually("the first is dead", || database.count("dead") == 1);
+    eventually("the first message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     assert_eq!(
         database.text("SELECT reason FROM {o}_dead").as_deref(),
         Some(reason),
@@ -63,32 +65,36 @@ fn dies_of(reason: &str, answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + '
         .map(|request| request.header("outbox-attempt").map(str::to_owned))
         .collect();
     assert_eq!(attempts, [Some("1".to_owned()), Some("2".to_owned())]);
-    assert_eq!(receiver.ids().len(), 1, "both attempts have one id");
+    assert_eq!(receiver.ids().len(), 1, "both attempts have the same id");
 
     database.enqueue("order.paid", json!({ "n": 2 }));
-    eventually("the second is delivered", || {
+    eventually("the second message is delivered", || {
         database.count("delivered") == 1
     });
     end(&relay);
 }
 
-/// Sends a message to a receiver that treats it so, and then another one. Both are delivered, the
+/// Sends a message to a receiver that handles it with `answer`, and then another message. Both must be delivered, the
 /// first by its first attempt.
 #[track_caller]
 fn is_delivered(answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) {
     let database = Database::new();
     let receiver = receiver_of(answer);
-    // One sender: the second message would meet what the first one left on the connection.
+    // With one sender, the second message would meet leftovers of the first response on the connection.
     let relay = relay(&database)
         .concurrency(1)
         .url(&receiver.url())
         .start()
         .expect("a relay");
     let first = database.enqueue("order.paid", json!({ "n": 1 }));
-    eventually("the first is settled", || {
+    eventually("the first message is settled", || {
         database.number("SELECT count(*) FROM {o}_ledger") == 1
     });
-    assert_eq!(database.count("delivered"), 1, "it is not dead");
+    assert_eq!(
+        database.count("delivered"),
+        1,
+        "the first message is not dead"
+    );
     let attempts = |sequence: i64| {
         database.number(&format!(
             "SELECT attempts FROM {{o}}_ledger WHERE sequence = {sequence}"
@@ -96,26 +102,26 @@ fn is_delivered(answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) {
     };
     assert_eq!(attempts(first), 1);
     let second = database.enqueue("order.paid", json!({ "n": 2 }));
-    eventually("the second is delivered", || {
+    eventually("the second message is delivered", || {
         database.count("delivered") == 2
     });
     assert_eq!(
         attempts(second),
         1,
-        "the second meets nothing of the first one's answer"
+        "leftovers of the first response cost the second message an attempt"
     );
     assert_eq!(receiver.count(), 2);
     end(&relay);
 }
 
-/// Answers the reader nothing until it goes away.
+/// Sends nothing until the client closes the connection.
 fn until_it_goes(stream: &mut TcpStream) -> Io {
     // The client's end of the connection: end of file or an error.
     let _ = stream.read(&mut [0]);
     Err(std::io::ErrorKind::ConnectionAborted.into())
 }
 
-/// Writes one byte after the other, slowly, for ever.
+/// Writes one byte after another, slowly, forever.
 fn drip(stream: &mut TcpStream, text: &[u8]) -> Io {
     for byte in text.iter().cycle() {
         stream.write_all(&[*byte])?;
@@ -163,7 +169,7 @@ fn a_receiver_that_closes_in_the_middle_of_its_head_is_tried_again() {
     });
 }
 
-/// Accepts connections and treats each by `serve`, in a thread of its own, until the test ends.
+/// Accepts connections and handles each with `serve` in its own thread, until the test ends.
 fn listen(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -177,8 +183,8 @@ fn listen(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
     address
 }
 
-/// Sends a message to `url`, where it has to die of `reason`, and another one of another topic to
-/// a good receiver.
+/// Sends a message to `url`, where it must be dead-lettered with `reason`, and a message of another topic to a good
+/// receiver.
 #[track_caller]
 fn dies_at(url: &str, reason: &str, payload: &serde_json::Value, timeout: Duration) -> String {
     let database = Database::new();
@@ -192,7 +198,9 @@ fn dies_at(url: &str, reason: &str, payload: &serde_json::Value, timeout: Durati
         .start()
         .expect("a relay");
     database.enqueue("order.paid", payload.clone());
-    eventually("the first is dead", || database.count("dead") == 1);
+    eventually("the first message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     let error = database
         .text("SELECT last_error FROM {o}_dead")
         .expect("an error");
@@ -203,14 +211,14 @@ fn dies_at(url: &str, reason: &str, payload: &serde_json::Value, timeout: Durati
     );
     assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 2);
     database.enqueue("order.shipped", json!(2));
-    eventually("the second is delivered", || {
+    eventually("the second message is delivered", || {
         database.count("delivered") == 1
     });
     end(&relay);
     error
 }
 
-/// More than the buffers of a connection hold: a reader that stops is noticed by the writer.
+/// Larger than the buffers of a connection, so the writer notices a reader that stops.
 fn large_payload() -> serde_json::Value {
     json!("x".repeat(1_000_000))
 }
@@ -232,7 +240,7 @@ fn a_receiver_that_closes_after_half_of_the_request_is_tried_again() {
 
 #[test]
 fn a_receiver_that_resets_is_tried_again() {
-    // Closed with bytes that were not read, a connection is reset.
+    // Closing a connection with unread bytes resets it.
     let address = listen(|mut stream| {
         let _ = stream.read_exact(&mut [0]);
     });
@@ -246,7 +254,7 @@ fn a_receiver_that_resets_is_tried_again() {
 
 #[test]
 fn a_refused_connection_is_tried_again() {
-    // A port that was free a moment ago: nobody listens there.
+    // A port that was free a moment ago: no process listens there.
     let address = TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .expect("a port");
@@ -260,7 +268,7 @@ fn a_refused_connection_is_tried_again() {
 
 #[test]
 fn a_host_name_that_nobody_has_is_tried_again() {
-    // A resolver without a network needs its time to say so.
+    // A resolver without a network needs time to fail.
     let error = dies_at(
         "http://receiver.invalid/",
         "DNS",
@@ -288,7 +296,7 @@ fn tls_with_a_receiver_that_speaks_plain_http_fails_as_tls() {
     );
 }
 
-/// `openssl s_server` with a certificate that nobody has signed, killed when dropped.
+/// `openssl s_server` with a self-signed certificate, killed when dropped.
 struct SelfSigned {
     server: Child,
     port: u16,
@@ -438,7 +446,7 @@ fn of_an_endless_body_a_bounded_part_is_read_and_kept() {
         let _ = sender.send(count);
         Err(std::io::ErrorKind::ConnectionAborted.into())
     });
-    // Long enough that it is the relay, and not its clock, that ends this.
+    // Long enough for the relay, not its timeout, to end the connection.
     let relay = database
         .relay()
         .send_timeout(Duration::from_secs(100))
@@ -447,11 +455,13 @@ fn of_an_endless_body_a_bounded_part_is_read_and_kept() {
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!(1));
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     let written = written
         .recv_timeout(Duration::from_secs(30))
         .expect("the relay has closed the connection");
-    // What the system's buffers take, and not more.
+    // At most the system's buffers.
     assert!(written < 32 * 1024 * 1024, "{written} bytes were taken");
     assert_eq!(
         database.number("SELECT octet_length(response) FROM {o}_ledger"),
@@ -555,7 +565,9 @@ fn a_redirect_is_a_failed_attempt_and_never_followed() {
     for status in [301, 302, 303, 307, 308] {
         database.enqueue("order.paid", json!({ "status": status }));
     }
-    eventually("all are dead", || database.count("dead") == 5);
+    eventually("all messages are dead-lettered", || {
+        database.count("dead") == 5
+    });
     assert_eq!(
         database.number(
             "SELECT count(*) FROM {o}_dead WHERE reason = 'REDIRECT' AND attempts = 2
@@ -564,9 +576,11 @@ fn a_redirect_is_a_failed_attempt_and_never_followed() {
         5
     );
     assert_eq!(receiver.count(), 10);
-    assert_eq!(target.count(), 0, "nobody was led there");
+    assert_eq!(target.count(), 0, "the redirect was followed");
     database.enqueue("order.paid", json!({ "status": 200 }));
-    eventually("the next is delivered", || database.count("delivered") == 1);
+    eventually("the next message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
 }
 
@@ -598,7 +612,7 @@ fn a_refusal_for_good_kills_the_message_at_once_and_others_are_tried_again() {
     for (status, _, _) in cases {
         database.enqueue("order.paid", json!({ "status": status }));
     }
-    eventually("all are dead", || {
+    eventually("all messages are dead-lettered", || {
         usize::try_from(database.count("dead")) == Ok(cases.len())
     });
     for (status, reason, attempts) in cases {
@@ -615,7 +629,9 @@ fn a_refusal_for_good_kills_the_message_at_once_and_others_are_tried_again() {
         assert_eq!(sent, attempts, "{status}");
     }
     database.enqueue("order.paid", json!({ "status": 200 }));
-    eventually("the next is delivered", || database.count("delivered") == 1);
+    eventually("the next message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
 }
 
@@ -636,7 +652,7 @@ fn the_next_attempt_is_not_before_what_retry_after_says_in_either_form() {
             return stream.write_all(&status(200));
         }
         let (value, until) = if request.json()["form"] == "date" {
-            // A date has no fractions.
+            // A date has no fractions of a second.
             let seconds = now
                 .duration_since(UNIX_EPOCH)
                 .expect("after 1970")
@@ -653,7 +669,7 @@ fn the_next_attempt_is_not_before_what_retry_after_says_in_either_form() {
                 .as_bytes(),
         )
     });
-    // A send that times out would be repeated early, and rightly so.
+    // A send that times out would rightly be repeated early.
     let relay = relay(&database)
         .send_timeout(Duration::from_secs(20))
         .lease(Duration::from_secs(60))
@@ -665,11 +681,13 @@ fn the_next_attempt_is_not_before_what_retry_after_says_in_either_form() {
             database.enqueue("order.paid", json!({ "status": status, "form": form }));
         }
     }
-    eventually("all are delivered", || database.count("delivered") == 8);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 8
+    });
     assert_eq!(
         was_early.try_iter().collect::<Vec<_>>(),
         Vec::<serde_json::Value>::new(),
-        "these came too early"
+        "these messages came too early"
     );
     assert_eq!(receiver.count(), 16);
     end(&relay);
@@ -695,7 +713,9 @@ fn many_messages_share_few_connections() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 500);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 500
+    });
     let peers = peers.lock().unwrap_or_else(PoisonError::into_inner).len();
     assert!(peers <= 4, "{peers} connections for four senders");
     end(&relay);
@@ -705,7 +725,7 @@ fn many_messages_share_few_connections() {
 fn a_receiver_that_closes_idle_connections_loses_nothing() {
     let database = Database::new();
     let receiver = Receiver::start(|_, stream| {
-        // It says nothing of it beforehand.
+        // The response does not announce the close.
         stream.write_all(&status(200))?;
         Err(std::io::ErrorKind::ConnectionAborted.into())
     });
@@ -717,7 +737,9 @@ fn a_receiver_that_closes_idle_connections_loses_nothing() {
         .expect("a relay");
     for n in 0..20 {
         database.enqueue("order.paid", json!({ "n": n }));
-        eventually("it is delivered", || database.count("delivered") == n + 1);
+        eventually("the message is delivered", || {
+            database.count("delivered") == n + 1
+        });
     }
     assert_eq!(receiver.ids().len(), 20);
     end(&relay);
@@ -750,7 +772,7 @@ fn no_proxy_is_taken_from_the_environment() {
 
 // --- What a request looks like ------------------------------------------------------------
 
-/// Reads one request as its bytes: the lines of its head, and its body.
+/// Reads one request as raw bytes: the lines of its head, and its body.
 fn read_raw(stream: &mut TcpStream) -> (Vec<String>, Vec<u8>) {
     let mut reader = BufReader::new(stream);
     let head: Vec<String> = (&mut reader)
@@ -803,7 +825,9 @@ fn a_request_has_these_headers_and_no_others() {
     let (head, body) = requests
         .recv_timeout(Duration::from_secs(30))
         .expect("a request");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
 
     assert_eq!(head[0], "POST /hooks/in?a=b HTTP/1.1");
@@ -811,11 +835,15 @@ fn a_request_has_these_headers_and_no_others() {
     let mut headers: HashMap<&str, &str> = HashMap::new();
     for line in &head[1..] {
         let (name, value) = line.split_once(": ").expect("a header");
-        assert_eq!(headers.insert(name, value), None, "{name} is there once");
+        assert_eq!(
+            headers.insert(name, value),
+            None,
+            "the header {name} repeats"
+        );
     }
     let mut take = |name: &str| headers.remove(name).unwrap_or_else(|| panic!("no {name}"));
 
-    // Times: this attempt's in Unix seconds, the message's in RFC 3339, by clocks of one machine.
+    // Times by the clock of one machine: this attempt's in Unix seconds, the message's in RFC 3339.
     let unix = |time: SystemTime| {
         time.duration_since(UNIX_EPOCH)
             .expect("after 1970")
@@ -828,11 +856,11 @@ fn a_request_has_these_headers_and_no_others() {
         database.number(&format!(
             "SELECT count(*) FROM {{o}}_ledger WHERE created_at = '{time}'::timestamptz"
         )) == 1,
-        "{time} is when it was enqueued"
+        "{time} is the time of the enqueue"
     );
     assert!(time.ends_with('Z') && time.contains('T'), "{time}");
 
-    // The same trace and flags, and a span of this attempt.
+    // The same trace and flags, and a new span for this attempt.
     let traceparent = take("traceparent");
     assert_eq!(traceparent[..36], *"00-0af7651916cd43dd8448eb211c80319c-");
     assert_ne!(traceparent[36..52], *"b7ad6b7169203331");
@@ -864,7 +892,7 @@ fn a_request_has_these_headers_and_no_others() {
     ] {
         assert_eq!(take(name), expected, "{name}");
     }
-    assert_eq!(headers, HashMap::new(), "these were not expected");
+    assert_eq!(headers, HashMap::new(), "unexpected headers");
 }
 
 #[test]
@@ -882,7 +910,9 @@ fn the_body_is_what_was_stored_byte_for_byte() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     assert_eq!(
         String::from_utf8(receiver.requests()[0].body.clone()).as_deref(),
@@ -902,7 +932,9 @@ fn a_topic_and_keys_in_any_language_arrive_percent_encoded() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     let request: &Request = &receiver.requests()[0];
     assert_eq!(
@@ -931,7 +963,9 @@ fn a_repeat_has_the_same_ids_and_the_next_attempts_number() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     let requests = receiver.requests();
     for name in [
@@ -967,7 +1001,9 @@ fn stored_headers_that_cannot_be_sent_kill_the_message_unsent() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("all are dead", || database.count("dead") == 7);
+    eventually("all messages are dead-lettered", || {
+        database.count("dead") == 7
+    });
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_dead WHERE reason = 'INVALID_HEADER'"),
         7
@@ -976,7 +1012,9 @@ fn stored_headers_that_cannot_be_sent_kill_the_message_unsent() {
     database.execute(
         r#"INSERT INTO {o} (topic, payload, headers) VALUES ('order.paid', '1', '{"X-A": "1"}')"#,
     );
-    eventually("the next is delivered", || database.count("delivered") == 1);
+    eventually("the next message is delivered", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(receiver.requests()[0].header("x-a"), Some("1"));
     end(&relay);
 }
@@ -999,19 +1037,19 @@ fn one_bad_receiver_does_not_hold_up_another() {
         .expect("a relay");
     bad.wait_for(2);
     database.enqueue_many(50);
-    eventually("the others are delivered", || {
+    eventually("the other messages are delivered", || {
         database.count("delivered") == 50
     });
     assert_eq!(database.count("sending"), 2);
     gate.open();
-    eventually("the two are delivered, too", || {
+    eventually("the two messages are delivered", || {
         database.count("delivered") == 52
     });
     end(&relay);
 }
 
-/// Answers that are nearly HTTP, made from a seed: parts of a real one, cut, repeated, exchanged and
-/// mixed with noise.
+/// Responses that are nearly HTTP, made from a seed: parts of a real response, cut, repeated, swapped and mixed with
+/// noise.
 fn odd_answer(seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let parts: [&[u8]; 16] = [
@@ -1034,7 +1072,7 @@ fn odd_answer(seed: u64) -> Vec<u8> {
     ];
     let mut answer = Vec::new();
     if random.bool() {
-        // Begins well.
+        // Starts with a valid part.
         answer.extend_from_slice(parts[random.usize(..3)]);
     }
     for _ in 0..random.usize(0..8) {
@@ -1062,7 +1100,7 @@ fn any_bytes_that_a_receiver_answers_have_an_outcome() {
     let receiver = Receiver::start(|request, stream| {
         let seed = request.json()["n"].as_u64().expect("a number");
         stream.write_all(&odd_answer(seed))?;
-        // Its end is the end of the connection.
+        // Closing the connection ends the response.
         Err(std::io::ErrorKind::Other.into())
     });
     database.enqueue_many(ANSWERS);
@@ -1075,11 +1113,11 @@ fn any_bytes_that_a_receiver_answers_have_an_outcome() {
         .route("*", "odd")
         .start()
         .expect("a relay");
-    eventually("each has come to its end", || {
+    eventually("all messages are settled", || {
         usize::try_from(database.count("delivered") + database.count("dead")) == Ok(ANSWERS)
     });
     end(&relay);
-    // The answers are of many kinds, and what is kept of them shows no control character.
+    // The responses are of many kinds, and what is stored of them has no control characters.
     assert!(database.count("delivered") > 0 && database.count("dead") > 0);
     assert!(database.number("SELECT count(DISTINCT reason) FROM {o}_dead") >= 3);
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Messages whose outcomes the database refuses to write down: a trigger, a constraint, an odd text. They
-//! cost the others nothing.
+//! Messages that the database refuses to settle: a trigger, a constraint, odd text. They cost the other messages
+//! nothing.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, end, eventually};
 
-/// No row of the ledger for which this is true can be written.
+/// Refuses every row of the ledger for which `condition` is true.
 fn refuse(database: &Database, condition: &str) {
     let schema = database.schema().to_owned();
     database.execute(&format!(
@@ -24,7 +24,7 @@ fn refuse_no_more(database: &Database) {
     database.drop_trigger_of_ledger("refuse");
 }
 
-/// By one statement, with the payloads 1, 2, …
+/// Enqueues messages in one statement, with the payloads 1, 2, …
 fn enqueue(database: &Database, topic: &str, count: usize) {
     let enqueued = database.execute(&format!(
         "INSERT INTO {{o}} (topic, payload, idempotency_key)
@@ -39,12 +39,12 @@ fn delivered(database: &Database, topic: &str) -> i64 {
     ))
 }
 
-/// Each message was sent once.
+/// Fails unless each message was sent exactly once.
 fn once_each(receiver: &Receiver, count: usize) {
     assert_eq!((receiver.count(), receiver.ids().len()), (count, count));
 }
 
-/// G2, R23: of 5,000 others none was written down in 100 s.
+/// G2, R23: once, none of 5,000 other messages was settled within 100 s.
 #[test]
 fn a_topic_whose_settles_are_refused_costs_others_nothing() {
     let database = Database::new();
@@ -55,7 +55,7 @@ fn a_topic_whose_settles_are_refused_costs_others_nothing() {
     let relay = database.relay().url(&receiver.url());
     let relay = relay.start().expect("a relay");
     let began = Instant::now();
-    eventually("the others are written down", || {
+    eventually("the other messages are settled", || {
         delivered(&database, "order.paid") == 5000
     });
     eprintln!("5,000 beside 200 refused ones: {:?}", began.elapsed());
@@ -63,14 +63,14 @@ fn a_topic_whose_settles_are_refused_costs_others_nothing() {
     assert_eq!(delivered(&database, "refused"), 0);
     assert_eq!(relay.health().to_string(), "ok");
     refuse_no_more(&database);
-    eventually("what was refused is written down", || {
+    eventually("the refused messages are settled", || {
         delivered(&database, "refused") == 200
     });
     end(&relay);
     once_each(&receiver, 5200);
 }
 
-/// R23: with 30 refused messages the median was 5.5 s.
+/// R23: once, 30 refused messages raised the median to 5.5 s.
 #[test]
 fn beside_refused_messages_a_settle_takes_no_longer() {
     let database = Database::new();
@@ -79,12 +79,12 @@ fn beside_refused_messages_a_settle_takes_no_longer() {
     let relay = database.relay().url(&receiver.url());
     let relay = relay.start().expect("a relay");
     enqueue(&database, "refused", 30);
-    eventually("they are sent", || receiver.count() == 30);
+    eventually("the refused messages are sent", || receiver.count() == 30);
     let mut took: Vec<Duration> = (1..=40)
         .map(|n| {
             let began = Instant::now();
             database.enqueue("order.paid", json!(n));
-            eventually("it is written down", || {
+            eventually("the message is settled", || {
                 delivered(&database, "order.paid") == n
             });
             began.elapsed()
@@ -92,7 +92,7 @@ fn beside_refused_messages_a_settle_takes_no_longer() {
         .collect();
     took.sort_unstable();
     eprintln!(
-        "beside 30 refused ones: median {:?}, most {:?}",
+        "next to 30 refused messages: median {:?}, most {:?}",
         took[20], took[39]
     );
     assert!(took[20] < Duration::from_millis(500), "{took:?}");
@@ -103,7 +103,8 @@ fn beside_refused_messages_a_settle_takes_no_longer() {
     once_each(&receiver, 70);
 }
 
-/// R23: those of the same topic that are fine are written down, and so are the refused ones once they can be.
+/// R23: the good messages of the same topic are settled, and so are the refused messages once the database accepts
+/// them.
 #[test]
 fn single_messages_that_are_refused_hold_none_of_their_topic() {
     let database = Database::new();
@@ -115,22 +116,24 @@ fn single_messages_that_are_refused_hold_none_of_their_topic() {
     let receiver = Receiver::ok();
     let relay = database.relay().url(&receiver.url());
     let relay = relay.start().expect("a relay");
-    eventually("the others are written down", || {
+    eventually("the other messages are settled", || {
         delivered(&database, "order.paid") == 990
     });
     assert!(relay.wait_until_idle(Duration::from_secs(30)));
     assert_eq!(database.count("sending"), 10);
     enqueue(&database, "order.sent", 6);
-    eventually("later ones are, too", || {
+    eventually("later messages are settled", || {
         delivered(&database, "order.sent") == 6
     });
     refuse_no_more(&database);
-    eventually("all are", || delivered(&database, "order.paid") == 1000);
+    eventually("all messages are settled", || {
+        delivered(&database, "order.paid") == 1000
+    });
     end(&relay);
     once_each(&receiver, 1006);
 }
 
-/// G2, R14: what cannot be written down is not sent on and on.
+/// G2, R14: messages that cannot be settled are not sent again and again.
 #[test]
 fn a_topic_that_is_refused_is_claimed_no_more_and_goes_on_when_it_is_not() {
     let database = Database::new();
@@ -139,7 +142,7 @@ fn a_topic_that_is_refused_is_claimed_no_more_and_goes_on_when_it_is_not() {
     let receiver = Receiver::ok();
     let relay = database.relay().batch(50).url(&receiver.url());
     let relay = relay.start().expect("a relay");
-    eventually("it says so", || {
+    eventually("the relay reports the topic", || {
         let health = relay.health();
         health
             .problems()
@@ -152,27 +155,36 @@ fn a_topic_that_is_refused_is_claimed_no_more_and_goes_on_when_it_is_not() {
         "{health}"
     );
     database.enqueue_many(100);
-    eventually("others are sent and written down", || {
+    eventually("other messages are sent and settled", || {
         database.count("delivered") == 100
     });
     let sent = receiver.count() - 100;
-    assert!(sent < 1000, "{sent} were sent");
-    // Each of these is claimed by a claim that could have taken refused ones, too.
+    assert!(sent < 1000, "{sent} refused messages were sent");
+    // Each claim of these messages could have taken refused messages as well.
     for others in (200..=1000).step_by(100) {
         database.enqueue_many(100);
-        eventually("others are sent and written down", || {
+        eventually("other messages are sent and settled", || {
             database.count("delivered") == others
         });
     }
-    assert_eq!(receiver.count() - 1000, sent, "no more are sent");
+    assert_eq!(
+        receiver.count() - 1000,
+        sent,
+        "no more refused messages are sent"
+    );
     refuse_no_more(&database);
-    eventually("all are delivered", || database.count("delivered") == 4000);
-    eventually("it says so no more", || relay.health().to_string() == "ok");
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 4000
+    });
+    eventually("the relay is healthy again", || {
+        relay.health().to_string() == "ok"
+    });
     end(&relay);
     once_each(&receiver, 4000);
 }
 
-/// G5, R28: of a refused message's key nothing is sent; other keys go on, and the relay ends in time.
+/// G5, R28: no later message of a refused message's key is sent. Other keys continue, and the relay shuts down in
+/// time.
 #[test]
 fn a_refused_message_keeps_its_key_and_no_other() {
     let database = Database::new();
@@ -191,13 +203,13 @@ fn a_refused_message_keeps_its_key_and_no_other() {
     let receiver = Receiver::ok();
     let relay = database.relay().url(&receiver.url());
     let relay = relay.start().expect("a relay");
-    eventually("the other keys go on", || {
+    eventually("the other keys continue", || {
         delivered(&database, "order.paid") == 2000
     });
     assert_eq!(
         receiver.count(),
         2020,
-        "nothing behind a refused one is sent"
+        "no message behind a refused one is sent"
     );
     let began = Instant::now();
     let ended = relay.shutdown(Duration::from_secs(15));
@@ -206,6 +218,6 @@ fn a_refused_message_keeps_its_key_and_no_other() {
         "{:?}",
         began.elapsed()
     );
-    let error = ended.expect_err("20 messages are not written down");
+    let error = ended.expect_err("20 messages are not settled");
     assert!(error.to_string().contains("20 messages"), "{error}");
 }

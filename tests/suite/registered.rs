@@ -1,4 +1,4 @@
-//! Delivery to registered destinations: rows that come, change and go while relays run.
+//! Delivery to registered destinations: rows that appear, change and disappear while relays run.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::support::{Database, PATIENCE, Receiver, Request, end, eventually};
 
-/// What is committed is used within a second; a test waits longer, for machines that are busy.
+/// A committed change of a row takes effect within this time.
 const SOON: Duration = Duration::from_secs(1);
 
 fn relay(database: &Database) -> RelayBuilder {
@@ -43,7 +43,7 @@ fn path(request: &Request) -> &str {
     request.line.split(' ').nth(1).unwrap_or_default()
 }
 
-/// What the ledger says, in the order of destinations.
+/// The ledger's entries, ordered by destination.
 fn ledger(database: &Database) -> String {
     let text = database.text(
         "SELECT string_agg(destination || ' ' || status || coalesce(' ' || reason, ''), ', ' ORDER BY destination, sequence)
@@ -69,7 +69,9 @@ fn a_message_goes_to_each_row_whose_topics_tenant_and_filter_it_meets() {
     database.enqueue_message(of_tenant(mine, 1));
     database.enqueue_message(of_tenant(mine, 2));
     receiver.wait_for(5);
-    eventually("all is settled", || database.count("delivered") == 5);
+    eventually("all messages are settled", || {
+        database.count("delivered") == 5
+    });
     end(&relay);
     assert_eq!(
         ledger(&database),
@@ -93,7 +95,7 @@ fn a_message_goes_to_each_row_whose_topics_tenant_and_filter_it_meets() {
     );
 }
 
-/// R46: what a route says is one destination more.
+/// R46: a route adds one destination to the registered ones.
 #[test]
 fn routes_and_rows_get_it_both() {
     let database = Database::new();
@@ -107,13 +109,15 @@ fn routes_and_rows_get_it_both() {
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
-    eventually("both have it", || database.count("delivered") == 2);
+    eventually("both destinations have the message", || {
+        database.count("delivered") == 2
+    });
     end(&relay);
     assert_eq!((configured.count(), registered.count()), (1, 1));
     assert_eq!(ledger(&database), "acme delivered, default delivered");
 }
 
-/// R46: a customer without webhooks is no error.
+/// R46: a tenant without destinations is no error.
 #[test]
 fn what_nobody_wants_is_delivered_to_nobody_and_says_so() {
     let database = Database::new();
@@ -122,28 +126,30 @@ fn what_nobody_wants_is_delivered_to_nobody_and_says_so() {
     put(&database, &hook);
     let relay = started(&database);
     database.enqueue_message(of_tenant(Uuid::now_v7(), 1));
-    eventually("it is settled", || database.count("delivered") == 1);
+    eventually("the message is settled", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     assert_eq!(receiver.count(), 0);
     assert_eq!(ledger(&database), " delivered NO_SUBSCRIBER");
 }
 
-/// R46: two relays.
+/// R46: with two relays.
 #[test]
 fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let relays = [started(&database), started(&database)];
-    // Some row: without any, messages would wait for a route.
+    // A row of another topic: without any row, messages would wait for a route.
     put(
         &database,
         &RegisteredDestination::new("idle", receiver.url()).topics(["none"]),
     );
-    eventually("relays know of it", || {
+    eventually("the relays know of the row", || {
         database.enqueue("other", json!({}));
         database.count("delivered") > 0
     });
-    eventually("nothing is left", || database.count("pending") == 0);
+    eventually("no message is left", || database.count("pending") == 0);
 
     let url = receiver.url();
     database.execute(&format!(
@@ -151,30 +157,32 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
     ));
     let began = Instant::now();
     while receiver.count() == 0 {
-        assert!(began.elapsed() < PATIENCE, "it is used");
+        assert!(began.elapsed() < PATIENCE, "the new row is not used");
         database.enqueue("order.paid", json!({}));
         std::thread::sleep(Duration::from_millis(20));
     }
     let took = began.elapsed();
     assert!(took < SOON, "used after {took:?}");
 
-    // Those that are disabled keep what waits for them, which is for them already.
+    // A disabled destination keeps the messages that already name it.
     database.execute("UPDATE {o}_destination SET enabled = false WHERE name = 'acme'");
     std::thread::sleep(SOON);
-    eventually("all else is settled", || database.count("pending") == 0);
+    eventually("all other messages are settled", || {
+        database.count("pending") == 0
+    });
     let before = receiver.count();
     database.execute(
         "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'acme')",
     );
     database.enqueue("order.paid", json!({}));
-    eventually("what is for nobody else is settled", || {
+    eventually("the message without a subscriber is settled", || {
         database.number("SELECT count(*) FROM {o} WHERE destination = ''") == 0
     });
     std::thread::sleep(SOON);
     assert_eq!((receiver.count(), database.count("pending")), (before, 1));
 
     database.execute("UPDATE {o}_destination SET enabled = true WHERE name = 'acme'");
-    eventually("it is sent", || receiver.count() == before + 1);
+    eventually("the message is sent", || receiver.count() == before + 1);
 
     database.execute("UPDATE {o}_destination SET enabled = false WHERE name = 'acme'");
     std::thread::sleep(SOON);
@@ -182,7 +190,9 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
         "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'acme')",
     );
     database.execute("DELETE FROM {o}_destination WHERE name = 'acme'");
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     for relay in &relays {
         end(relay);
     }
@@ -193,7 +203,7 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
     assert_eq!(receiver.count(), before + 1);
 }
 
-/// R46: nobody delivers while the row is removed, and it may come again before somebody does.
+/// R46: no relay delivers while the row is removed, and the row may come back before a relay does.
 #[test]
 fn what_waits_for_a_removed_row_dies_and_for_one_that_came_again_it_goes_on() {
     let database = Database::new();
@@ -210,7 +220,7 @@ fn what_waits_for_a_removed_row_dies_and_for_one_that_came_again_it_goes_on() {
         &RegisteredDestination::new("other", receiver.url()),
     );
     let relay = started(&database);
-    eventually("both have come to their ends", || {
+    eventually("both messages are settled", || {
         (database.count("delivered"), database.count("dead")) == (1, 1)
     });
     end(&relay);
@@ -220,7 +230,7 @@ fn what_waits_for_a_removed_row_dies_and_for_one_that_came_again_it_goes_on() {
     );
 }
 
-/// R46: a bad row is never used in silence.
+/// R46: a bad row is never skipped silently.
 #[test]
 fn a_row_that_cannot_be_used_is_disabled_with_a_reason() {
     let database = Database::new();
@@ -236,7 +246,7 @@ fn a_row_that_cannot_be_used_is_disabled_with_a_reason() {
         .registered_ports([443, 8443])
         .start()
         .expect("a relay");
-    eventually("four are disabled", || {
+    eventually("four destinations are disabled", || {
         database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 4
     });
     end(&relay);
@@ -262,7 +272,7 @@ fn a_row_that_cannot_be_used_is_disabled_with_a_reason() {
     );
 }
 
-/// R46: filters that are made to be slow.
+/// R46: deliberately slow filters.
 #[test]
 fn a_filter_that_takes_too_long_is_disabled_and_holds_nobody() {
     let database = Database::new();
@@ -276,17 +286,19 @@ fn a_filter_that_takes_too_long_is_disabled_and_holds_nobody() {
     let relay = started(&database);
     let items: Vec<i32> = (1..=20_000).collect();
     database.enqueue("order.paid", json!({ "items": items }));
-    eventually("the slow one is disabled", || {
+    eventually("the slow destination is disabled", || {
         database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
     });
-    eventually("the other one has it", || database.count("delivered") == 1);
+    eventually("the other destination has the message", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     assert_eq!(ledger(&database), "good delivered");
     let reason = database.text("SELECT disabled_reason FROM {o}_destination WHERE name = 'slow'");
     assert!(reason.is_some_and(|reason| reason.contains("filter")));
 }
 
-/// R46: a failure is a matter of its row's messages alone.
+/// R46: a failure affects only the messages of its row.
 #[test]
 fn what_fails_is_tried_again_there_and_nowhere_else() {
     let database = Database::new();
@@ -295,7 +307,7 @@ fn what_fails_is_tried_again_there_and_nowhere_else() {
     put(&database, &RegisteredDestination::new("bad", bad.url()));
     let relay = relay(&database).max_attempts(3).start().expect("a relay");
     database.enqueue("order.paid", json!({}));
-    eventually("both have come to their ends", || {
+    eventually("both messages are settled", || {
         (database.count("delivered"), database.count("dead")) == (1, 1)
     });
     end(&relay);
@@ -303,7 +315,7 @@ fn what_fails_is_tried_again_there_and_nowhere_else() {
     assert_eq!(ledger(&database), "bad dead SERVER_ERROR, good delivered");
 }
 
-/// R46: the only one that wants a message gets it without a row of its own, until it fails.
+/// R46: a message for a single destination gets a row that names it only after it fails.
 #[test]
 fn attempts_are_counted_over_the_row_that_follows() {
     let database = Database::new();
@@ -314,7 +326,9 @@ fn attempts_are_counted_over_the_row_that_follows() {
     );
     let relay = relay(&database).max_attempts(4).start().expect("a relay");
     database.enqueue("order.paid", json!({}));
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     end(&relay);
     assert_eq!(receiver.count(), 4);
     assert_eq!(
@@ -363,7 +377,7 @@ fn each_row_signs_with_its_own_secret_and_never_with_the_relays() {
     }
 }
 
-/// R46, R23: pauses and breakers work for each.
+/// R46, R23: pauses and breakers work for each registered destination.
 #[test]
 fn one_that_is_paused_waits_and_the_others_do_not() {
     let database = Database::new();
@@ -378,7 +392,7 @@ fn one_that_is_paused_waits_and_the_others_do_not() {
         database.enqueue("order.paid", json!({}));
     }
     other.wait_for(10);
-    eventually("the other's are settled", || {
+    eventually("the other destination's messages are settled", || {
         database.count("delivered") == 10
     });
     assert_eq!((acme.count(), database.count("pending")), (0, 10));
@@ -387,7 +401,7 @@ fn one_that_is_paused_waits_and_the_others_do_not() {
     end(&relay);
 }
 
-/// R46: hundreds that hang do not fill the pool.
+/// R46: hundreds of hanging destinations do not use up the threads.
 #[test]
 fn those_that_hang_leave_threads_to_the_others() {
     let database = Database::new();
@@ -412,7 +426,7 @@ fn those_that_hang_leave_threads_to_the_others() {
     for _ in 0..3 {
         database.enqueue("bad", json!({}));
     }
-    eventually("threads hang", || hanging.count() >= 6);
+    eventually("some threads hang", || hanging.count() >= 6);
     let began = Instant::now();
     for _ in 0..100 {
         database.enqueue("good", json!({}));
@@ -421,16 +435,16 @@ fn those_that_hang_leave_threads_to_the_others() {
     let took = began.elapsed();
     assert!(
         took < Duration::from_secs(5),
-        "the others waited for {took:?}"
+        "the other destinations waited for {took:?}"
     );
     gate.open();
-    eventually("all is settled", || {
+    eventually("all messages are settled", || {
         database.count("delivered") == 101 + 120
     });
     end(&relay);
 }
 
-/// R46, G5: keyed messages come in their order, at each of them.
+/// R46, G5: keyed messages arrive in order at every destination.
 #[test]
 fn order_is_kept_at_each_of_them() {
     let database = Database::new();
@@ -450,7 +464,9 @@ fn order_is_kept_at_each_of_them() {
         database.enqueue_message(message.ordering_key("customer-7"));
     }
     let relay = started(&database);
-    eventually("all is settled", || database.count("delivered") == 40);
+    eventually("all messages are settled", || {
+        database.count("delivered") == 40
+    });
     end(&relay);
     for path in ["/events/a", "/events/b"] {
         let requests = receiver.requests();
@@ -463,7 +479,7 @@ fn order_is_kept_at_each_of_them() {
     }
 }
 
-/// R46: `Retry-After` and 410 mean what they mean for others.
+/// R46: `Retry-After` and 410 mean the same as for configured destinations.
 #[test]
 fn one_that_is_gone_is_paused_and_its_messages_wait() {
     let database = Database::new();
@@ -474,14 +490,14 @@ fn one_that_is_gone_is_paused_and_its_messages_wait() {
     );
     let relay = started(&database);
     database.enqueue("order.paid", json!({}));
-    eventually("it is paused", || {
+    eventually("the destination is paused", || {
         database.number("SELECT count(*) FROM {o}_pause WHERE name = 'gone'") == 1
     });
     end(&relay);
     assert_eq!(database.count("dead"), 0);
 }
 
-/// R46: what is for them has a route, for whoever asks.
+/// R46: messages for registered destinations have a route, in every report.
 #[test]
 fn what_they_get_is_no_message_without_a_route() {
     let database = Database::new();
@@ -505,7 +521,9 @@ fn what_they_get_is_no_message_without_a_route() {
         let lanes = depths.lanes.into_iter().filter(|lane| lane.no_route);
         lanes.map(|lane| lane.destination).collect::<Vec<String>>()
     };
-    eventually("one has none", || depths() == ["unknown"]);
+    eventually("only the unknown destination has no route", || {
+        depths() == ["unknown"]
+    });
     end(&relay);
 }
 
@@ -518,14 +536,14 @@ fn one_that_has_failed_for_five_days_is_disabled() {
         &database,
         &RegisteredDestination::new("acme", receiver.url()),
     );
-    // Its breaker has opened again and again since then; now it is time for a probe.
+    // The breaker has opened many times since then, and the next probe is due.
     database.execute(
         "INSERT INTO {o}_pause (kind, name, reason, openings, paused_at, paused_until)
          VALUES ('destination', 'acme', 'BREAKER_OPEN', 7, now() - interval '6 days', now())",
     );
     let relay = started(&database);
     database.enqueue("order.paid", json!({}));
-    eventually("it is disabled", || {
+    eventually("the destination is disabled", || {
         database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
     });
     end(&relay);
@@ -534,7 +552,7 @@ fn one_that_has_failed_for_five_days_is_disabled() {
     assert_eq!((receiver.count(), database.count("retrying")), (1, 1));
 }
 
-/// R46: JSON that PostgreSQL keeps and cannot look into harms no other message.
+/// R46: JSON that PostgreSQL stores but cannot query harms no other message.
 #[test]
 fn a_payload_that_no_filter_can_be_asked_about_meets_none_and_holds_nobody() {
     let database = Database::new();
@@ -552,7 +570,9 @@ fn a_payload_that_no_filter_can_be_asked_about_meets_none_and_holds_nobody() {
         ));
     }
     let relay = started(&database);
-    eventually("all is settled", || database.count("delivered") == 4);
+    eventually("all messages are settled", || {
+        database.count("delivered") == 4
+    });
     end(&relay);
     assert_eq!(
         ledger(&database),
@@ -560,7 +580,7 @@ fn a_payload_that_no_filter_can_be_asked_about_meets_none_and_holds_nobody() {
     );
 }
 
-/// R46: whatever names it goes to the one of the settings.
+/// R46: a message that names a configured destination goes to that one.
 #[test]
 fn a_row_with_the_name_of_a_configured_destination_gets_nothing() {
     let database = Database::new();
@@ -581,7 +601,7 @@ fn a_row_with_the_name_of_a_configured_destination_gets_nothing() {
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
     database.enqueue("member.joined", json!({}));
-    eventually("all is settled", || {
+    eventually("all messages are settled", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
     end(&relay);
@@ -597,7 +617,7 @@ fn a_row_with_the_name_of_a_configured_destination_gets_nothing() {
     );
 }
 
-/// R46: a relay knows for up to a second that a row is gone which is there again.
+/// R46: for up to a second, a relay may still believe that a row is gone that has come back.
 #[test]
 fn what_names_a_row_that_was_just_put_again_does_not_die() {
     let database = Database::new();
@@ -613,29 +633,29 @@ fn what_names_a_row_that_was_just_put_again_does_not_die() {
     };
     let is_empty = || database.number("SELECT count(*) FROM {o}") == 0;
     again();
-    // As where a listener has just lost its connection.
+    // As if the listener had just lost its connection.
     database.execute("ALTER TABLE {o}_destination DISABLE TRIGGER outbox_destination_wake");
     let relay = started(&database);
     for _ in 0..5 {
         database.execute("DELETE FROM {o}_destination");
         let dead = database.count("dead");
-        eventually("it is known to be gone", || {
+        eventually("the relay knows that the row is gone", || {
             enqueue();
             database.count("dead") > dead
         });
-        eventually("nothing is left", is_empty);
+        eventually("no message is left", is_empty);
         let (sent, dead) = (receiver.count(), database.count("dead"));
         again();
         enqueue();
         relay.wake();
-        eventually("it has come to its end", || database.count("pending") == 0);
-        eventually("it was sent", || receiver.count() == sent + 1);
+        eventually("the message is settled", || database.count("pending") == 0);
+        eventually("the message was sent", || receiver.count() == sent + 1);
         assert_eq!(database.count("dead"), dead);
     }
     end(&relay);
 }
 
-/// R46: the look for all lanes takes longer than a claim may be kept waiting.
+/// R46: the survey of all lanes takes longer than a claim may wait.
 #[test]
 fn a_new_topic_does_not_wait_beside_a_hundred_thousand_lanes() {
     let database = Database::new();
@@ -655,13 +675,13 @@ fn a_new_topic_does_not_wait_beside_a_hundred_thousand_lanes() {
     let relay = started(&database);
     for count in 1..=3 {
         database.enqueue(&format!("new.{count}"), json!({}));
-        eventually("it is delivered", || receiver.count() == count);
+        eventually("the message is delivered", || receiver.count() == count);
     }
     end(&relay);
 }
 
-/// R46: URLs of strangers. Whatever they are when they are put, what is inside gets nothing, and the words tell nothing of
-/// it.
+/// R46: URLs from strangers. Even if a URL leads to an internal address only after it was registered, no internal
+/// server gets a request, and the public error reveals nothing.
 #[test]
 fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
     let database = Database::new();
@@ -682,12 +702,14 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
-    eventually("the first has failed", || database.count("dead") == 1);
+    eventually("the first destination has failed", || {
+        database.count("dead") == 1
+    });
     let literal = inside.url().replace("http://", "https://");
     database.execute(&format!(
         "UPDATE {{o}}_destination SET url = '{literal}' WHERE name = 'changed'"
     ));
-    eventually("the other is disabled", || {
+    eventually("the other destination is disabled", || {
         database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
     });
     end(&relay);
@@ -702,7 +724,7 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
         let page = deliveries
             .deliveries(&mut database.connect(), name, &filter, 10)
             .expect("a page");
-        let words = page.rows[0].public_error().expect("it has failed");
+        let words = page.rows[0].public_error().expect("a failed delivery");
         assert!(
             !words.contains("127") && !words.contains("resolve"),
             "{words}"

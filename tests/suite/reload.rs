@@ -1,4 +1,4 @@
-//! Other settings while messages are on their way.
+//! New settings while messages are in flight.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::support::{Database, File, Receiver, Running, end, eventually};
 
-/// R47: nothing is lost or sent twice meanwhile.
+/// R47: no message is lost or sent twice during the reload.
 #[test]
 fn a_relay_with_other_settings_takes_the_place_of_one_at_work() {
     let database = Database::new();
@@ -23,13 +23,23 @@ fn a_relay_with_other_settings_takes_the_place_of_one_at_work() {
     relay.reload(next, deadline).expect("reloaded");
     let at_the_change = before.count();
     database.enqueue_many(500);
-    eventually("all is delivered", || database.count("delivered") == 1000);
-    assert_eq!(relay.stats().delivered, 1000, "of both");
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 1000
+    });
+    assert_eq!(relay.stats().delivered, 1000, "the stats cover both relays");
     end(&relay);
-    assert_eq!(before.count(), at_the_change, "nothing more comes there");
-    assert_eq!(before.count() + after.count(), 1000, "each once");
+    assert_eq!(
+        before.count(),
+        at_the_change,
+        "the old destination gets nothing more"
+    );
+    assert_eq!(
+        before.count() + after.count(),
+        1000,
+        "every message was sent once"
+    );
 
-    // One that cannot start changes nothing.
+    // A relay that cannot start changes nothing.
     let database = Database::new();
     let relay = database
         .relay()
@@ -39,11 +49,11 @@ fn a_relay_with_other_settings_takes_the_place_of_one_at_work() {
     let wrong = database.relay().url("https://");
     assert!(relay.reload(wrong, deadline).is_err());
     database.enqueue("order.paid", json!({}));
-    eventually("the old one works", || database.count("delivered") == 1);
+    eventually("the old relay works", || database.count("delivered") == 1);
     end(&relay);
 }
 
-/// R47: whoever shuts a relay down means what takes its place, too.
+/// R47: a shutdown also covers the relay that would take over.
 #[test]
 fn a_reload_brings_no_relay_back_that_was_shut_down() {
     let database = Database::new();
@@ -53,7 +63,7 @@ fn a_reload_brings_no_relay_back_that_was_shut_down() {
     end(&relay);
     let next = database.relay().url(&receiver.url());
     let deadline = Duration::from_secs(30);
-    relay.reload(next, deadline).expect("it ends");
+    relay.reload(next, deadline).expect("the relay stays down");
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
 }
 

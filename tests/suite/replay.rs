@@ -1,4 +1,4 @@
-//! Delivering again what was delivered.
+//! Replays: delivered messages are delivered again.
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::support::{Database, Receiver, finish};
 
-/// Delivers what is due, and keeps payloads if it is told to.
+/// Delivers the due messages. With `keep`, the ledger keeps payloads.
 fn drain(db: &Database, receiver: &Receiver, keep: bool) {
     let mut command = db.binary(&["drain", "--quiet"]);
     command
@@ -28,8 +28,8 @@ fn replay(db: &Database, arguments: &[&str]) -> Value {
     finish(db.binary(&arguments)).code(0).json()
 }
 
-/// What a receiver has lost is delivered again, with the same ids, in the order of its deliveries, and
-/// each message once however often the run is repeated.
+/// Messages that a receiver has lost are delivered again, with the same ids and in the order of their deliveries.
+/// Each message is replayed once, however often the run is repeated.
 #[test]
 fn delivered_messages_are_delivered_again_with_their_ids() {
     let db = Database::new();
@@ -76,7 +76,7 @@ fn delivered_messages_are_delivered_again_with_their_ids() {
         receiver.requests()[5].header("idempotency-key"),
         Some("\"key-0#replay-first-run\"")
     );
-    // The same run has nothing more to do; neither the first deliveries nor its own count twice.
+    // The same run has nothing more to do; the first deliveries and its own are skipped.
     let same = replay(
         &db,
         &[
@@ -139,7 +139,7 @@ fn a_replay_may_be_of_one_tenant() {
     finish(db.binary(&bad)).code(2);
 }
 
-/// A message of several destinations is replayed only for the ones that are meant.
+/// A message with several destinations is replayed only for the chosen ones.
 #[test]
 fn a_replay_goes_to_the_destination_of_its_row_only() {
     let db = Database::new();
@@ -158,7 +158,7 @@ fn a_replay_goes_to_the_destination_of_its_row_only() {
     assert_eq!(replay(&db, &["k"])["replayed"], json!(2));
 }
 
-/// What a route has led to a destination goes there again, wherever routes lead by then, if that is asked for.
+/// With `--destination`, a message goes to its old destination again, even if the routes have changed meanwhile.
 #[test]
 fn a_replay_for_a_destination_names_it() {
     let db = Database::new();
@@ -177,9 +177,17 @@ fn a_replay_for_a_destination_names_it() {
         let destination = db.text("SELECT destination FROM {o}");
         assert_eq!(destination.as_deref(), Some(named), "{flags:?}");
         let again = [flags, &["--run", done["run"].as_str().expect("a name")]].concat();
-        assert_eq!(replay(&db, &again)["replayed"], json!(0), "while it waits");
+        assert_eq!(
+            replay(&db, &again)["replayed"],
+            json!(0),
+            "while the replay waits"
+        );
         drain(&db, &receiver, true);
-        assert_eq!(replay(&db, &again)["replayed"], json!(0), "and later");
+        assert_eq!(
+            replay(&db, &again)["replayed"],
+            json!(0),
+            "after the delivery"
+        );
     }
     assert_eq!(receiver.count(), 4);
 }
@@ -227,7 +235,7 @@ fn it_asks_first_and_refuses_without_a_terminal() {
     assert!(unknown.stderr.contains("nobody"), "{}", unknown.stderr);
 }
 
-/// Thousands are replayed in batches, in their order; a run that was stopped is continued.
+/// Thousands of messages are replayed in batches and in order; a stopped run can be continued.
 #[test]
 fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
     let db = Database::new();
@@ -279,7 +287,7 @@ fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
     assert_eq!(out_of_order, 0);
 }
 
-/// What was broken off at its first statement has a name, and its times are said as they were meant.
+/// A run that failed at its first statement still gets a name, and its error quotes absolute times.
 #[test]
 fn a_run_that_fails_says_how_it_goes_on() {
     let db = Database::new();
@@ -344,7 +352,7 @@ fn times_bound_what_is_replayed() {
     assert!(oldest.starts_with("k3#replay-2"), "{oldest}");
 }
 
-/// At a terminal it asks, and does what is answered.
+/// At a terminal the command asks, and follows the answer.
 #[test]
 fn at_a_terminal_it_asks() {
     let db = Database::new();
@@ -373,7 +381,7 @@ fn at_a_terminal_it_asks() {
     }
 }
 
-/// R39: a replay has the id of what was delivered, and a sequence of its own.
+/// R39: a replay has the id of the delivered message, and a sequence of its own.
 #[test]
 fn a_replay_that_waits_is_cancelled_by_its_sequence() {
     let db = Database::new();

@@ -1,11 +1,11 @@
-//! How long the ledger and the history are kept, and what is in the way of their end.
+//! How long the ledger and the history are kept, and the causes that delay their removal.
 
 use diesel::connection::SimpleConnection;
 use serde_json::json;
 
 use crate::support::{Database, Receiver, Running, end, eventually};
 
-/// Each part that was closed long ago has an entry of the ledger and one of the history.
+/// Gives each of these parts, closed long ago, one entry of the ledger and one of the history.
 fn with_old_parts(parts: &[i16]) -> Database {
     let database = Database::new();
     for part in parts {
@@ -18,7 +18,7 @@ fn with_old_parts(parts: &[i16]) -> Database {
     database
 }
 
-/// Writes an entry of the ledger and one of the history, named `n`, as of then.
+/// Writes an entry of the ledger and one of the history, numbered `n` and dated `ago`.
 fn enter(database: &Database, part: &str, n: i64, ago: &str) {
     database.execute(&format!(
         "INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, status, attempts, created_at, settled_at)
@@ -36,7 +36,7 @@ const OPEN: &str = "(SELECT part FROM {o}_part WHERE opened_at IS NOT NULL AND c
 #[test]
 fn a_long_report_on_the_ledger_delays_retention_and_nothing_else() {
     let database = with_old_parts(&[3, 5]);
-    // The open part is to be closed.
+    // The open part is due to be closed.
     enter(&database, "0", 1, "1 second");
     database.execute("UPDATE {o}_part SET opened_at = now() - interval '1 hour' WHERE part = 0");
     let mut report = database.connect();
@@ -52,12 +52,12 @@ fn a_long_report_on_the_ledger_delays_retention_and_nothing_else() {
     relay.wait_for_log("ledger_in_use");
     eventually("another part is open", || database.number(OPEN) == 1);
     database.enqueue("order.paid", json!({ "n": 1 }));
-    eventually("it is delivered, and in that part", || {
+    eventually("the message is settled in the new part", || {
         database.number("SELECT count(*) FROM {o}_ledger WHERE part = 1") == 1
     });
     let old = "SELECT count(*) FROM {o}_ledger WHERE part IN (3, 5)";
     assert_eq!(database.number(old), 2);
-    report.batch_execute("COMMIT").expect("its end");
+    report.batch_execute("COMMIT").expect("the report ends");
 
     let in_use = "SELECT count(*) FROM {o}_part WHERE part IN (3, 5) AND opened_at IS NOT NULL";
     eventually("both parts are emptied", || database.number(in_use) == 0);
@@ -75,7 +75,7 @@ const RETENTION: i64 = 24;
 /// A part stays open for a sixth of the retention.
 const PART: i64 = RETENTION / 6;
 
-/// R26. Three days: in each hour an entry is written, everything grows older by an hour, and the relay cleans.
+/// R26. Three days: every hour an entry is written, all entries grow older by an hour, and the relay cleans.
 #[test]
 fn an_entry_is_kept_for_the_retention_and_goes_one_part_later_at_most() {
     let database = Database::new();
@@ -97,12 +97,12 @@ fn an_entry_is_kept_for_the_retention_and_goes_one_part_later_at_most() {
             let oldest = database.number(&format!("SELECT min(sequence) FROM {{o}}{table}"));
             let age = now - oldest + 1;
             let all = database.number(&format!("SELECT count(*) FROM {{o}}{table}"));
-            assert_eq!(all, age, "{table} at {now}: none is missing between");
+            assert_eq!(all, age, "{table} at {now}: entries are missing");
             let least = (now + 1).min(RETENTION - 1);
             let most = RETENTION + PART;
             assert!(
                 (least..=most).contains(&age),
-                "{table} at {now}: the oldest is of {age}"
+                "{table} at {now}: the oldest entry is {age} hours old"
             );
         }
     }
@@ -120,12 +120,14 @@ fn a_ledger_whose_parts_are_not_listed_is_written_and_listed_again() {
     relay.env("OUTBOX_URL", receiver.url());
     let _relay = Running::start(relay);
     database.enqueue("order.paid", json!({ "n": 1 }));
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     eventually("a part is open", || database.number(OPEN) == 0);
     assert_eq!(database.number("SELECT count(*) FROM {o}_part"), 8);
 }
 
-/// G3: what is sent and cannot be recorded would be sent again.
+/// G3: messages that are sent but cannot be recorded would be sent again.
 #[test]
 fn a_relay_that_lacks_the_open_part_sends_no_more_until_the_part_is_there() {
     const MESSAGES: usize = 20_000;
@@ -136,7 +138,7 @@ fn a_relay_that_lacks_the_open_part_sends_no_more_until_the_part_is_there() {
     database.execute("DROP TABLE {o}_ledger_0");
     database.enqueue_many(MESSAGES);
     let mut looks = 0;
-    eventually("it has no more to do, and is not ready", || {
+    eventually("the relay stops and is not ready", || {
         looks = if relay.health().is_ready() {
             0
         } else {
@@ -147,7 +149,7 @@ fn a_relay_that_lacks_the_open_part_sends_no_more_until_the_part_is_there() {
     assert!(receiver.count() < MESSAGES, "{}", receiver.count());
     database.execute("CREATE TABLE {o}_ledger_0 PARTITION OF {o}_ledger FOR VALUES IN (0)");
     let delivered = i64::try_from(MESSAGES).expect("a number");
-    eventually("all are recorded", || {
+    eventually("all messages are settled", || {
         database.count("delivered") == delivered
     });
     end(&relay);

@@ -1,4 +1,4 @@
-//! Roles with least privilege: what is printed is enough for all that each role does, and for no more.
+//! Roles with least privilege: the printed SQL grants each role exactly what it needs.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ const KINDS: [&str; 6] = [
 ];
 const NEVER: Duration = Duration::from_secs(600);
 
-/// A database with an outbox, a table of the application's, and a login for each of the roles.
-/// Dropped in this order: a role can go when nothing names it.
+/// A database with an outbox, a table of the application, and a login for each role. The fields drop in this order,
+/// because a role can be dropped only when nothing refers to it.
 struct Ground {
     database: FreshDatabase,
     roles: Roles,
@@ -80,7 +80,7 @@ impl Ground {
         let print = ["migrate", "--print", "--table", outbox];
         database.execute(&finish(binary(&print)).code(0).stdout);
         database.execute(&ground.printed());
-        // What every role of the server may do is not ours to give; a careful operator takes it away.
+        // The printed SQL cannot take away what every role of the server may do; a careful operator does.
         database.execute(&format!(
             "REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC;
              CREATE TABLE orders (id int PRIMARY KEY, paid bool NOT NULL DEFAULT false);
@@ -100,7 +100,7 @@ impl Ground {
         ground
     }
 
-    /// The SQL of the roles, under this test's names.
+    /// The SQL of the roles, with this test's names.
     fn printed(&self) -> String {
         let print = ["migrate", "--print", "--roles", "--table", &self.outbox];
         let printed = finish(binary(&print)).code(0).stdout;
@@ -119,7 +119,7 @@ impl Ground {
     }
 
     fn connect(&self, kind: &str) -> PgConnection {
-        PgConnection::establish(&self.url(kind)).expect("it logs in")
+        PgConnection::establish(&self.url(kind)).expect("the role logs in")
     }
 
     fn relay(&self) -> RelayBuilder {
@@ -131,7 +131,7 @@ impl Ground {
             .backoff(Backoff::Table(vec![Duration::from_millis(50)]))
     }
 
-    /// A command as one of the roles.
+    /// A command run as one of the roles.
     fn run(&self, kind: &str, arguments: &[&str]) -> Finished {
         let mut command = binary(arguments);
         command
@@ -141,7 +141,7 @@ impl Ground {
         finish(command)
     }
 
-    /// Enqueues as the application does, in its transaction.
+    /// Enqueues as the application does, in its own transaction.
     fn enqueue(&self, message: NewMessage) -> i64 {
         let outbox = Outbox::new(&self.outbox).expect("a name");
         self.connect("enqueuer")
@@ -259,7 +259,7 @@ fn a_canceller_cancels_and_reschedules_in_every_way() {
     assert_eq!(ground.count("dead"), 3);
 }
 
-/// A plain insert leaves no digest, and computing it takes reading the payload: said in the SQL.
+/// A plain insert leaves no digest, and computing the digest requires reading the payload. The printed SQL says so.
 #[test]
 fn an_enqueuer_whose_key_a_plain_insert_wrote_needs_one_right_more() {
     let ground = Ground::new();
@@ -283,7 +283,7 @@ fn an_enqueuer_whose_key_a_plain_insert_wrote_needs_one_right_more() {
     assert!(matches!(error, EnqueueError::Conflict { .. }), "{error:?}");
 }
 
-/// All that a relay does: notifications, fan-out, retries, dead letters, pauses, order, cleaning.
+/// Everything that a relay does: notifications, fan-out, retries, dead letters, pauses, order, cleaning.
 #[test]
 fn a_relay_works_with_its_role() {
     let ground = Ground::with_outbox("hrm.events");
@@ -309,9 +309,9 @@ fn a_relay_works_with_its_role() {
         .route("gone", "gone")
         .route("*", "billing")
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     assert!(relay.wait_until_idle(Duration::from_secs(10)));
-    // By notification: it would look again in ten minutes.
+    // Woken by the notification: the next poll is ten minutes away.
     ground.enqueue(message("order.paid", 1));
     receiver.wait_for(2);
     let keyed = |n| message("t", n).ordering_key("key");
@@ -319,11 +319,11 @@ fn a_relay_works_with_its_role() {
         ground.enqueue(keyed(n));
     }
     ground.enqueue(message("gone", 6));
-    eventually("all came to their end", || {
+    eventually("all messages are settled", || {
         relay.wake();
         ground.count("delivered") == 5 && ground.count("dead") == 1
     });
-    eventually("its destination is paused", || {
+    eventually("the destination is paused", || {
         relay.wake();
         let pauses =
             "SELECT count(*) FROM hrm.events_pause WHERE name = 'gone' AND reason = 'GONE'";
@@ -344,20 +344,20 @@ fn a_relay_works_with_its_role() {
          UPDATE hrm.events_part SET opened_at = now() - interval '3 h', closed_at = now() - interval '2 h'
           WHERE part = 1",
     );
-    // The cleaner looks at its start.
+    // The cleaner runs when the relay starts.
     let relay = ground
         .relay()
         .retention(Some(Duration::from_secs(3600)))
         .url("http://127.0.0.1:9/")
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     eventually("the old row is removed", || {
         let old = "SELECT count(*) FROM hrm.events_ledger WHERE idempotency_key = 'old'";
         ground.database.number(old) == 0
     });
     drop(relay);
 
-    // What an operator does.
+    // The commands that an operator runs.
     let check = ground.run("relay", &["check"]);
     assert!(check.stdout.contains("ok      rights"), "{}", check.stdout);
     ground.run("relay", &["status", "--json"]).code(0);
@@ -387,7 +387,9 @@ fn a_relay_works_with_its_role() {
             ],
         )
         .code(1);
-    eventually("what no receiver took is dead", || ground.count("dead") > 0);
+    eventually("the undeliverable message is dead-lettered", || {
+        ground.count("dead") > 0
+    });
     ground
         .run("relay", &["dead", "discard", "--all", "--yes"])
         .code(0);
@@ -440,7 +442,7 @@ fn a_reader_looks_and_sees_no_payload() {
     }
 }
 
-/// To forget needs more than any of these has: it is the owner's.
+/// Forgetting a tenant takes more rights than any of these roles has: only the owner may do it.
 #[test]
 fn nobody_but_the_owner_forgets_a_tenant() {
     let ground = Ground::new();
@@ -488,7 +490,7 @@ fn a_registrar_registers_destinations_in_every_way() {
     let all = DestinationFilter::default();
     assert_eq!(destinations.list(conn, &all, 10).expect("a list").len(), 1);
     assert!(destinations.disable(conn, "acme", "why").expect("disabled"));
-    // What it got, what it did not get, and what waits.
+    // A delivery and a dead letter of the destination.
     let mut owner = PgConnection::establish(&ground.database.url).expect("a connection");
     let ids = [Uuid::now_v7(), Uuid::now_v7()];
     owner
@@ -524,7 +526,7 @@ fn what_a_role_does_not_need_is_refused() {
     let ground = Ground::new();
     ground.enqueue(message("order.paid", 1));
     for (kinds, statement) in [
-        // Content, where it is not theirs to read.
+        // Content that the role must not read.
         ("enqueuer reader", "SELECT payload FROM {o}"),
         ("enqueuer reader", "SELECT * FROM {o}"),
         ("enqueuer", "SELECT topic FROM {o}"),
@@ -556,7 +558,7 @@ fn what_a_role_does_not_need_is_refused() {
             "canceller",
             "INSERT INTO {o} (topic, payload) VALUES ('t', '1')",
         ),
-        // Forging what the relay writes.
+        // Forged columns that only the relay writes.
         (
             "enqueuer",
             "INSERT INTO {o} (topic, payload, attempts) VALUES ('t', '1', 19)",
@@ -586,7 +588,7 @@ fn what_a_role_does_not_need_is_refused() {
             "reader",
             "INSERT INTO {o} (topic, payload) VALUES ('t', '1')",
         ),
-        // Changing what is there.
+        // Changes to existing rows.
         ("enqueuer reader", "UPDATE {o} SET available_at = now()"),
         ("enqueuer reader", "DELETE FROM {o}"),
         ("enqueuer reader", "SELECT sequence FROM {o} FOR UPDATE"),
@@ -661,7 +663,7 @@ fn what_a_role_does_not_need_is_refused() {
     assert_eq!(ground.count("pending"), 1);
 }
 
-/// Each column that an enqueuer may write or read is one without which it cannot enqueue.
+/// Every column right of an enqueuer is necessary: enqueueing fails without it.
 #[test]
 fn an_enqueuer_has_no_right_that_enqueueing_does_not_need() {
     let ground = Ground::new();
@@ -696,11 +698,11 @@ fn an_enqueuer_has_no_right_that_enqueueing_does_not_need() {
     let granted = ground.database.number(&format!(
         "SELECT count(*) FROM information_schema.column_privileges WHERE grantee = '{role}'"
     ));
-    assert_eq!(granted, count, "all of them were tried");
+    assert_eq!(granted, count, "every right was tried");
     ground.enqueue(message("t", 1));
 }
 
-// --- What is missing is said ----------------------------------------------------------------
+// --- Missing rights are reported -------------------------------------------------------------
 
 #[test]
 fn a_right_that_is_missing_is_named_with_what_grants_it() {
@@ -727,15 +729,15 @@ fn a_right_that_is_missing_is_named_with_what_grants_it() {
             assert!(refused.stderr.contains(&grant), "{}", refused.stderr);
         }
         let relay = ground.relay().url("http://127.0.0.1:9/");
-        let error = relay.start().expect_err("it may not");
+        let error = relay.start().expect_err("the role lacks a right");
         assert!(matches!(error, StartError::Database(_)), "{error:?}");
-        // What it says helps.
+        // The advice of the error helps.
         ground.database.execute(&grant);
         let missing = admin::missing_rights(
             &mut ground.connect("relay"),
             &"hrm.outbox".parse().expect("a name"),
         );
-        assert_eq!(missing.expect("it answers"), Vec::<String>::new());
+        assert_eq!(missing.expect("the server answers"), Vec::<String>::new());
     }
     ground
         .database
@@ -755,6 +757,6 @@ fn who_owns_the_tables_lacks_nothing() {
     let conn = &mut database.connect();
     let name = "outbox".parse().expect("a name");
     diesel_outbox::migrate(conn, &name).expect("migrated");
-    let missing = admin::missing_rights(conn, &name).expect("it answers");
+    let missing = admin::missing_rights(conn, &name).expect("the server answers");
     assert_eq!(missing, Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! Migrations, names, and what the tables have to be like.
+//! Migrations, names, and the required properties of the tables.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use serde_json::json;
 use crate::fresh::FreshDatabase;
 use crate::support::{Database, Gate, Receiver, binary, end, eventually, finish};
 
-/// The binary in this database.
+/// The binary with this database.
 fn command(database: &FreshDatabase, arguments: &[&str]) -> std::process::Command {
     let mut command = binary(arguments);
     command.env("DATABASE_URL", &database.url);
     command
 }
 
-/// Enqueues with the library, and delivers with the library's relay, in the outbox of this name.
+/// Enqueues with the library and delivers with the library's relay, in the outbox with this name.
 #[track_caller]
 fn works(database: &FreshDatabase, name: &str) {
     let receiver = Receiver::ok();
@@ -80,7 +80,7 @@ fn eight_migrations_at_once_make_one_outbox() {
             created += 1;
         }
     }
-    assert_eq!(created, 1, "one of them did it");
+    assert_eq!(created, 1, "exactly one migration created the outbox");
     works(&database, "outbox");
 }
 
@@ -103,7 +103,7 @@ fn migrations_are_recorded_apart_from_the_applications_own() {
     assert!(database.number("SELECT count(*) FROM outbox_migrations") > 0);
 }
 
-/// A database of before there was an inbox.
+/// A database from before the inbox existed.
 #[test]
 fn a_database_that_has_the_older_migrations_gets_the_newer_ones() {
     const OLDER: [(&str, &str); 2] = [
@@ -125,7 +125,7 @@ fn a_database_that_has_the_older_migrations_gets_the_newer_ones() {
             "INSERT INTO outbox_migrations (version) VALUES ('{version}')"
         ));
     }
-    // A relay of today works on it as it is.
+    // A current relay works on the old schema.
     works(&database, "outbox");
     let name = "outbox".parse().expect("a name");
     let mut conn = database.connect();
@@ -156,7 +156,7 @@ fn a_table_of_the_applications_that_has_our_name_is_not_taken_for_ours_nor_dropp
     let mut conn = database.connect();
     conn.batch_execute("CREATE TABLE outbox (precious text); INSERT INTO outbox VALUES ('a')")
         .expect("a table of its own");
-    // Its name is taken: nothing is done.
+    // The name is taken: migrate changes nothing.
     let default = "outbox".parse().expect("a name");
     let error = admin::migrate(&mut conn, &default).expect_err("the name is taken");
     assert!(
@@ -177,7 +177,7 @@ fn a_table_of_the_applications_that_has_our_name_is_not_taken_for_ours_nor_dropp
 fn the_printed_sql_makes_a_working_outbox_and_the_printed_down_undoes_it() {
     let database = FreshDatabase::new();
     let before = database.objects();
-    // Without a database: it only prints.
+    // Printing needs no database.
     let up = finish(binary(&["migrate", "--print"])).code(0).stdout;
     let down = finish(binary(&["migrate", "--print", "--down"]))
         .code(0)
@@ -303,7 +303,7 @@ fn outboxes_of_any_good_name_work_beside_each_other() {
         assert!(migrate.stdout.contains(name), "{}", migrate.stdout);
         works(&database, name);
 
-        // The same with the binary, and with plain SQL.
+        // The same with the binary and with plain SQL.
         let quoted = name.replace('.', "\".\"");
         database.execute(&format!(
             "INSERT INTO \"{quoted}\" (topic, payload) VALUES ('order.paid', '\"{name}\"')"
@@ -332,11 +332,7 @@ fn outboxes_of_any_good_name_work_beside_each_other() {
             Some(format!("diesel-outbox/{name}").as_str())
         );
     }
-    assert_eq!(
-        receiver.count(),
-        names.len(),
-        "each outbox is one of its own"
-    );
+    assert_eq!(receiver.count(), names.len(), "the outboxes are separate");
 }
 
 #[test]
@@ -432,7 +428,9 @@ fn a_claim_is_a_hot_update() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("all are delivered", || database.count("delivered") == 500);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 500
+    });
     end(&relay);
     let updates = |column: &str| {
         database.number(&format!(
@@ -475,7 +473,7 @@ fn the_view_shows_every_state() {
         .start()
         .expect("a relay");
     receiver.wait_for(4);
-    eventually("three are settled", || {
+    eventually("three messages are settled", || {
         ["delivered", "dead", "retrying"]
             .iter()
             .all(|state| database.count(state) == 1)
@@ -487,7 +485,9 @@ fn the_view_shows_every_state() {
         Some("dead delivered pending retrying sending")
     );
     gate.open();
-    eventually("it is delivered", || database.count("delivered") == 2);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 2
+    });
     end(&relay);
 }
 
@@ -550,7 +550,7 @@ fn a_damaged_outbox_is_called_so_and_what_is_said_repairs_it() {
                 database.execute(repair.trim());
             }
         }
-        // The view went with some of them.
+        // Dropping some of these tables also dropped the view.
         let shown = finish(command(&database, &["migrate"]));
         if shown.status.code() == Some(0) {
             works(&database, "outbox");
@@ -564,7 +564,7 @@ fn a_damaged_outbox_is_called_so_and_what_is_said_repairs_it() {
     }
 }
 
-/// What relays write into is a ring of parts; a part may be missed only when its turn comes, days later.
+/// Relays write into a ring of parts. A missing part may be noticed only when its turn comes, days later.
 #[test]
 fn an_outbox_that_lacks_parts_of_its_ring_says_which_and_what_is_said_repairs_it() {
     let database = FreshDatabase::new();
@@ -598,7 +598,7 @@ fn an_outbox_that_lacks_parts_of_its_ring_says_which_and_what_is_said_repairs_it
     }
 }
 
-/// Each claim of keyed messages asks for each of them whether a dead letter keeps its key back.
+/// Each claim of keyed messages asks, for each message, whether a dead letter blocks its key.
 #[test]
 fn dead_letters_that_keep_a_key_back_are_found_by_their_index() {
     let database = Database::new();
@@ -635,8 +635,8 @@ struct JsonPlanRow {
     plan: serde_json::Value,
 }
 
-/// R43: no index of the ledger is over values in a random order. Each entry would then change a page of its
-/// own, written whole after each checkpoint.
+/// R43: no index of the ledger has values in random order. Otherwise each entry would change a page of its own, which
+/// is written whole after each checkpoint.
 #[test]
 fn an_entry_of_the_ledger_writes_no_more_beside_a_past() {
     let database = Database::new();
@@ -660,6 +660,6 @@ fn an_entry_of_the_ledger_writes_no_more_beside_a_past() {
     let aged = bytes(2_000);
     assert!(
         aged < 1.2 * fresh,
-        "{aged} bytes for each, {fresh} at first"
+        "{aged} bytes for each entry, {fresh} at first"
     );
 }

@@ -1,4 +1,4 @@
-//! Secrets at rest: what the database holds of a secret, who can read it, and what a relay does that cannot.
+//! Secrets at rest: what the database stores, who can read it, and how a relay handles secrets that it cannot read.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn put(database: &Database, keys: &SecretKeys, hook: &RegisteredDestination) {
     destinations.put(conn, hook).expect("put");
 }
 
-/// As the row has it.
+/// The secret as stored in the row.
 fn stored(database: &Database, name: &str) -> String {
     let secret = database.text(&format!(
         "SELECT secret FROM {{o}}_destination WHERE name = '{name}'"
@@ -41,7 +41,7 @@ fn stored(database: &Database, name: &str) -> String {
     secret.expect("a secret")
 }
 
-/// As the application reads it.
+/// The secret as the application reads it.
 fn read(database: &Database, keys: &SecretKeys, name: &str) -> Result<String, DestinationError> {
     let (outbox, conn) = (database.outbox(), &mut database.connect());
     let secret = outbox.destinations().with_keys(keys).secret(conn, name)?;
@@ -113,7 +113,7 @@ fn a_new_secret_is_stored_encrypted_and_read_with_the_key() {
         "{both}"
     );
 
-    // A change of anything else needs no key, and changes no secret.
+    // A change of another column needs no key and changes no secret.
     put(
         &database,
         &none,
@@ -122,7 +122,7 @@ fn a_new_secret_is_stored_encrypted_and_read_with_the_key() {
     assert_eq!(stored(&database, "acme"), both);
 }
 
-/// R47: a row's secret is of no use in another row.
+/// R47: a row's secret is useless in another row.
 #[test]
 fn a_secret_that_was_moved_to_another_row_is_a_problem_there() {
     let (database, receiver) = (Database::new(), Receiver::ok());
@@ -145,7 +145,7 @@ fn a_secret_that_was_moved_to_another_row_is_a_problem_there() {
     assert_eq!(problem(&key, "acme"), None);
     let told = problem(&key, "evil").expect("a problem");
     assert!(told.starts_with("destinations.evil.secret: "), "{told}");
-    // Who gives no keys does not read secrets: the right to do so may be missing.
+    // Without keys, secrets are not read: the role may lack the right.
     assert_eq!(problem(&SecretKeys::default(), "evil"), None);
     let destinations = outbox.destinations().with_keys(&key);
     let listed = destinations.list(&mut conn, &DestinationFilter::default(), 10);
@@ -167,7 +167,9 @@ fn a_relay_with_the_key_signs_as_the_customer_expects() {
     let relay = relay(&database, &key);
     database.enqueue("order.paid", json!({}));
     receiver.wait_for(1);
-    eventually("it is settled", || database.count("delivered") == 1);
+    eventually("the message is settled", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     let request = receiver.requests().remove(0);
     verifier
@@ -175,7 +177,8 @@ fn a_relay_with_the_key_signs_as_the_customer_expects() {
         .expect("verified");
 }
 
-/// R47: such a relay neither signs wrongly, nor loses a message, nor disables what others can send to.
+/// R47: a relay without the key does not sign wrongly, loses no message, and does not disable destinations that other
+/// relays can serve.
 #[test]
 fn what_a_relay_cannot_decrypt_waits_for_one_that_can() {
     let (database, receiver) = (Database::new(), Receiver::ok());
@@ -193,7 +196,11 @@ fn what_a_relay_cannot_decrypt_waits_for_one_that_can() {
         receiver.wait_for(before + 1);
         std::thread::sleep(Duration::from_millis(500));
         end(&relay);
-        assert_eq!(receiver.count(), before + 1, "plain alone gets it");
+        assert_eq!(
+            receiver.count(),
+            before + 1,
+            "only the destination plain gets the message"
+        );
     }
     let state = "SELECT string_agg(destination || ' ' || attempts, ', ') FROM {o}";
     assert_eq!(database.text(state).as_deref(), Some("acme 0, acme 0"));
@@ -202,11 +209,13 @@ fn what_a_relay_cannot_decrypt_waits_for_one_that_can() {
         2
     );
 
-    // While one cannot, another one can.
+    // One relay cannot decrypt, the other can.
     let without = relay(&database, &none);
     let with = relay(&database, &keys(&[&other, &key]));
     database.enqueue("order.paid", json!({}));
-    eventually("all is delivered", || database.count("delivered") == 6);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 6
+    });
     end(&without);
     end(&with);
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
@@ -269,7 +278,7 @@ fn what_is_there_is_encrypted_and_the_key_is_changed_by_a_command() {
         "encrypted the secrets of 0 destinations (0 plain, 0 with an older key); 3 already had the newest key\n"
     );
 
-    // What cannot be read is told, and stays as it is.
+    // A secret that cannot be read is reported and left unchanged.
     put(&database, &lost, &hook("d", &receiver));
     let before = stored(&database, "d");
     let error = encrypt(&new).code(1).stderr;
@@ -290,7 +299,7 @@ fn what_is_there_is_encrypted_and_the_key_is_changed_by_a_command() {
         .json();
     let problem = shown["problem"].as_str().expect("a problem");
     assert!(problem.starts_with("destinations.d.secret"), "{problem}");
-    // Its customer gets a new one.
+    // The customer of this destination gets a new secret.
     command(
         &database,
         &new,

@@ -1,4 +1,4 @@
-//! Secrets on the command line: made, shown to receivers, and never where others can read them.
+//! Secrets on the command line: created, shown to receivers, and never exposed to others.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -28,9 +28,11 @@ fn with_stdin(arguments: &[&str], text: &str) -> Finished {
         .spawn()
         .expect("the binary starts");
     let mut stdin = child.stdin.take().expect("piped");
-    stdin.write_all(text.as_bytes()).expect("it reads");
+    stdin
+        .write_all(text.as_bytes())
+        .expect("the command reads its input");
     drop(stdin);
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("the command ends");
     Finished {
         status: output.status,
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -68,7 +70,7 @@ fn the_public_key_is_shown_of_secrets_in_a_file_in_the_environment_and_on_standa
         let of_environment = finish(binary(&["secret", "public"]).with(variable, value));
         assert_eq!(of_environment.code(0).stdout, expected, "{variable}");
     }
-    // What `new` makes, `public` reads.
+    // `public` reads the output of `new`.
     let new = secret(&["new", "--asymmetric"]).code(0).stdout;
     let key = with_stdin(&["secret", "public", "-"], &new).code(0).stdout;
     assert!(key.trim_end().parse::<PublicKey>().is_ok(), "{key}");
@@ -92,7 +94,7 @@ fn what_has_no_public_key_is_told_and_never_shown() {
     }
 }
 
-/// R33, R47. The relay signs by both secrets; a receiver with the public key alone verifies, and cannot sign.
+/// R33, R47. The relay signs with both secrets. A receiver that has only the public key can verify, but not sign.
 #[test]
 fn a_destination_may_have_secrets_of_both_kinds() {
     let (database, receiver) = (Database::new(), Receiver::ok());
@@ -105,7 +107,9 @@ fn a_destination_may_have_secrets_of_both_kinds() {
     database.enqueue_message(message);
     let relay = database.relay().destination(destination).route("*", "hook");
     let relay = relay.start().expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
 
     let request = receiver.requests().remove(0);
@@ -145,6 +149,6 @@ fn of_a_registered_destination_with_an_asymmetric_secret_only_the_public_key_is_
     assert_eq!(
         prefixes,
         ["whsk", "whsec"],
-        "the one before signs for a while"
+        "the previous secret still signs for a while"
     );
 }

@@ -1,4 +1,4 @@
-//! `outbox.toml` through the binary: what `check` says of it, and what it does to messages.
+//! `outbox.toml` through the binary: what `check` reports, and how the settings affect messages.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ const OLD_SECRET: &str = "whsec_Zm9vYmFyZm9vYmFyZm9vYmFyZm9vYmFyZm8=";
 /// A part of each secret in [`everything`].
 const PARTS: [&str; 3] = ["MfKQ", "Zm9v", "hunter2"];
 
-/// A file with every key, but for certificates of clients, which have tests of their own.
+/// A file with every key, except client certificates, which have their own tests.
 fn everything(secrets: &File, token: &File) -> File {
     let (secrets, token) = (secrets.path(), token.path());
     File::new(&format!(
@@ -202,7 +202,7 @@ fn a_bad_key_ends_with_exit_code_2_and_its_whole_name() {
             "[destinations.a]\nurl = 'http://a.example/'\n{lines}"
         ));
         let named = [&[file.path()], named.as_slice()].concat();
-        // What one has to say of another, and headers, are checked after the file.
+        // Conflicts between keys, and headers, are checked after the file is read.
         let is_of_all = lines.starts_with("headers") || lines.starts_with("https_only");
         let is_of_all = is_of_all || lines.starts_with("tls.roots");
         let named = if is_of_all { &named[1..] } else { &named };
@@ -262,7 +262,10 @@ to = ['billing', 'audit']
     finish(drain).code(0);
 
     let [request] = &billing.requests()[..] else {
-        panic!("it is dead at once: {}", billing.count());
+        panic!(
+            "expected one request, the message is dead at once: {}",
+            billing.count()
+        );
     };
     assert_eq!(request.header("x-plain"), Some("plain"));
     assert_eq!(request.header("x-token"), Some("token-of-file"));
@@ -272,7 +275,7 @@ to = ['billing', 'audit']
     assert_eq!(signatures.split(' ').count(), 2);
     assert_eq!(request.json()["data"], json!({ "n": 7 }));
     let [request] = &audit.requests()[..] else {
-        panic!("once: {}", audit.count());
+        panic!("expected one request: {}", audit.count());
     };
     assert_eq!(request.header("webhook-signature"), None);
     assert_eq!(request.json(), json!({ "n": 7 }));
@@ -280,8 +283,8 @@ to = ['billing', 'audit']
     assert_eq!(database.count("delivered"), 1);
 }
 
-/// Webhooks of Slack and Discord have their secret in the path. The receiver refuses the first message,
-/// and nobody listens at the second destination: neither error shows the path.
+/// Webhooks of Slack and Discord have their secret in the path. The first receiver refuses the message, and no server
+/// listens at the second destination. Neither error shows the path.
 #[test]
 fn a_token_in_the_path_of_a_url_is_sent_and_never_shown() {
     let database = Database::new();
@@ -325,15 +328,14 @@ to = 'nobody'
     assert!(line.contains(" /events/T0/sekret-a "), "{line}");
     let errors = database.text("SELECT string_agg(last_error, ' ') AS t FROM {o}");
     assert!(!errors.expect("errors").contains("sekret"));
-    // Both at once.
+    // Both ways at once.
     refused(
         command(&["check"]).with("OUTBOX_URL", "http://127.0.0.1:9/"),
         &["OUTBOX_URL_FILE", "OUTBOX_URL is also set"],
     );
 }
 
-/// What is wrong with a setting that was made in code is told by the method's name, and not by that of a
-/// variable that nobody has set.
+/// An error about a setting made in code names the method, not an environment variable that was never set.
 #[test]
 fn errors_of_the_builder_name_its_methods_and_those_of_the_environment_its_variables() {
     use diesel_outbox::{Backoff, Config, Relay};

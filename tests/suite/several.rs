@@ -21,10 +21,12 @@ fn single(database: &Database, receiver: &Receiver) -> RelayHandle {
     ] {
         config.set(variable, value).expect("a good setting");
     }
-    Relay::from_config(config).start().expect("it starts")
+    Relay::from_config(config)
+        .start()
+        .expect("the relay starts")
 }
 
-/// R10: one works, the others stand by; the next one takes over when it ends.
+/// R10: one relay is active, the rest stand by; the next relay takes over when the active one ends.
 #[test]
 fn one_of_several_single_active_relays_works() {
     let database = Database::new();
@@ -35,13 +37,15 @@ fn one_of_several_single_active_relays_works() {
         database.enqueue_many(50);
         count += 50;
         receiver.wait_for(count);
-        eventually("all are settled", || {
+        eventually("all messages are settled", || {
             database.count("delivered") == i64::try_from(count).expect("few")
         });
         let delivered =
             || -> Vec<u64> { relays.iter().map(|relay| relay.stats().delivered).collect() };
-        // A relay counts what it has written down a moment later.
-        eventually("the first one has all", || delivered()[0] == 50);
+        // A relay counts a settle a moment after it commits.
+        eventually("the first relay has delivered all messages", || {
+            delivered()[0] == 50
+        });
         let delivered = delivered();
         assert!(delivered[1..].iter().all(|n| *n == 0), "{delivered:?}");
         let status = finish(database.binary(&["status", "--json"]))
@@ -59,7 +63,8 @@ fn one_of_several_single_active_relays_works() {
     }
 }
 
-/// R10, R12: the one at work is killed; another one has its work within a lease, and nothing is lost.
+/// R10, R12: the active relay is killed. Another relay takes over its messages within a lease, and no message is
+/// lost.
 #[test]
 fn another_single_active_relay_takes_over_within_a_lease() {
     let database = Database::new();
@@ -85,42 +90,49 @@ fn another_single_active_relay_takes_over_within_a_lease() {
     let killed = Instant::now();
     second.wait_for_log("this relay is active now");
     let waited = killed.elapsed();
-    // Its lease of 3 s, and a look.
+    // The relay's lease of 3 s, and a poll.
     assert!(waited < Duration::from_secs(8), "{waited:?}");
-    eventually("all are delivered", || database.count("delivered") == 2000);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 2000
+    });
     drop(second);
     assert_eq!(receiver.ids().len(), 2000);
 }
 
-/// R8: relays share the work, and none of it is done twice.
+/// R8: relays share the work, and no message is sent twice.
 #[test]
 fn two_relays_share_what_is_there_fairly() {
     let database = Database::new();
-    // Slow enough that one relay could hold everything in its queue.
+    // Slow enough that one relay could hold all messages in its queue.
     let receiver = Receiver::answering(|_| {
         std::thread::sleep(Duration::from_millis(40));
         200
     });
     let relay = || database.relay().url(&receiver.url()).start();
-    let first = relay().expect("it starts");
+    let first = relay().expect("the relay starts");
     database.enqueue_many(600);
     receiver.wait_for(50);
-    let second = relay().expect("it starts");
-    eventually("all are delivered", || database.count("delivered") == 600);
+    let second = relay().expect("the relay starts");
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 600
+    });
     let shares = [first.stats().delivered, second.stats().delivered];
     drop((first, second));
-    assert_eq!(receiver.count(), 600, "none came twice");
+    assert_eq!(receiver.count(), 600, "no message came twice");
     assert!(shares[1] >= 150, "{shares:?}");
 }
 
-/// R3: several outboxes, one process, each with relays, leases and destinations of its own.
+/// R3: several outboxes in one process, each with its own relays, leases and destinations.
 #[test]
 fn one_process_serves_several_outboxes() {
     let (org, hrm) = (Database::new(), Database::new());
     let (to_org, to_hrm) = (Receiver::ok(), Receiver::ok());
     let relays = [(&org, &to_org), (&hrm, &to_hrm)].map(|(database, receiver)| {
         let relay = database.relay().poll_interval(Duration::from_secs(600));
-        relay.url(&receiver.url()).start().expect("it starts")
+        relay
+            .url(&receiver.url())
+            .start()
+            .expect("the relay starts")
     });
     for n in 0..100 {
         org.enqueue("org.joined", json!({ "org": n }));
@@ -128,7 +140,7 @@ fn one_process_serves_several_outboxes() {
     }
     to_org.wait_for(100);
     to_hrm.wait_for(100);
-    eventually("all are settled", || {
+    eventually("all messages are settled", || {
         relays.iter().all(|relay| relay.stats().delivered == 100)
     });
     drop(relays);

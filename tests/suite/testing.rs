@@ -1,4 +1,4 @@
-//! What applications test with.
+//! The module `testing`, with which applications test.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl Event for MailSent {
     const TOPIC: &'static str = "mail.sent";
 }
 
-/// A connection in a test transaction: nothing of it is ever seen by others.
+/// A connection in a test transaction: no other connection ever sees its changes.
 fn in_test(database: &Database) -> PgConnection {
     let mut conn = database.connect();
     conn.begin_test_transaction().expect("a transaction");
@@ -51,7 +51,7 @@ fn relay(database: &Database) -> RelayBuilder {
 }
 
 fn failure_of(run: impl FnOnce()) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("it has to fail");
+    let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("the call must fail");
     *panic.downcast::<String>().expect("a text")
 }
 
@@ -74,7 +74,7 @@ fn an_application_asserts_what_was_enqueued_in_its_own_transaction() {
         [paid(7)]
     );
     assert_eq!(testing::messages(conn, &outbox).expect("read").len(), 2);
-    // Nobody else sees any of it.
+    // No other connection sees any of it.
     assert_eq!(database.count("pending"), 0);
 }
 
@@ -126,7 +126,7 @@ fn a_recording_dispatcher_gets_what_a_receiver_would() {
     assert_eq!(receiver.events::<OrderPaid>(), [paid(0), paid(1), paid(2)]);
     assert_eq!(relay.drain(conn).expect("nothing").delivered.len(), 0);
     assert!(testing::messages(conn, &outbox).expect("read").is_empty());
-    // The ledger knows them, and the lease is gone.
+    // The ledger has the messages, and the lease is gone.
     let name = database.name();
     conn.batch_execute(&format!(
         "DO $$ BEGIN
@@ -220,7 +220,7 @@ fn the_clock_can_be_moved_as_far_as_anybody_wants() {
     assert_eq!(left[0].topic, "never");
 }
 
-/// Compiled statements cost a hundred times what they save: 4,000 messages took minutes.
+/// Compiling statements (`jit`) costs a hundred times what it saves: 4,000 messages took minutes.
 #[test]
 fn a_test_relay_works_with_compilation_off_and_leaves_it_as_it_was() {
     let database = Database::new();
@@ -306,8 +306,7 @@ fn handlers_run_in_the_tests_thread_and_transaction() {
         outbox.enqueue(conn, paid(order_id)).expect("enqueued");
     }
     let drained = relay.drain(conn).expect("drained");
-    // Both groups get each order; the second mail for order 1 is refused by its table, and spoils
-    // nothing else.
+    // Both groups get each order. The table refuses the second mail for order 1, which spoils nothing else.
     let of = |topic: &str| {
         drained
             .delivered
@@ -324,7 +323,11 @@ fn handlers_run_in_the_tests_thread_and_transaction() {
     let mails = diesel::dsl::sql::<diesel::sql_types::BigInt>("(SELECT count(*) FROM mails)");
     let mails: i64 = diesel::select(mails).get_result(conn).expect("a number");
     assert_eq!(mails, 2);
-    assert_eq!(database.count("delivered"), 0, "nobody else sees it");
+    assert_eq!(
+        database.count("delivered"),
+        0,
+        "no other connection sees the messages"
+    );
 }
 
 /// R33
@@ -337,7 +340,7 @@ fn a_handler_that_panics_in_its_transaction_leaves_the_tests_connection_usable()
         context.once(|conn| {
             let outbox = Outbox::default();
             outbox.enqueue(conn, MailSent { order_id: 1 })?;
-            assert!(context.attempt() > 1, "the first time");
+            assert!(context.attempt() > 1, "the first attempt fails");
             Ok(())
         })?;
         Ok(())
@@ -386,7 +389,7 @@ fn a_handler_that_ignores_an_error_of_the_database_is_told_that_nothing_of_it_st
         let failing = diesel::sql_query("SELECT 1 / 0");
         let ignored = match event.order_id {
             1 => failing.execute(&mut *conn),
-            // One in a transaction of its own is undone alone.
+            // A failure in a nested transaction is rolled back alone.
             _ => conn.transaction(|conn| failing.execute(conn)),
         };
         assert!(ignored.is_err());
@@ -414,7 +417,7 @@ fn a_drain_that_the_database_ends_gives_back_what_it_held() {
     database.execute("ALTER TABLE {o}_ledger ADD CONSTRAINT none CHECK (false)");
     let receiver = RecordingDispatcher::new();
     let relay = TestRelay::new(relay(&database).dispatcher(receiver)).expect("a relay");
-    relay.drain(conn).expect_err("the ledger takes nothing");
+    relay.drain(conn).expect_err("the ledger refuses the entry");
     assert_eq!(database.count("pending"), 1);
     assert_eq!(database.number("SELECT count(*) FROM {o}_lease"), 0);
 }
@@ -431,7 +434,10 @@ fn what_nothing_serves_is_told() {
     assert_eq!(drained.unrouted[0].reason, ReasonCode::NoRoute);
     assert!(drained.retried.is_empty());
     let told = std::panic::catch_unwind(|| drained.assert_all_delivered());
-    assert!(told.is_err(), "no silent success");
+    assert!(
+        told.is_err(),
+        "unrouted messages must not pass as delivered"
+    );
     let messages = testing::messages(conn, &outbox).expect("read");
     assert_eq!(messages[0].attempts, 0);
 }

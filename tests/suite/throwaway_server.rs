@@ -1,16 +1,16 @@
-//! `scripts/with-postgres`, by which everything here runs.
+//! `scripts/with-postgres`, which runs all these tests.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// A run that was killed with its server leaves a folder whose server is not there any more.
+/// A run that was killed together with its server leaves a folder whose server is gone.
 #[test]
 fn with_postgres_removes_what_a_killed_run_has_left_and_goes_on() {
     let base = std::env::temp_dir().join(format!("t-{}", uuid::Uuid::now_v7().simple()));
-    // Another one's server had the number that a process has now which is nobody's server.
+    // A server of another run had a process id that an unrelated process has now.
     let mut innocent = Command::new("sleep").arg("600").spawn().expect("a process");
-    // Larger than any id of a process.
+    // Larger than any process id.
     for (name, server) in [("gone", 999_999_999), ("other", innocent.id())] {
         let left = base.join(format!("with-postgres.{name}"));
         std::fs::create_dir_all(left.join("server/data")).expect("a folder");

@@ -1,5 +1,5 @@
-//! TLS: whose certificates are trusted, what the relay shows of itself, and which versions it
-//! speaks. Certificates are made by `openssl`, receivers are rustls' or openssl's.
+//! TLS: which certificates are trusted, which certificate the relay presents, and which versions it speaks. `openssl`
+//! makes the certificates; the receivers use rustls or openssl.
 
 mod files;
 mod ground;
@@ -35,7 +35,7 @@ fn is_delivered(destination: Destination) {
     let database = Database::new();
     let relay = relay(&database, destination);
     database.enqueue("order.paid", json!(1));
-    eventually("it is settled", || {
+    eventually("the message is settled", || {
         database.count("delivered") + database.count("dead") == 1
     });
     let error = database.text("SELECT error FROM {o}_ledger");
@@ -43,16 +43,18 @@ fn is_delivered(destination: Destination) {
     end(&relay);
 }
 
-/// What it died of.
+/// Sends a message that must be dead-lettered. Returns its reason and its error.
 fn dies(destination: Destination) -> (String, String) {
     let database = Database::new();
     let relay = relay(&database, destination);
     database.enqueue("order.paid", json!(1));
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     end(&relay);
     let of = |column: &str| {
         let value = database.text(&format!("SELECT {column} FROM {{o}}_dead"));
-        value.expect("a dead message")
+        value.expect("a dead letter")
     };
     (of("reason"), of("last_error"))
 }
@@ -112,7 +114,7 @@ fn roots_of_a_file_are_the_only_ones_and_those_of_the_setting_are_everybodys() {
             )
             .env("OUTBOX_TLS_ROOTS", &roots)
             .env("OUTBOX_MAX_ATTEMPTS", "1")
-            // What the system trusts, here.
+            // The system's trust store, as the relay sees it.
             .env("SSL_CERT_FILE", authority.path("ca.pem"))
             .env_remove("SSL_CERT_DIR");
         let finished = finish(drain);
@@ -130,8 +132,7 @@ fn a_receiver_that_wants_a_certificate_gets_the_one_of_the_settings() {
         is_delivered(authority.known_as("relay", receiver.port));
         assert_eq!(receiver.delivered(), 1);
 
-        // With 1.3 the refusal comes after the handshake, and the end of the connection may
-        // overtake it.
+        // With TLS 1.3 the refusal comes after the handshake, and the end of the connection may overtake it.
         let (reason, error) = dies(authority.trusting(receiver.port));
         let may_be: &[&str] = match versions {
             ONLY_1_2 => &["TLS"],
@@ -155,7 +156,7 @@ fn keys_are_read_in_every_form_that_is_not_encrypted() {
     let mut destination = authority.known_as("relay", receiver.port);
     authority.openssl("ec -in relay.key -out sec1.key");
     assert!(authority.read("sec1.key").starts_with(b"-----BEGIN EC"));
-    // The certificate, who signed it, and the key in one file.
+    // The certificate, its issuer's certificate, and the key in one file.
     let all = [
         authority.read("relay.pem"),
         authority.read("ca.pem"),
@@ -193,8 +194,8 @@ fn with_1_3_as_the_oldest_version_a_receiver_with_1_2_is_refused() {
     assert!(error.contains("ProtocolVersion"), "{error}");
 }
 
-/// What is offered, and not only what is agreed on: the extension `supported_versions` (RFC 8446,
-/// 4.2.1) of the first message.
+/// The versions that the relay offers, not only the agreed one: the extension `supported_versions` (RFC 8446, 4.2.1)
+/// of the first message.
 #[test]
 fn only_the_versions_of_the_settings_are_offered() {
     for (min_version, extension) in [
@@ -204,7 +205,7 @@ fn only_the_versions_of_the_settings_are_offered() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let hello = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("the relay");
+            let (mut stream, _) = listener.accept().expect("the relay connects");
             let mut head = [0; 5];
             stream.read_exact(&mut head).expect("a record");
             let mut hello = vec![0; usize::from(u16::from_be_bytes([head[3], head[4]]))];
@@ -237,12 +238,16 @@ fn senders_of_a_destination_share_what_tls_remembers() {
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!(1));
-    eventually("one is delivered", || database.count("delivered") == 1);
+    eventually("one message is delivered", || {
+        database.count("delivered") == 1
+    });
     database.enqueue_many(200);
-    eventually("all are delivered", || database.count("delivered") == 201);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 201
+    });
     assert!(
         receiver.resumed() > 0,
-        "other senders went on where the first one had stopped"
+        "other senders resumed the first sender's session"
     );
     end(&relay);
 }
@@ -269,7 +274,7 @@ fn tls_goes_through_the_tunnel_of_a_proxy_to_the_destination() {
     assert!(error.contains("UnknownIssuer"), "{error}");
 }
 
-/// Opens a tunnel and carries bytes both ways. Whatever ends it ends both.
+/// Opens a tunnel and forwards bytes both ways. When one direction ends, both end.
 fn carry(mut client: TcpStream, port: u16) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

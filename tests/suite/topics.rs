@@ -1,4 +1,5 @@
-//! Topics as lanes: many of them, and a busy one beside quiet ones.
+//! Topics as lanes, the waiting messages of one topic and destination: many lanes, and a busy lane next to quiet
+//! ones.
 
 use std::time::Duration;
 
@@ -42,8 +43,7 @@ fn a_relay_with_many_topics_and_nothing_due_is_idle_and_does_not_spin() {
         .start()
         .expect("a relay");
     assert!(relay.wait_until_idle(Duration::from_secs(10)));
-    // Its claimer waits for the next poll: the connection whose last statement ended a claim is idle, for
-    // long.
+    // The claimer waits for the next poll if its connection, whose last statement ended a claim, stays idle.
     let idle_since = format!(
         "SELECT count(*) FROM pg_stat_activity
           WHERE application_name = '{name}' AND state = 'idle' AND query = 'COMMIT'
@@ -73,6 +73,6 @@ fn a_quiet_topic_does_not_wait_behind_a_busy_one() {
         database.number("SELECT count(*) FROM {o}_ledger WHERE topic = 'quiet'") == 1
     });
     let waiting = database.number("SELECT count(*) FROM {o} WHERE topic = 'busy'");
-    assert!(waiting > 0, "the busy topic was not done yet");
+    assert!(waiting > 0, "the busy topic still has messages");
     end(&relay);
 }

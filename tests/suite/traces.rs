@@ -1,4 +1,4 @@
-//! Trace context from the enqueuer to the receiver, and spans of the relay.
+//! Trace context from the enqueuer to the receiver, and the relay's spans.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -46,7 +46,9 @@ fn the_trace_of_the_enqueuer_reaches_the_receiver_and_each_attempt_is_a_step_of_
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("both are delivered", || database.count("delivered") == 2);
+    eventually("both messages are delivered", || {
+        database.count("delivered") == 2
+    });
     end(&relay);
     let requests = receiver.requests();
     let parents: Vec<String> = requests
@@ -70,7 +72,7 @@ fn the_trace_of_the_enqueuer_reaches_the_receiver_and_each_attempt_is_a_step_of_
         .expect("a trace");
     assert!(
         other.starts_with("00-11111111111111111111111111111111-"),
-        "its own counts"
+        "the message's own trace wins"
     );
 }
 
@@ -98,7 +100,9 @@ fn a_message_has_a_span_and_its_send_one_inside_it() {
         .url(&receiver.url())
         .start()
         .expect("a relay");
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     let spans = spans.closed();
     let of_message = |name, span: &&Span| {
@@ -106,7 +110,7 @@ fn a_message_has_a_span_and_its_send_one_inside_it() {
         span.name == name && (span.is(field, &id) || span.parent.get(field) == Some(&id))
     };
     let count = |name| spans.iter().filter(|span| of_message(name, span)).count();
-    assert_eq!(count("outbox.message"), 2, "one for each attempt");
+    assert_eq!(count("outbox.message"), 2, "one span for each attempt");
     assert_eq!(count("outbox.send"), 2);
     for (attempt, outcome, error, status) in [
         ("1", "retry", Some("SERVER_ERROR"), "503"),
@@ -139,10 +143,10 @@ fn a_message_has_a_span_and_its_send_one_inside_it() {
     }
 }
 
-/// Writes down every span of this process.
+/// Records every span of this process.
 #[derive(Clone, Default)]
 struct Spans {
-    /// By the registry's ids, which it gives again.
+    /// By the registry's ids, which the registry reuses.
     open: Arc<Mutex<HashMap<u64, Span>>>,
     closed: Arc<Mutex<Vec<Span>>>,
 }
@@ -150,7 +154,7 @@ struct Spans {
 #[derive(Debug, Clone)]
 struct Span {
     name: &'static str,
-    /// The fields of the span that it stands in.
+    /// The fields of the parent span.
     parent: HashMap<String, String>,
     fields: HashMap<String, String>,
 }
@@ -166,7 +170,7 @@ impl Spans {
         static INSTALLED: LazyLock<Spans> = LazyLock::new(|| {
             let spans = Spans::default();
             let registry = tracing_subscriber::registry().with(spans.clone());
-            tracing::subscriber::set_global_default(registry).expect("the only one");
+            tracing::subscriber::set_global_default(registry).expect("no other subscriber");
             spans
         });
         INSTALLED.clone()

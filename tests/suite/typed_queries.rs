@@ -37,7 +37,7 @@ mod billing {
     );
 }
 
-/// As an application declares its own tables, and those of its outbox beside them.
+/// An application's declarations of its own tables, next to the outbox's.
 mod application {
     diesel_outbox::outbox_tables!(outbox);
 
@@ -53,7 +53,7 @@ mod application {
     diesel::allow_tables_to_appear_in_same_query!(orders, outbox_dead);
 }
 
-/// A connection to which `outbox` is this database's.
+/// A connection on which `outbox` means this database's outbox.
 fn connect(database: &Database) -> PgConnection {
     let mut conn = database.connect();
     conn.batch_execute(&format!("SET search_path = {}, public", database.schema()))
@@ -61,9 +61,9 @@ fn connect(database: &Database) -> PgConnection {
     conn
 }
 
-// --- What is declared is what is there ------------------------------------------------------
+// --- Declared tables match the database ------------------------------------------------------
 
-/// A column: its name, its type's number, and whether it may be null.
+/// A column: its name, the number of its type, and whether it may be null.
 type Described = (String, u32, bool);
 
 /// The columns of a table as a tuple.
@@ -174,7 +174,8 @@ fn the_declared_tables_are_those_of_the_database() {
     }
 }
 
-/// PostgreSQL calls every column of a view nullable: here one is when it is in one of its three parts.
+/// PostgreSQL calls every column of a view nullable. A declared column is nullable if it is in one of the three
+/// tables.
 #[test]
 fn the_declared_view_is_that_of_the_database() {
     let database = Database::new();
@@ -342,7 +343,7 @@ fn an_applications_table_is_joined_with_an_outboxs() {
         .expect("committed");
     }
     let relay = database.relay().url(&receiver.url()).start();
-    eventually("two are settled", || {
+    eventually("two messages are settled", || {
         database.count("delivered") + database.count("dead") == 2
     });
     drop(relay);
@@ -391,7 +392,7 @@ fn an_applications_table_is_joined_with_an_outboxs() {
 
 // --- Rows -----------------------------------------------------------------------------------
 
-/// Two messages are settled, one is delivered and one dead, and one waits.
+/// One message is delivered, one is dead, and one waits.
 fn settled_and_waiting(database: &Database) -> [Sequence; 3] {
     let receiver = Receiver::answering(|request| match request.json().as_i64() {
         Some(2) => 400,
@@ -405,7 +406,7 @@ fn settled_and_waiting(database: &Database) -> [Sequence; 3] {
     ]
     .map(|message| Sequence(database.enqueue_message(message)));
     let relay = database.relay().url(&receiver.url()).start();
-    eventually("two are settled", || {
+    eventually("two messages are settled", || {
         database.count("delivered") + database.count("dead") == 2
     });
     drop(relay);
@@ -517,7 +518,7 @@ fn rows_load_from_an_outbox_of_another_name() {
     assert_eq!(ledger, Ok(vec![]));
 }
 
-/// A relay of a later version may have written it.
+/// A relay of a later version may have written the reason.
 #[test]
 fn a_reason_of_another_version_is_a_text_in_a_row_and_an_error_as_a_code() {
     let database = Database::new();
@@ -593,7 +594,7 @@ fn a_pooled_connection_enqueues_as_a_plain_one() {
     assert_eq!(database.count("pending"), 5);
 }
 
-/// As tests of an application do: nothing of it stays, and a message that is refused ends nothing.
+/// As in an application's tests: no change stays, and a refused message does not end the transaction.
 #[test]
 fn a_test_transaction_enqueues_and_leaves_nothing() {
     let database = Database::new();

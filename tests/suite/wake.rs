@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, Running, end, eventually, finish, status};
 
-/// No message may wait for it, where it is to be shown that something else found the message.
+/// A poll interval that no message may wait for: if the message is found, something else found it.
 const NEVER: Duration = Duration::from_secs(600);
 
 /// The first half of the key of the outbox's advisory locks.
@@ -26,19 +26,19 @@ fn a_commit_wakes_a_relay_that_sleeps() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let relay = database.sleeper(database.relay().url(&receiver.url()));
-    // Known topics and new ones, one after the other and several at once.
+    // Known topics and new ones, one after another and several at once.
     for n in 1..=20 {
         database.enqueue(&format!("topic-{}", n / 3), json!({ "n": n }));
         if n % 4 == 0 {
             receiver.wait_for(n);
-            eventually("it sleeps again", || database.is_relay_asleep());
+            eventually("the relay sleeps again", || database.is_relay_asleep());
         }
     }
     receiver.wait_for(20);
-    eventually("all are settled", || relay.stats().delivered == 20);
+    eventually("all messages are settled", || relay.stats().delivered == 20);
 }
 
-/// R9: by SQL from anywhere, with a delay in the transaction.
+/// R9: inserted by plain SQL, some time before the commit.
 #[test]
 fn it_is_the_commit_that_wakes_and_not_the_insert() {
     let database = Database::new();
@@ -50,7 +50,7 @@ fn it_is_the_commit_that_wakes_and_not_the_insert() {
         database.name()
     );
     conn.batch_execute(&insert).expect("inserted");
-    // Others come and go meanwhile.
+    // Other messages come and go meanwhile.
     database.enqueue("t", json!(2));
     receiver.wait_for(1);
     conn.batch_execute("COMMIT").expect("committed");
@@ -59,10 +59,11 @@ fn it_is_the_commit_that_wakes_and_not_the_insert() {
     conn.batch_execute("ROLLBACK").expect("rolled back");
     database.enqueue("t", json!(3));
     receiver.wait_for(3);
-    eventually("all are settled", || relay.stats().delivered == 3);
+    eventually("all messages are settled", || relay.stats().delivered == 3);
 }
 
-/// R9: what was inserted long before its commit, right after a look that went over everything: keyed or not.
+/// R9: a message, keyed or not, that was inserted long before its commit, right after a claim that covered
+/// everything.
 #[test]
 fn a_late_commit_right_after_another_one_is_not_left_to_the_poll() {
     let database = Database::new();
@@ -86,19 +87,19 @@ fn a_late_commit_right_after_another_one_is_not_left_to_the_poll() {
     for (n, mut conn) in late.into_iter().enumerate() {
         let other = NewMessage::new("t", &json!(2)).expect("JSON");
         let sequence = database.enqueue_message(other.ordering_key("soon"));
-        eventually("the other one is delivered", || {
+        eventually("the other message is delivered", || {
             let sent = format!("SELECT count(*) FROM {{o}} WHERE sequence = {sequence}");
             database.number(&sent) == 0
         });
         conn.batch_execute("COMMIT").expect("committed");
-        eventually("the late one is delivered", || {
+        eventually("the late message is delivered", || {
             database.count("delivered") == 2 * i64::try_from(n + 1).expect("a small number")
         });
     }
     end(&relay);
 }
 
-/// R9: beside very many keys that are not due, through which a walk takes many times as long.
+/// R9: next to very many keys that are not due, where a walk takes many times as long.
 #[test]
 fn a_late_commit_of_a_key_does_not_wait_for_a_walk_over_all_keys() {
     let database = Database::new();
@@ -125,7 +126,7 @@ fn a_late_commit_of_a_key_does_not_wait_for_a_walk_over_all_keys() {
     assert!(longest < Duration::from_secs(8), "{longest:?}");
     relay
         .shutdown(Duration::from_secs(10))
-        .expect("it ends cleanly");
+        .expect("a clean shutdown");
 }
 
 /// R9
@@ -145,38 +146,40 @@ fn several_relays_that_sleep_are_woken_whichever_of_them_has_the_lock() {
             count += 1;
             receiver.wait_for(count);
         }
-        // The next one has to do it.
+        // The next relay takes over the lock.
         relays.remove(0);
         if !relays.is_empty() {
-            eventually("another one sleeps", || database.is_relay_asleep());
+            eventually("another relay sleeps", || database.is_relay_asleep());
         }
     }
 }
 
-/// R9: the one that has the lock for all ends while the other one sleeps.
+/// R9: the relay that holds the lock for all ends while the other relay sleeps.
 #[test]
 fn a_relay_that_sleeps_behind_anothers_lock_takes_it_when_the_other_one_ends() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let first = database.sleeper(database.relay().url(&receiver.url()));
     let relay = database.relay().poll_interval(NEVER).url(&receiver.url());
-    let _second = relay.start().expect("it starts");
+    let _second = relay.start().expect("the relay starts");
     let asks_who_has_it = format!(
         "SELECT count(*) FROM pg_stat_activity
           WHERE application_name = 'diesel-outbox listener' AND state = 'idle'
             AND query LIKE '%pg_locks%classid = {} %'",
         database.number("'{o}'::regclass::oid::bigint")
     );
-    eventually("the second one sleeps behind it", || {
+    eventually("the second relay sleeps behind it", || {
         database.number(&asks_who_has_it) > 0
     });
     drop(first);
-    eventually("the second one has the lock", || database.is_relay_asleep());
+    eventually("the second relay has the lock", || {
+        database.is_relay_asleep()
+    });
     database.enqueue("t", json!(1));
     receiver.wait_for(1);
 }
 
-/// R9: a busy relay, or none, costs those who insert no NOTIFY.
+/// R9: inserting costs no NOTIFY while the relay is busy or absent.
 #[test]
 fn nobody_notifies_while_no_relay_sleeps() {
     let database = Database::new();
@@ -186,20 +189,20 @@ fn nobody_notifies_while_no_relay_sleeps() {
         .batch_execute(&format!("LISTEN outbox_{oid}"))
         .expect("listening");
     let heard = |conn: &mut PgConnection| {
-        conn.batch_execute("SELECT 1").expect("it answers");
+        conn.batch_execute("SELECT 1").expect("the server answers");
         conn.notifications_iter().count()
     };
     database.enqueue("t", json!(1));
-    assert_eq!(heard(&mut listening), 0, "no relay is there");
+    assert_eq!(heard(&mut listening), 0, "a notification without a relay");
 
     let receiver = Receiver::ok();
     let relay = database.sleeper(database.relay().url(&receiver.url()));
     database.enqueue("t", json!(2));
     receiver.wait_for(2);
-    eventually("somebody notified", || heard(&mut listening) > 0);
-    eventually("it sleeps again", || database.is_relay_asleep());
+    eventually("a notification arrives", || heard(&mut listening) > 0);
+    eventually("the relay sleeps again", || database.is_relay_asleep());
 
-    // While it works off a backlog, which wakes it once.
+    // While the relay works off a backlog, which wakes it once.
     database.execute(
         "INSERT INTO {o} (topic, payload) SELECT 'order.paid', '1' FROM generate_series(1, 30000)",
     );
@@ -208,7 +211,7 @@ fn nobody_notifies_while_no_relay_sleeps() {
             "SELECT EXISTS (SELECT FROM {o} WHERE topic = 'order.paid' AND locked_by IS NULL)::int",
         ) == 1
     };
-    eventually("it is at work", || {
+    eventually("the relay is at work", || {
         !database.is_relay_asleep() && relay.stats().delivered > 100
     });
     let _ = heard(&mut listening);
@@ -217,25 +220,29 @@ fn nobody_notifies_while_no_relay_sleeps() {
         database.enqueue("t", json!(beside));
         let told = heard(&mut listening);
         if !is_left() {
-            // Nothing is left to claim: it may have fallen asleep.
+            // No messages are left to claim: the relay may be asleep.
             break;
         }
-        assert_eq!(told, 0, "somebody notified a relay that is at work");
+        assert_eq!(told, 0, "a busy relay was notified");
         beside += 1;
     }
     assert!(
         beside > 20,
-        "only {beside} came while the relay was at work"
+        "only {beside} messages came while the relay was at work"
     );
-    eventually("it sleeps again", || database.is_relay_asleep());
+    eventually("the relay sleeps again", || database.is_relay_asleep());
     let _ = heard(&mut listening);
     drop(relay);
     assert!(!database.is_relay_asleep());
     database.enqueue("t", json!(3));
-    assert_eq!(heard(&mut listening), 0, "the relay is gone");
+    assert_eq!(
+        heard(&mut listening),
+        0,
+        "a notification after the relay has ended"
+    );
 }
 
-/// R9: the connection that listens breaks.
+/// R9: the listener's connection breaks.
 #[test]
 fn a_listener_that_was_cut_off_listens_again() {
     let database = Database::new();
@@ -249,13 +256,13 @@ fn a_listener_that_was_cut_off_listens_again() {
             number(&database)
         ));
         assert_eq!(cut, 1);
-        // Committed while nobody listens: the relay looks when it listens again.
+        // Committed without a listener: the relay polls when it listens again.
         database.enqueue("t", json!(n));
         receiver.wait_for(2 * n - 1);
-        eventually("it sleeps again", || database.is_relay_asleep());
+        eventually("the relay sleeps again", || database.is_relay_asleep());
         database.enqueue("t", json!(n));
         receiver.wait_for(2 * n);
-        eventually("it sleeps again", || database.is_relay_asleep());
+        eventually("the relay sleeps again", || database.is_relay_asleep());
     }
     assert!(relay.is_healthy());
 }
@@ -278,7 +285,7 @@ fn without_a_listener_messages_are_found_by_polling_and_by_wake() {
         config.poll_interval = poll;
         diesel_outbox::Relay::from_config(config)
             .start()
-            .expect("it starts")
+            .expect("the relay starts")
     };
     let polling = relay(Duration::from_millis(50));
     database.enqueue("t", json!(1));
@@ -299,13 +306,13 @@ fn without_a_listener_messages_are_found_by_polling_and_by_wake() {
         .poll_interval(Duration::from_millis(50))
         .url(&receiver.url())
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     database.enqueue("t", json!(3));
     receiver.wait_for(3);
     drop(listening);
 }
 
-/// R9: a listener that cannot connect is told of, and missed by nobody.
+/// R9: a listener that cannot connect is reported, and messages still arrive.
 #[test]
 fn a_relay_works_without_the_connection_that_its_listener_should_have() {
     let database = Database::new();
@@ -324,7 +331,7 @@ fn a_relay_works_without_the_connection_that_its_listener_should_have() {
         .binary(&["check"])
         .env("OUTBOX_LISTENER_URL", "no")
         .output()
-        .expect("it runs");
+        .expect("the command runs");
     assert_eq!(bad.status.code(), Some(2));
     for (variable, value, says) in [
         ("OUTBOX_LISTENER", "true", "a commit wakes the relay"),
@@ -352,8 +359,8 @@ fn a_relay_works_without_the_connection_that_its_listener_should_have() {
     );
 }
 
-/// R9: producers that commit, wait and roll back at random times, with relays that sleep and wake
-/// between: none of their commits waits for longer than a poll, and hardly any for as long.
+/// R9: producers commit, wait and roll back at random times while relays sleep and wake. No committed message waits
+/// longer than a poll, and hardly any waits that long.
 #[test]
 fn no_commit_is_left_waiting_at_any_interleaving() {
     const POLL: Duration = Duration::from_secs(8);
@@ -363,7 +370,7 @@ fn no_commit_is_left_waiting_at_any_interleaving() {
     let receiver = Receiver::ok();
     let relays = [0, 1].map(|_| {
         let relay = database.relay().poll_interval(POLL).url(&receiver.url());
-        relay.start().expect("it starts")
+        relay.start().expect("the relay starts")
     });
     let until = Instant::now() + Duration::from_secs(5);
     std::thread::scope(|scope| {
@@ -387,16 +394,16 @@ fn no_commit_is_left_waiting_at_any_interleaving() {
         })
         .collect();
     waits.sort();
-    let longest = *waits.last().expect("there are some");
-    assert!(longest < POLL, "one waited for {longest:?}");
+    let longest = *waits.last().expect("some waits");
+    assert!(longest < POLL, "a message waited for {longest:?}");
     let of_ninety = waits[waits.len() * 9 / 10];
     assert!(
         of_ninety < POLL / 4,
-        "a tenth waited for {of_ninety:?} and longer"
+        "a tenth of the messages waited for {of_ninety:?} or longer"
     );
 }
 
-/// R9: a destination that hangs has more than it takes. What is committed for others is heard all the same.
+/// R9: a hanging destination has more messages than it takes. The relay still notices commits for other destinations.
 #[test]
 fn a_relay_that_waits_for_room_hears_of_commits_for_others() {
     let database = Database::new();
@@ -413,10 +420,10 @@ fn a_relay_that_waits_for_room_hears_of_commits_for_others() {
         .send_timeout(Duration::from_secs(15))
         .lease(Duration::from_secs(600))
         .start()
-        .expect("it starts");
+        .expect("the relay starts");
     stuck.wait_for(1);
     for n in 1..=6 {
-        eventually("whoever commits rings", || database.is_relay_asleep());
+        eventually("commits notify the relay", || database.is_relay_asleep());
         // Known topics and new ones.
         database.enqueue(&format!("topic-{}", n / 2), json!({ "n": n }));
         receiver.wait_for(n);
@@ -425,8 +432,8 @@ fn a_relay_that_waits_for_room_hears_of_commits_for_others() {
     end(&relay);
 }
 
-/// R9: a relay cannot fall asleep while a transaction is open that has inserted something. What others commit
-/// meanwhile, of topics that had nothing, does not wait for the next look around, which comes after a second.
+/// R9: a relay cannot fall asleep while a transaction with an insert is open. Messages that others commit meanwhile,
+/// on topics without other messages, do not wait for the next survey, which comes after a second.
 #[test]
 fn beside_an_open_transaction_messages_of_new_topics_are_found_soon() {
     let database = Database::new();
@@ -439,14 +446,14 @@ fn beside_an_open_transaction_messages_of_new_topics_are_found_soon() {
         .enqueue(&mut open, message)
         .expect("enqueued");
     let relay = database.relay().poll_interval(NEVER).url(&receiver.url());
-    let relay = relay.start().expect("it starts");
+    let relay = relay.start().expect("the relay starts");
     let began = Instant::now();
     for n in 1..=12 {
         database.enqueue(&format!("topic-{n}"), json!({ "n": n }));
         receiver.wait_for(n);
     }
     let took = began.elapsed();
-    // A second for each would be twelve.
+    // Twelve surveys would take twelve seconds.
     assert!(took < Duration::from_secs(9), "{took:?}");
     open.batch_execute("COMMIT").expect("committed");
     receiver.wait_for(13);
@@ -464,7 +471,7 @@ fn produce(
     let outbox = database.outbox();
     let mut conn = database.connect();
     while Instant::now() < until {
-        // Now and then all are quiet for long enough that the relays fall asleep.
+        // Now and then all producers are quiet for long enough that the relays fall asleep.
         let most = if random.below(10) == 0 {
             120_000
         } else {
@@ -483,7 +490,7 @@ fn produce(
             if !is_kept {
                 return Err(diesel::result::Error::RollbackTransaction);
             }
-            // As late as can be: a relay may be faster than the next line after the commit.
+            // As late as possible: a relay may be faster than the line after the commit.
             let mut committed = committed.lock().expect("no panic holds it");
             committed.insert(id, Instant::now());
             Ok(())
@@ -492,7 +499,7 @@ fn produce(
     }
 }
 
-/// Numbers that look random and are the same in each run: xorshift64.
+/// Pseudo-random numbers that are the same in each run: xorshift64.
 struct Random(u64);
 
 impl Random {
@@ -504,7 +511,7 @@ impl Random {
     }
 }
 
-/// R9, R11: what a look has no room for, or must not claim, no time brings. The relay waits for a sender.
+/// R9, R11: a relay that has no room, or has reached its limit, waits for a sender instead of polling.
 #[test]
 fn a_relay_that_can_claim_nothing_does_not_spin() {
     for command in [
@@ -512,7 +519,7 @@ fn a_relay_that_can_claim_nothing_does_not_spin() {
         vec!["drain", "--quiet", "--max-messages", "40"],
     ] {
         let database = Database::new();
-        // Until it is dropped, nobody gets an answer.
+        // No request gets a response until the sender is dropped.
         let (_held, answer) = crossbeam_channel::bounded::<()>(0);
         let receiver = Receiver::start(move |_, stream| {
             let _ = answer.recv();
@@ -528,7 +535,7 @@ fn a_relay_that_can_claim_nothing_does_not_spin() {
             .env("OUTBOX_CONCURRENCY", "4");
         let relay = Running::start(relay);
         receiver.wait_for(4);
-        // The time of the next sweep is over.
+        // Long enough for the next sweep, a claim from the start of a lane's index, to have passed.
         std::thread::sleep(Duration::from_secs(2));
         let (before, began) = (relay.cpu(), Instant::now());
         std::thread::sleep(Duration::from_secs(2));

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Database, Running, eventually};
 
-/// A script for `sh` in which `$BIN` is the binary, with settings for this outbox. What is to be read goes
-/// to stderr.
+/// A script for `sh` in which `$BIN` is the binary, with settings for this outbox. The script writes its output to
+/// stderr.
 fn script(database: &Database, script: &str) -> Command {
     let binary = database.binary(&[]);
     let mut command = Command::new("sh");
@@ -29,7 +29,7 @@ fn lines(running: &Running) -> Vec<Value> {
         .collect()
 }
 
-/// R32: what comes in and goes out is seen as it does, also by programs; a signal is a good end.
+/// R32: incoming and delivered messages show at once, for programs too; a signal is a clean end.
 #[test]
 fn watch_writes_a_line_of_json_each_time_with_rates() {
     let database = Database::new();
@@ -37,12 +37,12 @@ fn watch_writes_a_line_of_json_each_time_with_rates() {
         &database,
         "exec \"$BIN\" status --watch=0.1 --json 1>&2",
     ));
-    eventually("two looks", || lines(&watch).len() >= 2);
+    eventually("two lines", || lines(&watch).len() >= 2);
     let first = lines(&watch)[0].clone();
     assert_eq!(first["counts"]["pending"], json!(0));
     assert_eq!(first["rates"], json!(null));
     database.enqueue_many(50);
-    eventually("what came in is seen", || {
+    eventually("the new messages are shown", || {
         let lines = lines(&watch);
         let rate = |line: &Value| line["rates"]["enqueued_per_second"].as_f64().unwrap_or(0.0);
         lines.iter().any(|line| rate(line) > 0.0)
@@ -54,7 +54,7 @@ fn watch_writes_a_line_of_json_each_time_with_rates() {
     assert_eq!(watch.wait().code(), Some(0));
 }
 
-/// R32: a database that goes away is said, and found again.
+/// R32: a database that goes away is reported, and found again.
 #[test]
 fn watch_goes_on_when_the_database_is_there_again() {
     let database = Database::new();
@@ -62,14 +62,14 @@ fn watch_goes_on_when_the_database_is_there_again() {
         &database,
         "exec \"$BIN\" status --watch=0.1 --json 1>&2",
     ));
-    eventually("a look", || !lines(&watch).is_empty());
-    // As good as away: a look fails, and its connection is given up.
+    eventually("a line", || !lines(&watch).is_empty());
+    // The same as a missing database: a query fails, and the connection is dropped.
     database.execute("ALTER TABLE {o}_lease RENAME TO gone");
     let has_error = |line: &Value| line["error"].is_string();
-    eventually("an error is said", || lines(&watch).iter().any(has_error));
+    eventually("an error is shown", || lines(&watch).iter().any(has_error));
     let schema = database.schema();
     database.execute(&format!("ALTER TABLE {schema}.gone RENAME TO outbox_lease"));
-    eventually("it goes on", || {
+    eventually("the status is shown again", || {
         lines(&watch).last().is_some_and(|line| !has_error(line))
     });
     watch.signal("TERM");
@@ -84,7 +84,7 @@ fn watch_in_a_pipe_appends_plain_text() {
         &database,
         "\"$BIN\" status --watch=0.1 2>&1 | head -n 60 1>&2",
     ));
-    // The reader has seen enough: that is a good end, too.
+    // The reader closes the pipe: that is a clean end as well.
     assert_eq!(watch.wait().code(), Some(0));
     let log = watch.log();
     assert!(!log.contains('\x1b'), "{log}");
@@ -92,7 +92,7 @@ fn watch_in_a_pipe_appends_plain_text() {
     assert!(log.contains("out 0/s"), "{log}");
 }
 
-/// R32: on a terminal each look is drawn over the one before.
+/// R32: on a terminal each status is drawn over the one before.
 #[test]
 fn watch_draws_in_place_on_a_terminal() {
     let database = Database::new();
@@ -105,7 +105,7 @@ fn watch_draws_in_place_on_a_terminal() {
     command.env("PID", &file);
     let mut watch = Running::start(command);
     let drawn = |watch: &Running| watch.log().matches("\x1b[H").count();
-    eventually("it is drawn three times", || drawn(&watch) >= 3);
+    eventually("the status is drawn three times", || drawn(&watch) >= 3);
     let log = watch.log();
     assert!(
         log.contains("Ctrl-C to stop") && log.contains("\x1b[J"),
@@ -114,7 +114,7 @@ fn watch_draws_in_place_on_a_terminal() {
     assert_eq!(log.matches("\x1b[2J").count(), 1);
     assert!(
         log.contains("oldest due"),
-        "this terminal has no size: {log}"
+        "the terminal without a size: {log}"
     );
     let pid = std::fs::read_to_string(&file).expect("written");
     let status = Command::new("kill").args(["-INT", pid.trim()]).status();

@@ -1,5 +1,5 @@
-//! What leaves the relay, byte by byte: the three modes of CloudEvents over HTTP, signatures of
-//! Standard Webhooks, headers of destinations, limits and traces.
+//! What the relay sends, byte by byte: the three modes of CloudEvents over HTTP, signatures of Standard Webhooks,
+//! headers of destinations, limits and traces.
 
 mod batch;
 mod headers;
@@ -24,7 +24,7 @@ const OLD_SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const MODES: [Mode; 3] = [Mode::Binary, Mode::Structured, Mode::Batched];
 
-/// The signature that a receiver computes: HMAC-SHA256 as RFC 2104 writes it down.
+/// The signature that a receiver computes: HMAC-SHA256 as in RFC 2104.
 fn signature(secret: &str, id: &str, timestamp: &str, body: &[u8]) -> String {
     let key = BASE64
         .decode(secret.trim_start_matches("whsec_"))
@@ -46,7 +46,7 @@ fn signature(secret: &str, id: &str, timestamp: &str, body: &[u8]) -> String {
     format!("v1,{}", BASE64.encode(outer.finalize()))
 }
 
-/// Whether the request is signed by these secrets, in this order.
+/// Fails unless the request is signed with these secrets, in this order.
 #[track_caller]
 fn assert_signed(request: &Request, secrets: &[&str]) {
     let timestamp = request.header("webhook-timestamp").expect("a timestamp");
@@ -73,10 +73,10 @@ fn relay(database: &Database, destination: Destination) -> RelayBuilder {
     database.relay().destination(destination).route("*", "hook")
 }
 
-/// Delivers what is there, and shows what arrived.
+/// Delivers all messages and returns the requests.
 fn delivered(database: &Database, receiver: &Receiver, destination: Destination) -> Vec<Request> {
     let relay = relay(database, destination).start().expect("a relay");
-    eventually("all is settled", || {
+    eventually("all messages are settled", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
     end(&relay);
@@ -95,7 +95,7 @@ fn parent_of(traceparent: &str) -> &str {
 
 type Headers = BTreeMap<String, String>;
 
-/// Takes one request with all its headers, each of which has to be there once.
+/// Accepts one request and returns its headers, each of which must occur once.
 fn one_request() -> (String, JoinHandle<(Headers, String)>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/in", listener.local_addr().expect("an address"));
@@ -107,7 +107,7 @@ fn one_request() -> (String, JoinHandle<(Headers, String)>) {
         for line in head.skip(1).take_while(|line| !line.is_empty()) {
             let (name, value) = line.split_once(": ").expect("a header");
             let before = headers.insert(name.to_owned(), value.to_owned());
-            assert_eq!(before, None, "{name} is there once");
+            assert_eq!(before, None, "the header {name} repeats");
         }
         let length = headers["content-length"].parse().expect("a number");
         let mut body = vec![0; length];
@@ -134,7 +134,9 @@ fn each_mode_sends_what_is_documented_and_nothing_else() {
         let sequence = database.enqueue_message(message).to_string();
         let relay = relay(&database, destination(&url, mode)).start();
         let relay = relay.expect("a relay");
-        eventually("it is delivered", || database.count("delivered") == 1);
+        eventually("the message is delivered", || {
+            database.count("delivered") == 1
+        });
         end(&relay);
         let (mut headers, body) = taken.join().expect("a request");
         let time = database.text(
@@ -253,15 +255,17 @@ fn each_attempt_is_signed_anew_with_its_own_time_and_the_same_id() {
         });
         database.enqueue_message(topic_and_payload().trace_context(TRACE, Some("vendor=1")));
         let relay = relay(&database, destination(&receiver.url(), mode))
-            // Timestamps are of seconds.
+            // Timestamps are in whole seconds.
             .backoff(Backoff::Table(vec![Duration::from_millis(1100)]))
             .start()
             .expect("a relay");
-        eventually("it is delivered", || database.count("delivered") == 1);
+        eventually("the message is delivered", || {
+            database.count("delivered") == 1
+        });
         end(&relay);
         let requests = receiver.requests();
         let [first, second] = requests.as_slice() else {
-            panic!("{} requests", requests.len());
+            panic!("expected two requests, got {}", requests.len());
         };
         assert_eq!(first.id(), second.id());
         assert_ne!(
@@ -271,7 +275,7 @@ fn each_attempt_is_signed_anew_with_its_own_time_and_the_same_id() {
         for request in [first, second] {
             assert_signed(request, &[NEW_SECRET, OLD_SECRET]);
         }
-        // R31: one trace, and each attempt a span of its own.
+        // R31: one trace, and a separate span for each attempt.
         let parents: Vec<&str> = [first, second]
             .map(|request| request.header("traceparent").expect("a trace"))
             .map(|traceparent| {

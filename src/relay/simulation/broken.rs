@@ -1,88 +1,88 @@
-//! Variants of the relay and of its database that are broken on purpose: the simulation has to find each.
+//! Variants of the relay and of its database that are broken on purpose. The simulation must find each of them.
 
 use super::promises::Promise;
 
-/// What is broken.
+/// The broken behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Broken {
-    /// A settle changes a message whoever holds it.
+    /// A settle changes a message even if another lease holds it.
     SettlesUnfenced,
     /// A keyed claim takes messages that are not the first of their keys.
     ClaimsAnyOfKey,
-    /// Messages of leases that are not over are taken over.
+    /// Messages of unexpired leases are taken over.
     TakesOverFromTheLiving,
-    /// A claim takes what another one is about to take.
+    /// A claim takes messages that another claim has locked.
     ClaimsWhatIsLocked,
     /// A takeover counts as two attempts.
     CountsTakeoversTwice,
-    /// What a dead relay held is left to it.
+    /// The messages of a dead relay are never taken over.
     NeverTakesOver,
-    /// A lease that is over is renewed.
+    /// An expired lease is renewed.
     RenewsWhatIsOver,
-    /// A relay sends until its lease is over for the database, and its sends go on after that.
+    /// A relay starts sends until the database considers its lease expired, so its sends outlast the lease.
     SendsTooLong,
-    /// The lease is measured by a clock that stands still while the machine sleeps.
+    /// The lease is measured by a clock that stops while the machine sleeps.
     MeasuresByTheWrongClock,
-    /// A relay whose session is gone sends for as long as its lease would have lasted.
+    /// A relay whose session has ended sends for as long as its lease would have lasted.
     OutlivesItsSession,
-    /// A claim without an answer is taken for one that has failed.
+    /// A claim without an answer counts as failed.
     ForgetsDoubts,
-    /// A claim without an answer is undone while it is at work still.
+    /// A claim without an answer is undone while the server is still running it.
     DoubtsNoOneAtWork,
-    /// What a claim without an answer took is not given back.
+    /// The messages of a claim without an answer are not released.
     UndoesNothing,
-    /// Nobody notices that another server has taken the place of the one before.
+    /// The relay does not notice that another server has replaced the previous one.
     TakesEachServerForTheSame,
-    /// Nobody rings the claimer.
+    /// The claimer is never rung.
     LosesRings,
-    /// Nobody tells the claimer of commits.
+    /// The claimer never hears of commits.
     LosesNews,
-    /// What a settler has claimed for the claimer does not come there.
+    /// Messages that a settler has claimed never reach the claimer.
     LosesHandOvers,
-    /// The relay does not look once more when it has fallen asleep.
+    /// The relay does not poll once more after it has fallen asleep.
     SleepsAtOnce,
-    /// A look for late commits finds none.
+    /// A query for late commits finds none.
     OverlooksWhatIsLate,
-    /// Nobody hears that a registered destination is gone.
+    /// The relay never hears that a registered destination was removed.
     OverlooksWhatIsRemoved,
-    /// The end of a send to a registered destination makes no place for the next one.
+    /// The end of a send to a registered destination frees no place for the next send.
     LosesTurns,
     /// While one registered destination has messages, the pool serves no other.
     PrefersOne,
-    /// The pool for registered destinations takes failures for successes.
+    /// The pool for registered destinations counts failures as successes.
     TrustsWhatFails,
-    /// A key goes on after the settle's transaction, and not in it.
+    /// A key continues after the settle's transaction, not within it.
     ContinuesLater,
-    /// What a transaction has enqueued that is rolled back stays.
+    /// The messages of a rolled-back transaction stay.
     KeepsWhatIsRolledBack,
-    /// The ledger does not get to know what is delivered.
+    /// The ledger does not record deliveries.
     ForgetsWhatIsDelivered,
-    /// The ledger is not asked whether a key was delivered.
+    /// A claim does not check the ledger for delivered keys.
     ForgetsKeys,
-    /// Requeued messages stay dead letters, too.
+    /// Requeued messages also stay dead letters.
     RequeuesCopies,
-    /// A settle changes what its lease holds, whenever that was claimed.
+    /// A settle changes every message that its lease holds, under any claim.
     SettlesByLease,
-    /// A lease that is over claims.
+    /// An expired lease claims.
     ClaimsUnderWhatIsOver,
-    /// A keyed claim takes messages behind others that are live.
+    /// A keyed claim takes messages behind earlier live messages.
     ClaimsWhatIsNotFirst,
-    /// A keyed claim takes messages beside others that are held.
+    /// A keyed claim takes messages of keys that have another message in flight.
     ClaimsWhatIsNotAlone,
-    /// A keyed claim takes messages that dead letters keep back.
+    /// A keyed claim takes messages whose keys are blocked by dead letters.
     ClaimsWhatIsKeptBack,
     /// Keyed claims do not exclude one another.
     ClaimsKeyedAtOnce,
-    /// A failed attempt costs nothing.
+    /// A failed attempt is not counted.
     RetriesForFree,
-    /// A message that was given back unsent pays for it.
+    /// A release of an unsent message counts an attempt.
     CountsReleases,
-    /// A message that kills relays does so for ever.
+    /// Takeovers are not counted, so a message that crashes relays does so forever.
     TakesOverForFree,
 }
 
 impl Broken {
-    /// Each that the simulation has to find, and the promises that do not hold.
+    /// The variants that the simulation must find, and the promises that each may break.
     pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 24] = [
         (
             Self::SettlesUnfenced,
@@ -127,7 +127,7 @@ impl Broken {
         (Self::TrustsWhatFails, &[Promise::Late]),
     ];
 
-    /// What statements would do that are broken: each that the comparison with PostgreSQL has to find.
+    /// The variants of statements that the comparison with PostgreSQL must find.
     pub(super) const OF_STATEMENTS: [Self; 21] = [
         Self::SettlesUnfenced,
         Self::SettlesByLease,

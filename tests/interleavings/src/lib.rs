@@ -1,6 +1,6 @@
-//! The relay's wake-ups, in every order that two threads and their memory may take.
+//! The relay's wake-ups, in every order that two threads and their memory allow.
 //!
-//! Here they use the atomics of [loom](https://docs.rs/loom).
+//! The types under test use the atomics of [loom](https://docs.rs/loom).
 
 #![cfg(test)]
 
@@ -13,7 +13,7 @@ use loom::thread;
 
 use self::wanted::{Want, Wanted};
 
-/// Of a claimer that looks for room, and a sender that makes some, one sees the other.
+/// When a claimer looks for room while a sender makes room, at least one of them sees the other.
 #[test]
 fn no_wake_up_is_lost_between_a_look_and_a_wait() {
     loom::model(|| {
@@ -37,7 +37,7 @@ fn no_wake_up_is_lost_between_a_look_and_a_wait() {
     });
 }
 
-/// Two senders, and a claimer that waits for both: whoever comes last rings.
+/// Two senders, and a claimer that waits for both: the last sender rings.
 #[test]
 fn the_last_of_several_rings() {
     loom::model(|| {

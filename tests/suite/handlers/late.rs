@@ -5,21 +5,21 @@ use diesel_outbox::{RelayBuilder, RelayHandle};
 use super::*;
 use crate::logged;
 
-/// That of `Database::relay`.
+/// The lease of `Database::relay`.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Whether such a line was logged that names the message of this sequence.
+/// Whether a line of this event was logged for the message with this sequence.
 fn is_logged(database: &Database, event: &str, sequence: i64) -> bool {
     let id = database.text(&format!(
         "SELECT message_id FROM {{o}} WHERE sequence = {sequence}
          UNION ALL SELECT message_id FROM {{o}}_dead WHERE sequence = {sequence}
          UNION ALL SELECT message_id FROM {{o}}_ledger WHERE sequence = {sequence} LIMIT 1"
     ));
-    let id = id.expect("the message is somewhere");
+    let id = id.expect("the message is in one of the tables");
     logged::is_logged(event, &id)
 }
 
-/// This relay with a handler that has been called with a message, and is held by the gate.
+/// Starts this relay with a handler that has been called with a message and is held by the gate.
 fn held(database: &Database, relay: RelayBuilder) -> (RelayHandle, Gate) {
     let (gate, pass) = Gate::new();
     let relay = relay
@@ -30,7 +30,7 @@ fn held(database: &Database, relay: RelayBuilder) -> (RelayHandle, Gate) {
         .start()
         .expect("a relay");
     join(database, 1);
-    eventually("it is called", || gate.came() == 1);
+    eventually("the handler is called", || gate.came() == 1);
     (relay, gate)
 }
 
@@ -52,10 +52,12 @@ fn a_panic_is_an_error_of_its_message_and_of_nothing_else() {
     for member_id in 20..40 {
         join(&database, member_id);
     }
-    eventually("the others are handled", || {
+    eventually("the other messages are handled", || {
         database.count("delivered") == 20
     });
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     assert_eq!(
         database.text("SELECT reason || ' ' || attempts || ' ' || last_error FROM {o}_dead"),
         Some("PANIC 2 the dispatcher or handler panicked: thirteen".to_owned())
@@ -80,7 +82,9 @@ fn a_panics_text_that_may_quote_the_payload_is_not_kept() {
         .start()
         .expect("a relay");
     database.enqueue("a", json!("hunter2"));
-    eventually("it is dead", || database.count("dead") == 1);
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
     let error = database.text("SELECT last_error FROM {o}_dead");
     let error = error.expect("a text");
     assert!(
@@ -112,7 +116,7 @@ fn a_handler_past_its_limit_keeps_its_message_and_no_place_in_its_group_and_its_
         .start()
         .expect("a relay");
     let stuck = join(&database, 1);
-    eventually("it is reported", || {
+    eventually("the stuck handler is reported", || {
         is_logged(&database, "handler_stuck", stuck)
     });
     assert!(
@@ -121,14 +125,14 @@ fn a_handler_past_its_limit_keeps_its_message_and_no_place_in_its_group_and_its_
             .to_string()
             .contains("longer than their limit")
     );
-    assert!(relay.is_healthy(), "a warning");
-    // The only thread of the group is free for others.
+    assert!(relay.is_healthy(), "a stuck handler is only a warning");
+    // The group's only thread is free for other messages.
     database.enqueue("member.left", json!({ "member_id": 1 }));
-    eventually("the group goes on", || database.count("delivered") == 1);
+    eventually("the group continues", || database.count("delivered") == 1);
     assert_eq!(database.count("sending"), 1);
     assert_eq!(gate.came(), 1);
     gate.open();
-    eventually("its word counts", || database.count("dead") == 1);
+    eventually("the late result counts", || database.count("dead") == 1);
     assert!(is_logged(&database, "handler_late", stuck));
     assert_eq!(
         database.text("SELECT last_error || ' ' || attempts FROM {o}_dead"),
@@ -147,17 +151,22 @@ fn a_message_whose_lease_was_lost_is_not_started_again_while_its_handler_runs() 
     database.execute(&format!(
         "UPDATE {{o}}_lease SET expires_at = now() - interval '1 second' WHERE id = {first}"
     ));
-    eventually("the relay has taken it over under its next lease", || {
-        database.number("SELECT coalesce(max(locked_by), 0) FROM {o}") > first
-    });
-    // Behind it in the same lane, and delivered: the relay has gone on.
+    eventually(
+        "the relay has taken the message over under its next lease",
+        || database.number("SELECT coalesce(max(locked_by), 0) FROM {o}") > first,
+    );
+    // A later message of the same group is delivered, so the relay has continued.
     database.enqueue("member.left", json!({ "member_id": 1 }));
-    eventually("others are handled", || database.count("delivered") == 1);
+    eventually("other messages are handled", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(gate.came(), 1);
     gate.open();
-    eventually("its success counts", || database.count("delivered") == 2);
+    eventually("the late success counts", || {
+        database.count("delivered") == 2
+    });
     assert_eq!(gate.came(), 1);
-    // The relay might have died of it: that is one.
+    // The takeover costs an attempt, because the message may have crashed the relay.
     assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 2);
     end(&relay);
 }
@@ -172,7 +181,11 @@ fn a_shutdown_waits_for_a_handler_until_its_deadline_and_the_result_counts_when_
         matches!(ended, Err(ShutdownError::Deadline { messages: 1, .. })),
         "{ended:?}"
     );
-    assert_eq!(database.count("sending"), 1, "it is left to the lease");
+    assert_eq!(
+        database.count("sending"),
+        1,
+        "the message stays with the lease"
+    );
     gate.open();
     end(&relay);
     assert_eq!(database.count("delivered"), 1);
@@ -199,21 +212,23 @@ fn while_64_handlers_are_stuck_messages_wait_and_no_attempt_is_counted() {
         .start()
         .expect("a relay");
     let stuck: Vec<_> = (0..64).map(|_| join(&database, 1)).collect();
-    // One that was only begun does not count yet.
-    eventually("all of them are stuck", || {
+    // A handler that has only begun does not count as stuck yet.
+    eventually("all handlers are stuck", || {
         let mut stuck = stuck.iter();
         stuck.all(|sequence| is_logged(&database, "handler_stuck", *sequence))
     });
     let second = join(&database, 2);
-    eventually("the second one waits", || {
+    eventually("the second message waits", || {
         database.number(&format!(
             "SELECT count(*) FROM {{o}} WHERE sequence = {second} AND last_error LIKE '%run longer than their limit%' AND attempts = 0"
         )) == 1
     });
-    // As many as were begun at once may go beyond it.
+    // Handlers that begin at the same time may exceed the limit.
     assert!(gate.came() < 64 + 16);
     gate.open();
-    eventually("all are handled", || database.count("delivered") == 65);
+    eventually("all messages are handled", || {
+        database.count("delivered") == 65
+    });
     assert_eq!(
         database.number(&format!(
             "SELECT attempts FROM {{o}}_ledger WHERE sequence = {second}"
@@ -223,7 +238,7 @@ fn while_64_handlers_are_stuck_messages_wait_and_no_attempt_is_counted() {
     end(&relay);
 }
 
-/// What a handler panics with; dropping it panics again.
+/// A panic value that panics again when it is dropped.
 struct Bomb;
 
 impl Drop for Bomb {
@@ -246,9 +261,11 @@ fn a_panic_whose_value_panics_when_it_is_dropped_ends_no_thread() {
     for member_id in 0..8 {
         join(&database, member_id);
     }
-    eventually("all are dead", || database.count("dead") == 8);
+    eventually("all messages are dead-lettered", || {
+        database.count("dead") == 8
+    });
     database.enqueue("member.left", json!({ "member_id": 1 }));
-    eventually("the group goes on", || database.count("delivered") == 1);
+    eventually("the group continues", || database.count("delivered") == 1);
     assert!(relay.is_healthy());
     end(&relay);
 }
@@ -264,7 +281,9 @@ fn a_handler_that_takes_longer_than_the_lease_is_called_once_and_its_success_cou
         u128::try_from(database.number(ends) - first).is_ok_and(|later| later > lease)
     });
     gate.open();
-    eventually("it is delivered", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(gate.came(), 1);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
     end(&relay);

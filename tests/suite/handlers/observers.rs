@@ -1,8 +1,8 @@
-//! Hooks.
+//! Observers, the hooks of a relay.
 
 use super::*;
 
-/// Counts what it is told; panics now and then.
+/// Records the calls, and panics now and then.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<String>>>);
 
@@ -39,7 +39,7 @@ impl Observer for Told {
     }
 }
 
-/// One with the hooks as they are.
+/// An observer with the default hooks.
 struct Silent;
 
 impl Observer for Silent {}
@@ -61,7 +61,9 @@ fn observers_are_told_of_each_step_and_their_panics_harm_nobody() {
         .start()
         .expect("a relay");
     join(&database, 5);
-    eventually("it is handled", || database.count("delivered") == 1);
+    eventually("the message is handled", || {
+        database.count("delivered") == 1
+    });
     end(&relay);
     let lines = told.0.lock().unwrap_or_else(PoisonError::into_inner);
     assert_eq!(
@@ -77,7 +79,7 @@ fn observers_are_told_of_each_step_and_their_panics_harm_nobody() {
     );
 }
 
-/// Takes its time before the first send, until the relay has another lease.
+/// Delays the first send until the relay has another lease.
 struct Slow {
     database: Arc<Database>,
     told: Arc<AtomicUsize>,
@@ -118,7 +120,9 @@ fn an_observer_that_outlasts_the_lease_lets_nothing_be_sent_under_it() {
         .start()
         .expect("a relay");
     join(&database, 1);
-    eventually("it is handled", || database.count("delivered") == 1);
+    eventually("the message is handled", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(told_at_the_call.load(Ordering::SeqCst), 2);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
     end(&relay);

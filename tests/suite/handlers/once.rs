@@ -1,4 +1,4 @@
-//! What handlers do once, in the database.
+//! Work that handlers do exactly once, in the database.
 
 use diesel::connection::SimpleConnection;
 
@@ -11,7 +11,7 @@ fn pool_of(database: &Database) -> Pool<ConnectionManager<PgConnection>> {
         .expect("a pool")
 }
 
-/// A table that counts members.
+/// Creates a table that counts members.
 fn club(database: &Database) -> String {
     let club = format!("{}.club", database.schema());
     database.execute(&format!("CREATE TABLE {club} (members bigint)"));
@@ -44,7 +44,7 @@ fn what_a_handler_does_once_is_done_once_also_where_it_is_called_again() {
             }
             assert!(
                 event.member_id != 2 || context.attempt() > 2,
-                "after the commit"
+                "a failure after the commit"
             );
             Ok(())
         })
@@ -59,13 +59,15 @@ fn what_a_handler_does_once_is_done_once_also_where_it_is_called_again() {
     for member_id in 0..3 {
         join(&database, member_id);
     }
-    eventually("both groups have all", || database.count("delivered") == 6);
+    eventually("both groups have all messages", || {
+        database.count("delivered") == 6
+    });
     assert_eq!(
         database.number(&format!("SELECT members FROM {club}")),
         6,
-        "each group once for each member"
+        "each group counts each member once"
     );
-    // Member 0 once, 1 twice, 2 three times, of which two find it done.
+    // Member 0 takes one call, member 1 two, member 2 three. The last two calls of member 2 find the work done.
     assert_eq!(calls.load(Ordering::SeqCst), 2 * (1 + 2 + 3));
     assert_eq!(duplicates.load(Ordering::SeqCst), 2 * 2);
     end(&relay);
@@ -91,7 +93,7 @@ fn a_call_behind_another_relays_transaction_waits_until_its_limit_and_gives_its_
         .handlers("members", handlers)
         .max_attempts(1000)
         .enabled(false);
-    // Whoever has lost its lease and is at work on the message still.
+    // A relay that has lost its lease and still works on the message.
     let first = join(&database, 1);
     let id = database.text(&format!(
         "SELECT message_id FROM {{o}} WHERE sequence = {first}"
@@ -105,17 +107,20 @@ fn a_call_behind_another_relays_transaction_waits_until_its_limit_and_gives_its_
         ))
         .expect("inserted");
     let relay = relay.enabled(true).start().expect("a relay");
-    eventually("it was tried again", || {
+    eventually("the message was tried again", || {
         database.number("SELECT coalesce(max(attempts), 0) FROM {o}") >= 2
     });
     for member_id in 2..6 {
         join(&database, member_id);
     }
-    eventually("the others are handled on the only connection", || {
-        database.count("delivered") == 4
-    });
+    eventually(
+        "the other messages are handled on the only connection",
+        || database.count("delivered") == 4,
+    );
     other.batch_execute("COMMIT").expect("committed");
-    eventually("it is a duplicate", || database.count("delivered") == 5);
+    eventually("the duplicate is settled", || {
+        database.count("delivered") == 5
+    });
     end(&relay);
 }
 
@@ -132,7 +137,7 @@ fn a_second_once_in_one_call_is_an_error_and_not_taken_for_done() {
         .max_attempts(1)
         .connections(move || pool.get())
         .on_pooled::<MemberJoined>(move |_, context| {
-            // One that fails and is rolled back does not count.
+            // A call that fails is rolled back and does not count.
             let failed = context.once(|_| Err::<(), _>(HandlerError::retry("not this way")));
             assert!(failed.is_err());
             let first = context.once(|conn| Ok(sql_query(&add).execute(conn)?))?;
@@ -148,14 +153,14 @@ fn a_second_once_in_one_call_is_an_error_and_not_taken_for_done() {
         .start()
         .expect("a relay");
     join(&database, 1);
-    let (first, second, is_called) = hear.recv_timeout(PATIENCE).expect("it is called");
+    let (first, second, is_called) = hear.recv_timeout(PATIENCE).expect("the handler is called");
     assert_eq!(first.handled(), Some(1));
     assert!(
         second.starts_with("Err(") && second.contains("a second time"),
         "{second}"
     );
     assert!(!is_called);
-    eventually("the message is not taken for delivered", || {
+    eventually("the message is dead-lettered, not delivered", || {
         database.count("dead") == 1
     });
     assert_eq!(database.count("delivered"), 0);
@@ -190,15 +195,17 @@ fn a_late_handlers_once_commits_for_the_message_is_still_its_own() {
         .start()
         .expect("a relay");
     join(&database, 1);
-    begin.recv_timeout(PATIENCE).expect("it is called");
-    eventually("its limit is over", || {
+    begin.recv_timeout(PATIENCE).expect("the handler is called");
+    eventually("the handler's limit is exceeded", || {
         relay
             .health()
             .to_string()
             .contains("longer than their limit")
     });
     drop(gate);
-    eventually("it is done", || database.count("delivered") == 1);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
     assert_eq!(database.number(&format!("SELECT members FROM {club}")), 1);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
     end(&relay);

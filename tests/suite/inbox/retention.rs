@@ -1,4 +1,4 @@
-//! The table of the inbox: how it comes, and what is forgotten when.
+//! The table of the inbox: how it is created, and when messages are forgotten.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::fresh::FreshDatabase;
 use crate::support::{Receiver, Running, binary, end, eventually};
 
-/// A database whose inbox has messages that were handled two days ago, and one of just now.
+/// A database whose inbox has `count` messages handled two days ago, and one handled just now.
 fn with_old_messages(count: usize) -> FreshDatabase {
     let database = FreshDatabase::new();
     let conn = &mut database.connect();
@@ -47,7 +47,7 @@ fn old_messages_are_forgotten_and_younger_ones_never() {
     assert_eq!(inbox::clean(conn, DAY), Ok(0));
     assert_eq!((rows(&database, "old"), rows(&database, "young")), (0, 1));
 
-    // What is forgotten is new, what is not is not.
+    // A forgotten message is new, a kept message is a duplicate.
     let again = |conn: &mut PgConnection, source| {
         inbox::once(conn, source, 1, |_| QueryResult::Ok(())).expect("a database")
     };
@@ -84,7 +84,7 @@ fn the_relay_cleans_the_inbox_when_it_is_told_to() {
     };
 
     let keeping = relay(None);
-    // It has done its round once, and begun another one.
+    // The cleaner has finished one round and begun another.
     old_ledger_row("a");
     old_ledger_row("b");
     assert_eq!(rows(&database, "old"), 1500);
@@ -93,13 +93,13 @@ fn the_relay_cleans_the_inbox_when_it_is_told_to() {
     let cleaning = relay(Some(DAY));
     eventually("the inbox is cleaned", || rows(&database, "old") == 0);
     add_old(&database, 1);
-    eventually("it is cleaned again", || rows(&database, "old") == 0);
+    eventually("the inbox is cleaned again", || rows(&database, "old") == 0);
     assert_eq!(rows(&database, "young"), 1);
     assert!(cleaning.is_healthy());
     end(cleaning);
 }
 
-/// The binary as a relay that cleans the inbox, connected as `role`, where one is given.
+/// The binary as a relay that cleans the inbox, connected as `role` if given.
 fn cleaning_relay(database: &FreshDatabase, receiver: &Receiver, role: Option<&str>) -> Running {
     let mut relay = binary(&["run"]);
     let url = match role {
@@ -114,7 +114,7 @@ fn cleaning_relay(database: &FreshDatabase, receiver: &Receiver, role: Option<&s
     Running::start(relay)
 }
 
-/// It says once what is missing, delivers, and cleans as soon as `mend` was run.
+/// The relay reports once what is missing, delivers, and cleans as soon as `mend` was run.
 fn says_so_once_and_goes_on(database: &FreshDatabase, role: Option<&str>, said: &str, mend: &str) {
     let receiver = Receiver::ok();
     let relay = cleaning_relay(database, &receiver, role);
@@ -169,7 +169,7 @@ fn a_database_without_an_outbox_can_have_an_inbox() {
         let mut conn = database.connect();
         std::thread::spawn(move || inbox::create(&mut conn))
     };
-    // Two at once, and again.
+    // Two creations at once, and a third.
     for creation in [0, 1, 2].map(create) {
         creation.join().expect("no panic").expect("created");
     }
@@ -179,7 +179,7 @@ fn a_database_without_an_outbox_can_have_an_inbox() {
     assert_eq!(database.objects(), before + 3);
     inbox::once(conn, "a", 1, |_| QueryResult::Ok(())).expect("handled");
 
-    // An outbox that comes later takes it over, with what it holds.
+    // A later outbox adopts the inbox with its content.
     let done = diesel_outbox::migrate(conn, &"outbox".parse().expect("a name"));
     let done = done.expect("migrations run").join("\n");
     assert!(done.contains("found 2026-11-21-000003_inbox"), "{done}");
@@ -213,14 +213,14 @@ fn the_table_takes_what_the_library_takes() {
     }
 }
 
-/// Pages of the inbox and its indexes.
+/// The pages of the inbox and its indexes that were read.
 const PAGES: &str = "SELECT heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read
     FROM pg_statio_user_tables WHERE relname = 'outbox_inbox'";
-/// Entries of the index by time.
+/// The entries of the index by time that were read.
 const ENTRIES: &str =
     "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'outbox_inbox_handled'";
 
-/// How much of it `work` reads.
+/// How much of this statistic `work` adds.
 fn read(database: &FreshDatabase, what: &str, work: impl FnOnce(&mut PgConnection)) -> i64 {
     let before = database.statistic(what);
     work(&mut database.connect());
@@ -234,7 +234,7 @@ fn finding_nothing_old_reads_a_handful_of_pages() {
     let forgotten = |conn: &mut PgConnection| inbox::clean(conn, DAY).expect("a database");
     let pages = read(&database, PAGES, |conn| assert_eq!(forgotten(conn), 20_000));
     assert!(pages > 20_000, "{pages}");
-    // A retention period later younger rows stand where the old ones stood.
+    // After a retention period, younger rows take the place of the old ones.
     database.execute("VACUUM outbox_inbox");
     database.execute(
         "INSERT INTO outbox_inbox SELECT 'young', n, now() FROM generate_series(2, 20000) n",

@@ -1,4 +1,4 @@
-//! Files of TLS settings that cannot be used.
+//! TLS files that cannot be used.
 
 use diesel_outbox::config::Roots;
 use diesel_outbox::{Config, Destination, HttpDispatcher};
@@ -8,7 +8,7 @@ use super::ground::Authority;
 fn refused(destination: Destination) -> (String, String) {
     let mut config = Config::default();
     config.destinations = vec![destination];
-    let error = HttpDispatcher::new(&config).expect_err("it cannot be used");
+    let error = HttpDispatcher::new(&config).expect_err("a file that cannot be used");
     (error.key().to_owned(), error.to_string())
 }
 
@@ -99,8 +99,8 @@ fn files_that_do_not_go_together_are_an_error_at_start() {
     let mut config = Config::default();
     config.tls_roots = Roots::File(authority.write("empty.pem", b""));
     config.destinations = vec![super::destination(1)];
-    let error = HttpDispatcher::new(&config).expect_err("no certificate");
+    let error = HttpDispatcher::new(&config).expect_err("no certificate in the file");
     assert_eq!(error.key(), "OUTBOX_TLS_ROOTS");
     config.destinations = vec![good];
-    HttpDispatcher::new(&config).expect("its own file is good");
+    HttpDispatcher::new(&config).expect("the destination's own file is good");
 }

@@ -1,4 +1,4 @@
-//! Where the tests of TLS take place: an authority that signs certificates, and receivers.
+//! Shared by the TLS tests: an authority that signs certificates, and receivers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -77,7 +77,7 @@ impl Authority {
         destination
     }
 
-    /// As [`trusting`](Self::trusting), with the certificate `name` to show.
+    /// Like [`trusting`](Self::trusting), and presents the certificate `name`.
     pub(super) fn known_as(&self, name: &str, port: u16) -> Destination {
         self.sign(name, "extendedKeyUsage=clientAuth");
         let mut destination = self.trusting(port);
@@ -99,11 +99,11 @@ pub(super) fn destination(port: u16) -> Destination {
     Destination::new("billing", &format!("https://localhost:{port}/events")).expect("a URL")
 }
 
-/// A receiver with TLS that answers every request with 200.
+/// A TLS receiver that responds to every request with 200.
 pub(super) struct TlsReceiver {
     pub(super) port: u16,
     delivered: Arc<AtomicUsize>,
-    /// Handshakes that went on where an earlier one had stopped.
+    /// The number of handshakes that resumed an earlier session.
     resumed: Arc<AtomicUsize>,
 }
 
@@ -179,7 +179,7 @@ impl TlsReceiver {
     }
 }
 
-/// Reads a request to its end. `None`: there is none.
+/// Reads a whole request. Returns `None` if the client sends none.
 fn read_request(stream: &mut impl BufRead) -> Option<()> {
     let mut length = 0;
     loop {

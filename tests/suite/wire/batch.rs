@@ -1,4 +1,4 @@
-//! Several messages in one request, as a dispatcher is asked for it.
+//! Several messages in one request, as a relay passes them to a dispatcher.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{NEW_SECRET, OLD_SECRET, TRACE, assert_signed, destination, end, topic_and_payload};
 use crate::support::{Database, Receiver, eventually};
 
-/// The messages that are enqueued, as a relay hands them to a dispatcher.
+/// The enqueued messages, as a relay hands them to a dispatcher.
 fn claimed(database: &Database) -> Vec<Message> {
     #[derive(Clone, Default)]
     struct Keep(Arc<Mutex<Vec<Message>>>);
@@ -30,7 +30,7 @@ fn claimed(database: &Database) -> Vec<Message> {
     let keep = Keep::default();
     let relay = database.relay().dispatcher(keep.clone()).start();
     let relay = relay.expect("a relay");
-    eventually("all are claimed", || {
+    eventually("all messages are claimed", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
     end(&relay);
@@ -52,7 +52,7 @@ fn batched(receiver: &Receiver) -> HttpDispatcher {
     dispatcher(vec![destination(&receiver.url(), Mode::Batched)])
 }
 
-/// The code of what is dead, `RETRY` and `WAIT` for the rest.
+/// The reason code of dead messages, `RETRY` or `WAIT` for other failures.
 fn words(outcomes: &[Outcome]) -> Vec<String> {
     outcomes
         .iter()
@@ -142,7 +142,7 @@ fn what_cannot_be_sent_is_left_out_of_the_request() {
     let request = &receiver.requests()[0];
     assert_eq!(request.json().as_array().map(Vec::len), Some(2));
 
-    // One is left: it is sent as if it were alone.
+    // One message is left: it is sent as if it were alone.
     assert_eq!(
         words(&dispatcher.dispatch_batch(&messages[1..])),
         expected[1..]
@@ -155,7 +155,7 @@ fn what_cannot_be_sent_is_left_out_of_the_request() {
     assert_eq!(request.json()[0]["data"], 4);
     assert_signed(request, &[NEW_SECRET, OLD_SECRET]);
 
-    // None is left.
+    // No message is left.
     assert_eq!(
         words(&dispatcher.dispatch_batch(&messages[1..3])),
         expected[1..3]

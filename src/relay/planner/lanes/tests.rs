@@ -1,4 +1,4 @@
-//! Whose turn it is.
+//! The order of the lanes, the waiting messages of one topic and destination.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -18,7 +18,7 @@ fn stream(topic: &str) -> Stream {
     }
 }
 
-/// These and no others.
+/// A survey that has found exactly these topics.
 fn all(topics: &[&str]) -> Seen {
     let found = |topic: &&str| Found {
         stream: stream(topic),
@@ -31,7 +31,7 @@ fn all(topics: &[&str]) -> Seen {
     }
 }
 
-/// Of a relay that has not asked the database for its time.
+/// The time of a relay that has not asked the database for its time yet.
 fn unknown() -> Now {
     Now {
         here: Instant::now(),
@@ -39,7 +39,7 @@ fn unknown() -> Now {
     }
 }
 
-/// The database's clock shows this.
+/// A time at which the database's clock shows `micros`.
 fn at(micros: i64) -> Now {
     let here = Instant::now();
     Now {
@@ -48,7 +48,7 @@ fn at(micros: i64) -> Now {
     }
 }
 
-/// All topics go to one bulkhead.
+/// Lanes of topics that all go to one bulkhead.
 fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
     let config = Config {
         url: Some("http://a".parse().expect("a URL")),
@@ -147,7 +147,7 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     let mut state = State::new(&found, now, None);
     assert!(
         state.is_sweep_due(now.here, false, false),
-        "it was never asked"
+        "the lane was never swept"
     );
     let last = Position {
         available_at: 1_000_000_000,
@@ -164,9 +164,9 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     assert_eq!((state.floor, state.is_done), (last, false));
     assert!(
         !state.is_sweep_due(now.here, false, false),
-        "it has more behind its place"
+        "the lane has more behind its floor"
     );
-    // Nothing more there: once again from a little before, for what was committed meanwhile.
+    // No more messages there: the lane is claimed once more from a little earlier, for messages committed meanwhile.
     state.learn(false, last, false, None, &brought(&[], Duration::ZERO), now);
     assert!(state.floor < last && !state.is_done && state.is_quiet);
     let floor = state.floor;
@@ -179,8 +179,11 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
         now,
     );
     assert!(state.is_done && !state.is_swept_in_look);
-    assert!(state.is_sweep_due(now.here, false, true), "somebody asks");
-    // A sweep that took long is not repeated soon, however much somebody asks.
+    assert!(
+        state.is_sweep_due(now.here, false, true),
+        "the application asks"
+    );
+    // A sweep that took long is not repeated soon, even if the application asks.
     state.learn(
         false,
         Position::START,
@@ -196,8 +199,8 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     assert!(state.is_sweep_due(now.here + a_day, false, true));
 }
 
-/// R9: a claim does not see what was committed after it began, and a sweep that would find that may be a long time
-/// away.
+/// R9: a claim does not see messages committed after it began, and the next sweep, which would find them, may be far
+/// off.
 #[test]
 fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
     let mut lanes = lanes(&["a"], &[]);
@@ -237,7 +240,7 @@ fn what_was_given_back_is_asked_for_from_its_time_on_and_nothing_is_swept() {
         asked.iter().map(|lane| lane.after).collect()
     };
     assert_eq!(after(&mut lanes), [Position::of_time(900), last]);
-    // What is later than its place is found anyway.
+    // Messages later than the floor are found anyway.
     lanes.go_back(&HashMap::from([(topic("b"), 2_000)]));
     assert_eq!(after(&mut lanes), [Position::of_time(900), last]);
 }
@@ -279,7 +282,7 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     assert_eq!(lanes.lanes[0].state.floor, Position::of_time(1_000));
 }
 
-/// The ways by the routes of these settings.
+/// The way of each topic by the routes of these settings.
 fn by(config: &Config) -> impl Fn(&Topic) -> To {
     let routes = Routes::new(config);
     move |topic| To::of(&routes, &Registry::default(), topic)
@@ -301,7 +304,7 @@ fn a_slow_look_forgets_no_stream_and_none_is_there_twice() {
     assert_eq!(lanes.streams(), ["a", "d"].map(stream));
 }
 
-/// When an empty lane is not kept any longer.
+/// A time by which empty lanes are forgotten.
 fn long_after(now: Now) -> Now {
     Now {
         here: now.here + EMPTY_KEPT + Duration::from_secs(1),
@@ -332,7 +335,7 @@ fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
     assert!(asked[0].after < Position::of_time(10_000_000));
 }
 
-/// G5: what another relay gave back is found by a sweep, and the relay must not sleep through its time.
+/// G5: a sweep finds the messages that another relay released, and the relay must not sleep past the sweep's time.
 #[test]
 fn a_sweep_that_a_look_has_left_out_is_owed() {
     let mut lanes = lanes(&["a"], &[]);
@@ -342,25 +345,25 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
     assert_eq!(sweep, [lane("a", 10)]);
     lanes.learn(&brought(&sweep, took), now);
     let look = now.here;
-    assert_eq!(lanes.owed_at(look, |_| true), None, "it was made");
+    assert_eq!(lanes.owed_at(look, |_| true), None, "the sweep was made");
     lanes.begin_look();
     let asked = lanes.allot(now, |_| 10, false);
     assert!(
         asked[0].after > Position::START,
-        "it is too soon for another"
+        "too soon for another sweep"
     );
     lanes.learn(&brought(&asked, Duration::ZERO), now);
-    let owed = lanes.owed_at(look, |_| true).expect("it is owed");
+    let owed = lanes.owed_at(look, |_| true).expect("an owed sweep");
     assert_eq!(owed, now.here + SWEEP_SHARE * took);
     let none = lanes.owed_at(look, |_| false);
-    assert_eq!(none, None, "nothing of it is claimed");
+    assert_eq!(none, None, "the lane is not claimed");
     let later = owed + Duration::from_millis(1);
     let none = lanes.owed_at(later, |_| true);
-    assert_eq!(none, None, "a look that began later had no room for it");
+    assert_eq!(none, None, "a later look had no room for the sweep");
 }
 
-/// G5: a keyed message that another relay gave back stands before the place of its lane, and beside a hundred thousand
-/// keys that are not due a walk takes many seconds.
+/// G5: a keyed message that another relay released lies before the lane's floor, and a walk past a hundred thousand
+/// keys that are not due takes many seconds.
 #[test]
 fn keyed_lanes_are_swept_each_second() {
     let mut lanes = lanes(&["a"], &[]);
@@ -372,7 +375,7 @@ fn keyed_lanes_are_swept_each_second() {
     let now = at(0);
     let sweep = lanes.allot(now, |_| 10, false);
     assert_eq!(sweep[0].after, Position::START);
-    // It has come to the end of what it looks at: what is behind that is the walk's.
+    // The claim has reached the end of the keyed messages that it reads; the walk covers the rest.
     let floor = lanes.lanes[0].state.floor;
     let reached = HashMap::from([(keyed, Position::of_time(1))]);
     let full = Brought {
@@ -380,9 +383,9 @@ fn keyed_lanes_are_swept_each_second() {
         ..brought(&sweep, Duration::ZERO)
     };
     lanes.learn(&full, now);
-    assert_eq!(lanes.lanes[0].state.floor, floor, "it goes on where it was");
+    assert_eq!(lanes.lanes[0].state.floor, floor, "the floor stays");
     let next = lanes.allot(now, |_| 10, false);
-    assert_eq!(next[0].after, floor, "it was swept just now");
+    assert_eq!(next[0].after, floor, "the lane was swept just now");
     lanes.learn(&brought(&next, Duration::ZERO), now);
     lanes.begin_look();
     let later = Now {
@@ -407,17 +410,21 @@ fn a_lane_of_a_registered_destination_is_asked_when_its_first_message_is_due() {
     let early = at(1_000_001);
     assert_eq!(lanes.allot(early, |_| 10, false), []);
     assert!(!lanes.is_anything_left(early, |_| true));
-    assert_eq!(lanes.allot(early, |_| 10, true).len(), 1, "somebody asks");
+    assert_eq!(
+        lanes.allot(early, |_| 10, true).len(),
+        1,
+        "the application asks"
+    );
     assert_eq!(
         lanes.allot(at(2_000_000), |_| 10, false).len(),
         1,
-        "it is due"
+        "the message is due"
     );
     lanes.go_back(&HashMap::from([(stream("a").topic, 1_000_000)]));
     assert_eq!(
         lanes.allot(early, |_| 10, false).len(),
         1,
-        "one was given back"
+        "a message was released"
     );
     lanes.take_over(seen(2_000_000), registered, early);
     assert_eq!(lanes.allot(early, |_| 10, false), []);
@@ -428,13 +435,13 @@ fn a_lane_of_a_registered_destination_is_asked_when_its_first_message_is_due() {
     assert_eq!(
         lanes.allot(later, |_| 10, false).len(),
         1,
-        "that was long ago"
+        "the survey is too old"
     );
     let others = |_: &Topic| To::Bulkhead(0);
     lanes.go_elsewhere(others);
     assert_eq!(
         lanes.allot(early, |_| 10, false).len(),
         1,
-        "anybody writes there"
+        "configured destinations may get messages at any time"
     );
 }

@@ -1,4 +1,4 @@
-//! A connection around another, as those that trace or count.
+//! A wrapper around another connection, like wrappers that trace or count.
 
 use diesel::connection::{
     AnsiTransactionManager, CacheSize, Connection, ConnectionSealed, DefaultLoadingMode,
@@ -11,7 +11,7 @@ use diesel::{ConnectionResult, PgConnection, QueryResult};
 
 pub struct Wrapper {
     pub inner: PgConnection,
-    /// Statements that went through.
+    /// Statements that succeeded.
     pub statements: u32,
 }
 

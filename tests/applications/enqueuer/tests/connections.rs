@@ -1,4 +1,4 @@
-//! A message is enqueued on whatever connection Diesel has, in a build without relay and HTTP.
+//! Enqueues on every kind of Diesel connection, in a build without the relay and without HTTP.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn migrated() -> Outbox {
     outbox
 }
 
-/// In a transaction that is rolled back: `insert`, and each of the methods that write on any connection.
+/// Runs `insert` and every method that writes on any connection, in a transaction that is rolled back.
 fn enqueues<C: LoadConnection<Backend = Pg>>(conn: &mut C, sees: fn(&mut C) -> &mut PgConnection) {
     let outbox = migrated();
     let refused = outbox.enqueue(conn, message());

@@ -1,1 +1,1 @@
-//! An application whose messages are worked on in its own process, so that it needs no HTTP. See `tests/`.
+//! An application that handles its messages in its own process and needs no HTTP. See `tests/`.

@@ -29,7 +29,7 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
     diesel_outbox::migrate(&mut conn, outbox.name()).expect("migrated");
 
     let by_url = Relay::builder(url()).url("http://127.0.0.1:9/").start();
-    let refused = by_url.err().expect("no HTTP").to_string();
+    let refused = by_url.err().expect("an error without HTTP").to_string();
     assert!(refused.contains("`http`"), "{refused}");
 
     let (paid, orders) = mpsc::channel();
@@ -40,6 +40,6 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
     conn.transaction(|conn| outbox.enqueue(conn, &OrderPaid { order_id: 7 }))
         .expect("enqueued");
     assert_eq!(orders.recv_timeout(PATIENCE), Ok(7));
-    relay.shutdown(PATIENCE).expect("a clean end");
+    relay.shutdown(PATIENCE).expect("a clean shutdown");
     assert_eq!(relay.stats().delivered, 1);
 }

@@ -1,1 +1,1 @@
-//! An application that speaks TLS by itself, with rustls as it comes, and has diesel-outbox besides. See `tests/`.
+//! An application that uses rustls itself, with its default features, alongside diesel-outbox. See `tests/`.

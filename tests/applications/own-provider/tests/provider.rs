@@ -8,7 +8,7 @@ use rustls::{ClientConfig, RootCertStore};
 const PUBLIC_KEY: &str = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";
 const PRIVATE_KEY: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
 
-/// One test, for the provider is the process's.
+/// One test only: the provider is global to the process.
 #[test]
 fn the_applications_own_tls_works_beside_the_library_which_uses_the_same_provider() {
     let mut config = Config::default();
@@ -18,7 +18,7 @@ fn the_applications_own_tls_works_beside_the_library_which_uses_the_same_provide
 
     config.destinations =
         vec![Destination::new("billing", "https://billing.example").expect("a URL")];
-    let refused = HttpDispatcher::new(&config).expect_err("nobody has chosen a provider yet");
+    let refused = HttpDispatcher::new(&config).expect_err("no provider is chosen yet");
     let refused = refused.to_string();
     assert!(
         refused.starts_with("destinations.billing.url: "),
@@ -34,15 +34,15 @@ fn the_applications_own_tls_works_beside_the_library_which_uses_the_same_provide
     );
     assert!(
         CryptoProvider::get_default().is_none(),
-        "the library chose one for the process"
+        "the library chose a provider for the process"
     );
 
-    // It panicked: "Could not automatically determine the process-level CryptoProvider".
+    // This call once panicked: "Could not automatically determine the process-level CryptoProvider".
     let _ = ClientConfig::builder().with_root_certificates(RootCertStore::empty());
     assert!(CryptoProvider::get_default().is_some());
     HttpDispatcher::new(&config).expect("the application's provider");
 
-    // It signs and verifies, too.
+    // The application's provider also signs and verifies.
     config
         .set("OUTBOX_SECRET", PRIVATE_KEY)
         .expect("a private key");
