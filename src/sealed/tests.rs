@@ -3,10 +3,6 @@ use super::*;
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const OTHER: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
 
-fn keys(text: &str) -> SecretKeys {
-    text.parse().expect("keys")
-}
-
 fn secret() -> SigningSecret {
     SECRET.parse().expect("a secret")
 }
@@ -62,6 +58,10 @@ mod sealed {
 
     const OLD: &str = "9MMfxlcYUyu2sa5cYoUYXvyhYOXs7TtNvOLzlpTtrLo=";
     const NEW: &str = "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=";
+
+    fn keys(text: &str) -> SecretKeys {
+        text.parse().expect("keys")
+    }
 
     fn sealed(keys: &SecretKeys, place: Place<'_>) -> String {
         let sealed = seal(keys, place, &secret()).expect("sealed");

@@ -408,7 +408,7 @@ fn registered_destinations_are_measured_beside_hanging_busy_and_changing_ones() 
     let report = Bench::new().report(&[
         "registered",
         "--destinations=20",
-        "--messages=400",
+        "--messages=2000",
         "--rounds=1",
         "--backlogged=4",
         "--paced=20",
