@@ -93,6 +93,7 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 	scripts/public-api
 	scripts/requirements.py
 	scripts/imports.py
+	scripts/words.py
 	benchmarks/compare.py --check
 	@if command -v shellcheck >/dev/null; then \
 		echo shellcheck $(SHELL_SCRIPTS); \

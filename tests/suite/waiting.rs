@@ -137,7 +137,7 @@ fn a_message_is_cancelled_by_sequence_id_and_key() {
     }
 }
 
-/// R39, R13: a message that a relay holds or another transaction has locked is left alone, without waiting.
+/// R39, R13: a message that a relay holds or another transaction has locked stays unchanged, and nothing waits for it.
 #[test]
 fn what_is_under_way_is_left_alone_at_once() {
     let db = Database::new();
