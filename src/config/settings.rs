@@ -195,7 +195,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_NO_PROXY", "", field!(no_proxy: Words("HOSTS", no_proxy::hosts)),
         "Hosts reached without the proxy: names, .suffix or networks, separated by commas"),
     setting("OUTBOX_CONCURRENCY", "16", field!(concurrency: Count(MOST_SENDERS)),
-        "Sender threads of each destination").by("RelayBuilder::concurrency"),
+        "Sender threads of each destination, and so its maximum number of concurrent requests per relay").by("RelayBuilder::concurrency"),
     setting("OUTBOX_REGISTERED_THREADS", "64", Count(MOST_SENDERS, |config| config.registered_threads, |config, count| {
             config.registered_threads = count as usize;
             config.expects_registered = true;
@@ -210,7 +210,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_REGISTERED_DISABLE_AFTER", "120h", field!(registered_disable_after: Time(TICK)),
         "How long a registered destination may fail before the relay disables it"),
     setting("OUTBOX_BATCH", "500", field!(batch: Count(10_000)),
-        "Most messages in one claim or settle; twice as many in batched mode").by("RelayBuilder::batch"),
+        "Maximum messages per claim or settle; doubled in batched mode").by("RelayBuilder::batch"),
     setting("OUTBOX_POLL_INTERVAL", "500ms", field!(poll_interval: Time(TICK)),
         "How long an idle relay waits between polls").by("RelayBuilder::poll_interval"),
     setting("OUTBOX_LEASE", "60s", field!(lease: Time(TICK)),
@@ -220,7 +220,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_MAX_ATTEMPTS", "20", field!(max_attempts: Count(MOST)),
         "Failed attempts after which a message is dead-lettered").by("RelayBuilder::max_attempts"),
     setting("OUTBOX_BACKOFF", "exponential(5s, 1h)", field!(backoff: Text("BACKOFF", Backoff::from_str)),
-        "Delay between attempts: exponential(base, cap), exponential(base, cap, jitter 20%), or a table 5s,10s,20s; jitter is the random share (default 50%)").by("RelayBuilder::backoff"),
+        "Delay between attempts: exponential(base, cap), exponential(base, cap, jitter 20%), or a table 5s,10s,20s; jitter shortens each delay at random by up to this share (default 50%)").by("RelayBuilder::backoff"),
     setting("OUTBOX_SHUTDOWN_TIMEOUT", "30s", field!(shutdown_timeout: Time(Duration::ZERO)),
         "Time at shutdown for sends in flight and the last settles"),
     setting("OUTBOX_ON_DEAD", "continue", field!(on_dead: Text("WORD", OnDead::from_str)),
@@ -232,7 +232,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_LISTENER_URL", "", field!(listener_url: Text("URL", database_url)),
         "Direct connection for the listener, if DATABASE_URL leads through a pooler; or OUTBOX_LISTENER_URL_FILE").at(OwnFile).by("RelayBuilder::listener_url"),
     setting("OUTBOX_RETENTION", "168h", field!(retention: Time(Duration::ZERO)),
-        "How long the ledger keeps settled messages").by("RelayBuilder::retention"),
+        "How long the ledger keeps settled messages; dead letters do not expire").by("RelayBuilder::retention"),
     setting("OUTBOX_INBOX_RETENTION", "", field!(inbox_retention: Text("DURATION", duration)),
         "How long the inbox remembers handled messages; unset: the relay does not clean the inbox").by("RelayBuilder::inbox_retention"),
     setting("OUTBOX_CLEANER", "true", field!(cleaner: Switch),
