@@ -48,8 +48,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
     ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
     occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from), UPDATE
-    (available_at, attempts, locked_by, locked_at, last_attempt_at, last_error_code, last_error) ON
-    "outbox" TO outbox_relay;
+    (destination, available_at, attempts, locked_by, locked_at, last_attempt_at, last_error_code,
+    last_error) ON "outbox" TO outbox_relay;
 GRANT SELECT, INSERT ON "outbox_ledger" TO outbox_relay;
 GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_relay;
 GRANT SELECT ON "outbox_part" TO outbox_relay;

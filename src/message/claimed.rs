@@ -90,6 +90,13 @@ impl Message {
         hashed_key(&self.idempotency_key)
     }
 
+    /// Whether the application gave the message an idempotency key.
+    #[cfg(feature = "relay")]
+    pub(crate) fn has_idempotency_key(&self) -> bool {
+        let mut id = Uuid::encode_buffer();
+        self.idempotency_key != *self.message_id.as_hyphenated().encode_lower(&mut id)
+    }
+
     /// The length of the parts that can be large: payload and headers.
     pub(crate) fn bytes(&self) -> usize {
         self.payload.len() + self.headers.as_ref().map_or(0, String::len)

@@ -141,9 +141,10 @@ impl Ways<'_> {
 
     /// Whether a message for a single registered destination may go there without a row of its own. The destination
     /// must have room. A message with an ordering key always gets its own row: other messages of the key may have other
-    /// destinations.
+    /// destinations. So does a message with an idempotency key: later messages of the key are compared by destination.
     fn may_go_at_once(&self, registry: &Registry, message: &Message, only: &Customer) -> bool {
         message.ordering_key.is_none()
+            && !message.has_idempotency_key()
             && message.attempts == 0
             && registry.others_route(&message.topic).is_none()
             && self.rooms.of(only.id) > 0

@@ -161,6 +161,15 @@ impl Settlement {
         bulkhead.map_or_else(Arc::default, |bulkhead| Arc::clone(&bulkhead.name))
     }
 
+    /// The destination that the message names after a failed send. A message that named none names the registered
+    /// destination that it was for: a retry, or an operator who requeues it, must reach this destination alone.
+    fn names(&self) -> Arc<str> {
+        match (&self.customer, self.message.destination.as_str()) {
+            (Some(customer), "") => Arc::clone(customer),
+            (_, named) => named.into(),
+        }
+    }
+
     /// The destinations that the message, or each of its parts after a fan-out, names in the outbox. These rows have
     /// the old index position of the message, which claims may have passed.
     fn destinations_before(&self) -> &[String] {
@@ -307,6 +316,7 @@ pub(super) fn failed(
     Some(Failed {
         claim: settlement.claim(),
         destination: settlement.destination(bulkheads),
+        names: settlement.names(),
         code: failure.code,
         error: storable(&failure.error).chars().take(ERROR_CHARS).collect(),
         http_status: failure.response.status.map(i32::from),

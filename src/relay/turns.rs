@@ -112,6 +112,11 @@ impl Turns {
             .any(|class| is_ready(class) && self.has_thread(*class))
     }
 
+    /// Whether a destination waits for a time.
+    pub(super) fn has_later(&self) -> bool {
+        !self.later.is_empty()
+    }
+
     /// Whether another thread may work for this class.
     fn has_thread(&self, class: Class) -> bool {
         let under_way = |class: Class| self.classes[class as usize].under_way;

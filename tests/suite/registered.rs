@@ -1,13 +1,15 @@
 //! Delivery to registered destinations: rows that appear, change and disappear while relays run.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use diesel::Connection;
 use diesel_outbox::destinations::{DeliveryFilter, RegisteredDestination};
-use diesel_outbox::{Destination, NewMessage, RelayBuilder, RelayHandle};
+use diesel_outbox::{Backoff, Destination, NewMessage, RelayBuilder, RelayHandle};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::support::{Database, PATIENCE, Receiver, Request, end, eventually};
+use crate::support::{Database, Gate, PATIENCE, Receiver, Request, end, eventually};
 
 /// A committed change of a row takes effect within this time.
 const SOON: Duration = Duration::from_secs(1);
@@ -730,4 +732,160 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
             "{words}"
         );
     }
+}
+
+/// A destination of which the relay has claimed messages that no thread has sent, its receiver, and its gate.
+fn queued(database: &Database) -> (RelayHandle, Receiver, Gate) {
+    let (receiver, gate) = Receiver::held();
+    put(
+        database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
+    let relay = started(database);
+    database.enqueue_many(12);
+    receiver.wait_for(1);
+    eventually("the others are claimed", || {
+        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL") > 4
+    });
+    (relay, receiver, gate)
+}
+
+/// R46: messages that were claimed for a destination when it was disabled.
+#[test]
+fn claimed_messages_of_a_disabled_row_wait_for_it() {
+    let database = Database::new();
+    let (relay, receiver, gate) = queued(&database);
+    database.execute("UPDATE {o}_destination SET enabled = false");
+    eventually("no claimed message waits for a thread", || {
+        gate.open();
+        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL") == 0
+    });
+    database.execute("UPDATE {o}_destination SET enabled = true");
+    eventually("all are delivered", || database.count("delivered") == 12);
+    end(&relay);
+    assert_eq!(receiver.count(), 12);
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_ledger WHERE reason IS NOT NULL"),
+        0
+    );
+}
+
+/// R46: messages that were claimed for a destination when it was removed.
+#[test]
+fn claimed_messages_of_a_removed_row_are_dead_letters() {
+    let database = Database::new();
+    let (relay, receiver, gate) = queued(&database);
+    database.execute("DELETE FROM {o}_destination");
+    eventually("all are settled", || {
+        gate.open();
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    let sent = i64::try_from(receiver.count()).expect("a count");
+    let removed = "SELECT count(*) FROM {o}_dead WHERE reason = 'DESTINATION_REMOVED'";
+    assert_eq!(database.number(removed), 12 - sent, "{}", ledger(&database));
+}
+
+/// R46: a failed message is for the destination that it failed at.
+#[test]
+fn a_failed_message_names_its_destination() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| match request.json()["n"].as_u64() {
+        Some(1) => 400,
+        _ => 500,
+    });
+    put(
+        &database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
+    let relay = relay(&database)
+        .backoff(Backoff::Table(vec![Duration::from_secs(1)]))
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    database.enqueue("order.paid", json!({ "n": 2 }));
+    eventually("one is dead and one waits", || {
+        (database.count("dead"), database.count("retrying")) == (1, 1)
+    });
+    database.execute("UPDATE {o}_destination SET enabled = false");
+    assert_eq!(
+        database
+            .text("SELECT named_destination FROM {o}_dead")
+            .as_deref(),
+        Some("acme")
+    );
+    assert_eq!(
+        database.text("SELECT destination FROM {o}").as_deref(),
+        Some("acme")
+    );
+    database.execute("UPDATE {o} SET available_at = now()");
+    // A message that nobody wants is settled after the retry was due.
+    database.enqueue("order.paid", json!({ "n": 3 }));
+    eventually("the new message is settled", || {
+        database.count("delivered") == 1
+    });
+    assert_eq!(database.count("retrying"), 1);
+    end(&relay);
+}
+
+/// R46, R20
+#[test]
+fn a_repeated_key_is_not_sent_again_after_a_retry() {
+    let database = Database::new();
+    let requests = AtomicUsize::new(0);
+    let receiver = Receiver::answering(move |_| match requests.fetch_add(1, Ordering::SeqCst) {
+        0 => 500,
+        _ => 200,
+    });
+    put(
+        &database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
+    let relay = relay(&database)
+        .backoff(Backoff::Table(vec![Duration::from_millis(10)]))
+        .start()
+        .expect("a relay");
+    let message = || {
+        NewMessage::new("order.paid", &json!({ "n": 1 }))
+            .expect("JSON")
+            .idempotency_key("order-1-paid")
+    };
+    database.enqueue_message(message());
+    eventually("delivered", || database.count("delivered") == 1);
+    database.enqueue_message(message());
+    eventually("the repeat is settled", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    assert_eq!(receiver.count(), 2, "{}", ledger(&database));
+}
+
+/// R46: the transaction that registers a destination also enqueues for it.
+#[test]
+fn a_message_of_the_transaction_that_registers_its_destination_gets_there() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let other = RegisteredDestination::new("other", receiver.url()).topics(["never"]);
+    put(&database, &other);
+    let relay = started(&database);
+    // The relay knows the lane.
+    database.enqueue("order.paid", json!({}));
+    eventually("nobody wants it", || database.count("delivered") == 1);
+    for n in 0..10 {
+        let hook = RegisteredDestination::new(format!("acme-{n}"), receiver.url())
+            .topics([format!("order.paid.{n}"), "order.paid".to_owned()]);
+        let conn = &mut database.connect();
+        let outbox = database.outbox();
+        conn.transaction::<(), Box<dyn std::error::Error>, _>(|conn| {
+            let before = format!("acme-{}", n - 1);
+            outbox.destinations().remove(conn, &before)?;
+            outbox.destinations().put(conn, &hook)?;
+            outbox.enqueue(conn, NewMessage::new("order.paid", &json!({ "n": n }))?)?;
+            Ok(())
+        })
+        .expect("committed");
+        receiver.wait_for(n as usize + 1);
+    }
+    end(&relay);
+    assert_eq!(receiver.count(), 10);
 }

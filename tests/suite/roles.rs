@@ -594,7 +594,6 @@ fn what_a_role_does_not_need_is_refused() {
         ("enqueuer reader", "SELECT sequence FROM {o} FOR UPDATE"),
         ("relay", "UPDATE {o} SET payload = '1'"),
         ("relay", "UPDATE {o} SET topic = 't'"),
-        ("relay", "UPDATE {o} SET destination = 'd'"),
         ("relay", "UPDATE {o} SET idempotency_key = 'k'"),
         ("relay", "UPDATE {o} SET ordering_key = 'k'"),
         ("relay", "UPDATE {o}_dead SET payload = '1'"),

@@ -9,20 +9,31 @@ use crate::relay::fate::Met;
 use crate::relay::pauses::disable;
 use crate::relay::registered::{Customer, Registry};
 use crate::relay::session::AfterRefusal;
+use crate::routes::Way;
 use crate::store::relay::claim::Claimed;
 
 /// The reason for disabling a destination whose filter takes too long.
 const TOO_SLOW: &str = "the filter took too long to check messages";
 
 impl<D: Database> Claimer<'_, D> {
-    /// The messages and the filters that they meet. First updates the destinations if some messages name a removed one.
+    /// The messages and the filters that they meet. First updates the destinations if some messages name a removed one,
+    /// or are for nobody: the transaction that enqueued a message may have registered its destination.
     /// `None`: a query failed.
     pub(super) fn look_up(&mut self, claimed: &[Claimed]) -> Option<Met> {
         let registered = &self.shared.registered;
         let registry = registered.registry();
         // A destination that was registered again must get the messages that wait for it.
         let is_removed = |one: &Claimed| registry.is_removed(&one.message.destination);
-        if claimed.iter().any(is_removed) {
+        let routes = &self.shared.routes;
+        let is_for_nobody = |one: &Claimed| {
+            let message = &one.message;
+            let way = routes.find(&message.topic, &message.destination);
+            way == Way::NoRoute && registry.wanting(message).next().is_none()
+        };
+        if claimed
+            .iter()
+            .any(|one| is_removed(one) || is_for_nobody(one))
+        {
             // The session logs a failure here, and the messages are released.
             self.look_at_rows().ok()?;
         }

@@ -63,7 +63,9 @@ impl Shared {
             let customer = customer.and_then(|one| one.bulkhead.as_ref());
             customer.map_or(Admission::Closed, |one| one.gate.try_pass(now))
         });
-        let has_more = turns.has_ready();
+        // While this thread sends, another thread waits for the destinations that wait for a time.
+        let is_send = matches!(next, Next::Send(..));
+        let has_more = turns.has_ready() || is_send && turns.has_later();
         let is_room = turns.waiting_of_good() <= all.prefetch();
         drop(turns);
         if has_more {
@@ -159,9 +161,17 @@ impl Worker<'_> {
         Ok((went_well, bulkhead.concurrency))
     }
 
+    /// Releases messages. A message that names no destination gets a row for the destination that it was for: the
+    /// destination may have been disabled or removed, and then no other claim would find who wants the message.
     fn give_back(&self, jobs: Vec<Job>) -> Result<(), NobodyListens> {
         for job in jobs {
-            let settlement = Settlement::unsent(job, &self.shared.bulkheads, Verdict::Released);
+            let verdict = match &job.customer {
+                Some(name) if job.message.destination.is_empty() => {
+                    Verdict::Split(vec![name.to_string()])
+                }
+                _ => Verdict::Released,
+            };
+            let settlement = Settlement::unsent(job, &self.shared.bulkheads, verdict);
             self.outcomes.send(settlement)?;
         }
         Ok(())

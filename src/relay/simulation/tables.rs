@@ -886,6 +886,7 @@ impl Tables {
                             _ => row.attempts + failed.counted,
                         },
                         is_abandoned: failed.code == ReasonCode::Abandoned,
+                        destination: failed.names.to_string(),
                         ..freed(&row)
                     })
                 }
@@ -900,6 +901,7 @@ impl Tables {
                         blocks_key: failed.blocks_key && row.ordering_key.is_some(),
                         row: Row {
                             attempts: row.attempts + failed.counted,
+                            destination: failed.names.to_string(),
                             ..freed(&row)
                         },
                     });

@@ -70,6 +70,8 @@ pub(crate) struct Failed {
     pub(crate) claim: Claim,
     /// The destination of the attempt; empty if no destination serves the message.
     pub(crate) destination: Arc<str>,
+    /// The destination that the message names from now on; empty: none.
+    pub(crate) names: Arc<str>,
     pub(crate) code: ReasonCode,
     pub(crate) error: String,
     pub(crate) http_status: Option<i32>,
@@ -148,7 +150,7 @@ pub(crate) fn retry(
         "UPDATE {outbox} o
             SET available_at = clock_timestamp() + {delay} * interval '1 millisecond',
                 attempts = o.attempts + {counted}, last_attempt_at = clock_timestamp(),
-                last_error_code = {code}, last_error = {error},
+                last_error_code = {code}, last_error = {error}, destination = {names},
                 locked_by = NULL, locked_at = NULL
           WHERE o.sequence = ANY($1) AND o.locked_by = $2
             AND o.locked_at = {claimed_at}
@@ -159,6 +161,7 @@ pub(crate) fn retry(
         code = of_row("$4::text[]", "$1"),
         error = of_row("$5::text[]", "$1"),
         claimed_at = of_row("$10::timestamptz[]", "$1"),
+        names = of_row("$12::text[]", "$1"),
     );
     statement(format!(
         "WITH {OUTCOME}, changed AS ({changed}), noted AS ({noted}) SELECT sequence FROM changed",
@@ -169,8 +172,14 @@ pub(crate) fn retry(
     .bind_failures(&messages)
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Array<BigInt>, _>(delays)
+    .bind::<Array<Text>, _>(names(&messages))
     .giving::<BigInt>()
     .load(conn)
+}
+
+/// The destinations that the messages name from now on.
+fn names<'a>(messages: &[&'a Failed]) -> Vec<&'a str> {
+    messages.iter().map(|message| &*message.names).collect()
 }
 
 /// The failures as rows: $1 and the values of [`Statement::bind_failures`].
@@ -236,7 +245,7 @@ pub(crate) fn dead(
                 headers, ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at,
                 created_at, occurred_at, attempts, reason, last_error, http_status, response,
                 split_from, blocks_key)
-            SELECT g.sequence, g.message_id, g.topic, o.destination, g.destination, g.payload,
+            SELECT g.sequence, g.message_id, g.topic, o.destination, {names}, g.payload,
                    g.headers, g.ordering_key, g.idempotency_key, g.digest, g.tenant_id, g.available_at,
                    g.expires_at, g.created_at, g.occurred_at, g.attempts + o.counted, o.code, o.error,
                    o.http_status, o.response, g.split_from,
@@ -248,6 +257,7 @@ pub(crate) fn dead(
         dead = name.dead(),
         recorded = record(name, "dead", "$11"),
         noted = note_attempts(name, "gone", "g.attempts + o.counted"),
+        names = "($13::text[])[width_bucket(g.sequence, $1::bigint[])]",
     ))
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<BigInt, _>(lease.0)
@@ -255,6 +265,7 @@ pub(crate) fn dead(
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Bool, _>(keep_payload)
     .bind::<Array<BigInt>, _>(blocking)
+    .bind::<Array<Text>, _>(names(&messages))
     .giving::<BigInt>()
     .load(conn)
 }

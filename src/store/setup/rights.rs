@@ -92,7 +92,7 @@ const RELAY: Role = Role {
         ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
             idempotency_key, digest, tenant_id, available_at, expires_at, created_at, \
             occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from"),
-        ("", "UPDATE", "available_at, attempts, locked_by, locked_at, last_attempt_at, \
+        ("", "UPDATE", "destination, available_at, attempts, locked_by, locked_at, last_attempt_at, \
             last_error_code, last_error"),
         ("_ledger", "SELECT, INSERT", ""),
         ("_attempt", "SELECT, INSERT", ""),

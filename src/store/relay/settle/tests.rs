@@ -55,6 +55,7 @@ fn failed(claim: Claim) -> Failed {
     Failed {
         claim,
         destination: "there".into(),
+        names: "".into(),
         code: ReasonCode::Timeout,
         error: format!("of {}", claim.sequence),
         http_status: Some(500),
