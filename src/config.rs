@@ -294,6 +294,11 @@ impl Config {
         set.map_err(ConfigError::at(variable))
     }
 
+    /// Whether `OUTBOX_REGISTERED_THREADS` is set: the relay may have no other destinations than registered ones.
+    pub fn expects_registered(&self) -> bool {
+        self.expects_registered
+    }
+
     /// The named destinations, followed by the destination `default` if `OUTBOX_URL` is set.
     pub fn all_destinations(&self) -> Vec<Destination> {
         let default = self

@@ -333,6 +333,22 @@ fn a_database_that_does_not_exist_is_named() {
 
 // --- status and check ---------------------------------------------------------------------
 
+/// R46: a relay may have only registered destinations.
+#[test]
+fn check_accepts_a_relay_of_registered_destinations_alone() {
+    let database = Database::new();
+    let nothing = finish(database.binary(&["check"])).code(1).stdout;
+    assert!(
+        nothing.contains("set OUTBOX_REGISTERED_THREADS"),
+        "{nothing}"
+    );
+    let mut command = database.binary(&["check"]);
+    command.env("OUTBOX_REGISTERED_THREADS", "8");
+    let found = finish(command).code(0).stdout;
+    let route = "every topic -> the registered destinations that subscribe to it";
+    assert!(found.contains(route), "{found}");
+}
+
 /// R16.
 #[test]
 fn a_topic_without_a_route_is_visible_at_once() {

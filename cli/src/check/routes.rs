@@ -10,10 +10,14 @@ const REST: &str = "*";
 
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let routes = config.all_routes();
+    if routes.is_empty() && config.expects_registered() {
+        let registered = "every topic -> the registered destinations that subscribe to it";
+        return vec![good("route", registered.to_owned())];
+    }
     if routes.is_empty() {
         let nothing = match config.destinations.as_slice() {
             [] => {
-                "there is no route and no OUTBOX_URL: nothing can be sent; set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG)"
+                "there is no route and no OUTBOX_URL: nothing can be sent; set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). If all destinations are registered in the database, set OUTBOX_REGISTERED_THREADS"
             }
             _ => {
                 "there is no route and no OUTBOX_URL: only messages that name a destination are sent"
