@@ -55,6 +55,8 @@
     not(all(feature = "relay", feature = "http")),
     allow(dead_code, unused_imports, unreachable_pub)
 )]
+// docs.rs shows which feature each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 // Layer 0: plain types and pure functions.
 mod aggregate;
