@@ -31,6 +31,7 @@ HISTORIES ?=
 MINUTES ?= $(if $(HISTORIES),,1)
 
 .DEFAULT_GOAL := help
+include release.mk
 .PHONY: help demo test simulate screenshots examples test-matrix check api semver compile-time bench bench-nginx compare static check-static bootstrap clean
 
 help: ## Show this list

@@ -15,6 +15,8 @@ mod forget;
 mod keys;
 mod leases;
 mod logging;
+#[cfg(test)]
+mod manual;
 mod message;
 mod migrate;
 mod number;
