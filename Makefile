@@ -20,7 +20,7 @@ ARGS ?=
 # Features for `make static`. `bundled,laboratory` adds the commands `demo` and `bench`.
 STATIC_FEATURES ?= bundled
 STATIC_MEGABYTES ?= 11
-STATIC_PROGRAM = $(TARGET_DIR)/$(HOST)/static/diesel-outbox
+STATIC_PROGRAM = $(TARGET_DIR)/$(STATIC_TARGET)/static/diesel-outbox
 # Packed relocations take a tenth of the space. A static program can read them only with glibc 2.36 or later.
 PACKED = $(shell printf '2.36\n%s\n' "$$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)" | sort -CV && echo -C link-arg=-Wl,-z,pack-relative-relocs)
 # No panic unwinds through C, so C code needs no unwind tables.
@@ -29,6 +29,12 @@ C_OF_STATIC = -fno-asynchronous-unwind-tables
 SEED ?= 1
 HISTORIES ?=
 MINUTES ?= $(if $(HISTORIES),,1)
+# The platform of `make static`: that of this machine, or aarch64-unknown-linux-gnu.
+STATIC_TARGET ?= $(HOST)
+# For another platform: the prefix of the C compiler, the linker, and the program that runs executables.
+CROSS = $(if $(filter-out $(HOST),$(STATIC_TARGET)),$(subst -unknown,,$(STATIC_TARGET)))
+CROSS_LINKER = $(if $(CROSS),CARGO_TARGET_$(shell echo '$(STATIC_TARGET)' | tr a-z- A-Z_)_LINKER=$(CROSS)-gcc)
+EMULATOR = $(if $(CROSS),qemu-$(firstword $(subst -, ,$(CROSS)))-static)
 
 .DEFAULT_GOAL := help
 include release.mk
@@ -134,9 +140,12 @@ compare: bootstrap ## Compare with pg-boss, graphile-worker, awa and outbox-patt
 
 static: ## Build one small static executable with libpq and OpenSSL compiled in (Linux)
 	@perl -MFindBin -MIPC::Cmd -e 1 2>/dev/null || scripts/install-package perl
-	CFLAGS="$(CFLAGS) $(C_OF_STATIC)" OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(PACKED)" \
-		$(CARGO) build --profile static --package diesel-outbox-cli --no-default-features --features $(STATIC_FEATURES) --target $(HOST)
-	scripts/check-static $(STATIC_PROGRAM) $(STATIC_MEGABYTES)
+	@[ -z "$(CROSS)" ] || command -v $(CROSS)-gcc >/dev/null || scripts/install-package gcc-arm64
+	@[ -z "$(EMULATOR)" ] || command -v $(EMULATOR) >/dev/null || scripts/install-package qemu
+	@[ -z "$(CROSS)" ] || rustup target add $(STATIC_TARGET)
+	$(CROSS_LINKER) CFLAGS="$(CFLAGS) $(C_OF_STATIC)" OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(if $(CROSS),,$(PACKED))" \
+		$(CARGO) build --profile static --package diesel-outbox-cli --no-default-features --features $(STATIC_FEATURES) --target $(STATIC_TARGET)
+	scripts/check-static $(STATIC_PROGRAM) $(STATIC_MEGABYTES) $(EMULATOR)
 
 check-static: static ## Test the static executable over TLS against a throwaway PostgreSQL
 	@command -v openssl >/dev/null || scripts/install-package openssl
