@@ -31,6 +31,8 @@ HISTORIES ?=
 MINUTES ?= $(if $(HISTORIES),,1)
 # The platform of `make static`: that of this machine, or aarch64-unknown-linux-gnu.
 STATIC_TARGET ?= $(HOST)
+# Panics name sources of dependencies. The folders of this machine are no part of these names.
+REMAP = --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(CURDIR)=/diesel-outbox
 # For another platform: the prefix of the C compiler, the linker, and the program that runs executables.
 CROSS = $(if $(filter-out $(HOST),$(STATIC_TARGET)),$(subst -unknown,,$(STATIC_TARGET)))
 CROSS_LINKER = $(if $(CROSS),CARGO_TARGET_$(shell echo '$(STATIC_TARGET)' | tr a-z- A-Z_)_LINKER=$(CROSS)-gcc)
@@ -143,7 +145,7 @@ static: ## Build one small static executable with libpq and OpenSSL compiled in 
 	@[ -z "$(CROSS)" ] || command -v $(CROSS)-gcc >/dev/null || scripts/install-package gcc-arm64
 	@[ -z "$(EMULATOR)" ] || command -v $(EMULATOR) >/dev/null || scripts/install-package qemu
 	@[ -z "$(CROSS)" ] || rustup target add $(STATIC_TARGET)
-	$(CROSS_LINKER) CFLAGS="$(CFLAGS) $(C_OF_STATIC)" OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(if $(CROSS),,$(PACKED))" \
+	$(CROSS_LINKER) CFLAGS="$(CFLAGS) $(C_OF_STATIC)" OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(if $(CROSS),,$(PACKED)) $(REMAP)" \
 		$(CARGO) build --profile static --package diesel-outbox-cli --no-default-features --features $(STATIC_FEATURES) --target $(STATIC_TARGET)
 	scripts/check-static $(STATIC_PROGRAM) $(STATIC_MEGABYTES) $(EMULATOR)
 
