@@ -1,13 +1,30 @@
 # Targets for releases; the Makefile includes them.
 
+CARGO_DEB_VERSION := 3.8.0
+VERSION = $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$$/\1/p' Cargo.toml)
 MANUAL = $(TARGET_DIR)/manual
+# Files of the Debian package that are not in the repository as they are installed.
+DEB_FILES = $(dir $(STATIC_PROGRAM))debian-files
+DEB = $(TARGET_DIR)/debian/diesel-outbox_$(VERSION)-1_$(if $(filter aarch64-%,$(STATIC_TARGET)),arm64,amd64).deb
+# The time in packages is the time of the commit, so that two builds give the same bytes.
+COMMIT_TIME = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct))
 
-.PHONY: manual check-arm
+.PHONY: manual deb check-arm
 
 manual: bootstrap ## Write manual pages and shell completions to target/manual
 	rm -rf $(MANUAL)
 	MANUAL="$(abspath $(MANUAL))" $(CARGO) test --quiet --package diesel-outbox-cli --no-default-features --bin diesel-outbox -- \
 		--ignored --exact manual::write_manual
+
+deb: static manual ## Build the Debian package from the static executable
+	@$(CARGO) deb --version 2>/dev/null | grep -qx '$(CARGO_DEB_VERSION)' || $(CARGO) install --locked cargo-deb@$(CARGO_DEB_VERSION)
+	rm -rf $(DEB_FILES)
+	cp -R $(MANUAL) $(DEB_FILES)
+	gzip -9n $(DEB_FILES)/*.1
+	sed -f deploy/debian/unit.sed deploy/systemd/diesel-outbox.service >$(DEB_FILES)/diesel-outbox.service
+	SOURCE_DATE_EPOCH=$(COMMIT_TIME) scripts/debian-changelog | gzip -9n >$(DEB_FILES)/changelog.Debian.gz
+	SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(CARGO) deb --no-build --no-strip --package diesel-outbox-cli --profile static \
+		--target $(STATIC_TARGET) --output $(DEB)
 
 check-arm: ## Build the static executable for arm64, and run it under QEMU against a throwaway PostgreSQL
 	$(MAKE) static STATIC_TARGET=aarch64-unknown-linux-gnu
