@@ -9,7 +9,7 @@ DEB = $(TARGET_DIR)/debian/diesel-outbox_$(VERSION)-1_$(if $(filter aarch64-%,$(
 # The time in packages is the time of the commit, so that two builds give the same bytes.
 COMMIT_TIME = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct))
 
-.PHONY: manual deb check-arm
+.PHONY: manual deb check-deb check-arm
 
 manual: bootstrap ## Write manual pages and shell completions to target/manual
 	rm -rf $(MANUAL)
@@ -25,6 +25,9 @@ deb: static manual ## Build the Debian package from the static executable
 	SOURCE_DATE_EPOCH=$(COMMIT_TIME) scripts/debian-changelog | gzip -9n >$(DEB_FILES)/changelog.Debian.gz
 	SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(CARGO) deb --no-build --no-strip --package diesel-outbox-cli --profile static \
 		--target $(STATIC_TARGET) --output $(DEB)
+
+check-deb: deb ## Install, check and purge the Debian package on this system (as root)
+	scripts/check-deb $(DEB)
 
 check-arm: ## Build the static executable for arm64, and run it under QEMU against a throwaway PostgreSQL
 	$(MAKE) static STATIC_TARGET=aarch64-unknown-linux-gnu
