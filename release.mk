@@ -1,7 +1,10 @@
 # Targets for releases; the Makefile includes them.
 
 CARGO_DEB_VERSION := 3.8.0
+CARGO_CYCLONEDX_VERSION := 0.5.9
 VERSION = $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$$/\1/p' Cargo.toml)
+ARCHIVE = diesel-outbox-$(VERSION)-$(STATIC_TARGET)
+SBOM = $(TARGET_DIR)/sbom/$(ARCHIVE).cdx.json
 MANUAL = $(TARGET_DIR)/manual
 # Files of the Debian package that are not in the repository as they are installed.
 DEB_FILES = $(dir $(STATIC_PROGRAM))debian-files
@@ -9,7 +12,7 @@ DEB = $(TARGET_DIR)/debian/diesel-outbox_$(VERSION)-1_$(if $(filter aarch64-%,$(
 # The time in packages is the time of the commit, so that two builds give the same bytes.
 COMMIT_TIME = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct))
 
-.PHONY: manual deb check-deb check-arm
+.PHONY: manual deb check-deb check-arm sbom
 
 manual: bootstrap ## Write manual pages and shell completions to target/manual
 	rm -rf $(MANUAL)
@@ -34,3 +37,12 @@ check-arm: ## Build the static executable for arm64, and run it under QEMU again
 	@command -v psql >/dev/null || scripts/install-package psql
 	scripts/with-postgres scripts/with-nginx scripts/check-drain \
 		qemu-aarch64-static $(TARGET_DIR)/aarch64-unknown-linux-gnu/static/diesel-outbox
+
+sbom: ## Write a bill of materials of the static executable (CycloneDX) to target/sbom
+	@$(CARGO) cyclonedx --version 2>/dev/null | grep -qF ' $(CARGO_CYCLONEDX_VERSION)' || \
+		$(CARGO) install --locked cargo-cyclonedx@$(CARGO_CYCLONEDX_VERSION)
+	mkdir -p $(dir $(SBOM))
+	SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(CARGO) cyclonedx --quiet --manifest-path cli/Cargo.toml --describe binaries --format json \
+		--spec-version 1.5 --target $(STATIC_TARGET) --no-default-features --features $(STATIC_FEATURES)
+	sed 's,file://$(CURDIR),file:///diesel-outbox,g' cli/diesel-outbox_bin.cdx.json >$(SBOM)
+	rm cli/diesel-outbox_bin.cdx.json
