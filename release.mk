@@ -12,7 +12,7 @@ DEB = $(TARGET_DIR)/debian/diesel-outbox_$(VERSION)-1_$(if $(filter aarch64-%,$(
 # The time in packages is the time of the commit, so that two builds give the same bytes.
 COMMIT_TIME = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct))
 
-.PHONY: manual deb check-deb check-arm sbom
+.PHONY: manual deb check-deb check-arm sbom publish-check
 
 manual: bootstrap ## Write manual pages and shell completions to target/manual
 	rm -rf $(MANUAL)
@@ -46,3 +46,6 @@ sbom: ## Write a bill of materials of the static executable (CycloneDX) to targe
 		--spec-version 1.5 --target $(STATIC_TARGET) --no-default-features --features $(STATIC_FEATURES)
 	sed 's,file://$(CURDIR),file:///diesel-outbox,g' cli/diesel-outbox_bin.cdx.json >$(SBOM)
 	rm cli/diesel-outbox_bin.cdx.json
+
+publish-check: ## Package both crates and compile the packages, as `cargo publish` does
+	$(CARGO) publish --workspace --dry-run --locked
