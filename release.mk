@@ -2,6 +2,7 @@
 
 CARGO_DEB_VERSION := 3.8.0
 CARGO_CYCLONEDX_VERSION := 0.5.9
+CARGO_DENY_VERSION := 0.20.2
 VERSION = $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$$/\1/p' Cargo.toml)
 ARCHIVE = diesel-outbox-$(VERSION)-$(STATIC_TARGET)
 SBOM = $(TARGET_DIR)/sbom/$(ARCHIVE).cdx.json
@@ -12,7 +13,7 @@ DEB = $(TARGET_DIR)/debian/diesel-outbox_$(VERSION)-1_$(if $(filter aarch64-%,$(
 # The time in packages is the time of the commit, so that two builds give the same bytes.
 COMMIT_TIME = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct))
 
-.PHONY: manual deb check-deb check-arm sbom publish-check
+.PHONY: manual deb check-deb check-arm sbom publish-check advisories
 
 manual: bootstrap ## Write manual pages and shell completions to target/manual
 	rm -rf $(MANUAL)
@@ -49,3 +50,8 @@ sbom: ## Write a bill of materials of the static executable (CycloneDX) to targe
 
 publish-check: ## Package both crates and compile the packages, as `cargo publish` does
 	$(CARGO) publish --workspace --dry-run --locked
+
+advisories: ## Look for security advisories about dependencies, and check their licences and sources
+	@$(CARGO) deny --version 2>/dev/null | grep -qx 'cargo-deny $(CARGO_DENY_VERSION)' || \
+		$(CARGO) install --locked cargo-deny@$(CARGO_DENY_VERSION)
+	$(CARGO) deny --all-features check
