@@ -4,6 +4,8 @@ CARGO_DEB_VERSION := 3.8.0
 CARGO_CYCLONEDX_VERSION := 0.5.9
 CARGO_DENY_VERSION := 0.20.2
 VERSION = $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$$/\1/p' Cargo.toml)
+RELEASE_TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
+DIST = $(TARGET_DIR)/dist
 ARCHIVE = diesel-outbox-$(VERSION)-$(STATIC_TARGET)
 SBOM = $(TARGET_DIR)/sbom/$(ARCHIVE).cdx.json
 MANUAL = $(TARGET_DIR)/manual
@@ -13,7 +15,7 @@ DEB = $(TARGET_DIR)/debian/diesel-outbox_$(VERSION)-1_$(if $(filter aarch64-%,$(
 # The time in packages is the time of the commit, so that two builds give the same bytes.
 COMMIT_TIME = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct))
 
-.PHONY: manual deb check-deb check-arm sbom publish-check advisories
+.PHONY: manual deb check-deb check-arm sbom publish-check advisories dist archive version
 
 manual: bootstrap ## Write manual pages and shell completions to target/manual
 	rm -rf $(MANUAL)
@@ -55,3 +57,21 @@ advisories: ## Look for security advisories about dependencies, and check their 
 	@$(CARGO) deny --version 2>/dev/null | grep -qx 'cargo-deny $(CARGO_DENY_VERSION)' || \
 		$(CARGO) install --locked cargo-deny@$(CARGO_DENY_VERSION)
 	$(CARGO) deny --all-features check
+
+dist: ## Build the files of a release in target/dist: archives, Debian packages, bills of materials, checksums
+	rm -rf $(DIST)
+	mkdir -p $(DIST)
+	@for target in $(RELEASE_TARGETS); do $(MAKE) deb sbom archive STATIC_TARGET=$$target || exit 1; done
+	cd $(DIST) && sha256sum diesel-outbox* >SHA256SUMS
+
+# One archive for `make dist`.
+archive:
+	rm -rf $(TARGET_DIR)/$(ARCHIVE)
+	cp -R $(MANUAL) $(TARGET_DIR)/$(ARCHIVE)
+	cp $(STATIC_PROGRAM) README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(TARGET_DIR)/$(ARCHIVE)
+	tar -C $(TARGET_DIR) --sort=name --mtime=@$(COMMIT_TIME) --owner=0 --group=0 --numeric-owner --mode=go=rX,u+rw \
+		-c $(ARCHIVE) | gzip -9n >$(DIST)/$(ARCHIVE).tar.gz
+	cp $(DEB) $(SBOM) $(DIST)
+
+version:
+	@echo $(VERSION)
