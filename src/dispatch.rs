@@ -16,8 +16,24 @@ pub use self::http::HttpDispatcher;
 pub(crate) use self::http::signature::{Signer, signed_content};
 #[cfg(not(feature = "http"))]
 pub(crate) use self::without_http::{Customers, HttpDispatcher};
+use crate::config::ConfigError;
 use crate::message::Message;
 use crate::status::ReasonCode;
+
+/// Why a registered destination has no dispatcher.
+#[derive(Debug)]
+pub(crate) enum CustomerError {
+    /// No relay can send there with this row.
+    Invalid(ConfigError),
+    /// This relay cannot send there. Another relay may be able to.
+    NotHere(String),
+}
+
+impl From<ConfigError> for CustomerError {
+    fn from(error: ConfigError) -> Self {
+        Self::Invalid(error)
+    }
+}
 
 /// Sends messages to their destinations.
 ///

@@ -47,7 +47,7 @@
 //! | query the tables | [`schema`], [`rows`] |
 //! | operate an outbox | [`admin`], and the binary `diesel-outbox` |
 //!
-//! The README lists the guarantees and the three causes of duplicates. The [`guide`] describes
+//! The README lists the guarantees and the causes of duplicates. The [`guide`] describes
 //! everything else, including all settings. ARCHITECTURE.md explains how the library works inside.
 
 // Without the relay or HTTP, items of other modules that only they use are dead code.

@@ -119,7 +119,7 @@ impl Incarnation {
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::of(&config);
         let asked = BootTime::now();
-        let registration = registration(&config, &relay_name, registered.is_on());
+        let registration = registration(&config, &relay_name, registered.can_send());
         let lease_id = pinned(&mut conn, &config.table, |conn, name| {
             lease::register(conn, name, &registration)
         })

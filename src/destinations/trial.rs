@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
 
 use crate::config::{Config, ConfigError, SigningSecret};
-use crate::dispatch::{Customers, Dispatcher, Failure, Outcome, Response, caught};
+use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome, Response, caught};
 use crate::message::{Message, Sequence};
 use crate::registered::RegisteredDestination;
 use crate::status::ReasonCode;
@@ -74,11 +74,14 @@ impl DestinationTest {
     ) -> Result<Self, ConfigError> {
         let config = config.for_registered();
         let destination = one.destination(&config, secrets)?;
-        let customers = Customers::new(config)?
-            .ok_or_else(|| ConfigError::new("destinations", "this build does not support HTTP"))?;
+        let dispatcher = Customers::new(config).dispatcher(destination);
+        let dispatcher = dispatcher.map_err(|error| match error {
+            CustomerError::Invalid(error) => error,
+            CustomerError::NotHere(why) => ConfigError::new("destinations", why),
+        })?;
         let message_id = Uuid::now_v7();
         Ok(Self {
-            dispatcher: customers.dispatcher(destination)?,
+            dispatcher,
             message: Message {
                 sequence: Sequence(0),
                 message_id,

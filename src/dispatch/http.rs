@@ -25,10 +25,11 @@ use std::time::SystemTime;
 use self::form::{Checked, Form, Request};
 use self::lookups::{Lookup, system_lookup};
 use self::target::{Common, Target};
-use super::{Dispatcher, Failure, Outcome};
+use super::{CustomerError, Dispatcher, Failure, Outcome};
 use crate::config::{Config, ConfigError, Destination, Mode};
 use crate::lock::lock;
 use crate::message::Message;
+use crate::provider::{MISSING, provider};
 use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
 
@@ -191,23 +192,46 @@ pub(crate) struct Customers {
     common: Mutex<Common>,
     source: String,
     config: Config,
+    can_send: bool,
 }
 
 impl Customers {
     /// `config` must have the settings for registered destinations.
-    pub(crate) fn new(config: Config) -> Result<Option<Self>, ConfigError> {
-        Ok(Some(Self {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
             common: Mutex::new(Common::shared(Box::new(system_lookup))),
             source: source(&config),
             config,
-        }))
+            can_send: true,
+        }
+    }
+
+    /// For a relay that does not send to registered destinations, because the application has its own dispatcher.
+    pub(crate) fn none(config: Config) -> Self {
+        Self {
+            can_send: false,
+            ..Self::new(config)
+        }
+    }
+
+    /// Whether this relay sends to registered destinations.
+    pub(crate) fn can_send(&self) -> bool {
+        self.can_send
     }
 
     /// A dispatcher that posts every message to this destination.
     pub(crate) fn dispatcher(
         &self,
         destination: Destination,
-    ) -> Result<Arc<dyn Dispatcher>, ConfigError> {
+    ) -> Result<Arc<dyn Dispatcher>, CustomerError> {
+        if !self.can_send {
+            let why = "this relay sends by the application's own dispatcher";
+            return Err(CustomerError::NotHere(why.to_owned()));
+        }
+        if destination.url.scheme() == "https" && provider().is_none() {
+            let why = format!("https needs cryptography, and {MISSING}");
+            return Err(CustomerError::NotHere(why));
+        }
         let form = Form::new(&destination, &self.config, &self.source)?;
         let target = Target::new(destination, &self.config, &mut lock(&self.common))?;
         Ok(Arc::new(Place { target, form }))

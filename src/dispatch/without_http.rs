@@ -2,21 +2,28 @@
 
 use std::sync::Arc;
 
-use super::Dispatcher;
+use super::{CustomerError, Dispatcher};
 use crate::config::{Config, ConfigError, Destination};
 
-/// Creates no dispatchers: a relay of this build does not deliver to registered destinations.
+/// Creates no dispatchers: a relay of this build does not send to registered destinations.
 pub(crate) struct Customers;
 
 impl Customers {
-    pub(crate) fn new(_: Config) -> Result<Option<Self>, ConfigError> {
-        Ok(None)
+    pub(crate) fn new(_: Config) -> Self {
+        Self
     }
 
-    pub(crate) fn dispatcher(&self, _: Destination) -> Result<Arc<dyn Dispatcher>, ConfigError> {
-        Err(ConfigError::new(
-            "destinations",
-            "this build does not support HTTP",
+    pub(crate) fn none(_: Config) -> Self {
+        Self
+    }
+
+    pub(crate) fn can_send(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn dispatcher(&self, _: Destination) -> Result<Arc<dyn Dispatcher>, CustomerError> {
+        Err(CustomerError::NotHere(
+            "this build does not support HTTP".to_owned(),
         ))
     }
 }

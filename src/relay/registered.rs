@@ -16,7 +16,7 @@ use super::job::Job;
 use super::to::To;
 use super::turns::Turns;
 use crate::config::{Config, ConfigError};
-use crate::dispatch::{Customers, Dispatcher, Failure, Outcome};
+use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome};
 use crate::lock::lock;
 use crate::message::Message;
 use crate::registered::RegisteredDestination;
@@ -42,8 +42,8 @@ pub(crate) struct Customer {
     pub(super) has_filter: bool,
     /// `None`: the destination is disabled.
     pub(super) bulkhead: Option<Bulkhead>,
-    /// Whether this relay cannot decrypt the secret. The messages wait, because another relay may have the key. See
-    /// [`Locked`].
+    /// Whether this relay cannot send: it cannot decrypt the secret, for example. The messages wait, because another
+    /// relay may be able to send. See [`Locked`].
     pub(super) is_locked: bool,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct Bad {
     pub(super) name: String,
     updated_at: Option<SystemTime>,
     pub(super) why: String,
-    /// Whether only this relay cannot use the row, because it cannot decrypt the secret.
+    /// Whether only this relay cannot use the row: it cannot decrypt the secret, for example.
     pub(super) is_locked: bool,
 }
 
@@ -126,7 +126,7 @@ impl Bad {
     }
 }
 
-/// Replaces the dispatcher of a destination whose secret cannot be decrypted. The claimer claims no messages for such a
+/// Replaces the dispatcher of a destination to which this relay cannot send. The claimer claims no messages for such a
 /// destination, so only messages that were claimed before get here.
 struct Locked(String);
 
@@ -243,7 +243,7 @@ impl Registry {
             });
             let locked = made.as_ref().and_then(|made| made.locked.clone());
             let is_locked = locked.is_some();
-            if let Some(why) = locked {
+            if let Some(why) = locked.filter(|_| maker.customers.can_send()) {
                 tell(why, true);
             }
             let bulkhead = made.map(|made| made.bulkhead);
@@ -352,9 +352,17 @@ impl Maker {
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
         let wrong = |error: ConfigError| error.to_string();
         let destination = row.destination(&self.config, secrets).map_err(wrong)?;
-        let dispatcher = match &locked {
-            Some(why) => Arc::new(Locked(why.clone())) as Arc<dyn Dispatcher>,
-            None => (self.customers.dispatcher(destination.clone())).map_err(wrong)?,
+        let made = match locked {
+            Some(why) => Err(CustomerError::NotHere(why)),
+            None => self.customers.dispatcher(destination.clone()),
+        };
+        let (dispatcher, locked) = match made {
+            Ok(dispatcher) => (dispatcher, None),
+            Err(CustomerError::Invalid(error)) => return Err(wrong(error)),
+            Err(CustomerError::NotHere(why)) => (
+                Arc::new(Locked(why.clone())) as Arc<dyn Dispatcher>,
+                Some(why),
+            ),
         };
         let bulkhead = Bulkhead::of_customer(&destination, &self.config, pool, dispatcher);
         Ok(Made { bulkhead, locked })
@@ -364,7 +372,7 @@ impl Maker {
 /// The result of making a bulkhead.
 struct Made {
     bulkhead: Bulkhead,
-    /// The reason why the secret cannot be decrypted here.
+    /// The reason why this relay cannot send.
     locked: Option<String>,
 }
 
@@ -377,7 +385,7 @@ struct Known {
 
 /// The state of registered destinations that the threads of a relay share.
 pub(crate) struct Registered {
-    /// `None`: the application has its own dispatcher, or this build has no HTTP.
+    /// `None`: the application's own dispatcher takes all messages.
     maker: Option<Maker>,
     known: Mutex<Known>,
     turns: Mutex<Turns>,
@@ -395,9 +403,15 @@ impl Registered {
         }
     }
 
-    /// Whether this relay delivers to registered destinations.
+    /// Whether this relay knows the registered destinations.
     pub(super) fn is_on(&self) -> bool {
         self.maker.is_some()
+    }
+
+    /// Whether this relay sends to registered destinations.
+    pub(super) fn can_send(&self) -> bool {
+        let maker = self.maker.as_ref();
+        maker.is_some_and(|maker| maker.customers.can_send())
     }
 
     pub(super) fn registry(&self) -> Arc<Registry> {

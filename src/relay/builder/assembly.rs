@@ -49,11 +49,13 @@ impl RelayBuilder {
             Some(own) if config.takes_rest => (Vec::new(), Some(own)),
             Some(own) => (vec![own; config.all_destinations().len()], None),
         };
-        // An application's own dispatcher cannot send to registered destinations.
-        let customers = match is_http {
-            true => Customers::new(config.for_registered())?.map(Arc::new),
-            false => None,
-        };
+        // A relay that sends to no registered destination knows them all the same, so that their messages get rows for
+        // another relay. An application's own dispatcher for all topics takes every message.
+        let customers = (!config.takes_rest).then(|| match is_http {
+            true => Customers::new(config.for_registered()),
+            false => Customers::none(config.for_registered()),
+        });
+        let customers = customers.map(Arc::new);
         let pool = self.connections.unwrap_or_else(|| Arc::new(no_pool));
         let in_use = gauge!(POOL_IN_USE, "outbox" => config.table.to_string());
         let connections = Arc::new(Connections::new(pool, in_use));

@@ -69,7 +69,7 @@ impl<D: Database> Claimer<'_, D> {
             let (locked, bad): (Vec<_>, Vec<_>) = bad.into_iter().partition(|one| one.is_locked);
             if let Some(Bad { name, why, .. }) = locked.first() {
                 let count = locked.len();
-                log::error!(event = "secret_unreadable", destination = name, destinations = count, reason = why; "cannot decrypt the secrets of {count} registered destinations, for example of {name} ({why}): their messages wait for a relay that has the key");
+                log::error!(event = "registered_locked", destination = name, destinations = count, reason = why; "this relay cannot send to {count} registered destinations, for example to {name} ({why}): their messages wait for a relay that can");
             }
             for one in bad {
                 disable(&mut self.db, one.as_seen(), &one.why)?;

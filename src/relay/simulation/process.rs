@@ -141,8 +141,7 @@ pub(super) struct Process<'w> {
 /// The factory of dispatchers, which are not used here. It is shared by all processes, because it has threads.
 fn customers() -> Arc<Customers> {
     static ALL: OnceLock<Arc<Customers>> = OnceLock::new();
-    let made = || Customers::new(Config::default()).expect("settings");
-    Arc::clone(ALL.get_or_init(|| Arc::new(made().expect("a build with HTTP"))))
+    Arc::clone(ALL.get_or_init(|| Arc::new(Customers::new(Config::default()))))
 }
 
 fn config(stage: &Stage<'_>) -> Config {
@@ -256,7 +255,7 @@ impl<'w> Process<'w> {
             ],
             heartbeat: Some(Heartbeat::new(
                 shared,
-                registration(&shared.config, "relay", shared.registered.is_on()),
+                registration(&shared.config, "relay", shared.registered.can_send()),
                 None,
                 link(Actor::Heartbeat),
             )),

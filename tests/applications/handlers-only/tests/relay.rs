@@ -32,6 +32,13 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
     let refused = by_url.err().expect("an error without HTTP").to_string();
     assert!(refused.contains("`http`"), "{refused}");
 
+    // Another relay sends to the customer's webhook.
+    diesel::sql_query(
+        "INSERT INTO outbox_destination (name, url) VALUES ('acme', 'https://acme.example/')",
+    )
+    .execute(&mut conn)
+    .expect("registered");
+
     let (paid, orders) = mpsc::channel();
     let relay = Relay::builder(url())
         .on::<OrderPaid>(move |event, _| Ok(paid.send(event.order_id)?))
@@ -42,4 +49,9 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
     assert_eq!(orders.recv_timeout(PATIENCE), Ok(7));
     relay.shutdown(PATIENCE).expect("a clean shutdown");
     assert_eq!(relay.stats().delivered, 1);
+    let waiting = diesel_outbox::schema::outbox::table
+        .select(diesel_outbox::schema::outbox::destination)
+        .load::<String>(&mut conn)
+        .expect("the outbox");
+    assert_eq!(waiting, ["acme"]);
 }
