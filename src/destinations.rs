@@ -88,10 +88,10 @@ pub enum DestinationError {
     /// A value cannot be used. Nothing was written.
     #[error(transparent)]
     Invalid(#[from] ConfigError),
-    /// The tenant has reached [the limit](self#a-limit-for-each-tenant). The caller's transaction is aborted.
+    /// The tenant has reached [the limit](self#a-limit-for-each-tenant). The caller's transaction can continue.
     #[error(transparent)]
     TooMany(diesel::result::Error),
-    /// The database refused or failed. The caller's transaction is aborted.
+    /// The database refused or failed. The caller's transaction can continue, unless the connection failed.
     #[error(transparent)]
     Database(diesel::result::Error),
     /// The message was delivered and cannot be sent again, because the ledger did not keep its payload.
@@ -116,7 +116,8 @@ impl From<diesel::result::Error> for DestinationError {
 
 /// The registered destinations of an outbox: see [the module](self).
 ///
-/// Every method works in the caller's transaction, if one is open. Relays see a change after the commit.
+/// Every method works in the caller's transaction, if one is open. An error undoes only the call, and the transaction
+/// can continue. Relays see a change after the commit.
 #[derive(Debug, Clone, Copy)]
 pub struct Destinations<'a> {
     name: &'a OutboxName,
@@ -200,8 +201,9 @@ impl<'a> Destinations<'a> {
     ) -> Result<(), DestinationError> {
         destination.check()?;
         let secret = self.sealed(&destination.name, &SigningSecret::random())?;
-        store::put(conn, self.name, destination, secret.expose_secret())?;
-        Ok(())
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            store::put(conn, outbox, destination, secret.expose_secret())
+        })?)
     }
 
     /// The destination of this name; `None`: it does not exist.
@@ -213,9 +215,11 @@ impl<'a> Destinations<'a> {
         conn: &mut PgConnection,
         name: &str,
     ) -> Result<Option<RegisteredDestination>, DestinationError> {
-        let mut found: Vec<_> = store::get(conn, self.name, name)?.into_iter().collect();
-        self.tell_of_secrets(conn, &mut found)?;
-        Ok(found.pop())
+        pinned(conn, self.name, |conn, outbox| {
+            let mut found: Vec<_> = store::get(conn, outbox, name)?.into_iter().collect();
+            self.tell_of_secrets(conn, outbox, &mut found)?;
+            Ok(found.pop())
+        })
     }
 
     /// At most `limit` destinations, ordered by name.
@@ -228,9 +232,11 @@ impl<'a> Destinations<'a> {
         filter: &DestinationFilter,
         limit: usize,
     ) -> Result<Vec<RegisteredDestination>, DestinationError> {
-        let mut found = store::list(conn, self.name, filter, limit)?;
-        self.tell_of_secrets(conn, &mut found)?;
-        Ok(found)
+        pinned(conn, self.name, |conn, outbox| {
+            let mut found = store::list(conn, outbox, filter, limit)?;
+            self.tell_of_secrets(conn, outbox, &mut found)?;
+            Ok(found)
+        })
     }
 
     /// Enables a destination: its messages are sent again. `false`: the destination does not exist.
@@ -238,7 +244,9 @@ impl<'a> Destinations<'a> {
     /// # Errors
     /// If the database fails.
     pub fn enable(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
-        Ok(store::set_enabled(conn, self.name, name, None)?)
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            store::set_enabled(conn, outbox, name, None)
+        })?)
     }
 
     /// Disables a destination: its messages wait. `false`: the destination does not exist.
@@ -251,7 +259,9 @@ impl<'a> Destinations<'a> {
         name: &str,
         reason: &str,
     ) -> Result<bool, DestinationError> {
-        Ok(store::set_enabled(conn, self.name, name, Some(reason))?)
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            store::set_enabled(conn, outbox, name, Some(reason))
+        })?)
     }
 
     /// Removes a destination: its waiting messages are dead-lettered. `false`: the destination does not exist.
@@ -259,7 +269,9 @@ impl<'a> Destinations<'a> {
     /// # Errors
     /// If the database fails.
     pub fn remove(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
-        Ok(store::remove(conn, self.name, name)?)
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            store::remove(conn, outbox, name)
+        })?)
     }
 
     /// The newest secret of a destination. `None`: the destination does not exist, or has no secret.
@@ -272,7 +284,10 @@ impl<'a> Destinations<'a> {
         conn: &mut PgConnection,
         name: &str,
     ) -> Result<Option<SigningSecret>, DestinationError> {
-        let Some(text) = store::secret(conn, self.name, name)? else {
+        let found = pinned(conn, self.name, |conn, outbox| {
+            store::secret(conn, outbox, name)
+        })?;
+        let Some(text) = found else {
             return Ok(None);
         };
         let mut secrets = self.opened(name, &text)?.into_iter();
@@ -324,8 +339,9 @@ impl<'a> Destinations<'a> {
         keep: Duration,
     ) -> Result<bool, DestinationError> {
         let sealed = self.sealed(name, secret)?;
-        let new = sealed.expose_secret();
-        Ok(store::rotate(conn, self.name, name, new, keep)?)
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            store::rotate(conn, outbox, name, sealed.expose_secret(), keep)
+        })?)
     }
 
     /// Encrypts secrets with the newest of the [given](Self::with_keys) keys, if they are unencrypted or encrypted with
@@ -354,14 +370,12 @@ impl<'a> Destinations<'a> {
         if self.keys.is_none() {
             return Err(ConfigError::new("OUTBOX_SECRET_KEY", "it is not set").into());
         }
-        self.look_through(conn, |conn, name, column, opened| {
+        self.look_through(conn, |conn, outbox, name, column, opened| {
             let sealed = opened.iter().map(|one| self.sealed(name, &one.secret));
             let sealed = sealed.collect::<Result<Vec<_>, _>>()?;
             let words: Vec<&str> = sealed.iter().map(ExposeSecret::expose_secret).collect();
             let words = words.join(" ");
-            Ok(store::replace_secrets(
-                conn, self.name, name, column, &words,
-            )?)
+            Ok(store::replace_secrets(conn, outbox, name, column, &words)?)
         })
     }
 
@@ -383,44 +397,55 @@ impl<'a> Destinations<'a> {
     /// # Errors
     /// If the database fails.
     pub fn encryption(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
-        self.look_through(conn, |_, _, _, _| Ok(true))
+        self.look_through(conn, |_, _, _, _, _| Ok(true))
     }
 
     /// Reads the secrets of each destination, and calls `old` if they are not all encrypted with the newest key. If
-    /// `old` returns `false`, the secrets have changed in the meantime, and are read again.
+    /// `old` returns `false`, the secrets have changed in the meantime, and are read again. Outside a transaction of
+    /// the caller's, each page has a transaction of its own: an error of `old` undoes this page only.
     fn look_through(
         &self,
         conn: &mut PgConnection,
-        mut old: impl FnMut(&mut PgConnection, &str, &str, &[Opened]) -> Result<bool, DestinationError>,
+        mut old: impl FnMut(
+            &mut PgConnection,
+            &OutboxName,
+            &str,
+            &str,
+            &[Opened],
+        ) -> Result<bool, DestinationError>,
     ) -> Result<Encryption, DestinationError> {
         let mut found = Encryption::default();
         let mut after = String::new();
         loop {
-            let page = store::secrets_behind(conn, self.name, &after, PAGE)?;
-            let Some((last, _)) = page.last() else {
-                return Ok(found);
-            };
-            after.clone_from(last);
-            for (name, column) in page {
-                let mut column = column;
-                while let Some(text) = column.as_deref().filter(|text| !text.trim().is_empty()) {
-                    let Ok(opened) = self.opened(&name, text) else {
-                        found.unreadable.push(name);
-                        break;
-                    };
-                    let has = |stored| opened.iter().any(|one| one.stored == stored);
-                    let count = match (has(Stored::Plain), has(Stored::ByOlderKey)) {
-                        (true, _) => &mut found.plain,
-                        (false, true) => &mut found.older,
-                        (false, false) => &mut found.newest,
-                    };
-                    let is_newest = !has(Stored::Plain) && !has(Stored::ByOlderKey);
-                    if is_newest || old(conn, &name, text, &opened)? {
-                        *count += 1;
-                        break;
+            let last = pinned(conn, self.name, |conn, outbox| {
+                let page = store::secrets_behind(conn, outbox, &after, PAGE)?;
+                let last = page.last().map(|(name, _)| name.clone());
+                for (name, mut column) in page {
+                    while let Some(text) = column.as_deref().filter(|text| !text.trim().is_empty())
+                    {
+                        let Ok(opened) = self.opened(&name, text) else {
+                            found.unreadable.push(name);
+                            break;
+                        };
+                        let has = |stored| opened.iter().any(|one| one.stored == stored);
+                        let count = match (has(Stored::Plain), has(Stored::ByOlderKey)) {
+                            (true, _) => &mut found.plain,
+                            (false, true) => &mut found.older,
+                            (false, false) => &mut found.newest,
+                        };
+                        let is_newest = !has(Stored::Plain) && !has(Stored::ByOlderKey);
+                        if is_newest || old(conn, outbox, &name, text, &opened)? {
+                            *count += 1;
+                            break;
+                        }
+                        column = store::secret(conn, outbox, &name)?;
                     }
-                    column = store::secret(conn, self.name, &name)?;
                 }
+                Ok::<_, DestinationError>(last)
+            })?;
+            match last {
+                Some(last) => after = last,
+                None => return Ok(found),
             }
         }
     }
@@ -452,6 +477,7 @@ impl<'a> Destinations<'a> {
     fn tell_of_secrets(
         &self,
         conn: &mut PgConnection,
+        outbox: &OutboxName,
         found: &mut [RegisteredDestination],
     ) -> Result<(), DestinationError> {
         if self.keys.is_none() || found.is_empty() {
@@ -459,7 +485,7 @@ impl<'a> Destinations<'a> {
         }
         let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
         // In the same order, without destinations that were removed in the meantime.
-        let secrets = store::secrets_of(conn, self.name, &names)?;
+        let secrets = store::secrets_of(conn, outbox, &names)?;
         let mut secrets = secrets.into_iter().peekable();
         for one in found {
             let secret = secrets.next_if(|(name, _)| *name == one.name);

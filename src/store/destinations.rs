@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::data_types::{PgInterval, PgTimestamp};
 use diesel::prelude::{
-    BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods,
-    OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
+    QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, BigInt, Text};
@@ -507,7 +507,7 @@ pub(crate) fn read_payload(conn: &mut PgConnection, payload: &str) -> QueryResul
 }
 
 /// Adds a new secret before the existing secrets, which keep signing for `keep`. `false`: the destination does not
-/// exist.
+/// exist. Needs a transaction.
 pub(crate) fn rotate(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -515,38 +515,35 @@ pub(crate) fn rotate(
     new: &str,
     keep: Duration,
 ) -> QueryResult<bool> {
-    conn.transaction(|conn| {
-        let signs_still =
-            destination::old_secrets_until
-                .is_null()
-                .or(destination::old_secrets_until
-                    .assume_not_null()
-                    .gt(clock_timestamp()));
-        let found: Option<(Option<String>, bool)> = registered(name)
-            .filter(destination::name.eq(which))
-            .for_update()
-            .select((destination::secret, signs_still))
-            .get_result(conn)
-            .optional()?;
-        let Some((before, all_sign)) = found else {
-            return Ok(false);
-        };
-        let before = before.unwrap_or_default();
-        let old = match all_sign {
-            true => MOST_SECRETS - 1,
-            false => 1,
-        };
-        let secrets: Vec<&str> = [new]
-            .into_iter()
-            .chain(before.split_whitespace().take(old))
-            .collect();
-        update(registered(name))
-            .filter(destination::name.eq(which))
-            .set((
-                destination::secret.eq(secrets.join(" ")),
-                destination::old_secrets_until.eq((clock_timestamp() + interval(keep)).nullable()),
-            ))
-            .execute(conn)?;
-        Ok(true)
-    })
+    let signs_still = destination::old_secrets_until
+        .is_null()
+        .or(destination::old_secrets_until
+            .assume_not_null()
+            .gt(clock_timestamp()));
+    let found: Option<(Option<String>, bool)> = registered(name)
+        .filter(destination::name.eq(which))
+        .for_update()
+        .select((destination::secret, signs_still))
+        .get_result(conn)
+        .optional()?;
+    let Some((before, all_sign)) = found else {
+        return Ok(false);
+    };
+    let before = before.unwrap_or_default();
+    let old = match all_sign {
+        true => MOST_SECRETS - 1,
+        false => 1,
+    };
+    let secrets: Vec<&str> = [new]
+        .into_iter()
+        .chain(before.split_whitespace().take(old))
+        .collect();
+    update(registered(name))
+        .filter(destination::name.eq(which))
+        .set((
+            destination::secret.eq(secrets.join(" ")),
+            destination::old_secrets_until.eq((clock_timestamp() + interval(keep)).nullable()),
+        ))
+        .execute(conn)?;
+    Ok(true)
 }

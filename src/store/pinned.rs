@@ -3,7 +3,7 @@
 //! the function is. A path that others can write to would therefore run their code.
 //!
 //! - A relay's connections keep the path [`PATH`], and qualify tables with the schema found at the start.
-//! - `admin` sets the path for one transaction, on any connection ([`pinned`]).
+//! - `admin` and `destinations` set the path for one transaction, on any connection ([`pinned`]).
 //! - Other statements on an application's connection (enqueueing, the inbox, migrations) leave the path alone, and
 //!   qualify every function, operator and type with its schema.
 

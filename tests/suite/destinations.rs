@@ -301,6 +301,30 @@ fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
     }
 }
 
+/// An error undoes the call, and nothing else of the caller's transaction.
+#[test]
+fn the_callers_transaction_goes_on_after_an_error() {
+    let database = Database::new();
+    let (outbox, mut conn) = (database.outbox(), database.connect());
+    let (destinations, tenant) = (outbox.destinations(), Uuid::now_v7());
+    limit(&database, 1);
+    conn.transaction(|conn| {
+        destinations.put(conn, &hook("a").tenant(tenant))?;
+        let error = destinations.put(conn, &hook("b").tenant(tenant));
+        let error = error.expect_err("too many");
+        assert!(matches!(error, DestinationError::TooMany(_)), "{error:?}");
+        let error = destinations.put(conn, &hook("b").filter("$.total ? ("));
+        let error = error.expect_err("no path");
+        assert!(matches!(error, DestinationError::Database(_)), "{error:?}");
+        destinations.put(conn, &hook("c"))
+    })
+    .expect("committed");
+    assert_eq!(
+        database.text("SELECT string_agg(name, '' ORDER BY name) FROM {o}_destination"),
+        Some("ac".to_owned())
+    );
+}
+
 #[test]
 fn the_commands_register_show_change_and_remove_a_destination() {
     let database = Database::new();

@@ -7,6 +7,8 @@ use std::time::Duration;
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl};
 use diesel_outbox::admin::{self, DeadFilter};
+use diesel_outbox::config::{SecretKeys, SigningSecret};
+use diesel_outbox::destinations::{DestinationError, DestinationFilter, RegisteredDestination};
 use diesel_outbox::{
     Aggregate, Answer, Destination, Due, EnqueueError, Events, HandlerError, MessageRef,
     NewMessage, Outbox, OutboxName, Relay, inbox,
@@ -309,11 +311,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
         );
         assert_eq!(admin::overview(conn, &name)?.depths.dead_letters(), 19);
         // The transaction has its own path again: it finds what the application expects.
-        let path: String = diesel::select(diesel::dsl::sql::<diesel::sql_types::Text>(
-            "pg_catalog.current_setting('search_path')",
-        ))
-        .get_result(conn)?;
-        assert_eq!(path, "public, pg_catalog");
+        assert_eq!(path_of(conn), "public, pg_catalog");
         Ok(())
     })
     .expect("an operator's work");
@@ -354,6 +352,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
         assert_eq!(page.get(path).status, 200, "{path}");
         assert_eq!(ground.calls(), 0, "by {path}");
     }
+    destinations_are_registered_and_removed(&ground, conn);
     // A second outbox, in the first schema of the caller's path.
     outbox_is_made_and_dropped(&ground, conn);
 
@@ -370,6 +369,73 @@ fn what_others_create_in_the_search_path_is_never_called() {
     assert_ne!(checked.status.code(), Some(0));
 }
 
+fn path_of(conn: &mut PgConnection) -> String {
+    diesel::select(diesel::dsl::sql::<diesel::sql_types::Text>(
+        "pg_catalog.current_setting('search_path')",
+    ))
+    .get_result(conn)
+    .expect("a path")
+}
+
+/// Every statement about registered destinations, by the library inside and outside the application's transaction,
+/// and by commands.
+fn destinations_are_registered_and_removed(ground: &Ground, conn: &mut PgConnection) {
+    let (outbox, keys) = (Outbox::default(), SecretKeys::random());
+    let (plain, tenant) = (outbox.destinations(), uuid::Uuid::now_v7());
+    let with_key = plain.with_keys(&keys);
+    let (hour, secret) = (Duration::from_secs(3600), SigningSecret::random());
+    let filter = DestinationFilter {
+        tenant_id: Some(tenant),
+        enabled: Some(true),
+        search: Some("hooks".to_owned()),
+        after: Some("a".to_owned()),
+    };
+    let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
+        .tenant(tenant)
+        .filter("$.n ? (@ > 1)")
+        .header("x-team", "billing")
+        .timeout(Duration::from_secs(1));
+    let all = |conn: &mut PgConnection| {
+        // A new row, and an existing row.
+        plain.put(conn, &hook)?;
+        plain.put(conn, &hook)?;
+        assert_eq!(with_key.encryption(conn)?.plain, 1);
+        assert_eq!(with_key.encrypt(conn)?.plain, 1);
+        assert!(with_key.rotate(conn, "acme", hour)?.is_some());
+        assert!(with_key.rotate_to(conn, "acme", &secret, hour)?);
+        assert!(with_key.secret(conn, "acme")?.is_some());
+        assert!(with_key.get(conn, "acme")?.is_some());
+        assert_eq!(with_key.list(conn, &filter, 10)?.len(), 1);
+        assert!(plain.disable(conn, "acme", "why")?);
+        assert!(plain.enable(conn, "acme")?);
+        assert!(plain.remove(conn, "acme")?);
+        Ok::<_, DestinationError>(())
+    };
+    all(conn).expect("outside a transaction");
+    conn.transaction(|conn| {
+        all(conn)?;
+        assert_eq!(path_of(conn), "public, pg_catalog");
+        Ok::<_, DestinationError>(())
+    })
+    .expect("inside a transaction");
+    assert_eq!(path_of(conn), "public, pg_catalog");
+    assert_eq!(ground.calls(), 0, "by the methods of destinations");
+    for arguments in [
+        &["put", "acme", "https://acme.example"] as &[&str],
+        &["list", "--search", "acme"],
+        &["show", "acme"],
+        &["show", "acme", "--reveal"],
+        &["rotate", "acme"],
+        &["disable", "acme"],
+        &["enable", "acme"],
+        &["remove", "acme"],
+    ] {
+        let done = finish(ground.command(&[&["destination"], arguments].concat()));
+        assert_eq!(ground.calls(), 0, "by {arguments:?}: {}", done.stderr);
+        done.code(0);
+    }
+}
+
 /// The functions of the migrations call nothing foreign, and still find the caller's schema.
 fn outbox_is_made_and_dropped(ground: &Ground, conn: &mut PgConnection) {
     conn.batch_execute("CREATE SCHEMA hrm; SET search_path = hrm, public, pg_catalog")
@@ -380,12 +446,7 @@ fn outbox_is_made_and_dropped(ground: &Ground, conn: &mut PgConnection) {
         .expect("made");
     let there = "SELECT count(*) FROM pg_class WHERE relnamespace = 'hrm'::regnamespace AND relname = 'events'";
     assert_eq!(ground.count(there), 1);
-    let path: String = diesel::select(diesel::dsl::sql::<diesel::sql_types::Text>(
-        "pg_catalog.current_setting('search_path')",
-    ))
-    .get_result(conn)
-    .expect("a path");
-    assert_eq!(path, "hrm, public, pg_catalog");
+    assert_eq!(path_of(conn), "hrm, public, pg_catalog");
     diesel::sql_query("INSERT INTO hrm.events (topic, payload) VALUES ('a', '1')")
         .execute(conn)
         .expect("inserted");
