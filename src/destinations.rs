@@ -191,7 +191,9 @@ impl<'a> Destinations<'a> {
     /// Registers a destination with a new secret. If the name exists, replaces everything except the secrets.
     ///
     /// # Errors
-    /// - [`DestinationError::Invalid`], which names the value that cannot be used.
+    /// - [`DestinationError::Invalid`], which names the value that cannot be used. Also if the destination is from
+    ///   [`get`](Self::get) or [`list`](Self::list) and its row has a value that could not be read: the value would be
+    ///   lost.
     /// - [`DestinationError::TooMany`]: the tenant has reached its limit.
     /// - [`DestinationError::Database`]: the database failed.
     pub fn put(
@@ -199,6 +201,14 @@ impl<'a> Destinations<'a> {
         conn: &mut PgConnection,
         destination: &RegisteredDestination,
     ) -> Result<(), DestinationError> {
+        if destination.is_unread {
+            let problem = destination.problem.as_deref().unwrap_or("unknown");
+            let reason = format!(
+                "nothing was changed: the row has a value that cannot be read, {problem}. Fix the value with SQL, or remove the destination"
+            );
+            let key = format!("destinations.{}", destination.name);
+            return Err(ConfigError::new(key, reason).into());
+        }
         destination.check()?;
         let secret = self.sealed(&destination.name, &SigningSecret::random())?;
         Ok(pinned(conn, self.name, |conn, outbox| {

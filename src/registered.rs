@@ -74,6 +74,8 @@ pub struct RegisteredDestination {
     pub created_at: Option<SystemTime>,
     /// When the destination was last changed.
     pub updated_at: Option<SystemTime>,
+    /// Whether the row has a value that could not be read: `problem` says which, and the field here is empty.
+    pub(crate) is_unread: bool,
 }
 
 impl RegisteredDestination {
@@ -96,6 +98,7 @@ impl RegisteredDestination {
             problem: None,
             created_at: None,
             updated_at: None,
+            is_unread: false,
         }
     }
 

@@ -268,13 +268,6 @@ impl Put {
                 return Err(ConfigError::new("URL", reason).into());
             }
         };
-        // A value that cannot be read would be lost. `put` checks for other problems.
-        let is_unread = |problem: &&String| !problem.starts_with("destinations.");
-        if let Some(problem) = one.problem.as_ref().filter(is_unread) {
-            bail!(
-                "nothing was changed: the row has a value that cannot be read, {problem}. Fix the value with SQL, or remove the destination"
-            );
-        }
         if let Some(url) = &self.url {
             one.url.clone_from(url);
         }

@@ -111,6 +111,7 @@ impl From<Row> for RegisteredDestination {
             disabled_reason: row.disabled_reason,
             created_at: Some(row.created_at),
             updated_at: Some(row.updated_at),
+            is_unread: problem.is_some(),
             ..Self::new(row.name, row.url)
         };
         found.problem = problem.or_else(|| found.check().err().map(|error| error.to_string()));

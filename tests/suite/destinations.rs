@@ -301,6 +301,33 @@ fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
     }
 }
 
+/// `put` replaces all values, so a value that `get` could not read would be lost.
+#[test]
+fn what_could_not_be_read_is_not_replaced_by_what_was_read() {
+    let database = Database::new();
+    let (outbox, mut conn) = (database.outbox(), database.connect());
+    let destinations = outbox.destinations();
+    let stored = || database.text("SELECT concat(rate, headers) FROM {o}_destination");
+    for (column, value) in [("rate", "fast"), ("headers", "{\"x-a\": 1}")] {
+        destinations.put(&mut conn, &hook("acme")).expect("put");
+        database.execute(&format!(
+            "UPDATE {{o}}_destination SET {column} = '{value}'"
+        ));
+        let found = destinations.get(&mut conn, "acme").expect("an answer");
+        let found = found.expect("it is there").description("their shop");
+        let error = destinations.put(&mut conn, &found).expect_err(column);
+        let DestinationError::Invalid(error) = error else {
+            panic!("{column}: {error}");
+        };
+        assert_eq!(error.key(), "destinations.acme");
+        assert!(error.reason().contains(column), "{error}");
+        assert_eq!(stored().as_deref(), Some(value));
+    }
+    // Values that do not come from the row replace it.
+    destinations.put(&mut conn, &hook("acme")).expect("put");
+    assert_eq!(stored().as_deref(), Some(""));
+}
+
 /// An error undoes the call, and nothing else of the caller's transaction.
 #[test]
 fn the_callers_transaction_goes_on_after_an_error() {
@@ -387,9 +414,12 @@ fn the_commands_register_show_change_and_remove_a_destination() {
     // A change of another column keeps the value that cannot be read.
     database.execute("UPDATE {o}_destination SET rate = 'fast'");
     let error = run(&["put", "acme", "--description", "a shop"])
-        .code(1)
+        .code(2)
         .stderr;
-    assert!(error.contains("rate"), "{error}");
+    assert!(
+        error.contains("rate") && error.contains("Fix the value with SQL"),
+        "{error}"
+    );
     database.execute("UPDATE {o}_destination SET rate = '5/s', url = 'http://['");
     run(&["put", "acme", "https://acme.example"]).code(0);
     run(&["remove", "acme"]).code(0);
