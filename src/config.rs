@@ -42,7 +42,7 @@ pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
 pub use self::secret_keys::SecretKeys;
 pub use self::settings::{SETTINGS, Setting};
 pub use self::text::parse_duration;
-pub(crate) use self::text::url as parse_url;
+pub(crate) use self::text::{url as parse_url, words};
 
 use self::settings::{Place, unknown};
 use self::text::{by_word, content, shown_database, shown_url, written};

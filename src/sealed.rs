@@ -14,7 +14,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::config::{SecretKeys, SigningSecret};
+use crate::config::{SecretKeys, SigningSecret, words};
 use crate::name::OutboxName;
 
 /// The prefix of a sealed secret. It contains the version of the format.
@@ -90,8 +90,6 @@ pub(crate) fn open_all(
     place: Place<'_>,
     column: &str,
 ) -> Result<Vec<Opened>, Unreadable> {
-    let words = column.split(|c: char| c == ',' || c.is_whitespace());
-    let words = words.filter(|word| !word.is_empty());
     let open = |(index, word)| {
         let which = |reason| format!("secret {}: {reason}", index + 1);
         open(keys, place, word).map_err(|error| match error {
@@ -99,7 +97,7 @@ pub(crate) fn open_all(
             Unreadable::Bad(reason) => Unreadable::Bad(which(reason)),
         })
     };
-    words.enumerate().map(open).collect()
+    words(column).enumerate().map(open).collect()
 }
 
 fn open(keys: &SecretKeys, place: Place<'_>, word: &str) -> Result<Opened, Unreadable> {

@@ -71,7 +71,7 @@ pub(super) fn source(text: &str) -> Result<String, String> {
 }
 
 /// The words of a text, separated by commas or white space.
-pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c == ',' || c.is_whitespace())
         .filter(|word| !word.is_empty())
 }

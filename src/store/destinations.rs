@@ -19,6 +19,7 @@ use super::place::from_micros;
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
 use super::statement::{statement, statement_anew};
 use super::table::destination;
+use crate::config::words;
 use crate::name::OutboxName;
 use crate::registered::RegisteredDestination;
 use crate::schema::values::{Filter, Time};
@@ -442,29 +443,34 @@ pub(crate) struct Registered {
     pub(crate) secrets: Option<SecretString>,
 }
 
+/// Whether all secrets of a destination sign, not only the newest.
+fn all_sign() -> On<'static, destination::table> {
+    let until = destination::old_secrets_until;
+    let lasts = until.assume_not_null().gt(clock_timestamp());
+    Box::new(until.is_null().or(lasts))
+}
+
+/// The secrets in a column that sign now, newest first.
+fn signing(column: &str, all_sign: bool) -> impl Iterator<Item = &str> {
+    let most = if all_sign { usize::MAX } else { 1 };
+    words(column).take(most)
+}
+
 /// The existing destinations among `names`.
 pub(crate) fn registered_as(
     conn: &mut PgConnection,
     name: &OutboxName,
     names: &[String],
 ) -> QueryResult<Vec<Registered>> {
-    let all_sign = destination::old_secrets_until
-        .is_null()
-        .or(destination::old_secrets_until
-            .assume_not_null()
-            .gt(clock_timestamp()));
     let found = registered(name)
         .filter(destination::name.eq_any(names))
-        .select((row!(), (destination::secret, all_sign)))
+        .select((row!(), (destination::secret, all_sign())))
         .load::<(Row, (Option<String>, bool))>(conn)?;
     let of_row = |(row, (secrets, all_sign)): (Row, (Option<String>, bool))| Registered {
         row: row.into(),
-        secrets: secrets.map(|secrets| match all_sign {
-            true => secrets.into(),
-            false => {
-                let newest = secrets.split_whitespace().next();
-                newest.unwrap_or_default().to_owned().into()
-            }
+        secrets: secrets.map(|column| {
+            let secrets: Vec<&str> = signing(&column, all_sign).collect();
+            secrets.join(" ").into()
         }),
     };
     Ok(found.into_iter().map(of_row).collect())
@@ -516,29 +522,18 @@ pub(crate) fn rotate(
     new: &str,
     keep: Duration,
 ) -> QueryResult<bool> {
-    let signs_still = destination::old_secrets_until
-        .is_null()
-        .or(destination::old_secrets_until
-            .assume_not_null()
-            .gt(clock_timestamp()));
     let found: Option<(Option<String>, bool)> = registered(name)
         .filter(destination::name.eq(which))
         .for_update()
-        .select((destination::secret, signs_still))
+        .select((destination::secret, all_sign()))
         .get_result(conn)
         .optional()?;
     let Some((before, all_sign)) = found else {
         return Ok(false);
     };
     let before = before.unwrap_or_default();
-    let old = match all_sign {
-        true => MOST_SECRETS - 1,
-        false => 1,
-    };
-    let secrets: Vec<&str> = [new]
-        .into_iter()
-        .chain(before.split_whitespace().take(old))
-        .collect();
+    let secrets = [new].into_iter().chain(signing(&before, all_sign));
+    let secrets: Vec<&str> = secrets.take(MOST_SECRETS).collect();
     update(registered(name))
         .filter(destination::name.eq(which))
         .set((

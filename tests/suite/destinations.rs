@@ -202,6 +202,15 @@ fn a_secret_is_rotated_and_the_one_before_signs_for_a_while() {
         format!("{fourth} {third}"),
         "the older secrets no longer sign"
     );
+    database.execute(
+        "UPDATE {o}_destination SET secret = replace(secret, ' ', ','), old_secrets_until = now() - interval '1 s'",
+    );
+    let fifth = rotate();
+    assert_eq!(
+        stored(),
+        format!("{fifth} {fourth}"),
+        "commas also separate secrets"
+    );
     let none = destinations
         .rotate(&mut conn, "other", HOUR)
         .expect("an answer");

@@ -379,6 +379,37 @@ fn each_row_signs_with_its_own_secret_and_never_with_the_relays() {
     }
 }
 
+/// R46: commas separate secrets as well as white space does, so a replaced secret does not sign after its time.
+#[test]
+fn old_secrets_stop_signing_however_they_are_separated() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let [new, old] = [0, 1].map(|_| {
+        let written = diesel_outbox::config::SigningSecret::random().written();
+        secrecy::ExposeSecret::expose_secret(&written).to_owned()
+    });
+    let separated = [" ", ",", ", "];
+    for (n, separator) in separated.iter().enumerate() {
+        database.execute(&format!(
+            "INSERT INTO {{o}}_destination (name, url, secret, old_secrets_until)
+             SELECT when_ || {n}, '{}', '{new}{separator}{old}', now() + ago
+               FROM (VALUES ('old', interval '-1 s'), ('new', interval '1 h')) AS v(when_, ago)",
+            receiver.url()
+        ));
+    }
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    let requests = receiver.wait_for(2 * separated.len());
+    end(&relay);
+    let signatures = requests.iter().map(|request| {
+        let signatures = request.header("webhook-signature").expect("signed");
+        signatures.split(' ').count()
+    });
+    let mut signatures: Vec<usize> = signatures.collect();
+    signatures.sort_unstable();
+    assert_eq!(signatures, [1, 1, 1, 2, 2, 2]);
+}
+
 /// R46, R23: pauses and breakers work for each registered destination.
 #[test]
 fn one_that_is_paused_waits_and_the_others_do_not() {
