@@ -19,6 +19,8 @@ use crate::name::OutboxName;
 
 /// The prefix of a sealed secret. It contains the version of the format.
 const PREFIX: &str = "sealed1_";
+/// The prefix of a sealed secret of any version. No plain secret begins with this text.
+const PREFIX_OF_ANY: &str = "sealed";
 const NONCE_BYTES: usize = 12;
 
 /// The row to which a secret belongs.
@@ -71,7 +73,8 @@ pub(crate) fn seal(
 /// Why a secret cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// The secret is encrypted, and this process cannot decrypt it. Another process may have the key.
+    /// The secret is encrypted, and this process cannot decrypt it. Another process may be able to, with another key or
+    /// a later version, unless the text is damaged.
     Locked(String),
     /// The text is not a secret.
     Bad(String),
@@ -107,6 +110,9 @@ fn open(keys: &SecretKeys, place: Place<'_>, word: &str) -> Result<Opened, Unrea
     };
     let locked = |reason: &str| Unreadable::Locked(reason.to_owned());
     let Some(encoded) = word.strip_prefix(PREFIX) else {
+        if word.starts_with(PREFIX_OF_ANY) {
+            return Err(locked("encrypted by a later version"));
+        }
         return Ok(Opened {
             secret: parsed(word)?,
             stored: Stored::Plain,

@@ -37,6 +37,27 @@ fn without_a_key_secrets_are_stored_and_read_as_they_are() {
     }
 }
 
+/// While relays are upgraded, an older relay must not disable what a newer one can send to.
+#[test]
+fn what_a_later_version_sealed_is_locked_and_not_bad() {
+    let outbox = OutboxName::default();
+    let place = Place {
+        outbox: &outbox,
+        destination: "acme",
+    };
+    for keys in [SecretKeys::default(), SecretKeys::random()] {
+        for later in ["sealed2_AAECAwQFBgcICQoL", "sealed12.key.AAEC"] {
+            let error = open_all(&keys, place, later).err();
+            assert_eq!(
+                error,
+                Some(Unreadable::Locked(
+                    "secret 1: encrypted by a later version".to_owned()
+                ))
+            );
+        }
+    }
+}
+
 #[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
 #[test]
 fn without_cryptography_nothing_is_sealed_and_the_error_says_what_to_do() {
