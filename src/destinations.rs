@@ -55,6 +55,7 @@
 #[cfg(feature = "http")]
 mod trial;
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use diesel::PgConnection;
@@ -121,7 +122,7 @@ impl From<diesel::result::Error> for DestinationError {
 #[derive(Debug, Clone, Copy)]
 pub struct Destinations<'a> {
     name: &'a OutboxName,
-    keys: Option<&'a SecretKeys>,
+    keys: &'a SecretKeys,
 }
 
 /// How the secrets of registered destinations are stored.
@@ -137,6 +138,9 @@ pub struct Encryption {
     /// The names of destinations with a secret that cannot be read. No relay sends to these destinations.
     pub unreadable: Vec<String>,
 }
+
+/// The default of [`Destinations::with_keys`].
+static NO_KEYS: LazyLock<SecretKeys> = LazyLock::new(SecretKeys::default);
 
 /// The number of destinations whose secrets one statement reads.
 const PAGE: i64 = 500;
@@ -156,7 +160,7 @@ impl Outbox {
     pub fn destinations(&self) -> Destinations<'_> {
         Destinations {
             name: self.name(),
-            keys: None,
+            keys: &NO_KEYS,
         }
     }
 }
@@ -182,10 +186,7 @@ impl<'a> Destinations<'a> {
     /// ```
     #[must_use]
     pub fn with_keys(self, keys: &'a SecretKeys) -> Self {
-        Self {
-            keys: Some(keys).filter(|keys| !keys.is_empty()),
-            ..self
-        }
+        Self { keys, ..self }
     }
 
     /// Registers a destination with a new secret. If the name exists, replaces everything except the secrets.
@@ -377,7 +378,7 @@ impl<'a> Destinations<'a> {
     /// # Errors
     /// If the database fails, or no key was given.
     pub fn encrypt(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
-        if self.keys.is_none() {
+        if self.keys.is_empty() {
             return Err(ConfigError::new("OUTBOX_SECRET_KEY", "it is not set").into());
         }
         self.look_through(conn, |conn, outbox, name, column, opened| {
@@ -462,17 +463,13 @@ impl<'a> Destinations<'a> {
 
     /// The secret in its stored form.
     fn sealed(&self, name: &str, secret: &SigningSecret) -> Result<SecretString, DestinationError> {
-        let sealed = match self.keys {
-            None => Ok(secret.written()),
-            Some(keys) => seal(keys, self.place(name), secret),
-        };
+        let sealed = seal(self.keys, self.place(name), secret);
         Ok(sealed.map_err(|reason| ConfigError::new("OUTBOX_SECRET_KEY", reason))?)
     }
 
     /// The secrets of a column.
     fn opened(&self, name: &str, column: &str) -> Result<Vec<Opened>, ConfigError> {
-        let none = SecretKeys::default();
-        open_all(self.keys.unwrap_or(&none), self.place(name), column)
+        open_all(self.keys, self.place(name), column)
             .map_err(|why| ConfigError::new(format!("destinations.{name}.secret"), why.to_string()))
     }
 
@@ -490,7 +487,7 @@ impl<'a> Destinations<'a> {
         outbox: &OutboxName,
         found: &mut [RegisteredDestination],
     ) -> Result<(), DestinationError> {
-        if self.keys.is_none() || found.is_empty() {
+        if self.keys.is_empty() || found.is_empty() {
             return Ok(());
         }
         let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
@@ -678,7 +675,10 @@ impl<'a> Destinations<'a> {
             table: self.name.clone(),
             ..config.clone()
         };
-        let keys = self.keys.unwrap_or(&config.secret_keys);
+        let keys = match self.keys.is_empty() {
+            true => &config.secret_keys,
+            false => self.keys,
+        };
         let text = secrets.as_ref().map_or("", ExposeSecret::expose_secret);
         let secrets = self.with_keys(keys).opened(name, text)?;
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
