@@ -309,7 +309,8 @@ impl<'a> Destinations<'a> {
     /// exist.
     ///
     /// # Errors
-    /// If the database fails.
+    /// - [`DestinationError::Invalid`]: the secret cannot be encrypted.
+    /// - [`DestinationError::Database`]: the database failed.
     pub fn rotate(
         &self,
         conn: &mut PgConnection,
@@ -341,7 +342,8 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// If the database fails.
+    /// - [`DestinationError::Invalid`]: the secret cannot be encrypted.
+    /// - [`DestinationError::Database`]: the database failed.
     pub fn rotate_to(
         &self,
         conn: &mut PgConnection,
