@@ -9,8 +9,9 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18
 # All scripts except those in Python.
 SHELL_SCRIPTS = $(filter-out scripts/public-api %.py,$(wildcard scripts/*)) .ci/run
-# The revision that `make semver` compares with.
-BASE ?= origin/main
+# The revision that `make semver` (default: origin/main) and `make check-upgrade` (default: the last tag) compare with.
+BASE ?=
+LAST_TAG = $(shell git describe --tags --abbrev=0 2>/dev/null)
 # Separate projects, to keep their dependencies out of this one: examples, and applications that only tests need.
 PROJECTS := examples/shop examples/webhooks examples/rocket-shop examples/async-shop tests/applications/enqueuer tests/applications/handlers-only tests/applications/own-provider tests/interleavings
 # Tests mostly wait, so run more of them at once than there are cores.
@@ -40,7 +41,7 @@ EMULATOR = $(if $(CROSS),qemu-$(firstword $(subst -, ,$(CROSS)))-static)
 
 .DEFAULT_GOAL := help
 include release.mk
-.PHONY: help demo test simulate screenshots examples test-matrix check api semver compile-time bench bench-nginx compare static check-static bootstrap clean
+.PHONY: help demo test simulate screenshots examples test-matrix check api semver check-upgrade compile-time bench bench-nginx compare static check-static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -118,7 +119,20 @@ api: bootstrap ## Write the public API to public-api.txt, against which `make ch
 
 semver: bootstrap ## Find breaking changes of the library since BASE (a revision)
 	@$(CARGO) semver-checks --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-semver-checks
-	$(CARGO) semver-checks --package diesel-outbox --baseline-rev $(BASE) --only-explicit-features --features tracing
+	$(CARGO) semver-checks --package diesel-outbox --baseline-rev $(or $(BASE),origin/main) --only-explicit-features --features tracing
+
+check-upgrade: bootstrap ## Test an upgrade from BASE (a revision; default: the last tag) and back
+	@base='$(or $(BASE),$(LAST_TAG))'; \
+	if [ -z "$$base" ]; then \
+		echo "check-upgrade: no version is tagged yet, so there is nothing to upgrade from (BASE=<revision> names one)"; \
+		exit 0; \
+	fi; \
+	set -e; \
+	command -v psql >/dev/null || scripts/install-package psql; \
+	echo "check-upgrade: from $$base"; \
+	old=$$(scripts/build-revision "$$base" "$(TARGET_DIR)/upgrade"); \
+	$(CARGO) build; \
+	scripts/with-postgres scripts/with-nginx scripts/check-upgrade "$$old" "$(TARGET_DIR)/debug/diesel-outbox"
 
 compile-time: bootstrap ## Measure how much the library adds to the clean build of an application
 	scripts/compile-time
