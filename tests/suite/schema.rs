@@ -564,6 +564,38 @@ fn a_damaged_outbox_is_called_so_and_what_is_said_repairs_it() {
     }
 }
 
+#[test]
+fn a_migration_that_finds_a_column_missing_says_how_to_restore_the_column() {
+    let database = FreshDatabase::new();
+    finish(command(&database, &["migrate"])).code(0);
+    database.execute("ALTER TABLE outbox DROP COLUMN digest");
+    let failed = finish(command(&database, &["migrate"])).code(1);
+    let (told, repair) = failed
+        .stderr
+        .split_once(": ALTER TABLE ")
+        .expect("a repair");
+    assert!(
+        told.contains("has no column digest, although all migrations are applied"),
+        "{told}"
+    );
+    assert!(!told.contains("run `diesel-outbox migrate`"), "{told}");
+    database.execute(&format!("ALTER TABLE {}", repair.trim()));
+    finish(command(&database, &["migrate"])).code(0);
+    works(&database, "outbox");
+
+    database.execute("DROP VIEW outbox_messages");
+    database.execute("CREATE VIEW outbox_messages AS SELECT sequence FROM outbox");
+    let failed = finish(command(&database, &["migrate"])).code(1);
+    assert!(
+        failed
+            .stderr
+            .contains("although all migrations are applied")
+            && failed.stderr.contains("CREATE VIEW"),
+        "{}",
+        failed.stderr
+    );
+}
+
 /// Relays write into a ring of parts. A missing part may be noticed only when its turn comes, days later.
 #[test]
 fn an_outbox_that_lacks_parts_of_its_ring_says_which_and_what_is_said_repairs_it() {

@@ -11,6 +11,7 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
 
 pub(crate) use self::complete::check;
+pub(super) use self::complete::check_migrated;
 #[cfg(feature = "relay")]
 pub(super) use self::complete::parts;
 

@@ -143,7 +143,7 @@ pub(crate) fn migrate(
             done.push(format!("created outbox {name}"));
         }
         // An existing outbox may be damaged.
-        pinned(conn, name, inspect::check)?;
+        pinned(conn, name, inspect::check_migrated)?;
         Ok(done)
     })
 }

@@ -156,11 +156,57 @@ fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Database
     )))
 }
 
+/// What is known about the migrations when a column is missing.
+#[derive(Clone, Copy)]
+enum Migrations {
+    /// One that is not applied may add the column.
+    Unknown,
+    /// None adds the column.
+    AllApplied,
+}
+
+impl Migrations {
+    /// Describes the missing column of the table `name` + `suffix`, and what to do.
+    fn missing(self, name: &OutboxName, suffix: &str, column: &str, kind: &str) -> String {
+        let table = name.suffixed(suffix);
+        match self {
+            Self::Unknown => format!(
+                "{table} has no column {column}: the table belongs to an older version, or to another application; run `diesel-outbox migrate` of this version"
+            ),
+            Self::AllApplied if suffix == "_messages" => format!(
+                "{table} has no column {column}, although all migrations are applied. No data is lost: drop the view, and create the view with the CREATE VIEW that `diesel-outbox migrate --print` shows"
+            ),
+            Self::AllApplied => format!(
+                "{table} has no column {column}, although all migrations are applied: the column was dropped, or the table belongs to another application. Restore the table from a backup, or add an empty column, with the default and the constraints that `diesel-outbox migrate --print` shows: ALTER TABLE {table} ADD COLUMN {column} {kind}"
+            ),
+        }
+    }
+}
+
 /// Checks that the outbox exists and has everything that this version uses.
 ///
 /// # Errors
 /// [`DatabaseError::Schema`] names the missing part and says how to fix it.
 pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
+    check_after(conn, name, Migrations::Unknown)
+}
+
+/// The same, when all migrations are applied.
+///
+/// # Errors
+/// Those of [`check`].
+pub(in crate::store::setup) fn check_migrated(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<(), DatabaseError> {
+    check_after(conn, name, Migrations::AllApplied)
+}
+
+fn check_after(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    migrations: Migrations,
+) -> Result<(), DatabaseError> {
     if !table_exists(conn, name)? {
         return Err(DatabaseError::Schema(format!(
             "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours. If the outbox is in a schema outside the search path of the role, name the schema, as in shop.outbox (OUTBOX_TABLE); the role needs USAGE on that schema"
@@ -182,9 +228,7 @@ pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Da
                 Some((_, found)) => format!(
                     "the column {column} of {table} has the type {found} instead of {kind}: the table belongs to another version, or to another application"
                 ),
-                None => format!(
-                    "{table} has no column {column}: the table belongs to an older version, or to another application; run `diesel-outbox migrate` of this version"
-                ),
+                None => migrations.missing(name, suffix, column, kind),
             };
             return Err(DatabaseError::Schema(wrong));
         }
