@@ -295,6 +295,16 @@ impl Config {
     }
 
     /// Whether `OUTBOX_REGISTERED_THREADS` is set: the relay may have no other destinations than registered ones.
+    ///
+    /// ```
+    /// use diesel_outbox::Config;
+    ///
+    /// let mut config = Config::default();
+    /// assert!(!config.expects_registered());
+    /// config.set("OUTBOX_REGISTERED_THREADS", "8")?;
+    /// assert!(config.expects_registered());
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
     pub fn expects_registered(&self) -> bool {
         self.expects_registered
     }
