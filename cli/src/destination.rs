@@ -40,14 +40,15 @@ enum Action {
         #[arg(long, conflicts_with = "reveal")]
         json: bool,
     },
-    /// Register a destination with a new secret, or change the given values of an existing destination
+    /// Register a destination with a new secret, or change the given values of an existing destination.
+    /// `destination show NAME --reveal` prints the secret
     Put(Box<Put>),
     /// Enable a destination
     Enable {
         /// Name of the destination
         name: String,
     },
-    /// Disable a destination: its messages wait
+    /// Disable a destination: messages already addressed to it wait, and it gets no new ones
     Disable {
         /// Name of the destination
         name: String,

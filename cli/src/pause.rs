@@ -52,7 +52,7 @@ struct How {
     #[arg(long = "for", value_name = "DURATION")]
     duration: Option<String>,
     /// Reason, shown with the pause
-    #[arg(long, value_name = "TEXT", default_value = OPERATOR)]
+    #[arg(long, alias = "why", value_name = "TEXT", default_value = OPERATOR)]
     reason: String,
     /// Print the pause as JSON
     #[arg(long)]

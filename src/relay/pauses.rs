@@ -95,7 +95,7 @@ pub(super) fn disable(
 ) -> Result<(), DatabaseError> {
     if db.disable(seen, why)? {
         let name = seen.name;
-        log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}; its messages wait until it is enabled");
+        log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}; messages already addressed to it wait until it is enabled, and it gets no new ones");
     }
     Ok(())
 }

@@ -100,7 +100,7 @@ pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> 
         );
         findings.push(Finding {
             advice: Some(
-                "set OUTBOX_SECRET_KEY to the key that encrypted the secrets, or create new secrets: `diesel-outbox destination rotate`".to_owned(),
+                "set OUTBOX_SECRET_KEY to the key that encrypted the secrets, or replace the secrets: `diesel-outbox destination rotate NAME --keep 0s`".to_owned(),
             ),
             ..bad(WHAT, detail)
         });

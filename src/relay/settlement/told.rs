@@ -88,8 +88,9 @@ impl Settlement {
                 format!("gave up on {topic} to {to} without a send: {error} (message {id})")
             }
             Verdict::Dead(..) => {
+                let plural = if attempts == 1 { "" } else { "s" };
                 format!(
-                    "gave up on {topic} to {to} after {attempts} attempts: {error} (message {id})"
+                    "gave up on {topic} to {to} after {attempts} attempt{plural}: {error} (message {id})"
                 )
             }
             Verdict::Split(to) => {
@@ -154,7 +155,8 @@ impl Failures {
     /// Logs the counts that are due. If a count is 0, the next failure gets its own line.
     pub(in crate::relay) fn tell(&mut self, now: Instant) {
         for (destination, code, count) in self.take_due(now) {
-            log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempts to deliver to {destination} failed ({code}): retrying their messages");
+            let plural = if count == 1 { "" } else { "s" };
+            log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver to {destination} failed ({code}): the messages will be retried");
         }
     }
 
