@@ -206,7 +206,7 @@ pub(crate) fn deliveries(
             begin.map(as_micros)
         }
     };
-    let (mut rows, next) = page(rows, limit, searched_from);
+    let (mut rows, next) = page(rows, limit, searched_from, filter.after);
     add_answers(conn, name, &mut rows)?;
     Ok(Deliveries {
         rows,
@@ -215,12 +215,14 @@ pub(crate) fn deliveries(
     })
 }
 
-/// The first `limit` rows, and where the next page begins. `searched_from`, in microseconds: the rows include all
-/// deliveries since then. Older rows belong to a later page.
+/// The first `limit` rows, and where the next page begins: never at a newer place than this page, which begins
+/// `after` a place. `searched_from`, in microseconds: the rows include all deliveries since then. Older rows belong to a
+/// later page.
 fn page(
     mut rows: Vec<Delivery>,
     limit: usize,
     searched_from: Option<i64>,
+    after: Option<Place>,
 ) -> (Vec<Delivery>, Option<Place>) {
     // A message may have been settled since the waiting messages were read.
     let is_settled = |row: &&Delivery| row.settled_at.is_some();
@@ -236,10 +238,13 @@ fn page(
         }
         false => searched_from.map(Place::before),
     };
+    // A search that had no time left has read to just above `after`.
+    let next = next.map(|next| after.map_or(next, |after| next.min(after)));
     (rows, next)
 }
 
-/// The messages that wait for this destination, latest due first. `None`: reading took too long.
+/// The messages that wait for this destination, latest due first. `None`: reading took too long. Takes at most about
+/// half of the time, so that the ledger can be searched, too.
 fn waiting(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -248,13 +253,13 @@ fn waiting(
     limit: i64,
     deadline: Deadline,
 ) -> QueryResult<Option<Vec<Delivery>>> {
-    let Some(left) = deadline.left(ALL) else {
+    let Some(left) = deadline.left(ALL / 2) else {
         return Ok(None);
     };
     let found = looking_briefly(conn, left, |conn| {
         let mut found: Vec<MessageRecord> = Vec::new();
         for lanes in streams_to(conn, name, destination)?.chunks(ARRAYS_AT_ONCE) {
-            if deadline.left(ALL).is_none() {
+            if deadline.left(ALL).is_none_or(|left| left < ALL / 2) {
                 return Ok(None);
             }
             let last = |lane| last_of(name, lane, filter, limit);
@@ -517,21 +522,31 @@ mod tests {
                 one(4, 100, Status::Pending),
             ]
         };
-        let (rows, next) = page(all(), 4, None);
+        let (rows, next) = page(all(), 4, None, None);
         assert_eq!((sequences(&rows), next), (vec![1, 2, 3, 4], None));
-        let (rows, next) = page(all(), 2, None);
+        let (rows, next) = page(all(), 2, None, None);
         let after_the_second = all()[1].place;
         assert_eq!(
             (sequences(&rows), next),
             (vec![1, 2], Some(after_the_second))
         );
-        let (rows, next) = page(all(), 4, Some(300));
+        let (rows, next) = page(all(), 4, Some(300), None);
         assert_eq!(sequences(&rows), [1, 2, 3]);
         let next = next.expect("there is more");
         assert!(all()[2].place > next && all()[3].place < next);
         // No row was found in time.
-        let (rows, next) = page(Vec::new(), 4, Some(300));
+        let (rows, next) = page(Vec::new(), 4, Some(300), None);
         assert_eq!((rows.len(), next), (0, Some(Place::before(300))));
+    }
+
+    /// A search without time reads nothing: it has searched from just after the place where the page begins.
+    #[test]
+    fn a_page_never_continues_with_newer_deliveries() {
+        let after = Place::before(300);
+        let (_, next) = page(Vec::new(), 4, Some(301), Some(after));
+        assert_eq!(next, Some(after));
+        let (_, next) = page(Vec::new(), 4, Some(200), Some(after));
+        assert_eq!(next, Some(Place::before(200)));
     }
 
     #[test]
@@ -541,7 +556,7 @@ mod tests {
             one(1, 500, Status::Delivered),
             one(2, 100, Status::Sending),
         ];
-        let (rows, _) = page(rows, 9, None);
+        let (rows, _) = page(rows, 9, None, None);
         assert_eq!(sequences(&rows), [1, 2]);
         assert_eq!(rows[0].state, Status::Delivered);
     }
