@@ -3,7 +3,7 @@
 //!
 //! Each table is searched for the tenant's rows, which are then changed step by step.
 
-use diesel::dsl::{case_when, not};
+use diesel::dsl::case_when;
 use diesel::prelude::{
     BoolExpressionMethods, Connection, ExpressionMethods, IntoSql, NullableExpressionMethods,
     QueryDsl, RunQueryDsl,
@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::name::OutboxName;
 use crate::store::looking::looking;
+use crate::store::relay::pause::is_named;
 use crate::store::sql::{given, has_table_privilege, to_regclass};
 use crate::store::statement::planned_anew;
 use crate::store::table::{attempt, dead, destination, ledger, outbox, pause};
@@ -156,10 +157,18 @@ pub(crate) fn remove_destinations(
             .filter(destination::tenant_id.assume_not_null().eq(tenant))
             .returning(destination::name)
             .load(conn)?;
-        let waited_for = outbox::table(name.outbox()).select(outbox::destination);
+        let mut unnamed = Vec::new();
+        for one in &gone {
+            if !is_named(conn, name, one)? {
+                unnamed.push(one);
+            }
+        }
         delete(pause::table(name.pause()))
-            .filter(pause::kind.eq("destination").and(pause::name.eq_any(&gone)))
-            .filter(not(pause::name.eq_any(waited_for)))
+            .filter(
+                pause::kind
+                    .eq("destination")
+                    .and(pause::name.eq_any(unnamed)),
+            )
             .execute(conn)?;
         Ok(gone.len())
     })
@@ -197,4 +206,49 @@ pub(crate) fn missing(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
         }
     }
     Ok(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::connection::SimpleConnection;
+    use diesel::dsl::sql;
+    use diesel::sql_types::BigInt;
+
+    use super::*;
+    use crate::store::tests::Outbox;
+
+    #[test]
+    fn a_destination_is_removed_without_a_scan_of_the_outbox() {
+        const LIVE: i64 = 20_000;
+        let outbox = Outbox::new();
+        let (conn, name, tenant) = (&mut outbox.connect(), &outbox.name, Uuid::now_v7());
+        conn.batch_execute(&format!(
+            "INSERT INTO {destination} (name, url, tenant_id)
+             SELECT 'hook-' || n, 'https://a.example', '{tenant}' FROM generate_series(1, 20) n;
+             INSERT INTO {table} (topic, payload) SELECT 'order.paid', '1' FROM generate_series(1, {LIVE});
+             INSERT INTO {table} (topic, destination, payload) VALUES ('order.paid', 'hook-7', '1');
+             ANALYZE {table}",
+            destination = name.destination(),
+            table = name.outbox()
+        ))
+        .expect("rows");
+        let names = destinations(conn, name, tenant, None).expect("names");
+        let scanned = conn
+            .transaction(|conn| {
+                let removed = remove_destinations(conn, name, tenant, &names)?;
+                assert_eq!(removed, 20);
+                select(sql::<BigInt>(&format!(
+                    "pg_stat_get_xact_tuples_returned('{}'::regclass)",
+                    name.outbox()
+                )))
+                .get_result::<i64>(conn)
+            })
+            .expect("removed");
+        assert!(scanned < LIVE, "{scanned} rows were read in sequence");
+        let left: Vec<String> = pause::table(name.pause())
+            .select(pause::name)
+            .load(conn)
+            .expect("marks");
+        assert_eq!(left, ["hook-7"], "a message names this destination");
+    }
 }

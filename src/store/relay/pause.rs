@@ -16,6 +16,7 @@ use diesel::{PgConnection, delete, insert_into, select, update};
 use crate::name::OutboxName;
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::sql::{On, clock_timestamp, interval};
+use crate::store::statement::planned_anew;
 use crate::store::table::{candidate, pause};
 
 /// The reason of a row that a circuit breaker wrote.
@@ -307,10 +308,15 @@ pub(crate) fn forget_removed(
 
 /// Whether any message names this destination. One probe for each topic: a scan of the table would read all waiting
 /// messages.
-fn is_named(conn: &mut PgConnection, name: &OutboxName, destination: &str) -> QueryResult<bool> {
+pub(crate) fn is_named(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+) -> QueryResult<bool> {
     for lane in streams_to(conn, name, destination)? {
         let messages = QueryDsl::filter(candidate::table(name.outbox()), is_of(&lane));
-        if select(exists(messages)).get_result(conn)? {
+        // A plan for all names may read the table: most messages may have this topic and another destination.
+        if planned_anew(select(exists(messages))).get_result(conn)? {
             return Ok(true);
         }
     }
