@@ -196,7 +196,10 @@ fn pause(
     admin::pause(conn, &config.table, kind, name, reason, duration)?;
     let pauses = admin::pauses(conn, &config.table)?;
     let Some(pause) = pauses::find(&pauses, kind, name) else {
-        bail!("the pause of {} {name} has already ended", kind.as_str());
+        bail!(
+            "{} {name:?} is not paused: the pause has already ended, or the destination was removed",
+            kind.as_str()
+        );
     };
     if how.json {
         return output::json(&pauses::as_json(pause));

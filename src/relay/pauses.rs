@@ -15,7 +15,7 @@ use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
 use crate::store::destinations::AsSeen;
-use crate::store::relay::pause::{Pausable, Paused, REMOVED};
+use crate::store::relay::pause::{Pausable, Paused};
 
 /// The time that a probe has to be claimed and finished, in addition to the time of its send.
 const PROBE_TIME: Duration = Duration::from_secs(5);
@@ -49,11 +49,6 @@ fn with_watched<'a>(
 ) -> impl Iterator<Item = &'a Bulkhead> {
     let of_watched = watched.iter().filter_map(|one| one.bulkhead.as_ref());
     shared.bulkheads.iter().chain(of_watched)
-}
-
-/// Whether the row marks a removed registered destination, and not a pause.
-pub(super) fn is_removed(row: &Paused) -> bool {
-    row.kind == Pausable::Destination.as_str() && row.reason == REMOVED
 }
 
 fn tell(
@@ -139,7 +134,7 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
 pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
     let now = clock::now();
     let of_kind = |kind: Pausable| {
-        let rows = rows.iter().filter(|row| !is_removed(row));
+        let rows = rows.iter().filter(|row| !row.is_removed());
         rows.filter(move |row| row.kind == kind.as_str())
     };
     let destinations: HashMap<&str, &Paused> = of_kind(Pausable::Destination)

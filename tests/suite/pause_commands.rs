@@ -249,6 +249,25 @@ fn what_is_not_paused_cannot_be_resumed() {
     }
 }
 
+/// R46: a removed destination leaves a row in the table of pauses, so that relays dead-letter the waiting messages.
+#[test]
+fn a_removed_destination_is_not_paused() {
+    let shop = Shop::new();
+    shop.database
+        .execute("INSERT INTO {o}_destination (name, url) VALUES ('busy', 'https://a.example')");
+    shop.database.execute("DELETE FROM {o}_destination");
+    assert_eq!(shop.paused(), json!([]));
+    let error = shop.run(&["resume", "destination", "busy"]).code(1).stderr;
+    assert!(
+        error.contains("destination \"busy\" is not paused"),
+        "{error}"
+    );
+    let error = shop.run(&["pause", "destination", "busy", "--force"]);
+    let error = error.code(1).stderr;
+    assert!(error.contains("the destination was removed"), "{error}");
+    assert_eq!(shop.database.number("SELECT count(*) FROM {o}_pause"), 1);
+}
+
 #[test]
 fn a_pause_that_would_do_nothing_is_refused() {
     let shop = Shop::new();

@@ -4,7 +4,7 @@ use super::Claimer;
 use crate::clock;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
-use crate::relay::pauses::{self, disable, is_removed};
+use crate::relay::pauses::{self, disable};
 use crate::relay::planner::{Part, Survey, Wait};
 use crate::relay::registered::Bad;
 use crate::relay::wanted::Want;
@@ -49,7 +49,7 @@ impl<D: Database> Claimer<'_, D> {
         if !registered.is_on() {
             return Ok(());
         }
-        let removed = paused.iter().filter(|row| is_removed(row));
+        let removed = paused.iter().filter(|row| row.is_removed());
         let removed = removed.map(|row| row.name.clone()).collect();
         if registered.set_removed(removed) {
             self.planner.registered(registered.registry());

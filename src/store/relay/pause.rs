@@ -63,6 +63,13 @@ pub(crate) struct Paused {
     pub(crate) left: Option<Duration>,
 }
 
+impl Paused {
+    /// Whether the row marks a removed registered destination, and not a pause.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.kind == Pausable::Destination.as_str() && self.reason == REMOVED
+    }
+}
+
 fn is(kind: Pausable, which: &str) -> On<'_, pause::table> {
     Box::new(pause::kind.eq(kind.as_str()).and(pause::name.eq(which)))
 }
