@@ -308,6 +308,33 @@ fn a_message_without_a_route_blocks_its_key() {
     end(&other);
 }
 
+/// R44, R46: also after the last registered destination is removed, a relay that delivers to registered destinations
+/// takes the messages that name it, to dead-letter them. Messages that name no destination wait for a route.
+#[test]
+fn what_a_removed_destination_has_left_is_served() {
+    let database = Database::new();
+    let serves = json!({ "routes": [], "handlers": [], "registered": true });
+    database.execute(&format!(
+        "INSERT INTO {{o}}_lease (relay, expires_at, serves) VALUES ('another', now() + '1 h', '{serves}')"
+    ));
+    database
+        .execute("INSERT INTO {o}_destination (name, url) VALUES ('busy', 'https://a.example')");
+    database.execute(
+        "INSERT INTO {o} (topic, destination, payload) VALUES ('order.paid', 'busy', '1'), ('order.paid', '', '1')",
+    );
+    let unrouted = || -> Vec<String> {
+        let name = database.outbox_name();
+        let depths = admin::depths(&mut database.connect(), &name).expect("depths");
+        depths
+            .unrouted()
+            .map(|lane| lane.destination.clone())
+            .collect()
+    };
+    assert_eq!(unrouted(), Vec::<String>::new());
+    database.execute("DELETE FROM {o}_destination");
+    assert_eq!(unrouted(), [""]);
+}
+
 /// R16, R44: a relay that could never send anything does not start, neither as a command nor in an application.
 #[test]
 fn a_relay_without_any_destination_says_what_to_set() {

@@ -19,8 +19,9 @@ pub(crate) struct Served {
     relays: Vec<Relay>,
     /// `false`: a relay of a later version is active, and may serve anything.
     is_certain: bool,
-    /// The registered destinations, and the removed ones, whose messages are dead-lettered. Empty if no relay delivers
-    /// to registered destinations.
+    /// The registered destinations, and the removed ones, whose messages are dead-lettered. If any are registered, also
+    /// the empty name: a message that names no destination goes to all that want its topic, if any. Empty if no relay
+    /// delivers to registered destinations.
     registered: HashSet<String>,
 }
 
@@ -41,8 +42,9 @@ pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
         let there = destination::table(name.destination()).select(destination::name);
         served.registered = there.load::<String>(conn)?.into_iter().collect();
         if !served.registered.is_empty() {
-            served.registered.extend(removed.load::<String>(conn)?);
+            served.registered.insert(String::new());
         }
+        served.registered.extend(removed.load::<String>(conn)?);
     }
     Ok(served)
 }
@@ -103,11 +105,7 @@ impl Served {
 
     /// The names of the relays that take messages of this topic and destination.
     pub(crate) fn by(&self, topic: &str, destination: &str) -> impl Iterator<Item = &str> {
-        // A message that names no destination goes to all destinations that want its topic, if any.
-        let is_registered = match destination {
-            "" => !self.registered.is_empty(),
-            name => self.registered.contains(name),
-        };
+        let is_registered = self.registered.contains(destination);
         let takes = move |relay: &&Relay| {
             relay.routes.serve(topic, destination)
                 || (relay.registered && is_registered && relay.routes.takes(topic))
