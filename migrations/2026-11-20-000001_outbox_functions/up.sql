@@ -47,10 +47,15 @@ BEGIN
 END
 $function$;
 
--- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at.
+-- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at. The name stays:
+-- waiting messages name the destination, and its secret may be encrypted for this name.
 CREATE FUNCTION outbox_destination_changes() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 BEGIN
+    IF NEW.name <> OLD.name THEN
+        RAISE EXCEPTION 'a registered destination cannot be renamed: insert a new row and delete the old row'
+            USING ERRCODE = 'feature_not_supported';
+    END IF;
     NEW.updated_at := clock_timestamp();
     RETURN NEW;
 END
@@ -70,17 +75,19 @@ BEGIN
 END
 $function$;
 
--- After registered destinations are deleted: records the removal as a pause, so that relays dead-letter the waiting
--- messages, even if no relay runs now. A destination that is inserted again deletes this record.
+-- After registered destinations are deleted, and before all are (TRUNCATE): records the removal as a pause, so that
+-- relays dead-letter the waiting messages, even if no relay runs now. A destination that is inserted again deletes this
+-- record.
 CREATE FUNCTION outbox_destination_gone() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
     pauses text := format('%I.%I', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_pause');
+    removed text := CASE TG_OP WHEN 'TRUNCATE' THEN format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME) ELSE 'rows' END;
 BEGIN
-    IF TG_OP = 'DELETE' THEN
-        EXECUTE format('INSERT INTO %s AS p (kind, name, reason) SELECT ''destination'', name, ''DESTINATION_REMOVED'' FROM rows ORDER BY name
+    IF TG_OP IN ('DELETE', 'TRUNCATE') THEN
+        EXECUTE format('INSERT INTO %s AS p (kind, name, reason) SELECT ''destination'', name, ''DESTINATION_REMOVED'' FROM %s ORDER BY name
             ON CONFLICT (kind, name) DO UPDATE SET reason = excluded.reason, openings = 0, paused_at = clock_timestamp(), paused_until = NULL',
-            pauses);
+            pauses, removed);
     ELSE
         EXECUTE format('DELETE FROM %s WHERE kind = ''destination'' AND reason = ''DESTINATION_REMOVED'' AND name IN (SELECT name FROM rows)',
             pauses);
@@ -478,6 +485,8 @@ BEGIN
     EXECUTE format('CREATE TRIGGER outbox_destination_wake AFTER INSERT OR UPDATE OR DELETE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t || '_destination', changed);
     EXECUTE format('CREATE TRIGGER outbox_destination_gone AFTER DELETE ON %1$I.%2$I REFERENCING OLD TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_destination', gone);
+    EXECUTE format('CREATE TRIGGER outbox_destination_emptied BEFORE TRUNCATE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t || '_destination', gone);
     EXECUTE format('CREATE TRIGGER outbox_destination_there AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t || '_destination', gone);

@@ -223,7 +223,15 @@ fn drift_of_tables_is_told() {
         "warning",
         None,
     );
-    for trigger in ["changes", "wake", "gone", "there", "most", "most_moved"] {
+    for trigger in [
+        "changes",
+        "wake",
+        "gone",
+        "emptied",
+        "there",
+        "most",
+        "most_moved",
+    ] {
         provoked(
             &format!("DROP TRIGGER outbox_destination_{trigger} ON {{o}}_destination"),
             "drift",

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use diesel::Connection;
+use diesel::connection::SimpleConnection;
 use diesel_outbox::destinations::{DeliveryFilter, RegisteredDestination};
 use diesel_outbox::{Backoff, Destination, NewMessage, RelayBuilder, RelayHandle};
 use serde_json::json;
@@ -230,6 +231,40 @@ fn what_waits_for_a_removed_row_dies_and_for_one_that_came_again_it_goes_on() {
         ledger(&database),
         "acme dead DESTINATION_REMOVED, other delivered"
     );
+}
+
+/// R46: messages name their destination, and a secret is encrypted for it.
+#[test]
+fn a_row_keeps_its_name_and_loses_it_only_with_the_table() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example'), ('other', 'https://a.example')",
+    );
+    let sql = |sql: &str| {
+        let sql = sql.replace("{o}", &database.name());
+        database.connect().batch_execute(&sql)
+    };
+    let renamed = sql("UPDATE {o}_destination SET name = 'new' WHERE name = 'acme'");
+    let error = renamed.expect_err("refused").to_string();
+    assert_eq!(
+        error,
+        "a registered destination cannot be renamed: insert a new row and delete the old row"
+    );
+    sql("UPDATE {o}_destination SET name = name, url = 'https://b.example'").expect("changed");
+    let removed = || {
+        database.text(
+            "SELECT string_agg(name, ' ' ORDER BY name) FROM {o}_pause WHERE reason = 'DESTINATION_REMOVED'",
+        )
+    };
+    assert_eq!(removed(), None);
+    sql("DELETE FROM {o}_destination WHERE name = 'other'").expect("removed");
+    sql("TRUNCATE {o}_destination").expect("removed");
+    assert_eq!(removed().as_deref(), Some("acme other"));
+    sql("INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example')")
+        .expect("registered again");
+    // As for a copy that must send nothing.
+    sql("TRUNCATE {o}, {o}_dead, {o}_lease, {o}_pause, {o}_destination").expect("emptied");
+    assert_eq!(removed(), None);
 }
 
 /// R46: a bad row is never skipped silently.

@@ -167,6 +167,9 @@ fn consequence(trigger: &str) -> &'static str {
         "outbox_destination_wake" => "changes of registered destinations do not wake relays",
         "outbox_destination_changes" => "relays do not see changes of registered destinations",
         "outbox_destination_gone" => "messages of a removed destination stay in the outbox",
+        "outbox_destination_emptied" => {
+            "messages of destinations that TRUNCATE removes stay in the outbox"
+        }
         "outbox_destination_there" => {
             "messages of a destination that was removed and registered again are dead-lettered"
         }
