@@ -5,8 +5,8 @@ use std::time::Duration;
 use diesel::dsl::{case_when, exists};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
-    QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods,
+    OptionalExtension, QueryDsl, RunQueryDsl,
 };
 use diesel::query_dsl::methods::FilterDsl;
 use diesel::result::QueryResult;
@@ -17,7 +17,7 @@ use crate::name::OutboxName;
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::sql::{On, clock_timestamp, interval};
 use crate::store::statement::planned_anew;
-use crate::store::table::{candidate, pause};
+use crate::store::table::{candidate, destination, pause};
 
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
@@ -291,17 +291,18 @@ pub(crate) fn forget(
         .execute(conn)
 }
 
-/// Forgets registered destinations that were removed longer ago than `age` and that no message names.
+/// Forgets registered destinations that were removed longer ago than `age` and that no message names, and those that
+/// exist.
 pub(crate) fn forget_removed(
     conn: &mut PgConnection,
     name: &OutboxName,
     age: Duration,
 ) -> QueryResult<usize> {
+    let mut count = forget_returned(conn, name)?;
     let long_ago = clock_timestamp() - interval(age);
     let is_old = pause::reason.eq(REMOVED).and(pause::paused_at.lt(long_ago));
     let gone = QueryDsl::filter(pauses(name), is_old).select(pause::name);
     let gone: Vec<String> = gone.load(conn)?;
-    let mut count = 0;
     for one in gone {
         if !is_named(conn, name, &one)? {
             count += delete(pauses(name))
@@ -311,6 +312,29 @@ pub(crate) fn forget_removed(
         }
     }
     Ok(count)
+}
+
+/// Forgets the removal of registered destinations that exist. Inserting a row does so, too, but not in a transaction
+/// whose snapshot is older than the removal. Then the mark would stay in the place of the destination's pauses.
+fn forget_returned(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<usize> {
+    let removed = QueryDsl::filter(pauses(name), pause::reason.eq(REMOVED)).select(pause::name);
+    let removed: Vec<String> = removed.load(conn)?;
+    if removed.is_empty() {
+        return Ok(0);
+    }
+    conn.transaction(|conn| {
+        // A row that is locked here cannot be removed before the mark. Rows that are just being removed are left out.
+        let returned = QueryDsl::filter(
+            destination::table(name.destination()),
+            destination::name.eq_any(removed),
+        );
+        let returned = returned.select(destination::name);
+        let returned: Vec<String> = returned.for_key_share().skip_locked().load(conn)?;
+        delete(pauses(name))
+            .filter(pause::reason.eq(REMOVED))
+            .filter(pause::name.eq_any(returned))
+            .execute(conn)
+    })
 }
 
 /// Whether any message names this destination. One probe for each topic: a scan of the table would read all waiting
@@ -389,5 +413,43 @@ mod tests {
         conn.batch_execute(&format!("DELETE FROM {} WHERE topic = 'b'", name.outbox()))
             .expect("settled");
         assert_eq!(left(conn, Duration::ZERO), ["acme"]);
+    }
+
+    /// R46: a transaction that inserts the row again may not see that another transaction has removed the row.
+    #[test]
+    fn the_mark_of_a_removal_does_not_outlive_the_return_of_the_row() {
+        let outbox = Outbox::new();
+        let (conn, name) = (&mut outbox.connect(), &outbox.name);
+        let insert = format!(
+            "INSERT INTO {} (name, url) VALUES ('acme', 'https://a.example')",
+            name.destination()
+        );
+        conn.batch_execute(&insert).expect("registered");
+        let mut other = outbox.connect();
+        other
+            .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+            .expect("a snapshot");
+        conn.batch_execute(&format!("DELETE FROM {}", name.destination()))
+            .expect("removed");
+        other
+            .batch_execute(&format!("{insert}; COMMIT"))
+            .expect("registered again");
+        let is_marked = |conn: &mut PgConnection| {
+            let rows = all(conn, name).expect("pauses");
+            rows.iter().any(|row| row.reason == REMOVED)
+        };
+        assert!(is_marked(conn), "the trigger did not see the mark");
+        // While the row is being removed, the mark stays.
+        other
+            .batch_execute(&format!("BEGIN; DELETE FROM {}", name.destination()))
+            .expect("removed");
+        forget_removed(conn, name, MINUTE).expect("an answer");
+        other.batch_execute("ROLLBACK").expect("kept");
+        assert!(is_marked(conn));
+        forget_removed(conn, name, MINUTE).expect("an answer");
+        assert!(!is_marked(conn));
+        let kind = Pausable::Destination;
+        pause(conn, name, kind, "acme", "GONE", None, 0).expect("paused");
+        assert_eq!(all(conn, name).expect("pauses")[0].reason, "GONE");
     }
 }
