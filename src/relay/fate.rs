@@ -103,7 +103,13 @@ impl Ways<'_> {
             (Way::To(number), []) => return Where::Bulkhead(number),
             (Way::To(number), _) => vec![name(&number)],
             (Way::Split(numbers), _) => numbers.iter().map(name).collect(),
-            (Way::NoRoute, []) if registry.is_nobodys(topic) => return Where::Nobody,
+            // Without an answer to the query, a destination that was just registered may be unknown here.
+            (Way::NoRoute, []) if registry.is_nobodys(topic) => {
+                return match self.met {
+                    Some(_) => Where::Nobody,
+                    None => Where::Unknown,
+                };
+            }
             (_, []) => return Where::Nowhere,
             (_, [only]) if self.may_go_at_once(registry, message, only) => {
                 return Where::Customer(only);

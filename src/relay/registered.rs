@@ -96,6 +96,8 @@ pub(crate) struct Registry {
     others: Arc<Others>,
     /// The removed destinations that may still have messages.
     removed: HashSet<String>,
+    /// Whether this relay sends to registered destinations.
+    can_send: bool,
 }
 
 /// The changes of the table.
@@ -187,8 +189,9 @@ impl Registry {
     }
 
     /// Whether messages of this topic, which no route of this relay serves, are for no destination, without an error.
+    /// Only a relay that sends to registered destinations decides this.
     pub(super) fn is_nobodys(&self, topic: &str) -> bool {
-        self.is_in_use() && self.others_route(topic).is_none()
+        self.can_send && self.is_in_use() && self.others_route(topic).is_none()
     }
 
     /// The destinations of another relay's route for this topic.
@@ -213,6 +216,7 @@ impl Registry {
             last_id: self.last_id,
             others: Arc::new(changes.others),
             removed: self.removed.clone(),
+            can_send: maker.customers.can_send(),
             ..Self::default()
         };
         for name in &changes.gone {
@@ -271,6 +275,7 @@ impl Registry {
             last_id: self.last_id,
             others: Arc::clone(&self.others),
             removed,
+            can_send: self.can_send,
             ..Self::default()
         };
         next.index();

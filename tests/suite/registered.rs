@@ -137,6 +137,24 @@ fn what_nobody_wants_is_delivered_to_nobody_and_says_so() {
     assert_eq!(ledger(&database), " delivered NO_SUBSCRIBER");
 }
 
+/// R46: messages of one key that nobody wants, each claimed behind the one before.
+#[test]
+fn a_key_that_nobody_wants_is_settled_to_its_end() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let hook = RegisteredDestination::new("acme", receiver.url()).tenant(Uuid::now_v7());
+    put(&database, &hook);
+    let relay = started(&database);
+    for n in 0..50 {
+        database.enqueue_message(of_tenant(Uuid::now_v7(), n).ordering_key("order-1"));
+    }
+    eventually("all messages are settled", || {
+        database.count("delivered") == 50
+    });
+    end(&relay);
+    assert_eq!(receiver.count(), 0);
+}
+
 /// R46: with two relays.
 #[test]
 fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {

@@ -44,14 +44,29 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
         .on::<OrderPaid>(move |event, _| Ok(paid.send(event.order_id)?))
         .start()
         .expect("started");
+    // No relay that runs knows who gets the other topic, so its message waits.
+    diesel::sql_query("UPDATE outbox_destination SET topics = '{order.paid}'")
+        .execute(&mut conn)
+        .expect("topics");
+    diesel::sql_query("INSERT INTO outbox (topic, payload) VALUES ('member.joined', '1')")
+        .execute(&mut conn)
+        .expect("enqueued");
     conn.transaction(|conn| outbox.enqueue(conn, &OrderPaid { order_id: 7 }))
         .expect("enqueued");
     assert_eq!(orders.recv_timeout(PATIENCE), Ok(7));
     relay.shutdown(PATIENCE).expect("a clean shutdown");
     assert_eq!(relay.stats().delivered, 1);
     let waiting = diesel_outbox::schema::outbox::table
-        .select(diesel_outbox::schema::outbox::destination)
-        .load::<String>(&mut conn)
+        .order(diesel_outbox::schema::outbox::sequence)
+        .select((
+            diesel_outbox::schema::outbox::topic,
+            diesel_outbox::schema::outbox::destination,
+        ))
+        .load::<(String, String)>(&mut conn)
         .expect("the outbox");
-    assert_eq!(waiting, ["acme"]);
+    let waiting: Vec<String> = waiting
+        .into_iter()
+        .map(|(topic, destination)| format!("{topic} to {destination:?}"))
+        .collect();
+    assert_eq!(waiting, ["member.joined to \"\"", "order.paid to \"acme\""]);
 }
