@@ -153,7 +153,7 @@ impl Ways<'_> {
             && !message.has_idempotency_key()
             && message.attempts == 0
             && registry.others_route(&message.topic).is_none()
-            && self.rooms.of(only.id) > 0
+            && self.rooms.has_place(only.id)
     }
 }
 

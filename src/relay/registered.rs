@@ -572,7 +572,20 @@ impl Rooms {
         *self.in_flight.entry(id).or_default() += 1;
     }
 
+    /// The room for the next claim.
     pub(super) fn of(&self, id: u32) -> usize {
+        let (most, in_flight) = self.most_and_in_flight(id);
+        room_for_a_claim(most, in_flight)
+    }
+
+    /// Whether there is room for another message that is claimed already.
+    pub(super) fn has_place(&self, id: u32) -> bool {
+        let (most, in_flight) = self.most_and_in_flight(id);
+        in_flight < most
+    }
+
+    /// The most messages that the destination may have in flight, and how many it has.
+    fn most_and_in_flight(&self, id: u32) -> (usize, usize) {
         let bulkhead = self.registry.get(id).and_then(|one| one.bulkhead.as_ref());
         let most = match bulkhead {
             None => 0,
@@ -580,11 +593,31 @@ impl Rooms {
             Some(_) if self.probed.contains(&id) => 1,
             Some(bulkhead) => bulkhead.prefetch().clamp(1, self.most),
         };
-        let in_flight = self.in_flight.get(&id).copied().unwrap_or(0);
-        most.saturating_sub(in_flight)
+        (most, self.in_flight.get(&id).copied().unwrap_or(0))
     }
 
     pub(super) fn is_open(&self, id: u32) -> bool {
         !self.closed.contains(&id)
+    }
+}
+
+/// No room until half of the destination's share is free: a small claim costs nearly as much as a large one, and other
+/// destinations wait behind it.
+fn room_for_a_claim(most: usize, in_flight: usize) -> usize {
+    let left = most.saturating_sub(in_flight);
+    if 2 * left >= most { left } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// R46: a destination with a backlog is claimed from in large claims.
+    #[test]
+    fn a_destination_has_room_when_half_of_its_share_is_free() {
+        let rooms = |most| (0..=most).map(move |in_flight| room_for_a_claim(most, in_flight));
+        assert_eq!(rooms(1).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(rooms(5).collect::<Vec<_>>(), [5, 4, 3, 0, 0, 0]);
+        assert_eq!(room_for_a_claim(4, 7), 0, "the share has become smaller");
     }
 }
