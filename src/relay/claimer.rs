@@ -10,7 +10,7 @@ mod waiting;
 #[cfg(test)]
 pub(super) use self::waiting::SOON;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -40,6 +40,8 @@ pub(crate) struct Claimer<'a, D> {
     split_payloads: Payloads,
     outcomes: Outcomes,
     inbox: Receiver<Told>,
+    /// When the rows of registered destinations were last checked for changes, and how long that took.
+    rows_looked: Option<(Instant, Duration)>,
 }
 
 /// The result of a turn of the claimer.
@@ -72,6 +74,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             split_payloads: Payloads::default(),
             outcomes,
             inbox,
+            rows_looked: None,
         }
     }
 

@@ -44,7 +44,8 @@
 //! 1. After a claim without an answer, find out whether the claim is still running ([`Step::Resolve`]). Then release
 //!    the messages it took, one part a round ([`Step::Undo`]).
 //! 2. Exchange news between the gates and the pause table ([`Step::Gates`]).
-//! 3. Survey, if a survey is due ([`Step::Survey`]).
+//! 3. Survey, if a survey is due ([`Step::Survey`]). After news, the known lanes are asked first if a survey was made a
+//!    moment ago.
 //! 4. Claim once. Queries for late messages come first, then freed keys. The patrol gets every other claim while it
 //!    runs. The walk and the lanes take turns at the rest.
 //!
@@ -105,6 +106,8 @@ use crate::store::relay::ordered::Key;
 /// [`SHORTEST_SURVEY_INTERVAL`].
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 const SHORTEST_SURVEY_INTERVAL: Duration = Duration::from_millis(100);
+/// Surveys because of news take at most this part of the time.
+const NEWS_SHARE: u32 = 10;
 /// During a walk over many keys, lanes are claimed from at least this often: a relay that is awake gets no
 /// notifications.
 const GLANCE: Duration = Duration::from_millis(20);
@@ -199,6 +202,16 @@ pub(super) enum Awaited {
     Work,
 }
 
+/// News since the last survey: there may be new messages. If a survey was made a moment ago, the known lanes are asked
+/// first, so that under load surveys do not delay claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum News {
+    None,
+    Heard,
+    /// The known lanes are asked again. The next survey finds the messages of other streams.
+    Looked,
+}
+
 /// The stage of a round. Every round reaches its claim, whatever is reported meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -267,8 +280,12 @@ pub(super) struct Planner<'a> {
     vanished: Vec<i64>,
     /// When the last survey was made; `None`: a survey is due.
     surveyed: Option<Instant>,
-    /// The shortest time until the next survey.
+    /// The shortest time until the next survey: without news, and with news.
     survey_interval: Duration,
+    news_interval: Duration,
+    news: News,
+    /// When a survey must check the rows of registered destinations, which the last survey has left out.
+    rows_owed: Option<Instant>,
     looks: Looks,
     look: Look,
     /// Topics of keyed messages that the settlers claimed and that found no place in a queue, with their ways.
@@ -309,6 +326,9 @@ impl<'a> Planner<'a> {
             vanished: Vec::new(),
             surveyed: None,
             survey_interval: SURVEY_INTERVAL,
+            news_interval: Duration::ZERO,
+            news: News::None,
+            rows_owed: None,
             looks: Looks::default(),
             look: Look {
                 question: 0,
@@ -403,8 +423,11 @@ impl<'a> Planner<'a> {
             return None;
         }
         self.stage = Stage::Claim;
-        let is_recent = |at: Instant| now.saturating_duration_since(at) < self.survey_interval;
-        if self.surveyed.is_some_and(is_recent) {
+        if !self.is_survey_due(now, view) {
+            if self.news == News::Heard {
+                self.begin_look(now, view.is_nothing_in_flight);
+                self.news = News::Looked;
+            }
             return None;
         }
         let (lanes, moment) = (&self.lanes, self.settings.moment);
@@ -412,6 +435,21 @@ impl<'a> Planner<'a> {
         let streams = (self.looks).next(now, || lanes.streams(), view.is_asked, newest, moment);
         let look = Self::look(now, view.question, view.is_nothing_in_flight);
         Some(Step::Survey(Survey { streams, look }))
+    }
+
+    fn is_survey_due(&self, now: Instant, view: &View) -> bool {
+        let Some(at) = self.surveyed else {
+            return true;
+        };
+        if self.rows_owed.is_some_and(|at| now >= at) {
+            return true;
+        }
+        let interval = match self.news {
+            News::None => self.survey_interval,
+            _ if view.is_asked => Duration::ZERO,
+            _ => self.news_interval,
+        };
+        now.saturating_duration_since(at) >= interval
     }
 
     /// Releases the next part of the lease's unknown messages.
@@ -551,7 +589,7 @@ impl<'a> Planner<'a> {
             self.begin_look(now, view.is_nothing_in_flight);
             return Step::Again;
         }
-        if self.surveyed.is_none() {
+        if self.surveyed.is_none() || self.news == News::Heard {
             return Step::Again;
         }
         let until = self.next_look(now, view);
@@ -583,9 +621,17 @@ impl<'a> Planner<'a> {
         view.opens_at()
             .filter(|_| claims)
             .chain(self.looks.owed_at())
+            .chain(self.survey_owed_at())
             .chain(owed)
             .chain(expiry)
             .fold(self.next_poll(now), Instant::min)
+    }
+
+    /// When the survey is made that news or registered destinations have made due.
+    fn survey_owed_at(&self) -> Option<Instant> {
+        let news = self.surveyed.filter(|_| self.news != News::None);
+        let news = news.map(|at| at + self.news_interval);
+        news.into_iter().chain(self.rows_owed).min()
     }
 
     /// The wait until every known message is settled, before a claim without an answer is resolved.

@@ -1,5 +1,7 @@
 //! The claimer's statements around claims: surveys, registered destinations, and the release of unknown messages.
 
+use std::time::Duration;
+
 use super::Claimer;
 use crate::clock;
 use crate::relay::database::{Answer, Database};
@@ -10,6 +12,11 @@ use crate::relay::registered::Bad;
 use crate::relay::wanted::Want;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::pause::Paused;
+
+/// A survey checks the rows of registered destinations for changes at most this often: the check reads all rows.
+const ROWS_INTERVAL: Duration = Duration::from_millis(250);
+/// The checks take at most this part of the time, unless changes would then take effect too late.
+const ROWS_SHARE: u32 = 20;
 
 impl<D: Database> Claimer<'_, D> {
     /// Queries the streams, the ended leases and the pauses.
@@ -54,13 +61,25 @@ impl<D: Database> Claimer<'_, D> {
         if registered.set_removed(removed) {
             self.planner.registered(registered.registry());
         }
-        self.look_at_rows()
+        let next = self.rows_looked.map(|(at, took)| {
+            let interval = (ROWS_SHARE * took).clamp(ROWS_INTERVAL, 2 * ROWS_INTERVAL);
+            at + interval
+        });
+        let next = next.filter(|at| clock::now() < *at);
+        self.planner.look_at_rows_at(next);
+        match next {
+            Some(_) => Ok(()),
+            None => self.look_at_rows(),
+        }
     }
 
     /// Learns the changes of registered destinations, without removals.
     pub(super) fn look_at_rows(&mut self) -> Answer<()> {
         let (shared, registered) = (self.shared, &self.shared.registered);
+        let began = clock::now();
         let changes = self.db.registered(&registered.registry())?;
+        let now = clock::now();
+        self.rows_looked = Some((now, now.saturating_duration_since(began)));
         if let (Some(changes), Some(all)) = (changes, shared.bulkheads.last()) {
             let (bad, is_changed) = registered.change(changes, all, &shared.routes);
             if is_changed {

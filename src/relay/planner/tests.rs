@@ -469,6 +469,48 @@ fn news_of_the_time_of_a_survey_is_looked_for_before_the_wait() {
     assert_eq!(ground.wait().what, Awaited::Work);
 }
 
+/// R46: under load, each message may be announced, and a survey takes long compared with a claim.
+#[test]
+fn news_soon_after_a_survey_asks_the_known_lanes_first() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let survey = ground.begin_survey();
+    let found = Surveyed {
+        streams: found(&[stream("a", false)]),
+        is_active: true,
+        ..Surveyed::default()
+    };
+    let took = Duration::from_millis(5);
+    ground.now += took;
+    let surveyed = ground.now;
+    ground.planner.surveyed(surveyed, survey, found);
+    assert_eq!(ground.wait().until, surveyed + POLL);
+    ground.planner.has_news();
+    ground.planner.waited(ground.now, Awaited::Work, true, true);
+    assert!(matches!(ground.step(), Step::Claim { .. }));
+    let owed = surveyed + NEWS_SHARE * took;
+    assert_eq!(
+        ground.wait().until,
+        owed,
+        "another stream may have messages"
+    );
+    ground.now = owed;
+    ground.begin_survey();
+}
+
+/// R46: changed rows are used within a second, even if no survey is due.
+#[test]
+fn a_survey_is_made_when_the_rows_of_registered_destinations_must_be_checked() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    let at = ground.now + Duration::from_millis(250);
+    ground.planner.look_at_rows_at(Some(at));
+    assert_eq!(ground.wait().until, at);
+    ground.now = at;
+    ground.begin_survey();
+    ground.planner.look_at_rows_at(None);
+}
+
 /// R12: a relay that stands by learns under its new lease whether it is active.
 #[test]
 fn a_lease_that_is_lost_during_a_survey_is_followed_by_another_survey() {

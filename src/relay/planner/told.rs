@@ -10,7 +10,8 @@ use super::picks::Picked;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
 use super::{
-    Awaited, LATE_STEP, Planner, Policy, SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL, Stage, walk,
+    Awaited, LATE_STEP, NEWS_SHARE, News, Planner, Policy, SHORTEST_SURVEY_INTERVAL,
+    SURVEY_INTERVAL, Stage, walk,
 };
 use crate::relay::registered::Registry;
 use crate::relay::to::To;
@@ -54,9 +55,14 @@ impl Planner<'_> {
         self.stage = Stage::Undo;
     }
 
-    /// There may be new messages: a new survey is due.
+    /// There may be new messages.
     pub(in crate::relay) fn has_news(&mut self) {
-        self.surveyed = None;
+        self.news = News::Heard;
+    }
+
+    /// When the rows of registered destinations must be checked, if this survey leaves them out.
+    pub(in crate::relay) fn look_at_rows_at(&mut self, at: Option<Instant>) {
+        self.rows_owed = at;
     }
 
     /// Messages were released or have become free.
@@ -118,8 +124,8 @@ impl Planner<'_> {
         // A look over many lanes may take longer than the survey interval. If the look has found nothing yet, it
         // continues: otherwise it would never end. A newly expired lease begins a new look: its messages may be in any
         // lane.
-        let is_new_look =
-            self.surveyed.is_none() || !self.look.found_nothing || !newly_ended.is_empty();
+        let is_due = self.surveyed.is_none() || self.news != News::None;
+        let is_new_look = is_due || !self.look.found_nothing || !newly_ended.is_empty();
         if !newly_ended.is_empty() {
             self.lanes.forget_places();
             self.walk.restart();
@@ -147,10 +153,12 @@ impl Planner<'_> {
             self.look = survey.look;
         }
         self.surveyed = Some(now);
+        self.news = News::None;
         // If every statement is slow, surveys must not take half of the time.
         let took = now.saturating_duration_since(began);
         let poll = (self.settings.poll_interval).clamp(SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL);
         self.survey_interval = poll.max(3 * took).min(SURVEY_INTERVAL);
+        self.news_interval = (NEWS_SHARE * took).min(self.survey_interval);
         has_new_nowhere
     }
 
