@@ -18,7 +18,9 @@ import sys
 import time
 import urllib.request
 
-HERE = pathlib.Path(__file__).resolve().parent
+import drawn
+
+HERE = drawn.HERE
 NODE = HERE / "peers/node"
 DATABASE = "compare"
 PAYLOAD_BYTES = 250
@@ -213,77 +215,53 @@ MEASURES = [
 ]
 
 
-def shown(values, digits):
-    """The median, and the range where it is one."""
-    median = f"{statistics.median(values):,.{digits}f}"
-    low, high = f"{min(values):,.{digits}f}", f"{max(values):,.{digits}f}"
-    return median if low == high else f"{median} ({low}–{high})"
-
-
 def table(report):
     """In Markdown, the fastest first."""
-    lines = ["| | " + " | ".join(title for _, title, _ in MEASURES) + " | what an acknowledgement covers |"]
-    lines.append("|---" * (len(MEASURES) + 2) + "|")
+    titles = ["", *(title for _, title, _ in MEASURES), "what an acknowledgement covers"]
     speed = lambda one: -statistics.median(one["measures"]["messages_per_second"])
-    for one in sorted(report["peers"], key=speed):
-        numbers = [shown(one["measures"][name], digits) for name, _, digits in MEASURES]
-        lines.append(f"| {one['name']} {one['version']} | " + " | ".join(numbers) + f" | {one['crash']} |")
-    return "\n".join(lines)
+    return drawn.table(titles, [
+        [
+            f"{one['name']} {one['version']}",
+            *(drawn.shown(one["measures"][name], digits) for name, _, digits in MEASURES),
+            one["crash"],
+        ]
+        for one in sorted(report["peers"], key=speed)
+    ])
 
 
-# Of a chart: bars of one measure, one below the other. Light or dark as the reader's page is.
-STYLE = (
-    "text{font:14px system-ui,sans-serif;fill:#1f2328}.title{font-weight:600}.bar{fill:#8c959f}.ours{fill:#0969da}"
-    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bar{fill:#6e7681}.ours{fill:#4493f8}}"
-)
 CHARTS = [("messages_per_second", "Messages delivered a second"), ("own_cpu_us", "Own CPU for each message, µs")]
-NAMES, WIDTH, ROW = 220, 720, 26
 
 
 def chart(report):
     """An SVG of rates and costs."""
     parts, y = [], 0
     for name, title in CHARTS:
-        y += 24
-        parts.append(f'<text class="title" x="0" y="{y}">{title}</text>')
         medians = [(statistics.median(one["measures"][name]), one["name"]) for one in report["peers"]]
-        most = max(value for value, _ in medians)
-        for value, label in sorted(medians, reverse=name == "messages_per_second"):
-            y += ROW
-            length = round(value / most * (WIDTH - NAMES - 80))
-            kind = "bar ours" if label == "diesel-outbox" else "bar"
-            parts.append(f'<text x="0" y="{y}">{label}</text>')
-            parts.append(f'<rect class="{kind}" x="{NAMES}" y="{y - 13}" width="{max(length, 1)}" height="16"/>')
-            parts.append(f'<text x="{NAMES + length + 8}" y="{y}">{value:,.0f}</text>')
-        y += 16
+        medians.sort(reverse=name == "messages_per_second")
+        more, y = drawn.bars(title, [(label, value, label == "diesel-outbox") for value, label in medians], y)
+        parts += more
     words = "; ".join(f"{title}: " + ", ".join(
         f"{one['name']} {statistics.median(one['measures'][name]):,.0f}" for one in report["peers"]
     ) for name, title in CHARTS)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" role="img">'
-    return "\n".join([head, f"<title>{words}</title>", f"<style>{STYLE}</style>", *parts, "</svg>"]) + "\n"
+    return drawn.svg(parts, y, words)
 
 
-NUMBERS, CHART = HERE / "compare.json", HERE.parent / "docs/images/compare.svg"
-PAGE = HERE.parent / "docs/compared.md"
-BEGIN, END = "<!-- make compare -->\n", "<!-- end of make compare -->"
+NUMBERS, CHART = HERE / "compare.json", drawn.ROOT / "docs/images/compare.svg"
+PAGE = drawn.ROOT / "docs/compared.md"
 
 
 def documents(report):
     """What the documents show of the numbers: by their files."""
-    text = PAGE.read_text()
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
     said = (
         f"{report['messages']:,} messages of {report['payload_bytes']} bytes, {report['rounds']} rounds, PostgreSQL"
         f" {report['postgresql'].split()[0]}, {report['cores']} cores. Medians, with ranges in parentheses.\n\n"
     )
-    return {PAGE: head + BEGIN + "\n" + said + table(report) + "\n\n" + END + tail, CHART: chart(report)}
+    return {PAGE: drawn.put(PAGE.read_text(), "make compare", said + table(report)), CHART: chart(report)}
 
 
 def write(report):
     NUMBERS.write_text(json.dumps(report, indent=1) + "\n")
-    for file, text in documents(report).items():
-        file.write_text(text)
+    drawn.write(documents(report))
 
 
 def main():
@@ -298,9 +276,8 @@ def main():
     parser.add_argument("--check", action="store_true", help="measure nothing: are table and chart those of the numbers?")
     options = parser.parse_args()
     if options.check:
-        for file, text in documents(json.loads(NUMBERS.read_text())).items():
-            if file.read_text() != text:
-                raise SystemExit(f"compare: {file.name} does not show what {NUMBERS.name} has: run compare.py --draw")
+        for file in drawn.stale(documents(json.loads(NUMBERS.read_text()))):
+            raise SystemExit(f"compare: {file.name} does not show what {NUMBERS.name} has: run compare.py --draw")
         return
     if options.draw:
         return write(json.loads(NUMBERS.read_text()))
