@@ -41,7 +41,7 @@ EMULATOR = $(if $(CROSS),qemu-$(firstword $(subst -, ,$(CROSS)))-static)
 
 .DEFAULT_GOAL := help
 include release.mk
-.PHONY: help demo test simulate screenshots examples test-matrix check api semver check-upgrade compile-time bench bench-nginx compare static check-static bootstrap clean
+.PHONY: help demo test simulate screenshots examples test-matrix check api semver check-upgrade compile-time bench bench-nginx bench-all compare static check-static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -105,6 +105,8 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 	scripts/imports.py
 	scripts/words.py
 	benchmarks/compare.py --check
+	benchmarks/all.py --check
+	python3 -m unittest discover --quiet --start-directory benchmarks
 	@if command -v shellcheck >/dev/null; then \
 		echo shellcheck $(SHELL_SCRIPTS); \
 		shellcheck $(SHELL_SCRIPTS); \
@@ -144,6 +146,11 @@ bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL (ARGS=
 bench-nginx: bootstrap ## The same with nginx as the receiver, which uses less CPU
 	$(CARGO) build --release
 	scripts/with-postgres scripts/with-nginx $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
+
+bench-all: bootstrap ## Measure all numbers of the documents, in 20 minutes (ARGS=--write updates them; ARGS=--help)
+	@command -v python3 >/dev/null || scripts/install-package python3-venv
+	$(CARGO) build --release
+	scripts/with-postgres scripts/with-nginx benchmarks/all.py --ours $(abspath $(TARGET_DIR))/release/diesel-outbox $(ARGS)
 
 compare: bootstrap ## Compare with pg-boss, graphile-worker, awa and outbox-pattern-processor (ARGS=--write updates the documents)
 	@command -v npm >/dev/null || scripts/install-package npm

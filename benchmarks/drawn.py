@@ -53,8 +53,8 @@ def shown(values, digits):
 
 def table(titles, rows):
     """In Markdown."""
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]).replace("|  |", "| |")
+    line = lambda cells: "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+    return "\n".join([line(titles), "|---" * len(titles) + "|", *map(line, rows)])
 
 
 # Light or dark as the reader's page is.
@@ -72,7 +72,8 @@ HEIGHT = 110
 
 
 def bars(title, rows, y, digits=0):
-    """One bar below the other. A row has a label, a value, and whether it is highlighted. Returns parts and the new y."""
+    """One bar below the other. A row has a label, a value, and whether it is highlighted. Returns parts and the new
+    y."""
     y += 24
     parts = [f'<text class="title" x="0" y="{y}">{title}</text>']
     most = max(value for _, value, _ in rows)
@@ -105,7 +106,7 @@ def curves(title, steps, series, y, digits=1):
             parts.append(f'<text class="middle" x="{x}" y="{top + shift}">{number(value, digits)}</text>')
         parts.append(f'<rect class="bar{kind}" x="0" y="{y + 27 + ROW * position}" width="16" height="4"/>')
         parts.append(f'<text x="24" y="{y + 34 + ROW * position}">{label}</text>')
-    y = bottom + 44
+    y = bottom + 38
     for x, step in zip(across, steps):
         parts.append(f'<text class="middle" x="{x}" y="{y}">{step}</text>')
     return parts, y + 16
