@@ -147,7 +147,7 @@ bench-nginx: bootstrap ## The same with nginx as the receiver, which uses less C
 	$(CARGO) build --release
 	scripts/with-postgres scripts/with-nginx $(TARGET_DIR)/release/diesel-outbox bench $(ARGS)
 
-bench-all: bootstrap ## Measure all numbers of the documents, in 20 minutes (ARGS=--write updates them; ARGS=--help)
+bench-all: bootstrap ## Measure all numbers of the documents, in 25 minutes (ARGS=--write updates them; ARGS=--help)
 	@command -v python3 >/dev/null || scripts/install-package python3-venv
 	$(CARGO) build --release
 	scripts/with-postgres scripts/with-nginx benchmarks/all.py --ours $(abspath $(TARGET_DIR))/release/diesel-outbox $(ARGS)

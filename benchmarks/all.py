@@ -46,7 +46,7 @@ class Scenario:
         return " ".join(["diesel-outbox bench", *self.arguments(is_small)])
 
 
-# Together 20 minutes on a slow machine. Neighbours with the same number of rounds take turns.
+# Together 25 minutes on a slow machine. Neighbours with the same number of rounds take turns.
 SCENARIOS = [
     Scenario("drain", "drain", {"messages": 300_000}, {"messages": 2_000}, 3),
     Scenario("drain-batched", "drain", {"messages": 300_000, "mode": "batched"}, {"messages": 2_000}, 3),
@@ -90,17 +90,18 @@ SCENARIOS = [
         "registered",
         {
             "destinations": 10_000,
-            "rounds": 1,
+            "rounds": 3,
             "paced": 2_000,
             "hanging": 200,
             "waiting": 1_000_000,
             "changes": 1_000,
             "rate": 1_000,
-            "seconds": 20,
+            "seconds": 15,
         },
         {
             "destinations": 50,
             "messages": 2_000,
+            "rounds": 1,
             "backlogged": 10,
             "paced": 20,
             "hanging": 2,
