@@ -103,7 +103,7 @@ impl Findings {
 ///
 /// The checks cover the schema and its indexes, vacuum and what holds vacuum back, clocks, sequences and
 /// transaction ids, connections, settings of the role, who can create objects in its search path, a pooler,
-/// leases, and rows that are kept too long. A check for which the role lacks rights is
+/// leases, rows that are kept too long, and disabled registered destinations. A check for which the role lacks rights is
 /// [`Skipped`](Severity::Skipped), and no error.
 ///
 /// Nothing is changed. To compare the schema, a second outbox is created in a transaction that is rolled back,
@@ -128,7 +128,7 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
     super::check_schema(conn, &config.table)?;
     let mut findings = Vec::new();
     type Check = fn(&mut PgConnection, &Config) -> QueryResult<Vec<Finding>>;
-    let checks: [(&'static str, Check); 13] = [
+    let checks: [(&'static str, Check); 14] = [
         ("drift", schema::drift),
         ("indexes", schema::indexes),
         ("vacuum", health::vacuum),
@@ -137,6 +137,7 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
         ("leases", health::leases),
         ("ledger", health::ledger),
         ("inbox", health::inbox),
+        ("registered", health::registered),
         ("clock", server::clock),
         ("wraparound", server::wraparound),
         ("connections", server::connections),

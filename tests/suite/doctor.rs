@@ -66,6 +66,19 @@ fn provoked(sql: &str, of: &str, text: &str, expected: &str, mend: Option<&str>)
     finished.code(0);
 }
 
+/// R46: a bad row is never skipped silently.
+#[test]
+fn a_disabled_destination_is_a_warning_with_its_reason() {
+    provoked(
+        "INSERT INTO {o}_destination (name, url, enabled, disabled_reason)
+         VALUES ('acme', 'https://a.example/', false, 'rate: often is no rate')",
+        "registered",
+        "acme is disabled (rate: often is no rate)",
+        "warning",
+        Some("UPDATE {o}_destination SET enabled = true, disabled_reason = NULL"),
+    );
+}
+
 /// A new outbox has no findings.
 #[test]
 fn nothing_is_wrong_with_a_new_outbox() {
@@ -78,6 +91,7 @@ fn nothing_is_wrong_with_a_new_outbox() {
         "sequence",
         "leases",
         "ledger",
+        "registered",
         "inbox",
         "clock",
         "wraparound",

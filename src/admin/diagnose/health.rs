@@ -9,6 +9,7 @@ use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
 use crate::store::operate::status;
 use crate::store::pinned::located_by_default;
+use crate::store::setup::doctor::registered::{Disabled, disabled};
 use crate::store::setup::doctor::{server, snapshots, tables};
 use crate::store::write::inbox as receiving;
 
@@ -23,6 +24,21 @@ const CLEANING: Duration = Duration::from_secs(6 * 3600);
 
 /// Bytes above which an inbox without retention is a warning.
 const LARGE_INBOX: i64 = 1 << 30;
+
+pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("registered");
+    if let Some(Disabled { count, name, why }) = disabled(conn, &config.table)? {
+        let why = why.unwrap_or_else(|| "no reason is given".to_owned());
+        found.warning(
+            match count {
+                1 => format!("the registered destination {name} is disabled ({why}): its messages wait"),
+                _ => format!("{count} registered destinations are disabled, last {name} ({why}): their messages wait"),
+            },
+            "`diesel-outbox destination list --disabled` shows them; `diesel-outbox destination enable NAME` sends again",
+        );
+    }
+    Ok(found.or_ok("no registered destination is disabled"))
+}
 
 pub(super) fn vacuum(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("vacuum");

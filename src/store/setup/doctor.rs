@@ -2,6 +2,7 @@
 //! back. `admin::diagnose` judges the facts.
 
 pub(crate) mod drift;
+pub(crate) mod registered;
 pub(crate) mod server;
 pub(crate) mod snapshots;
 pub(crate) mod tables;
