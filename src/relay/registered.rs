@@ -28,8 +28,10 @@ use crate::store::relay::claim::Topic;
 use crate::store::relay::own::is_own;
 use crate::store::relay::served::Others;
 
-/// One destination may have at most 1/`SHARE` of a batch in flight.
+/// One destination may have at most 1/`SHARE` of a batch in flight, and 1/`CLAIMED_SHARE` by claims of the messages that
+/// name it: a backlog that fills the whole share takes CPU from the other destinations.
 const SHARE: usize = 4;
+const CLAIMED_SHARE: usize = 8;
 
 /// One registered destination.
 pub(crate) struct Customer {
@@ -523,6 +525,8 @@ pub(crate) struct Rooms {
     in_flight: HashMap<u32, usize>,
     /// The most messages that one destination may have in flight.
     most: usize,
+    /// The same limit for claims of messages that name the destination.
+    most_claimed: usize,
     /// The destinations that get no messages now.
     closed: HashSet<u32>,
     /// The destinations that get one message as a probe.
@@ -542,6 +546,7 @@ impl Rooms {
             registry: registered.registry(),
             in_flight,
             most: (batch / SHARE).max(1),
+            most_claimed: (batch / CLAIMED_SHARE).max(1),
             ..Self::default()
         };
         for one in registered.watched() {
@@ -575,7 +580,7 @@ impl Rooms {
     /// The room for the next claim.
     pub(super) fn of(&self, id: u32) -> usize {
         let (most, in_flight) = self.most_and_in_flight(id);
-        room_for_a_claim(most, in_flight)
+        room_for_a_claim(most.min(self.most_claimed), in_flight)
     }
 
     /// Whether there is room for another message that is claimed already.
