@@ -32,6 +32,8 @@ use crate::store::relay::served::Others;
 /// name it: a backlog that fills the whole share takes CPU from the other destinations.
 const SHARE: usize = 4;
 const CLAIMED_SHARE: usize = 8;
+/// Claims always leave room for this many messages per concurrent send.
+const ROUNDS_OF_SENDS: usize = 4;
 
 /// One registered destination.
 pub(crate) struct Customer {
@@ -579,26 +581,33 @@ impl Rooms {
 
     /// The room for the next claim.
     pub(super) fn of(&self, id: u32) -> usize {
-        let (most, in_flight) = self.most_and_in_flight(id);
-        room_for_a_claim(most.min(self.most_claimed), in_flight)
+        let sends = self.bulkhead(id).map_or(0, |bulkhead| bulkhead.concurrency);
+        // Never so few that the destination has nothing to send while others have their turns.
+        let most_claimed = self.most_claimed.max(ROUNDS_OF_SENDS * sends);
+        room_for_a_claim(self.most(id).min(most_claimed), self.in_flight(id))
     }
 
     /// Whether there is room for another message that is claimed already.
     pub(super) fn has_place(&self, id: u32) -> bool {
-        let (most, in_flight) = self.most_and_in_flight(id);
-        in_flight < most
+        self.in_flight(id) < self.most(id)
     }
 
-    /// The most messages that the destination may have in flight, and how many it has.
-    fn most_and_in_flight(&self, id: u32) -> (usize, usize) {
-        let bulkhead = self.registry.get(id).and_then(|one| one.bulkhead.as_ref());
-        let most = match bulkhead {
+    fn in_flight(&self, id: u32) -> usize {
+        self.in_flight.get(&id).copied().unwrap_or(0)
+    }
+
+    fn bulkhead(&self, id: u32) -> Option<&Bulkhead> {
+        self.registry.get(id)?.bulkhead.as_ref()
+    }
+
+    /// The most messages that the destination may have in flight.
+    fn most(&self, id: u32) -> usize {
+        match self.bulkhead(id) {
             None => 0,
             Some(_) if self.closed.contains(&id) => 0,
             Some(_) if self.probed.contains(&id) => 1,
             Some(bulkhead) => bulkhead.prefetch().clamp(1, self.most),
-        };
-        (most, self.in_flight.get(&id).copied().unwrap_or(0))
+        }
     }
 
     pub(super) fn is_open(&self, id: u32) -> bool {
