@@ -13,10 +13,11 @@ use crate::relay::wanted::Want;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::pause::Paused;
 
-/// A survey checks the rows of registered destinations for changes at most this often: the check reads all rows.
-const ROWS_INTERVAL: Duration = Duration::from_millis(250);
-/// The checks take at most this part of the time, unless changes would then take effect too late.
+/// The checks of the rows of registered destinations for changes take at most this part of the time, because each check
+/// reads all rows.
 const ROWS_SHARE: u32 = 20;
+/// The longest time until the next check: changes must take effect within a second.
+const LONGEST_ROWS_INTERVAL: Duration = Duration::from_millis(500);
 
 impl<D: Database> Claimer<'_, D> {
     /// Queries the streams, the ended leases and the pauses.
@@ -61,10 +62,9 @@ impl<D: Database> Claimer<'_, D> {
         if registered.set_removed(removed) {
             self.planner.registered(registered.registry());
         }
-        let next = self.rows_looked.map(|(at, took)| {
-            let interval = (ROWS_SHARE * took).clamp(ROWS_INTERVAL, 2 * ROWS_INTERVAL);
-            at + interval
-        });
+        let next = self
+            .rows_looked
+            .map(|(at, took)| at + (ROWS_SHARE * took).min(LONGEST_ROWS_INTERVAL));
         let next = next.filter(|at| clock::now() < *at);
         self.planner.look_at_rows_at(next);
         match next {
