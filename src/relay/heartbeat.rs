@@ -155,6 +155,9 @@ impl<'a, D: Database> Heartbeat<'a, D> {
     /// Leaves the lease to expire. The connection and the lock of the lease stay open until the process exits: other
     /// relays would take the end of the session for the end of the process, which may still be sending.
     fn leave(self) {
+        if let Some(id) = self.current {
+            log::warn!(event = "lease_left", lease = id.0; "left lease {} to expire: it may still hold messages, which other relays then take over", id.0);
+        }
         std::mem::forget(self.db);
     }
 
