@@ -49,8 +49,9 @@ const MOST_STATEMENTS: u32 = 4000;
 /// The same after two seconds with an empty outbox.
 const MOST_IDLE_STATEMENTS: u32 = 100;
 const IDLE: Duration = Duration::from_secs(2);
-/// Of two registered destinations with waiting messages, one may be this many sends ahead, for each relay.
-const MOST_AHEAD: usize = 8;
+/// Of two registered destinations with waiting messages, one may be this many sends ahead, for each relay. While the first
+/// send to one takes long, the other's sends double with each success, and sends differ in length by a factor of ten.
+const MOST_AHEAD: usize = 16;
 /// While other destinations hang, the first message to a registered destination is sent within this time.
 const BESIDE_HANGING: Duration = Duration::from_secs(6);
 /// The most turns of a claimer in which no time passes.
