@@ -47,7 +47,8 @@ pub(crate) fn run(
     let (bulkhead, number) = place;
     let sending = &shared.threads.senders[bulkhead][number];
     let bulkhead = &shared.bulkheads[bulkhead];
-    let desk = Desk::new(shared, bulkhead, outcomes);
+    let dispatches = Dispatches::of_thread(shared);
+    let desk = Desk::new(shared, bulkhead, &dispatches, outcomes);
     let sender = SenderThread {
         shared,
         desk,
@@ -78,7 +79,7 @@ struct Desk<'a> {
     bulkhead: &'a Bulkhead,
     metrics: &'a OfDestination,
     /// Of this thread alone.
-    dispatches: RefCell<Dispatches>,
+    dispatches: &'a RefCell<Dispatches>,
     outcomes: &'a Outcomes,
 }
 
@@ -201,7 +202,8 @@ impl SenderThread<'_> {
         let span = sent.spans.within(Span::current);
         let conclude = move |outcome| {
             shared.end_handling(lease, claim);
-            let desk = Desk::new(&shared, &shared.bulkheads[number], &outcomes);
+            let dispatches = Dispatches::of_thread(&shared);
+            let desk = Desk::new(&shared, &shared.bulkheads[number], &dispatches, &outcomes);
             if desk.ended(sent, outcome).is_err() {
                 log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "a handler of {:?} has ended after the relay: the message is taken over when the lease expires", desk.bulkhead.name);
             }
@@ -311,13 +313,24 @@ struct Sent {
     began: Instant,
 }
 
+impl Dispatches {
+    fn of_thread(shared: &Shared) -> RefCell<Self> {
+        RefCell::new(Self::new(&shared.metrics.outbox))
+    }
+}
+
 impl<'a> Desk<'a> {
-    fn new(shared: &'a Shared, bulkhead: &'a Bulkhead, outcomes: &'a Outcomes) -> Self {
+    fn new(
+        shared: &'a Shared,
+        bulkhead: &'a Bulkhead,
+        dispatches: &'a RefCell<Dispatches>,
+        outcomes: &'a Outcomes,
+    ) -> Self {
         Self {
             shared,
             bulkhead,
             metrics: &shared.metrics.destinations[bulkhead.number],
-            dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
+            dispatches,
             outcomes,
         }
     }

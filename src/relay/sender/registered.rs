@@ -2,6 +2,7 @@
 //!
 //! The destinations take turns. A free thread sends the next message in turn.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use crate::clock;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::gate::{Admission, Pass, Standing};
 use crate::relay::job::Job;
+use crate::relay::metrics::Dispatches;
 use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
@@ -100,18 +102,18 @@ struct Worker<'a> {
 
 impl Worker<'_> {
     fn run(&self) {
-        if self.work().is_err() {
+        if self.work(&Dispatches::of_thread(self.shared)).is_err() {
             log::debug!(event = "sender_ended", destination:% = self.all.name; "a sender of the {} has ended, because the relay no longer settles: its messages are taken over when the lease expires", self.all.name);
         }
     }
 
     /// Works until the relay stops. The claimer then releases the messages that no thread has taken.
-    fn work(&self) -> Result<(), NobodyListens> {
+    fn work(&self, dispatches: &RefCell<Dispatches>) -> Result<(), NobodyListens> {
         let (shared, bell) = (self.shared, &self.shared.registered.bell);
         while !shared.is_stopping() {
             let until = match shared.next_turn(self.all) {
                 Next::Send(job, pass, send) => {
-                    let (went_well, most) = self.send(job, pass)?;
+                    let (went_well, most) = self.send(job, pass, dispatches)?;
                     shared.registered.turns().ended(send, went_well, most);
                     continue;
                 }
@@ -134,7 +136,12 @@ impl Worker<'_> {
     }
 
     /// Returns whether the send succeeded, and the most concurrent sends of the destination.
-    fn send(&self, job: Job, pass: Pass) -> Result<(Option<bool>, usize), NobodyListens> {
+    fn send(
+        &self,
+        job: Job,
+        pass: Pass,
+        dispatches: &RefCell<Dispatches>,
+    ) -> Result<(Option<bool>, usize), NobodyListens> {
         let shared = self.shared;
         let registry = shared.registered.registry();
         // The current settings: the URL may have changed since the claim.
@@ -149,7 +156,7 @@ impl Worker<'_> {
         };
         let sender = SenderThread {
             shared,
-            desk: Desk::new(shared, bulkhead, self.outcomes),
+            desk: Desk::new(shared, bulkhead, dispatches, self.outcomes),
             sending: &shared.threads.senders[self.all.number][self.number],
         };
         let began = Instant::now();
