@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use comfy_table::Table;
 use diesel::sql_types::{BigInt, Double, Text};
 use diesel::{RunQueryDsl, sql_query};
+use diesel_outbox::config::SigningSecret;
 use diesel_outbox::{Relay, RelayBuilder};
 use serde_json::{Value, json};
 
@@ -88,6 +89,8 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         ground.fill(&Fill::plain(warm + options.messages))?;
         ground.quiet()?;
         ground.config.url = Some(url.clone());
+        // The registered destinations sign, too.
+        ground.config.secrets = vec![SigningSecret::random()];
         let relay_of_one = Relay::from_config(ground.config.clone());
         configured.push(deliver_behind(
             ground,
@@ -95,7 +98,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             warm,
             options.messages,
         )?);
-        ground.config.url = None;
+        (ground.config.url, ground.config.secrets) = (None, Vec::new());
 
         ground.say(format_args!(
             "round {round}: {} registered destinations",
