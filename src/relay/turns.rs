@@ -138,6 +138,13 @@ impl Turns {
         turn.is_some_and(|turn| turn.under_way > 0 || !turn.jobs.is_empty())
     }
 
+    /// Whether the first send is in flight, so that no other may begin.
+    #[cfg(test)]
+    pub(super) fn awaits_first(&self, id: u32) -> bool {
+        let turn = self.of.get(&id);
+        turn.is_some_and(|turn| turn.class == Class::New && turn.under_way > 0)
+    }
+
     /// Forgets removed destinations without messages.
     pub(super) fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
         let is_kept = |turn: &Turn| turn.under_way > 0 || !turn.jobs.is_empty();

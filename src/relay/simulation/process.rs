@@ -742,7 +742,10 @@ impl<'w> Stage<'w> {
                 };
                 match (verdict, customer) {
                     (None, Some((customer, bulkhead))) => {
-                        self.check_fairness(&bulkhead.name);
+                        self.check_fairness(&bulkhead.name, |name| {
+                            let turns = shared.registered.turns();
+                            (registry.named(name)).is_some_and(|one| turns.awaits_first(one.id))
+                        });
                         let turn = Some((under_way, Arc::clone(customer)));
                         self.begin_send((number, which), &bulkhead.name, (job, pass), turn);
                     }

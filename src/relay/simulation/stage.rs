@@ -49,9 +49,9 @@ const MOST_STATEMENTS: u32 = 4000;
 /// The same after two seconds with an empty outbox.
 const MOST_IDLE_STATEMENTS: u32 = 100;
 const IDLE: Duration = Duration::from_secs(2);
-/// Of two registered destinations with waiting messages, one may be this many sends ahead, for each relay. While the first
-/// send to one takes long, the other's sends double with each success, and sends differ in length by a factor of ten.
-const MOST_AHEAD: usize = 16;
+/// Of two registered destinations with waiting messages, one may be this many sends ahead, for each relay: sends differ
+/// in length by a factor of ten.
+const MOST_AHEAD: usize = 8;
 /// While other destinations hang, the first message to a registered destination is sent within this time.
 const BESIDE_HANGING: Duration = Duration::from_secs(6);
 /// The most turns of a claimer in which no time passes.
@@ -1075,8 +1075,9 @@ impl<'w> Stage<'w> {
     }
 
     /// Checks fairness at the start of a send to a registered destination: destinations whose unclaimed messages have
-    /// waited since the same moment get equally many sends.
-    pub(super) fn check_fairness(&self, destination: &str) {
+    /// waited since the same moment get equally many sends. While the first send to a destination is in flight, the
+    /// sends to others do not count.
+    pub(super) fn check_fairness(&self, destination: &str, awaits_first: impl Fn(&str) -> bool) {
         let Some(one) = REGISTERED.into_iter().find(|name| *name == destination) else {
             return;
         };
@@ -1097,7 +1098,11 @@ impl<'w> Stage<'w> {
             return;
         }
         for other in REGISTERED {
-            let its = sends.get(other).copied().unwrap_or(0);
+            let its = sends.entry(other).or_default();
+            if awaits_first(other) {
+                *its = so_many.max(*its);
+            }
+            let its = *its;
             if so_many > its + most {
                 self.fall(Promise::Fair, || {
                     format!("{so_many} messages were sent to {one}, but only {its} to {other}, which has more waiting")
