@@ -103,8 +103,8 @@ impl Findings {
 ///
 /// The checks cover the schema and its indexes, vacuum and what holds vacuum back, clocks, sequences and
 /// transaction ids, connections, settings of the role, who can create objects in its search path, a pooler,
-/// leases, rows that are kept too long, and disabled registered destinations. A check for which the role lacks rights is
-/// [`Skipped`](Severity::Skipped), and no error.
+/// leases, rows that are kept too long, and disabled registered destinations. A check for which the role lacks
+/// rights is [`Skipped`](Severity::Skipped), and no error.
 ///
 /// Nothing is changed. To compare the schema, a second outbox is created in a transaction that is rolled back,
 /// if the role may create one.

@@ -25,21 +25,6 @@ const CLEANING: Duration = Duration::from_secs(6 * 3600);
 /// Bytes above which an inbox without retention is a warning.
 const LARGE_INBOX: i64 = 1 << 30;
 
-pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
-    let mut found = Findings::new("registered");
-    if let Some(Disabled { count, name, why }) = disabled(conn, &config.table)? {
-        let why = why.unwrap_or_else(|| "no reason is given".to_owned());
-        found.warning(
-            match count {
-                1 => format!("the registered destination {name} is disabled ({why}): its messages wait"),
-                _ => format!("{count} registered destinations are disabled, last {name} ({why}): their messages wait"),
-            },
-            "`diesel-outbox destination list --disabled` shows them; `diesel-outbox destination enable NAME` sends again",
-        );
-    }
-    Ok(found.or_ok("no registered destination is disabled"))
-}
-
 pub(super) fn vacuum(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("vacuum");
     let settings = server::settings(conn, &["autovacuum", "track_counts"])?;
@@ -263,4 +248,19 @@ pub(super) fn inbox(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec
         );
     }
     Ok(found.or_ok(kept.size))
+}
+
+pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("registered");
+    if let Some(Disabled { count, name, why }) = disabled(conn, &config.table)? {
+        let why = why.unwrap_or_else(|| "no reason is given".to_owned());
+        found.warning(
+            match count {
+                1 => format!("the registered destination {name} is disabled and gets no new messages: {why}"),
+                _ => format!("{count} registered destinations are disabled and get no new messages; the last, {name}: {why}"),
+            },
+            "`diesel-outbox destination list --disabled` shows them; `diesel-outbox destination enable NAME` sends again",
+        );
+    }
+    Ok(found.or_ok("no registered destination is disabled"))
 }

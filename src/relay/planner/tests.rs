@@ -508,7 +508,6 @@ fn a_survey_is_made_when_the_rows_of_registered_destinations_must_be_checked() {
     assert_eq!(ground.wait().until, at);
     ground.now = at;
     ground.begin_survey();
-    ground.planner.look_at_rows_at(None);
 }
 
 /// R12: a relay that stands by learns under its new lease whether it is active.

@@ -17,18 +17,18 @@ pub(crate) struct Disabled {
 
 pub(crate) fn disabled(
     conn: &mut PgConnection,
-    name: &OutboxName,
+    outbox: &OutboxName,
 ) -> QueryResult<Option<Disabled>> {
-    let disabled = || destination::table(name.destination()).filter(destination::enabled.eq(false));
+    let disabled =
+        || destination::table(outbox.destination()).filter(destination::enabled.eq(false));
     let last: Option<(String, Option<String>)> = disabled()
         .order(destination::updated_at.desc())
         .select((destination::name, destination::disabled_reason))
         .first(conn)
         .optional()?;
-    let Some((last, why)) = last else {
+    let Some((name, why)) = last else {
         return Ok(None);
     };
     let count = disabled().count().get_result(conn)?;
-    let name = last;
     Ok(Some(Disabled { count, name, why }))
 }
