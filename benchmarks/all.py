@@ -6,7 +6,6 @@ Needs DATABASE_URL and PG_BINDIR of a server that may be used up (scripts/with-p
 receiver (scripts/with-nginx).
 """
 
-import argparse
 import datetime
 import itertools
 import json
@@ -517,14 +516,10 @@ def check(numbers):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = drawn.arguments(__doc__)
     names = [one.name for one in SCENARIOS]
-    parser.add_argument("--ours", default="diesel-outbox", help="the executable of diesel-outbox")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"measure only: {', '.join(names)}")
     parser.add_argument("--small", action="store_true", help="small sizes: tries this script, and measures nothing")
-    parser.add_argument("--write", action="store_true", help="write the tables and the chart into the repository")
-    parser.add_argument("--draw", action="store_true", help="measure nothing: draw the numbers again")
-    parser.add_argument("--check", action="store_true", help="measure nothing: do the documents show the numbers?")
     options = parser.parse_args()
     if options.check:
         wrong = check(json.loads(NUMBERS.read_text()))

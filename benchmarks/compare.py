@@ -6,7 +6,6 @@ all are acknowledged. Time counts from the first request. Needs DATABASE_URL of 
 of an nginx that counts its requests at /requests, and the programs (see `make compare`).
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -265,15 +264,11 @@ def write(report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ours", help="the executable of diesel-outbox")
+    parser = drawn.arguments(__doc__)
     parser.add_argument("--peers", type=pathlib.Path, help="the folder with the Rust peers")
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="names of those to measure")
-    parser.add_argument("--write", action="store_true", help="write numbers, table and chart into the repository")
-    parser.add_argument("--draw", action="store_true", help="measure nothing: write table and chart of the numbers again")
-    parser.add_argument("--check", action="store_true", help="measure nothing: are table and chart those of the numbers?")
     options = parser.parse_args()
     if options.check:
         for file in drawn.stale(documents(json.loads(NUMBERS.read_text()))):

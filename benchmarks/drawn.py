@@ -1,5 +1,6 @@
 """Measured numbers in documents and charts: what compare.py and all.py share."""
 
+import argparse
 import pathlib
 import statistics
 
@@ -7,6 +8,16 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 # Documentation on docs.rs has no images of its own.
 IMAGES = "https://raw.githubusercontent.com/diesel-outbox/diesel-outbox/main/docs/images/"
+
+
+def arguments(description):
+    """A parser with the arguments that both commands have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ours", default="diesel-outbox", help="the executable of diesel-outbox")
+    parser.add_argument("--write", action="store_true", help="write the tables and the chart into the repository")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: draw the numbers again")
+    parser.add_argument("--check", action="store_true", help="measure nothing: do the documents show the numbers?")
+    return parser
 
 
 def begin_of(name):
