@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::parse_duration;
-use diesel_outbox::{Config, ConfigError};
+use diesel_outbox::{Config, ConfigError, Outbox};
 use serde_json::Value;
 
 use crate::settings::SettingFlags;
@@ -61,8 +61,8 @@ struct How {
 
 /// The default reason.
 const OPERATOR: &str = "OPERATOR";
-/// The reason by which relays recognise a pause of the circuit breaker.
-const BREAKER_OPEN: &str = "BREAKER_OPEN";
+/// The reasons by which relays recognise a pause of the circuit breaker, and the mark of a removed destination.
+const RESERVED: [&str; 2] = ["BREAKER_OPEN", "DESTINATION_REMOVED"];
 /// The most bytes of a reason.
 const LONGEST_REASON: usize = 200;
 
@@ -70,13 +70,15 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     match &options.action {
         Action::Destination { name, force, how } => {
-            if !force {
-                check_name(&config, name)?;
-            }
             let duration = how.duration()?;
             let mut conn = connect(&config, "pause")?;
-            if config.all_destinations().is_empty() {
-                warn_of_unknown(&mut conn, &config, Pausable::Destination, name)?;
+            if !is_registered(&mut conn, &config, name)? {
+                if !force {
+                    check_name(&config, name)?;
+                }
+                if config.all_destinations().is_empty() {
+                    warn_of_unknown(&mut conn, &config, Pausable::Destination, name)?;
+                }
             }
             pause(
                 &mut conn,
@@ -113,8 +115,8 @@ impl How {
             let limits = format!("must have 1 to {LONGEST_REASON} bytes");
             return Err(ConfigError::new("--reason", limits));
         }
-        if reason == BREAKER_OPEN {
-            let taken = "reserved for circuit breakers: give another reason";
+        if RESERVED.contains(&reason) {
+            let taken = "reserved for relays: give another reason";
             return Err(ConfigError::new("--reason", taken));
         }
         let Some(text) = &self.duration else {
@@ -126,6 +128,11 @@ impl How {
         }
         Ok(Some(duration))
     }
+}
+
+fn is_registered(conn: &mut PgConnection, config: &Config, name: &str) -> Result<bool> {
+    let outbox = Outbox::from(config.table.clone());
+    Ok(outbox.destinations().get(conn, name)?.is_some())
 }
 
 /// Refuses an unknown name, because pausing a misspelt name has no effect. Without any destination in these settings,

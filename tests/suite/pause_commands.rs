@@ -268,6 +268,19 @@ fn a_removed_destination_is_not_paused() {
     assert_eq!(shop.database.number("SELECT count(*) FROM {o}_pause"), 1);
 }
 
+/// R46: a registered destination stands in no settings.
+#[test]
+fn a_registered_destination_is_paused_by_its_name() {
+    let shop = Shop::new();
+    shop.database
+        .execute("INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example')");
+    let pause = ["pause", "destination", "acme"];
+    assert_eq!(shop.run(&pause).code(0).stderr, "");
+    // Settings without a destination do not doubt the name either.
+    assert_eq!(finish(shop.database.binary(&pause)).code(0).stderr, "");
+    assert_eq!(shop.paused().as_array().map(Vec::len), Some(1));
+}
+
 #[test]
 fn a_pause_that_would_do_nothing_is_refused() {
     let shop = Shop::new();
@@ -287,6 +300,7 @@ fn a_pause_that_would_do_nothing_is_refused() {
         ("--for", "0s"),
         ("--reason", " "),
         ("--reason", "BREAKER_OPEN"),
+        ("--reason", "DESTINATION_REMOVED"),
     ] {
         let pause = ["pause", "destination", "billing", option, value];
         refused(command(&pause), &[option]);
