@@ -185,7 +185,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         },
         Action::Disable { name, reason } => match destinations.disable(conn, name, reason)? {
             true => output::line(format!(
-                "{} is disabled: its messages wait",
+                "{} is disabled: it gets no new messages, and those addressed to it wait",
                 output::shown(name)
             )),
             false => missing(name),
