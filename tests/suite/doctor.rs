@@ -73,7 +73,7 @@ fn a_disabled_destination_is_a_warning_with_its_reason() {
         "INSERT INTO {o}_destination (name, url, enabled, disabled_reason)
          VALUES ('acme', 'https://a.example/', false, 'rate: often is no rate')",
         "registered",
-        "acme is disabled (rate: often is no rate)",
+        "acme is disabled and gets no new messages: rate: often is no rate",
         "warning",
         Some("UPDATE {o}_destination SET enabled = true, disabled_reason = NULL"),
     );
