@@ -60,11 +60,11 @@ struct How {
 }
 
 /// The default reason.
-const OPERATOR: &str = "OPERATOR";
+pub(crate) const OPERATOR: &str = "OPERATOR";
 /// The reasons by which relays recognise a pause of the circuit breaker, and the mark of a removed destination.
-const RESERVED: [&str; 2] = ["BREAKER_OPEN", "DESTINATION_REMOVED"];
+pub(crate) const RESERVED: [&str; 2] = ["BREAKER_OPEN", "DESTINATION_REMOVED"];
 /// The most bytes of a reason.
-const LONGEST_REASON: usize = 200;
+pub(crate) const LONGEST_REASON: usize = 200;
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;

@@ -7,10 +7,8 @@ use diesel_outbox::admin::{self, Pausable};
 use super::{bad_request, database_away};
 use crate::admin::http::Form;
 use crate::admin::{AUDIT, Request, Response, Site, Visitor};
+use crate::pause::{LONGEST_REASON, OPERATOR, RESERVED};
 
-/// The default reason, as in `diesel-outbox pause`.
-const REASON: &str = "OPERATOR";
-const LONGEST_REASON: usize = 200;
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The destination or topic to pause or resume.
@@ -44,12 +42,11 @@ pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Respon
         (_, Err(error)) => return bad_request(site, visitor, request, &error),
     };
     let given = form.get("reason").map_or("", str::trim);
-    // A relay ends only pauses with this reason on its own.
-    if given == "BREAKER_OPEN" {
-        let words = "BREAKER_OPEN is reserved for circuit breakers: give another reason.";
-        return bad_request(site, visitor, request, words);
+    if RESERVED.contains(&given) {
+        let words = format!("{given} is reserved for relays: give another reason.");
+        return bad_request(site, visitor, request, &words);
     }
-    let given = if given.is_empty() { REASON } else { given };
+    let given = if given.is_empty() { OPERATOR } else { given };
     let reason: String = given.chars().take(LONGEST_REASON).collect();
     let done = site
         .changes
