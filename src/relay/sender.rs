@@ -47,7 +47,7 @@ pub(crate) fn run(
     let (bulkhead, number) = place;
     let sending = &shared.threads.senders[bulkhead][number];
     let bulkhead = &shared.bulkheads[bulkhead];
-    let dispatches = Dispatches::of_thread(shared);
+    let dispatches = RefCell::new(Dispatches::new(&shared.metrics.outbox));
     let desk = Desk::new(shared, bulkhead, &dispatches, outcomes);
     let sender = SenderThread {
         shared,
@@ -202,7 +202,7 @@ impl SenderThread<'_> {
         let span = sent.spans.within(Span::current);
         let conclude = move |outcome| {
             shared.end_handling(lease, claim);
-            let dispatches = Dispatches::of_thread(&shared);
+            let dispatches = RefCell::new(Dispatches::new(&shared.metrics.outbox));
             let desk = Desk::new(&shared, &shared.bulkheads[number], &dispatches, &outcomes);
             if desk.ended(sent, outcome).is_err() {
                 log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "a handler of {:?} has ended after the relay: the message is taken over when the lease expires", desk.bulkhead.name);
@@ -311,12 +311,6 @@ struct Sent {
     pass: Pass,
     spans: Spans,
     began: Instant,
-}
-
-impl Dispatches {
-    fn of_thread(shared: &Shared) -> RefCell<Self> {
-        RefCell::new(Self::new(&shared.metrics.outbox))
-    }
 }
 
 impl<'a> Desk<'a> {

@@ -38,6 +38,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
                 shared,
                 all,
                 number,
+                dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
                 outcomes,
             };
             let name = format!("relay-registered-{}", number + 1);
@@ -97,23 +98,24 @@ struct Worker<'a> {
     all: &'a Bulkhead,
     /// The number of this thread in the pool.
     number: usize,
+    dispatches: RefCell<Dispatches>,
     outcomes: &'a Outcomes,
 }
 
 impl Worker<'_> {
     fn run(&self) {
-        if self.work(&Dispatches::of_thread(self.shared)).is_err() {
+        if self.work().is_err() {
             log::debug!(event = "sender_ended", destination:% = self.all.name; "a sender of the {} has ended, because the relay no longer settles: its messages are taken over when the lease expires", self.all.name);
         }
     }
 
     /// Works until the relay stops. The claimer then releases the messages that no thread has taken.
-    fn work(&self, dispatches: &RefCell<Dispatches>) -> Result<(), NobodyListens> {
+    fn work(&self) -> Result<(), NobodyListens> {
         let (shared, bell) = (self.shared, &self.shared.registered.bell);
         while !shared.is_stopping() {
             let until = match shared.next_turn(self.all) {
                 Next::Send(job, pass, send) => {
-                    let (went_well, most) = self.send(job, pass, dispatches)?;
+                    let (went_well, most) = self.send(job, pass)?;
                     shared.registered.turns().ended(send, went_well, most);
                     continue;
                 }
@@ -136,12 +138,7 @@ impl Worker<'_> {
     }
 
     /// Returns whether the send succeeded, and the most concurrent sends of the destination.
-    fn send(
-        &self,
-        job: Job,
-        pass: Pass,
-        dispatches: &RefCell<Dispatches>,
-    ) -> Result<(Option<bool>, usize), NobodyListens> {
+    fn send(&self, job: Job, pass: Pass) -> Result<(Option<bool>, usize), NobodyListens> {
         let shared = self.shared;
         let registry = shared.registered.registry();
         // The current settings: the URL may have changed since the claim.
@@ -156,7 +153,7 @@ impl Worker<'_> {
         };
         let sender = SenderThread {
             shared,
-            desk: Desk::new(shared, bulkhead, dispatches, self.outcomes),
+            desk: Desk::new(shared, bulkhead, &self.dispatches, self.outcomes),
             sending: &shared.threads.senders[self.all.number][self.number],
         };
         let began = Instant::now();
