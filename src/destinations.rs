@@ -260,8 +260,8 @@ impl<'a> Destinations<'a> {
         })?)
     }
 
-    /// Disables a destination: it gets no new messages, and those already addressed to it wait. `false`: the destination
-    /// does not exist.
+    /// Disables a destination: it gets no new messages, and those already addressed to it wait. `false`: the
+    /// destination does not exist.
     ///
     /// # Errors
     /// If the database fails.

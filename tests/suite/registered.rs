@@ -903,8 +903,8 @@ fn a_failed_message_names_its_destination() {
         Some("acme")
     );
     database.execute("UPDATE {o} SET available_at = now()");
-    // A message that nobody wants is settled after the retry was due. Until the relay has read the changed row, which may
-    // take a second, new messages still go to the destination.
+    // A message that nobody wants is settled after the retry was due. Until the relay has read the changed row, which
+    // may take a second, new messages still go to the destination.
     eventually("a new message is settled", || {
         database.enqueue("order.paid", json!({ "n": 3 }));
         database.count("delivered") > 0
