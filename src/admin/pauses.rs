@@ -47,7 +47,7 @@ pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, 
         |row: &pause::Paused| row.left != Some(Duration::ZERO) || row.reason == pause::BREAKER_OPEN;
     Ok(pinned(conn, name, pause::all)?
         .into_iter()
-        .filter(|row| is_on(row) && !row.is_removed())
+        .filter(is_on)
         .map(|row| Pause {
             kind: row.kind,
             name: row.name,

@@ -219,7 +219,8 @@ impl Database for Session {
     fn registered(&mut self, known: &Registry) -> Answer<Option<Changes>> {
         self.run(|conn, name| {
             let stamp = destinations::stamp(conn, name)?;
-            if stamp.0 == 0 && !known.is_in_use() {
+            let removed = pause::removed(conn, name)?.into_iter().collect();
+            if stamp.0 == 0 && !known.is_in_use() && removed == known.removed {
                 return Ok(None);
             }
             let others = served::others(conn, name)?;
@@ -227,6 +228,7 @@ impl Database for Session {
                 return Ok(Some(Changes {
                     stamp,
                     others,
+                    removed,
                     ..Changes::default()
                 }));
             }
@@ -246,6 +248,7 @@ impl Database for Session {
             Ok(Some(Changes {
                 stamp,
                 others,
+                removed,
                 gone: gone.into_keys().collect(),
                 rows: rows.collect(),
             }))

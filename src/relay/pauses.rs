@@ -133,10 +133,7 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
 /// Tells the gates the state of the table. Returns the paused topics and the paused destinations without a gate.
 pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
     let now = clock::now();
-    let of_kind = |kind: Pausable| {
-        let rows = rows.iter().filter(|row| !row.is_removed());
-        rows.filter(move |row| row.kind == kind.as_str())
-    };
+    let of_kind = |kind: Pausable| rows.iter().filter(move |row| row.kind == kind.as_str());
     let destinations: HashMap<&str, &Paused> = of_kind(Pausable::Destination)
         .map(|row| (row.name.as_str(), row))
         .collect();

@@ -99,7 +99,7 @@ pub(crate) struct Registry {
     /// What the active relays serve.
     others: Arc<Others>,
     /// The removed destinations that may still have messages.
-    removed: HashSet<String>,
+    pub(super) removed: HashSet<String>,
     /// Whether this relay sends to registered destinations.
     can_send: bool,
 }
@@ -109,6 +109,8 @@ pub(crate) struct Registry {
 pub(crate) struct Changes {
     pub(super) stamp: Stamp,
     pub(super) others: Others,
+    /// All removed destinations that may still have messages.
+    pub(super) removed: HashSet<String>,
     pub(super) gone: Vec<String>,
     /// The new and the changed rows, each with its stamp, which changes with the row.
     pub(super) rows: Vec<(Row, i64)>,
@@ -219,7 +221,7 @@ impl Registry {
             by_name: self.by_name.clone(),
             last_id: self.last_id,
             others: Arc::new(changes.others),
-            removed: self.removed.clone(),
+            removed: changes.removed,
             can_send: maker.customers.can_send(),
             ..Self::default()
         };
@@ -269,21 +271,6 @@ impl Registry {
         }
         next.index();
         (next, bad)
-    }
-
-    /// The registry with these removed destinations.
-    pub(super) fn without(&self, removed: HashSet<String>) -> Self {
-        let mut next = Self {
-            stamp: self.stamp,
-            by_name: self.by_name.clone(),
-            last_id: self.last_id,
-            others: Arc::clone(&self.others),
-            removed,
-            can_send: self.can_send,
-            ..Self::default()
-        };
-        next.index();
-        next
     }
 
     fn index(&mut self) {
@@ -457,7 +444,9 @@ impl Registered {
             return (Vec::new(), false);
         };
         let before = self.registry();
-        let is_same = changes.stamp == before.stamp && changes.others == *before.others;
+        let is_same = changes.stamp == before.stamp
+            && changes.others == *before.others
+            && changes.removed == before.removed;
         if is_same {
             return (Vec::new(), false);
         }
@@ -474,16 +463,6 @@ impl Registered {
         known.watched.extend(new.map(|one| one.id));
         known.registry = Arc::new(next);
         (bad, true)
-    }
-
-    /// Sets the removed destinations that may still have messages. `true`: the set has changed.
-    pub(super) fn set_removed(&self, removed: HashSet<String>) -> bool {
-        let registry = &mut lock(&self.known).registry;
-        let is_new = registry.removed != removed;
-        if is_new {
-            *registry = Arc::new(registry.without(removed));
-        }
-        is_new
     }
 
     /// Watches a destination, because its gate may restrict sends from here on.

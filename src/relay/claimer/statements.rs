@@ -11,7 +11,6 @@ use crate::relay::planner::{Part, Survey, Wait};
 use crate::relay::registered::Bad;
 use crate::relay::wanted::Want;
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::pause::Paused;
 
 /// The checks of the rows of registered destinations for changes take at most this part of the time, because each check
 /// reads all rows.
@@ -33,7 +32,7 @@ impl<D: Database> Claimer<'_, D> {
             log::info!(event = "session_gone", lease = lease; "the relay with lease {lease} has lost its connection: other relays take over its messages soon, unless it reconnects");
         }
         found.is_active |= !shared.config.single_active;
-        self.look_at_registered(&paused)?;
+        self.look_at_registered()?;
         found.kept_back = pauses::learn(shared, &paused);
         found.held = shared.held_leases();
         if self.planner.is_other_server(found.server) {
@@ -51,16 +50,10 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// Learns the changes of registered destinations, including removals, and disables those that cannot be used.
-    fn look_at_registered(&mut self, paused: &[Paused]) -> Answer<()> {
-        let registered = &self.shared.registered;
-        if !registered.is_on() {
+    /// Checks the rows of registered destinations for changes, or tells the planner when this is due.
+    fn look_at_registered(&mut self) -> Answer<()> {
+        if !self.shared.registered.is_on() {
             return Ok(());
-        }
-        let removed = paused.iter().filter(|row| row.is_removed());
-        let removed = removed.map(|row| row.name.clone()).collect();
-        if registered.set_removed(removed) {
-            self.planner.registered(registered.registry());
         }
         let next = self
             .rows_looked
@@ -73,15 +66,17 @@ impl<D: Database> Claimer<'_, D> {
         }
     }
 
-    /// Learns the changes of registered destinations, without removals.
+    /// Learns the changes of registered destinations, and disables those that cannot be used.
     pub(super) fn look_at_rows(&mut self) -> Answer<()> {
         let (shared, registered) = (self.shared, &self.shared.registered);
         let began = clock::now();
         let changes = self.db.registered(&registered.registry())?;
+        let changes = changes.zip(shared.bulkheads.last());
+        let applied = changes.map(|(changes, all)| registered.change(changes, all, &shared.routes));
+        // Applying many changes can take longer than reading them.
         let now = clock::now();
         self.rows_looked = Some((now, now.saturating_duration_since(began)));
-        if let (Some(changes), Some(all)) = (changes, shared.bulkheads.last()) {
-            let (bad, is_changed) = registered.change(changes, all, &shared.routes);
+        if let Some((bad, is_changed)) = applied {
             if is_changed {
                 self.planner.registered(registered.registry());
             }

@@ -25,7 +25,7 @@ use crate::store::relay::late::{Late, LookForLate};
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key, Page};
 use crate::store::relay::patrol::Free;
-use crate::store::relay::pause::{BREAKER_OPEN, Paused, REMOVED};
+use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 use crate::store::relay::settle::{Claim, Trace};
 use crate::store::relay::unserved;
 use crate::store::relay::whereabouts::Whereabouts;
@@ -276,16 +276,14 @@ impl Database for Link<'_> {
                 },
                 ..Surveyed::default()
             };
-            let mut pauses = tables.all_pauses(now.micros);
-            if broken == Some(Broken::OverlooksWhatIsRemoved) {
-                pauses.retain(|pause| pause.reason != REMOVED);
-            }
-            (found, pauses)
+            (found, tables.all_pauses(now.micros))
         })
     }
 
     fn registered(&mut self, known: &Registry) -> Answer<Option<registered::Changes>> {
-        self.ask(|tables, _, _, _| tables.registered_since(known))
+        self.ask(|tables, _, broken, _| {
+            tables.registered_since(known, broken == Some(Broken::OverlooksWhatIsRemoved))
+        })
     }
 
     fn meeting(

@@ -347,8 +347,15 @@ impl Tables {
     }
 
     /// The changes since the known state of the registered destinations.
-    pub(super) fn registered_since(&self, known: &Registry) -> Option<registered::Changes> {
-        if self.registered.is_empty() && !known.is_in_use() {
+    pub(super) fn registered_since(
+        &self,
+        known: &Registry,
+        overlooks_removed: bool,
+    ) -> Option<registered::Changes> {
+        let removed = self.pauses.iter().filter(|_| !overlooks_removed);
+        let removed = removed.filter(|(_, (reason, ..))| reason == REMOVED);
+        let removed = removed.map(|((_, name), _)| name.clone()).collect();
+        if self.registered.is_empty() && !known.is_in_use() && removed == known.removed {
             return None;
         }
         let stamp = self.registered.values().map(|one| one.stamp).sum();
@@ -365,6 +372,7 @@ impl Tables {
         Some(registered::Changes {
             stamp: (count, stamp),
             rows,
+            removed,
             gone: gone.into_keys().collect(),
             ..registered::Changes::default()
         })
@@ -381,7 +389,9 @@ impl Tables {
             openings: *openings,
             left: until.map(|until| Duration::from_micros(u64::try_from(until - now).unwrap_or(0))),
         };
-        self.pauses.iter().map(paused).collect()
+        let pauses = self.pauses.iter();
+        let pauses = pauses.filter(|(_, (reason, ..))| reason != REMOVED);
+        pauses.map(paused).collect()
     }
 
     pub(super) fn streams(&self, behind: i64, beside: &[Stream]) -> Vec<Found> {

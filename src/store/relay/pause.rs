@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use diesel::dsl::{case_when, exists};
+use diesel::dsl::{case_when, exists, not};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods,
@@ -63,13 +63,6 @@ pub(crate) struct Paused {
     pub(crate) left: Option<Duration>,
 }
 
-impl Paused {
-    /// Whether the row marks a removed registered destination, and not a pause.
-    pub(crate) fn is_removed(&self) -> bool {
-        self.kind == Pausable::Destination.as_str() && self.reason == REMOVED
-    }
-}
-
 fn is(kind: Pausable, which: &str) -> On<'_, pause::table> {
     Box::new(pause::kind.eq(kind.as_str()).and(pause::name.eq(which)))
 }
@@ -83,9 +76,22 @@ fn pauses(name: &OutboxName) -> pause::table {
     pause::table(name.pause())
 }
 
-/// All rows, including expired pauses.
+/// The row marks a removed registered destination, and is no pause.
+fn is_removal() -> On<'static, pause::table> {
+    let kind = Pausable::Destination.as_str();
+    Box::new(pause::kind.eq(kind).and(pause::reason.eq(REMOVED)))
+}
+
+/// The removed registered destinations that may still have messages.
+pub(crate) fn removed(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
+    QueryDsl::filter(pauses(name), is_removal())
+        .select(pause::name)
+        .load(conn)
+}
+
+/// All pauses, including expired ones.
 pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
-    let rows = pauses(name)
+    let rows = QueryDsl::filter(pauses(name), not(is_removal()))
         .order((pause::kind, pause::name))
         .select((
             pause::kind,
@@ -317,8 +323,7 @@ pub(crate) fn forget_removed(
 /// Forgets the removal of registered destinations that exist. Inserting a row does so, too, but not in a transaction
 /// whose snapshot is older than the removal. Then the mark would stay in the place of the destination's pauses.
 fn forget_returned(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<usize> {
-    let removed = QueryDsl::filter(pauses(name), pause::reason.eq(REMOVED)).select(pause::name);
-    let removed: Vec<String> = removed.load(conn)?;
+    let removed = removed(conn, name)?;
     if removed.is_empty() {
         return Ok(0);
     }
@@ -404,8 +409,9 @@ mod tests {
         .expect("rows");
         let left = |conn: &mut PgConnection, age| {
             forget_removed(conn, name, age).expect("an answer");
-            let rows = all(conn, name).expect("pauses");
-            rows.into_iter().map(|row| row.name).collect::<Vec<_>>()
+            let mut left = removed(conn, name).expect("marks");
+            left.sort_unstable();
+            left
         };
         assert_eq!(left(conn, MINUTE).len(), 2, "both were just removed");
         assert_eq!(resume(conn, name, Pausable::Destination, "acme"), Ok(false));
@@ -435,8 +441,8 @@ mod tests {
             .batch_execute(&format!("{insert}; COMMIT"))
             .expect("registered again");
         let is_marked = |conn: &mut PgConnection| {
-            let rows = all(conn, name).expect("pauses");
-            rows.iter().any(|row| row.reason == REMOVED)
+            let marked = removed(conn, name).expect("marks");
+            marked == ["acme"]
         };
         assert!(is_marked(conn), "the trigger did not see the mark");
         // While the row is being removed, the mark stays.

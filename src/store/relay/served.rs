@@ -8,11 +8,11 @@ use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 
 use super::lease::{is_not_over, leases, stands_by};
-use super::pause::REMOVED;
+use super::pause::removed;
 use crate::name::OutboxName;
 use crate::routes::{Routes, Serves};
 use crate::store::sql::MaybeJson;
-use crate::store::table::{destination, lease, pause};
+use crate::store::table::{destination, lease};
 
 /// The topics and destinations that all active relays serve together.
 pub(crate) struct Served {
@@ -36,15 +36,12 @@ struct Relay {
 pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
     let mut served = relays(conn, name)?;
     if served.relays.iter().any(|relay| relay.registered) {
-        let removed = pause::table(name.pause())
-            .filter(pause::reason.eq(REMOVED))
-            .select(pause::name);
         let there = destination::table(name.destination()).select(destination::name);
         served.registered = there.load::<String>(conn)?.into_iter().collect();
         if !served.registered.is_empty() {
             served.registered.insert(String::new());
         }
-        served.registered.extend(removed.load::<String>(conn)?);
+        served.registered.extend(removed(conn, name)?);
     }
     Ok(served)
 }
