@@ -1,16 +1,16 @@
-//! `/metrics` of the binary, read by Prometheus' Python library and by promtool, both independent of this project.
+//! `/metrics` of the binary, read by Prometheus, its Python library and promtool, all independent of this project.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::commands::With;
 use crate::page::Page;
-use crate::support::{Database, Receiver, eventually};
+use crate::support::{Database, File, Receiver, Running, eventually};
 
 /// A sample as the Python library reads it.
 #[derive(Debug, Deserialize)]
@@ -187,4 +187,161 @@ fn has_the_names_and_labels_of_the_guide(samples: &[Sample]) {
         let documented = guide.get(family.as_str());
         assert_eq!(documented, Some(&labels), "{sample:?}");
     }
+}
+
+/// A Prometheus that reads a relay's metrics and evaluates the alert rules of `deploy`. It keeps its data in a folder.
+struct Prometheus {
+    process: Running,
+    url: String,
+    data: PathBuf,
+}
+
+impl Prometheus {
+    fn of(page: &Page) -> Self {
+        let rules = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../deploy/prometheus/diesel-outbox.rules.yml"
+        );
+        // JSON is YAML, too.
+        let settings = File::new(
+            &json!({
+                "global": {
+                    "scrape_interval": "200ms",
+                    "scrape_timeout": "200ms",
+                    "evaluation_interval": "200ms"
+                },
+                "rule_files": [rules],
+                "scrape_configs": [{
+                    "job_name": "relays",
+                    "static_configs": [{ "targets": [page.address.to_string()] }]
+                }]
+            })
+            .to_string(),
+        );
+        let data = PathBuf::from(format!("{}.data", settings.path()));
+        let mut command = Command::new("prometheus");
+        command
+            .arg(format!("--config.file={}", settings.path()))
+            .arg(format!("--storage.tsdb.path={}", data.display()))
+            .arg("--web.listen-address=127.0.0.1:0");
+        let process = Running::start(command);
+        process.wait_for_log("Server is ready to receive web requests");
+        let log = process.log();
+        let address = log
+            .lines()
+            .find(|line| line.contains("Listening on"))
+            .and_then(|line| line.split("address=").nth(1))
+            .expect("the log says where Prometheus listens");
+        Self {
+            url: format!("http://{address}/api/v1"),
+            process,
+            data,
+        }
+    }
+
+    /// The values that an expression has now, one for each series.
+    fn values(&self, expression: &str) -> Vec<f64> {
+        let mut answer = ureq::post(format!("{}/query", self.url))
+            .send_form([("query", expression)])
+            .unwrap_or_else(|error| panic!("{expression}: {error}"));
+        let body = answer.body_mut().read_to_string().expect("text");
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        let series = body["data"]["result"].as_array().expect("series");
+        series
+            .iter()
+            .filter_map(|one| one["value"][1].as_str()?.parse().ok())
+            .collect()
+    }
+
+    /// The alert rules, each as the API shows it.
+    fn rules(&self) -> Vec<Value> {
+        let mut answer = ureq::get(format!("{}/rules", self.url))
+            .call()
+            .expect("rules");
+        let body = answer.body_mut().read_to_string().expect("text");
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        let groups = body["data"]["groups"].as_array().expect("groups");
+        let rules = groups.iter().filter_map(|group| group["rules"].as_array());
+        rules.flatten().cloned().collect()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        self.process.signal("KILL");
+        self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.data);
+    }
+}
+
+/// The expressions of the dashboard, as Grafana sends them with all jobs, outboxes and destinations selected.
+fn expressions_of_the_dashboard() -> Vec<(String, String)> {
+    let dashboard: Value =
+        serde_json::from_str(include_str!("../../deploy/grafana/diesel-outbox.json"))
+            .expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let mut expressions = Vec::new();
+    for panel in panels {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let mut expression = target["expr"].as_str().expect("an expression").to_owned();
+            for (variable, value) in [
+                ("$__rate_interval", "10s"),
+                ("$__range", "1m"),
+                ("$job", ".*"),
+                ("$outbox", ".*"),
+                ("$destination", ".*"),
+            ] {
+                expression = expression.replace(variable, value);
+            }
+            assert!(!expression.contains('$'), "{expression}");
+            let title = panel["title"].as_str().expect("a title");
+            expressions.push((title.to_owned(), expression));
+        }
+    }
+    expressions
+}
+
+/// R29: each panel of the dashboard has data while a relay works, and Prometheus evaluates each alert rule.
+#[test]
+fn prometheus_evaluates_the_dashboard_and_the_alerts() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| match request.header("ce-type") {
+        Some("order.bad") => 422,
+        Some("order.late") => 503,
+        _ => 204,
+    });
+    let relay = database.binary(&["run"]);
+    let page = Page::start(relay.with("OUTBOX_URL", &receiver.url()));
+    let prometheus = Prometheus::of(&page);
+    let mut expressions = expressions_of_the_dashboard();
+    assert!(expressions.len() > 30, "{}", expressions.len());
+    // The first metrics are those of an application, and the relay has no problem.
+    expressions.retain(|(title, expression)| {
+        !expression.contains("diesel_outbox_enqueue") && title != "Problems"
+    });
+    eventually("each expression of the dashboard has a value", || {
+        for topic in ["order.paid", "order.bad", "order.late"] {
+            database.enqueue(topic, json!({}));
+        }
+        expressions.retain(|(_, expression)| {
+            let mut values = prometheus.values(expression).into_iter();
+            !values.any(f64::is_finite)
+        });
+        eprintln!("without a value: {expressions:?}");
+        expressions.is_empty()
+    });
+    eventually("each alert rule is evaluated, and one fires", || {
+        let rules = prometheus.rules();
+        for rule in &rules {
+            assert_ne!(rule["health"], "err", "{rule}");
+            assert!(!rule.to_string().contains("error expanding"), "{rule}");
+        }
+        let dead = format!("new dead letters in {}, topic order.bad", database.name());
+        rules.iter().all(|rule| rule["health"] == "ok")
+            && rules.iter().any(|rule| {
+                let alert = &rule["alerts"][0];
+                let summary = alert["annotations"]["summary"].as_str();
+                alert["state"] == "firing" && summary.is_some_and(|words| words.contains(&dead))
+            })
+    });
 }
