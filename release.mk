@@ -32,8 +32,11 @@ deb: static manual ## Build the Debian package from the static executable
 	SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(CARGO) deb --no-build --no-strip --package diesel-outbox-cli --profile static \
 		--target $(STATIC_TARGET) --output $(DEB)
 
-check-deb: deb ## Install, check and purge the Debian package on this system (as root)
-	scripts/check-deb $(DEB)
+check-deb: deb ## Install, run and purge the Debian package in a copy of this system under systemd (as root)
+	@[ -x /lib/systemd/systemd ] || scripts/install-package systemd
+	@command -v psql >/dev/null || scripts/install-package psql
+	scripts/with-postgres scripts/with-nginx true
+	scripts/with-systemd scripts/with-postgres scripts/with-nginx scripts/check-deb $(DEB)
 
 check-arm: ## Build the static executable for arm64, and run it under QEMU against a throwaway PostgreSQL
 	$(MAKE) static STATIC_TARGET=aarch64-unknown-linux-gnu
