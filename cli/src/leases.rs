@@ -38,6 +38,7 @@ pub(crate) fn as_json(row: &LeaseRow) -> Value {
         "seconds_left": row.seconds_left,
         "expired": row.seconds_left <= 0.0,
         "stands_by": row.stands_by,
+        "destinations": row.destinations,
     })
 }
 
@@ -46,7 +47,14 @@ pub(crate) fn shown(leases: &[LeaseRow]) -> String {
     if leases.is_empty() {
         return "no relay is registered".to_owned();
     }
-    let mut table = output::table(&["lease", "relay", "registered", "renewed", "state"]);
+    let mut table = output::table(&[
+        "lease",
+        "relay",
+        "registered",
+        "renewed",
+        "state",
+        "destinations",
+    ]);
     for row in leases {
         let state = if row.seconds_left > 0.0 {
             let stands_by = if row.stands_by { ", stands by" } else { "" };
@@ -60,6 +68,7 @@ pub(crate) fn shown(leases: &[LeaseRow]) -> String {
             format!("{} ago", output::age(row.started_seconds_ago)),
             format!("{} ago", output::age(row.renewed_seconds_ago)),
             state,
+            output::shown(&row.destinations.join(" ")),
         ]);
     }
     table.to_string()

@@ -1,5 +1,6 @@
 //! `diesel-outbox pause`
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -25,7 +26,7 @@ enum Action {
     Destination {
         /// Name of the destination; `default` is the destination of OUTBOX_URL
         name: String,
-        /// Pause the destination even if these settings do not have it
+        /// Pause the destination even if neither these settings nor any running relay has it
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -72,14 +73,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         Action::Destination { name, force, how } => {
             let duration = how.duration()?;
             let mut conn = connect(&config, "pause")?;
-            if !is_registered(&mut conn, &config, name)? {
-                if !force {
-                    check_name(&config, name)?;
-                }
-                if config.all_destinations().is_empty() {
-                    warn_of_unknown(&mut conn, &config, Pausable::Destination, name)?;
-                }
-            }
+            check_name(&mut conn, &config, name, *force)?;
             pause(
                 &mut conn,
                 &config,
@@ -130,29 +124,33 @@ impl How {
     }
 }
 
-fn is_registered(conn: &mut PgConnection, config: &Config, name: &str) -> Result<bool> {
-    let outbox = Outbox::from(config.table.clone());
-    Ok(outbox.destinations().get(conn, name)?.is_some())
-}
-
-/// Refuses an unknown name, because pausing a misspelt name has no effect. Without any destination in these settings,
-/// another process has the destinations, and every name is accepted.
-fn check_name(config: &Config, name: &str) -> Result<(), ConfigError> {
-    let destinations = config.all_destinations();
-    let known: Vec<&str> = destinations.iter().map(|d| d.name.as_str()).collect();
+/// Refuses an unknown name, because pausing a misspelt name has no effect. If neither these settings nor a running relay
+/// has any destination, nobody knows the names, and every name is accepted.
+fn check_name(conn: &mut PgConnection, config: &Config, name: &str, force: bool) -> Result<()> {
     if name.is_empty() {
-        return Err(ConfigError::new("pause destination", "the name is empty"));
+        return Err(ConfigError::new("pause destination", "the name is empty").into());
     }
-    if known.is_empty() || known.contains(&name) {
+    let outbox = Outbox::from(config.table.clone());
+    let destinations = config.all_destinations().into_iter();
+    let mut known: BTreeSet<String> = destinations.map(|one| one.name).collect();
+    let leases = admin::leases(conn, &config.table)?.into_iter();
+    let alive = leases.filter(|lease| lease.seconds_left > 0.0);
+    known.extend(alive.flat_map(|lease| lease.destinations));
+    if known.contains(name) || outbox.destinations().get(conn, name)?.is_some() {
         return Ok(());
     }
-    Err(ConfigError::new(
-        "pause destination",
-        format!(
-            "these settings have no destination {name:?}, only {}: check the spelling, or give --force",
-            known.join(", ")
-        ),
-    ))
+    if known.is_empty() {
+        return warn_of_unknown(conn, config, Pausable::Destination, name);
+    }
+    if force {
+        return Ok(());
+    }
+    let known: Vec<String> = known.into_iter().collect();
+    let problem = format!(
+        "neither these settings nor a running relay has a destination {name:?}, only {}: check the spelling, or give --force",
+        known.join(", ")
+    );
+    Err(ConfigError::new("pause destination", problem).into())
 }
 
 /// Warns about a name that no waiting message has: the name may be misspelt, or its messages may come later.

@@ -48,6 +48,12 @@ impl Serves {
         Self { registered, ..self }
     }
 
+    /// The names of destinations with a URL, and of groups of handlers.
+    pub(crate) fn names(self) -> Vec<String> {
+        let groups = self.handlers.into_iter().map(|(name, _)| name);
+        self.destinations.into_iter().chain(groups).collect()
+    }
+
     /// Whether the relay serves registered destinations.
     pub(crate) fn has_registered(&self) -> bool {
         self.registered

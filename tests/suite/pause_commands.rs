@@ -281,6 +281,25 @@ fn a_registered_destination_is_paused_by_its_name() {
     assert_eq!(shop.paused().as_array().map(Vec::len), Some(1));
 }
 
+/// An operator's shell has no `outbox.toml`, but the leases of running relays name their destinations.
+#[test]
+fn a_destination_of_a_running_relay_is_known_by_its_lease() {
+    let shop = Shop::new();
+    let _relay = shop.relay();
+    eventually("the relay has a lease", || {
+        let leases = finish(shop.database.binary(&["leases", "--json"]));
+        leases.code(0).json()[0]["destinations"] == json!(["audit", "billing"])
+    });
+    let status = finish(shop.database.binary(&["status"])).code(0).stdout;
+    assert!(status.contains("audit billing"), "{status}");
+    let pause = |name| shop.database.binary(&["pause", "destination", name]);
+    refused(
+        pause("biling"),
+        &["\"biling\"", "audit, billing", "--force"],
+    );
+    assert_eq!(finish(pause("billing")).code(0).stderr, "");
+}
+
 #[test]
 fn a_pause_that_would_do_nothing_is_refused() {
     let shop = Shop::new();

@@ -7,8 +7,9 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Text};
 
 use crate::name::OutboxName;
+use crate::routes::Serves;
 use crate::store::relay::lease::{self as relays, stands_by};
-use crate::store::sql::{clock_timestamp, now};
+use crate::store::sql::{MaybeJson, clock_timestamp, now};
 use crate::store::statement::statement_anew;
 use crate::store::table::{lease, outbox};
 
@@ -28,6 +29,9 @@ pub struct LeaseRow {
     pub seconds_left: f64,
     /// The relay stands by, because the relay of an older lease is active.
     pub stands_by: bool,
+    /// The names of the relay's destinations (`default`: that of `OUTBOX_URL`) and groups of handlers, without registered
+    /// destinations.
+    pub destinations: Vec<String>,
 }
 
 pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
@@ -43,15 +47,18 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             lease::expires_at,
             clock_timestamp(),
             stands_by(name),
+            lease::serves,
         ))
         .load(conn)?;
-    let row = |(id, relay, started, renewed, expires, now, stands_by)| LeaseRow {
+    let serves = |json: MaybeJson| Serves::from_json(&Option::<String>::from(json)?);
+    let row = |(id, relay, started, renewed, expires, now, stands_by, json)| LeaseRow {
         id,
         relay,
         started_seconds_ago: seconds(started, now),
         renewed_seconds_ago: seconds(renewed, now),
         seconds_left: seconds(now, expires),
         stands_by,
+        destinations: serves(json).map(Serves::names).unwrap_or_default(),
     };
     Ok(rows.into_iter().map(row).collect())
 }
