@@ -25,7 +25,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Create the outbox, or upgrade it to this version
     Migrate(migrate::Options),
-    /// Run a relay until SIGTERM or SIGINT. Without any route or destination, exit with code 2
+    /// Run a relay until SIGTERM or SIGINT. Exit with code 2 if it has no destination, and no OUTBOX_REGISTERED_THREADS
     Run,
     /// Serve the admin page without a relay
     Admin,

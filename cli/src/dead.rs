@@ -31,7 +31,7 @@ enum Action {
         /// Maximum number of dead letters
         #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
         limit: u32,
-        /// Continue after this place, which the previous page ends with
+        /// Continue the previous page, which ended with this value
         #[arg(long, value_name = "PLACE")]
         before: Option<String>,
         /// Print the dead letters as JSON
@@ -51,7 +51,7 @@ enum Action {
     },
     /// Show a dead letter with its payload
     Show {
-        /// Id from `dead list` (the sequence), or message id (webhook-id at the receiver)
+        /// Id from `dead list` (the sequence), or message id (ce-id at the receiver)
         id: String,
         /// Print the dead letter as JSON
         #[arg(long)]

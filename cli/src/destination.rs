@@ -53,7 +53,7 @@ enum Action {
         /// Name of the destination
         name: String,
         /// Reason, shown with the destination
-        #[arg(long, value_name = "TEXT", default_value = "OPERATOR")]
+        #[arg(long, alias = "why", value_name = "TEXT", default_value = "OPERATOR")]
         reason: String,
     },
     /// Remove a destination; its waiting messages become dead letters
@@ -68,7 +68,7 @@ enum Action {
         /// Create an asymmetric secret (Ed25519) and print its public key, which cannot sign
         #[arg(long)]
         asymmetric: bool,
-        /// How long the old secret keeps signing
+        /// Time until the old secret expires
         #[arg(long, value_name = "DURATION", default_value = "24h")]
         keep: String,
     },
@@ -88,7 +88,7 @@ enum Action {
     SendAgain {
         /// Name of the destination
         name: String,
-        /// Message id (webhook-id at the receiver)
+        /// Message id (ce-id at the receiver)
         id: Uuid,
     },
 }
@@ -116,6 +116,10 @@ struct List {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "While any destination is registered, relays settle a message that no destination, route or handler \
+    wants as delivered (NO_SUBSCRIBER), including those that wait as NO_ROUTE."
+)]
 struct Put {
     /// Name of the destination
     name: String,
@@ -133,7 +137,7 @@ struct Put {
     /// Header of every request, 'name: value'; repeatable
     #[arg(long = "header", value_name = "HEADER")]
     headers: Vec<String>,
-    /// Form of requests: binary, structured or batched [default: OUTBOX_MODE of the relay]
+    /// CloudEvents mode of requests: binary, structured or batched [default: OUTBOX_MODE of the relay]
     #[arg(long = "as", value_name = "MODE")]
     mode: Option<String>,
     /// Maximum number of concurrent sends, 1 to 64 [default: 4]
@@ -174,10 +178,17 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         Action::Put(put) => {
             let one =
                 conn.transaction::<_, anyhow::Error, _>(|conn| put.put(conn, destinations))?;
-            match put.json {
-                true => output::json(&as_json(&one)),
-                false => output::line(shown(&one)),
+            if put.json {
+                return output::json(&as_json(&one));
             }
+            output::line(shown(&one))?;
+            if !one.enabled {
+                let name = output::shown(&one.name);
+                output::line(format!(
+                    "still disabled: `diesel-outbox destination enable {name}` enables it"
+                ))?;
+            }
+            Ok(())
         }
         Action::Enable { name } => match destinations.enable(conn, name)? {
             true => output::line(format!("{} is enabled", output::shown(name))),

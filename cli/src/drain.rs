@@ -35,7 +35,7 @@ pub(crate) struct Options {
 
 const EXIT_CODES: &str = "Exit codes: 0, no sendable message is due any more, or --max-messages is reached; \
 1, sends failed and no message was delivered, or another relay is active (OUTBOX_SINGLE_ACTIVE), or drain \
-was interrupted or failed; 2, bad settings or usage. If at least one message was delivered, failed sends are no error: \
+was interrupted or failed; 2, bad settings or usage. If at least one message was delivered, failed sends are not an error: \
 \"failed\" counts them.";
 
 /// The update interval of the progress bar.

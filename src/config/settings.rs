@@ -244,7 +244,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_LOG_FORMAT", "text", field!(log_format: Text("WORD", LogFormat::from_str)),
         "Format of log lines: text or json"),
     setting("OUTBOX_ADMIN_ADDR", "", field!(admin.addr: Text("ADDRESS", admin::addr)),
-        "Address of the binary's admin page, health and metrics: 127.0.0.1:8687; unset: none"),
+        "Address of the admin page, health and metrics, such as 127.0.0.1:8687; unset: `run` has none, `admin` uses 127.0.0.1:8687"),
     setting("OUTBOX_ADMIN_TOKEN", "", field!(admin.token: Text("TOKEN", admin::token)),
         "Token that the admin page asks for (32 characters or more); required beyond loopback; or OUTBOX_ADMIN_TOKEN_FILE").at(OwnFile),
     setting("OUTBOX_ADMIN_HOSTS", "", field!(admin.hosts: Words("HOSTS", admin::hosts)),

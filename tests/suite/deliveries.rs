@@ -362,6 +362,15 @@ fn the_commands_show_deliveries_and_send_again() {
         "{unknown}"
     );
     run(&["put", "acme", "https://acme.example"]).code(0);
+    run(&["disable", "acme", "--why", "moved"]).code(0);
+    let put = run(&["put", "acme", "https://new.example"]).code(0).stdout;
+    assert!(
+        put.contains("`diesel-outbox destination enable acme`"),
+        "{put}"
+    );
+    run(&["enable", "acme"]).code(0);
+    let put = run(&["put", "acme", "https://acme.example"]).code(0).stdout;
+    assert!(!put.contains("disabled"), "{put}");
     let none = run(&["deliveries", "acme"]).code(0).stdout;
     assert_eq!(none, "no deliveries\n");
     database.execute(

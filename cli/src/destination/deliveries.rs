@@ -12,19 +12,19 @@ use crate::output;
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The search of the ledger stops after 2 s: a page may have few rows, or none, even if there are \
-    more after --after. Discarded and cancelled messages are not shown."
+    after_help = "The search of the ledger stops after 2 s, so a page may be short or empty although there are more \
+    deliveries: continue with --after. Discarded and cancelled messages are not shown."
 )]
 pub(super) struct List {
     /// Name of the destination
     name: String,
     /// Only this state: pending, sending, retrying, delivered or dead
-    #[arg(long, value_name = "STATE")]
+    #[arg(long, alias = "status", value_name = "STATE")]
     state: Option<String>,
     /// Only this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// Continue after this place, which the previous page ends with
+    /// Continue the previous page, which ended with this value
     #[arg(long, value_name = "PLACE")]
     after: Option<String>,
     /// Maximum number of deliveries

@@ -23,7 +23,7 @@ pub(super) struct List {
     /// Only this topic
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
-    /// Only this destination
+    /// Only messages that name this destination, not those that a route sends there
     #[arg(long, value_name = "NAME")]
     destination: Option<String>,
     /// Only this tenant (a UUID)
@@ -33,12 +33,12 @@ pub(super) struct List {
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
     /// Only this state: pending, sending or retrying
-    #[arg(long)]
+    #[arg(long, alias = "state")]
     status: Option<String>,
     /// Maximum number of messages
     #[arg(long, default_value_t = 100, value_name = "NUMBER", allow_negative_numbers = true, value_parser = whole(1..=u32::MAX))]
     limit: u32,
-    /// Continue after this place, which the previous page ends with
+    /// Continue the previous page, which ended with this value
     #[arg(long, value_name = "PLACE")]
     after: Option<String>,
     /// Print the messages as JSON
