@@ -208,7 +208,7 @@ def commands(numbers, *names):
 
 
 # The columns of scenarios with a row for each run: title, key, and decimals. None: a word.
-RATE, CPU = ("messages/s", "messages_per_second", 0), ("own CPU each, µs", "own_cpu_us_per_message", 1)
+RATE, CPU = ("messages/s", "messages_per_second", 0), ("CPU per message, µs", "own_cpu_us_per_message", 1)
 CLAIM = ("mean claim, ms", "claim_ms", 1)
 RUNS = {
     "backlog": [
@@ -232,7 +232,7 @@ RUNS = {
         ("outbox", "outbox", None),
         RATE,
         ("rate ratio", "rate_ratio", 2),
-        ("WAL each, bytes", "wal_bytes_per_message", 0),
+        ("WAL per message, bytes", "wal_bytes_per_message", 0),
         ("WAL ratio", "wal_ratio", 2),
         CLAIM,
         CPU,
@@ -267,7 +267,7 @@ RUNS = {
         ("failed attempts", "failed_attempts", 0),
     ],
     "page": [("loaded pages", "pages", None), RATE, ("ratio", "ratio_to_without", 2), CPU],
-    "enqueue": [("function", "by", None), RATE, ("WAL each, bytes", "wal_bytes_per_message", 0)],
+    "enqueue": [("function", "by", None), RATE, ("WAL per message, bytes", "wal_bytes_per_message", 0)],
 }
 
 
@@ -285,7 +285,7 @@ def origin(numbers):
     return wrapped(
         f"{trial}diesel-outbox {here['version']} on {here['cores']} cores shared by PostgreSQL {here['postgresql']}, the"
         " relay and nginx; fsync, synchronous commit and the ledger are on."
-        f" {' and '.join(dates)}, {minutes:.0f} minutes."
+        f" Measured on {' and '.join(dates)}, in {minutes:.0f} minutes."
     )
 
 
@@ -295,14 +295,14 @@ def wrapped(text):
 
 def drain(numbers):
     names = {
-        "drain": "one POST for each message",
-        "drain-batched": "50 messages in a request (`--mode batched`)",
+        "drain": "one POST per message",
+        "drain-batched": "50 messages per request (`--mode batched`)",
         "drain-signed": "signed requests (`--mode structured --secret …`)",
     }
     columns = [
         RATE,
         CPU,
-        ("WAL each, bytes", "wal_bytes_per_message", 0),
+        ("WAL per message, bytes", "wal_bytes_per_message", 0),
         ("p99 claim, ms", "claim_p99_ms", 1),
         ("peak memory, MiB", "peak_memory_mib", 1),
     ]
@@ -343,7 +343,7 @@ def latency(numbers):
             drawn.number(report["committed_per_second"], 0),
             *(drawn.number(report[key], 1) for _, key in QUANTILES),
         ])
-    titles = ["relay", "wanted commits/s", "commits/s", *(f"{title}, ms" for title, _ in QUANTILES)]
+    titles = ["relay", "target commits/s", "commits/s", *(f"{title}, ms" for title, _ in QUANTILES)]
     return commands(numbers, *LOADS, "latency-polling") + "\n\n" + drawn.table(titles, rows)
 
 
@@ -371,7 +371,7 @@ def registered(numbers):
         ["Jain's fairness index of destinations with a backlog", drawn.number(report["fairness"], 2)],
         ["memory of the process", f"{report['peak_memory_mib']:,.0f} MiB"],
         ["threads of the process", drawn.number(report["threads"], 0)],
-        [f"p99 of {options['rate']:,} messages a second to {options['paced']:,} destinations", f"{drawn.number(of('paced')['p99_ms'], 0)} ms"],
+        [f"p99 of {options['rate']:,} messages per second to {options['paced']:,} destinations", f"{drawn.number(of('paced')['p99_ms'], 0)} ms"],
         [f"p99 while {options['hanging']:,} of {options['paced']:,} destinations hang", p99("paced_beside_hanging")],
         [f"p99 beside a destination with {options['waiting']:,} waiting messages", p99("paced_beside_waiting")],
         [f"p99 beside {options['changes']:,} changed rows a second, at two relays", p99("paced_beside_changes")],
@@ -382,7 +382,7 @@ def registered(numbers):
 def summary(numbers):
     def rate(name):
         cpu = drawn.number(median(numbers, name, "own_cpu_us_per_message"), 1)
-        return f"{drawn.shown(values(numbers, name, 'messages_per_second'), 0)} messages/s, {cpu} µs of CPU each"
+        return f"{drawn.shown(values(numbers, name, 'messages_per_second'), 0)} messages/s, {cpu} µs of CPU per message"
 
     idle, backlog = only_report(numbers, "latency"), only_report(numbers, "backlog")["runs"]
     fewest, most = (choose(backlog, key=lambda one: one["waiting"]) for choose in (min, max))
@@ -413,9 +413,9 @@ def panels(numbers):
         (names[one[key]], one["messages_per_second"], number > 0) for number, one in enumerate(report["runs"])
     ]
     return [
-        ("Messages a second, by the age of the tables", rows(aged, "outbox", of_aged)),
+        ("Messages per second, by the age of the tables", rows(aged, "outbox", of_aged)),
         (
-            f"Messages a second after {held['settled']:,} settled messages, by open transaction",
+            f"Messages per second after {held['settled']:,} settled messages, by open transaction",
             rows(held, "holder", of_held),
         ),
     ]

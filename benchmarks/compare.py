@@ -207,10 +207,10 @@ def check(worker, peer, is_in_time, standing):
 
 MEASURES = [
     ("messages_per_second", "messages/s", 0),
-    ("own_cpu_us", "own CPU each, µs", 1),
-    ("server_cpu_us", "server CPU each, µs", 1),
-    ("wal_bytes", "WAL each, bytes", 0),
-    ("requests", "requests each", 2),
+    ("own_cpu_us", "CPU per message, µs", 1),
+    ("server_cpu_us", "server CPU per message, µs", 1),
+    ("wal_bytes", "WAL per message, bytes", 0),
+    ("requests", "requests per message", 2),
 ]
 
 
@@ -228,7 +228,7 @@ def table(report):
     ])
 
 
-CHARTS = [("messages_per_second", "Messages delivered a second"), ("own_cpu_us", "Own CPU for each message, µs")]
+CHARTS = [("messages_per_second", "Messages delivered per second"), ("own_cpu_us", "CPU per message, µs")]
 
 
 def chart(report):

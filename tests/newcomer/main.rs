@@ -50,7 +50,7 @@ fn the_quick_start_of_readme_is_a_program_that_delivers() {
 
     // The tables may come from `diesel-outbox migrate` instead, and the program may run twice.
     let migrated = FreshDatabase::new();
-    assert!(readme::TEXT.contains("or `diesel-outbox migrate`"));
+    assert!(readme::TEXT.contains("use `diesel-outbox migrate`"));
     let mut migrate = binary(&["migrate"]);
     migrate.env("DATABASE_URL", &migrated.url);
     finish(migrate).code(0);
