@@ -32,7 +32,7 @@ deb: static manual ## Build the Debian package from the static executable
 	SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(CARGO) deb --no-build --no-strip --package diesel-outbox-cli --profile static \
 		--target $(STATIC_TARGET) --output $(DEB)
 
-check-deb: deb ## Install, run and purge the Debian package in a copy of this system under systemd (as root)
+check-deb: deb ## Install, run and purge the Debian package in a copy of this system (as root, not in a plain container)
 	@[ -x /lib/systemd/systemd ] || scripts/install-package systemd
 	@command -v psql >/dev/null || scripts/install-package psql
 	scripts/with-postgres scripts/with-nginx true
