@@ -280,7 +280,7 @@ pub(crate) fn resume(
 ) -> QueryResult<bool> {
     delete(pauses(name))
         .filter(is(kind, which))
-        .filter(pause::reason.ne(REMOVED))
+        .filter(not(is_removal()))
         .execute(conn)
         .map(|count| count > 0)
 }
@@ -306,13 +306,13 @@ pub(crate) fn forget_removed(
 ) -> QueryResult<usize> {
     let mut count = forget_returned(conn, name)?;
     let long_ago = clock_timestamp() - interval(age);
-    let is_old = pause::reason.eq(REMOVED).and(pause::paused_at.lt(long_ago));
-    let gone = QueryDsl::filter(pauses(name), is_old).select(pause::name);
+    let marks = QueryDsl::filter(pauses(name), is_removal());
+    let gone = QueryDsl::filter(marks, pause::paused_at.lt(long_ago)).select(pause::name);
     let gone: Vec<String> = gone.load(conn)?;
     for one in gone {
         if !is_named(conn, name, &one)? {
             count += delete(pauses(name))
-                .filter(pause::reason.eq(REMOVED))
+                .filter(is_removal())
                 .filter(pause::name.eq(&one))
                 .execute(conn)?;
         }
@@ -336,7 +336,7 @@ fn forget_returned(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<us
         let returned = returned.select(destination::name);
         let returned: Vec<String> = returned.for_key_share().skip_locked().load(conn)?;
         delete(pauses(name))
-            .filter(pause::reason.eq(REMOVED))
+            .filter(is_removal())
             .filter(pause::name.eq_any(returned))
             .execute(conn)
     })
