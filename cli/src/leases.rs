@@ -39,7 +39,17 @@ pub(crate) fn as_json(row: &LeaseRow) -> Value {
         "expired": row.seconds_left <= 0.0,
         "stands_by": row.stands_by,
         "destinations": row.destinations,
+        "registered": row.registered,
     })
+}
+
+fn destinations(row: &LeaseRow) -> String {
+    let names = output::names(&row.destinations);
+    match (row.registered, names.is_empty()) {
+        (false, _) => names,
+        (true, true) => "registered ones".to_owned(),
+        (true, false) => format!("{names}, registered ones"),
+    }
 }
 
 /// The leases as a table.
@@ -68,7 +78,7 @@ pub(crate) fn shown(leases: &[LeaseRow]) -> String {
             format!("{} ago", output::age(row.started_seconds_ago)),
             format!("{} ago", output::age(row.renewed_seconds_ago)),
             state,
-            output::shown(&row.destinations.join(" ")),
+            destinations(row),
         ]);
     }
     table.to_string()

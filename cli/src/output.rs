@@ -51,6 +51,17 @@ pub(crate) fn name(name: &str) -> String {
     shortened(&shown(name), LONGEST_NAME)
 }
 
+/// The first few names, and how many more there are.
+pub(crate) fn names(all: &[String]) -> String {
+    const FEW: usize = 8;
+    let first: Vec<String> = all.iter().take(FEW).map(|one| name(one)).collect();
+    let more = match all.len().saturating_sub(FEW) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", first.join(", "))
+}
+
 /// A text of at most `most` characters. A shortened text ends with `…`.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {

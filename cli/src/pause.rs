@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::parse_duration;
+use diesel_outbox::destinations::DestinationFilter;
 use diesel_outbox::{Config, ConfigError, Outbox};
 use serde_json::Value;
 
@@ -26,7 +27,7 @@ enum Action {
     Destination {
         /// Name of the destination; `default` is the destination of OUTBOX_URL
         name: String,
-        /// Pause the destination even if neither these settings nor any running relay has it
+        /// Pause the destination even if its name is unknown
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -60,12 +61,25 @@ struct How {
     json: bool,
 }
 
+/// How many registered destinations an error names, at most.
+const SOME_REGISTERED: usize = 100;
 /// The default reason.
 pub(crate) const OPERATOR: &str = "OPERATOR";
 /// The reasons by which relays recognise a pause of the circuit breaker, and the mark of a removed destination.
-pub(crate) const RESERVED: [&str; 2] = ["BREAKER_OPEN", "DESTINATION_REMOVED"];
+const RESERVED: [&str; 2] = ["BREAKER_OPEN", "DESTINATION_REMOVED"];
 /// The most bytes of a reason.
-pub(crate) const LONGEST_REASON: usize = 200;
+const LONGEST_REASON: usize = 200;
+
+/// Returns what is wrong with a reason.
+pub(crate) fn check_reason(reason: &str) -> Result<(), String> {
+    if reason.is_empty() || reason.len() > LONGEST_REASON {
+        return Err(format!("must have 1 to {LONGEST_REASON} bytes"));
+    }
+    match RESERVED.contains(&reason) {
+        true => Err("is reserved for relays: give another reason".to_owned()),
+        false => Ok(()),
+    }
+}
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
@@ -86,8 +100,10 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         Action::Topic { topic, how } => {
             let duration = how.duration()?;
             let mut conn = connect(&config, "pause")?;
-            check_topic(&mut conn, &config, topic)?;
-            warn_of_unknown(&mut conn, &config, Pausable::Topic, topic)?;
+            if !is_named(&mut conn, &config, Pausable::Topic, topic)? {
+                check_topic(topic)?;
+                warn_of_unknown(Pausable::Topic, topic);
+            }
             pause(&mut conn, &config, Pausable::Topic, topic, how, duration)
         }
         Action::List { json } => list(&mut connect(&config, "pause")?, &config, *json),
@@ -104,15 +120,8 @@ pub(crate) fn connect(config: &Config, purpose: &str) -> Result<PgConnection> {
 impl How {
     /// Checks the reason and the duration, and returns the duration.
     fn duration(&self) -> Result<Option<Duration>, ConfigError> {
-        let reason = self.reason.trim();
-        if reason.is_empty() || reason.len() > LONGEST_REASON {
-            let limits = format!("must have 1 to {LONGEST_REASON} bytes");
-            return Err(ConfigError::new("--reason", limits));
-        }
-        if RESERVED.contains(&reason) {
-            let taken = "reserved for relays: give another reason";
-            return Err(ConfigError::new("--reason", taken));
-        }
+        let wrong = |why| ConfigError::new("--reason", why);
+        check_reason(self.reason.trim()).map_err(wrong)?;
         let Some(text) = &self.duration else {
             return Ok(None);
         };
@@ -124,69 +133,67 @@ impl How {
     }
 }
 
-/// Refuses an unknown name, because pausing a misspelt name has no effect. If neither these settings nor a running relay
-/// has any destination, nobody knows the names, and every name is accepted.
+/// Refuses an unknown name, because pausing a misspelt name has no effect. If these settings, the running relays and the
+/// outbox have no destination, nobody knows the names, and every name is accepted.
 fn check_name(conn: &mut PgConnection, config: &Config, name: &str, force: bool) -> Result<()> {
     if name.is_empty() {
         return Err(ConfigError::new("pause destination", "the name is empty").into());
     }
     let outbox = Outbox::from(config.table.clone());
+    let registered = outbox.destinations();
     let destinations = config.all_destinations().into_iter();
     let mut known: BTreeSet<String> = destinations.map(|one| one.name).collect();
     let leases = admin::leases(conn, &config.table)?.into_iter();
     let alive = leases.filter(|lease| lease.seconds_left > 0.0);
     known.extend(alive.flat_map(|lease| lease.destinations));
-    if known.contains(name) || outbox.destinations().get(conn, name)?.is_some() {
+    let is_known = known.contains(name) || registered.get(conn, name)?.is_some();
+    if is_known || is_named(conn, config, Pausable::Destination, name)? {
         return Ok(());
     }
+    let some = registered.list(conn, &DestinationFilter::default(), SOME_REGISTERED)?;
+    known.extend(some.into_iter().map(|one| one.name));
     if known.is_empty() {
-        return warn_of_unknown(conn, config, Pausable::Destination, name);
+        warn_of_unknown(Pausable::Destination, name);
+        return Ok(());
     }
     if force {
         return Ok(());
     }
     let known: Vec<String> = known.into_iter().collect();
     let problem = format!(
-        "neither these settings nor a running relay has a destination {name:?}, only {}: check the spelling, or give --force",
-        known.join(", ")
+        "no destination {name:?} is in these settings, registered, or served by a running relay: check the spelling, or give --force; there are {}",
+        output::names(&known)
     );
     Err(ConfigError::new("pause destination", problem).into())
 }
 
-/// Warns about a name that no waiting message has: the name may be misspelt, or its messages may come later.
-fn warn_of_unknown(
-    conn: &mut PgConnection,
-    config: &Config,
-    kind: Pausable,
-    name: &str,
-) -> Result<()> {
+/// Whether a waiting message has this topic, or names this destination.
+fn is_named(conn: &mut PgConnection, config: &Config, kind: Pausable, name: &str) -> Result<bool> {
     let live = admin::topics(conn, &config.table)?;
-    let is_named = live.iter().any(|one| match kind {
+    Ok(live.iter().any(|one| match kind {
         Pausable::Topic => one.topic == name,
         _ => one.destination == name,
-    });
-    if !is_named {
-        let kind = kind.as_str();
-        eprintln!(
-            "diesel-outbox: no waiting message has the {kind} {name:?}: check the spelling (`diesel-outbox resume {kind} {name:?}` ends the pause)"
-        );
-    }
-    Ok(())
+    }))
 }
 
-fn check_topic(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<()> {
+/// Warns about a name that no waiting message has: the name may be misspelt, or its messages may come later.
+fn warn_of_unknown(kind: Pausable, name: &str) {
+    let kind = kind.as_str();
+    eprintln!(
+        "diesel-outbox: no waiting message has the {kind} {name:?}: check the spelling (`diesel-outbox resume {kind} {name:?}` ends the pause)"
+    );
+}
+
+/// Refuses a topic that no message can have, or that looks like a pattern.
+fn check_topic(topic: &str) -> Result<(), ConfigError> {
     let problem = if topic.is_empty() {
         "the topic is empty"
-    } else if topic.contains('*')
-        && !admin::topics(conn, &config.table)?
-            .iter()
-            .any(|live| live.topic == topic)
-    {
+    } else if topic.contains('*') {
         "no message has this topic, and patterns are not allowed: pause each topic by name"
     } else {
         return Ok(());
     };
-    Err(ConfigError::new("pause topic", problem).into())
+    Err(ConfigError::new("pause topic", problem))
 }
 
 fn pause(

@@ -291,7 +291,7 @@ fn a_destination_of_a_running_relay_is_known_by_its_lease() {
         leases.code(0).json()[0]["destinations"] == json!(["audit", "billing"])
     });
     let status = finish(shop.database.binary(&["status"])).code(0).stdout;
-    assert!(status.contains("audit billing"), "{status}");
+    assert!(status.contains("audit, billing"), "{status}");
     let pause = |name| shop.database.binary(&["pause", "destination", name]);
     refused(
         pause("biling"),

@@ -32,6 +32,8 @@ pub struct LeaseRow {
     /// The names of the relay's destinations (`default`: that of `OUTBOX_URL`) and groups of handlers, without registered
     /// destinations.
     pub destinations: Vec<String>,
+    /// Whether the relay sends to registered destinations.
+    pub registered: bool,
 }
 
 pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
@@ -51,14 +53,18 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
         ))
         .load(conn)?;
     let serves = |json: MaybeJson| Serves::from_json(&Option::<String>::from(json)?);
-    let row = |(id, relay, started, renewed, expires, now, stands_by, json)| LeaseRow {
-        id,
-        relay,
-        started_seconds_ago: seconds(started, now),
-        renewed_seconds_ago: seconds(renewed, now),
-        seconds_left: seconds(now, expires),
-        stands_by,
-        destinations: serves(json).map(Serves::names).unwrap_or_default(),
+    let row = |(id, relay, started, renewed, expires, now, stands_by, json)| {
+        let serves = serves(json).unwrap_or_default();
+        LeaseRow {
+            id,
+            relay,
+            started_seconds_ago: seconds(started, now),
+            renewed_seconds_ago: seconds(renewed, now),
+            seconds_left: seconds(now, expires),
+            stands_by,
+            registered: serves.has_registered(),
+            destinations: serves.names(),
+        }
     };
     Ok(rows.into_iter().map(row).collect())
 }

@@ -7,7 +7,7 @@ use diesel_outbox::admin::{self, Pausable};
 use super::{bad_request, database_away};
 use crate::admin::http::Form;
 use crate::admin::{AUDIT, Request, Response, Site, Visitor};
-use crate::pause::{LONGEST_REASON, OPERATOR, RESERVED};
+use crate::pause::{OPERATOR, check_reason};
 
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -42,15 +42,13 @@ pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Respon
         (_, Err(error)) => return bad_request(site, visitor, request, &error),
     };
     let given = form.get("reason").map_or("", str::trim);
-    if RESERVED.contains(&given) {
-        let words = format!("{given} is reserved for relays: give another reason.");
-        return bad_request(site, visitor, request, &words);
+    let reason = if given.is_empty() { OPERATOR } else { given };
+    if let Err(why) = check_reason(reason) {
+        return bad_request(site, visitor, request, &format!("The reason {why}."));
     }
-    let given = if given.is_empty() { OPERATOR } else { given };
-    let reason: String = given.chars().take(LONGEST_REASON).collect();
     let done = site
         .changes
-        .run(|conn, outbox| admin::pause(conn, outbox, which.kind, &which.name, &reason, duration));
+        .run(|conn, outbox| admin::pause(conn, outbox, which.kind, &which.name, reason, duration));
     site.forget();
     match done {
         Ok(()) => {
