@@ -293,7 +293,7 @@ impl NewMessage {
         }
     }
 
-    /// The id of the message, a UUID v7. Receivers see the id as `webhook-id` and `ce-id`.
+    /// The id of the message, a UUID v7. Receivers see it as the id of the event, and as `webhook-id`.
     pub fn message_id(&self) -> Uuid {
         self.message_id
     }

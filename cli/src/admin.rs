@@ -1,6 +1,6 @@
 //! The admin page, health and metrics over HTTP: for people on call, probes and Prometheus.
 //!
-//! The page has its own threads and connections, so that it cannot slow the relay.
+//! The page has its own threads and connections, so that it cannot block the relay.
 
 mod access;
 mod database;

@@ -51,7 +51,7 @@ enum Action {
     },
     /// Show a dead letter with its payload
     Show {
-        /// Id from `dead list` (the sequence), or message id (ce-id at the receiver)
+        /// Id from `dead list` (the sequence), or message id (the id of the event at the receiver)
         id: String,
         /// Print the dead letter as JSON
         #[arg(long)]

@@ -88,7 +88,7 @@ enum Action {
     SendAgain {
         /// Name of the destination
         name: String,
-        /// Message id (ce-id at the receiver)
+        /// Message id (the id of the event at the receiver)
         id: Uuid,
     },
 }
@@ -117,8 +117,8 @@ struct List {
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "While any destination is registered, relays settle a message that no destination, route or handler \
-    wants as delivered (NO_SUBSCRIBER), including those that wait as NO_ROUTE."
+    after_help = "Once a destination is registered, a message without a destination, route or handler no longer waits as \
+    NO_ROUTE: it ends unsent, as delivered (NO_SUBSCRIBER)."
 )]
 struct Put {
     /// Name of the destination

@@ -24,7 +24,7 @@ pub(crate) struct Options {
 enum Action {
     /// Show a message at each destination, with its payload and history
     Show {
-        /// Message id (ce-id at the receiver), idempotency key or sequence
+        /// Message id (the id of the event at the receiver), idempotency key or sequence
         which: String,
         /// Print the message as JSON
         #[arg(long)]

@@ -56,7 +56,7 @@ pub(super) trait Database {
         moment: Duration,
     ) -> Answer<(Surveyed, Vec<Paused>)>;
 
-    /// The changes of registered destinations since `known`, and what other relays serve.
+    /// The changes of registered destinations since `known`, the removed ones, and what other relays serve.
     fn registered(&mut self, known: &Registry) -> Answer<Option<Changes>>;
 
     /// The pairs of message and registered destination whose filter matches, as positions in `pairs`. `None`: the query

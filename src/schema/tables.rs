@@ -28,7 +28,7 @@ macro_rules! __outbox_tables {
             $($of_outbox)+ (sequence) {
                 /// The position in the outbox. The database assigns it in the order of the inserts.
                 sequence -> diesel::sql_types::BigInt,
-                /// The message id. Receivers see it as `webhook-id` and `ce-id`.
+                /// The message id. Receivers see it as the id of the event, and as `webhook-id`.
                 message_id -> diesel::sql_types::Uuid,
                 /// The topic, which routes match.
                 topic -> diesel::sql_types::Text,

@@ -51,7 +51,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         let content = html! {
             h1 { "Messages" }
             (form(q))
-            p.quiet { "Find a message by its id (ce-id at the receiver), its idempotency key or its sequence." }
+            p.quiet { "Find a message by its id (the id of the event at the receiver), its idempotency key or its sequence." }
             (content)
         };
         return page.answer(status, &content);
