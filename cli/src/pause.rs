@@ -61,8 +61,8 @@ struct How {
     json: bool,
 }
 
-/// How many registered destinations an error names, at most.
-const SOME_REGISTERED: usize = 100;
+/// How many registered destinations an error can name.
+const SOME_REGISTERED: usize = 10;
 /// The default reason.
 pub(crate) const OPERATOR: &str = "OPERATOR";
 /// The reasons by which relays recognise a pause of the circuit breaker, and the mark of a removed destination.
@@ -161,7 +161,7 @@ fn check_name(conn: &mut PgConnection, config: &Config, name: &str, force: bool)
     }
     let known: Vec<String> = known.into_iter().collect();
     let problem = format!(
-        "no destination {name:?} is in these settings, registered, or served by a running relay: check the spelling, or give --force; there are {}",
+        "no destination {name:?} is in these settings, registered, or served by a running relay: check the spelling, or give --force; existing ones include {}",
         output::names(&known)
     );
     Err(ConfigError::new("pause destination", problem).into())

@@ -276,6 +276,11 @@ fn a_registered_destination_is_paused_by_its_name() {
         .execute("INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example')");
     let pause = ["pause", "destination", "acme"];
     assert_eq!(shop.run(&pause).code(0).stderr, "");
+    let misspelt = ["pause", "destination", "acmee"];
+    refused(
+        shop.database.binary(&misspelt),
+        &["\"acmee\"", "acme", "--force"],
+    );
     // Settings without a destination do not doubt the name either.
     assert_eq!(finish(shop.database.binary(&pause)).code(0).stderr, "");
     assert_eq!(shop.paused().as_array().map(Vec::len), Some(1));

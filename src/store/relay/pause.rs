@@ -414,6 +414,11 @@ mod tests {
             left
         };
         assert_eq!(left(conn, MINUTE).len(), 2, "both were just removed");
+        // The same reason marks nothing in another row.
+        pause(conn, name, Pausable::Topic, "free", REMOVED, None, 0).expect("a pause");
+        left(conn, Duration::ZERO);
+        assert_eq!(all(conn, name).map(|rows| rows.len()), Ok(1));
+        assert_eq!(resume(conn, name, Pausable::Topic, "free"), Ok(true));
         assert_eq!(resume(conn, name, Pausable::Destination, "acme"), Ok(false));
         assert_eq!(left(conn, Duration::ZERO), ["acme", "other"]);
         conn.batch_execute(&format!("DELETE FROM {} WHERE topic = 'b'", name.outbox()))
