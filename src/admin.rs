@@ -75,7 +75,7 @@ pub use self::migrations::{
 };
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, count_replayable, replay};
-pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, waiting};
+pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, wait_reasons, waiting};
 pub use crate::migrations::{Direction, migrate};
 pub use crate::relay::DepthGauges;
 pub use crate::store::operate::activity::{Activity, Rates};
@@ -90,6 +90,7 @@ pub use crate::store::operate::status::LeaseRow;
 use crate::store::operate::status::{self, DueRow};
 pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
 pub use crate::store::operate::waiting::WaitingFilter;
+pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;
 pub use crate::store::relay::pause::Pausable;
 pub use crate::store::searched::Searched;

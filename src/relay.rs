@@ -57,7 +57,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 pub use self::builder::{Relay, RelayBuilder};
-pub(crate) use self::by_hand::{ByHand, Ended};
+pub(crate) use self::by_hand::{ByHand, Ended, Processed};
 pub use self::depths::DepthGauges;
 pub use self::error::{ShutdownError, StartError};
 pub use self::handle::RelayHandle;

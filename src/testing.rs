@@ -68,7 +68,7 @@ use serde::de::DeserializeOwned;
 #[cfg(feature = "relay")]
 pub use self::recording::RecordingDispatcher;
 #[cfg(feature = "relay")]
-pub use self::relay::{Drained, NotDelivered, TestRelay};
+pub use self::relay::{Drained, NotDelivered, TestRelay, Waiting};
 use crate::event::Event;
 use crate::message::Message;
 use crate::outbox::Outbox;

@@ -219,13 +219,21 @@ fn keys_that_wait(keys: &[BlockedKey]) -> Vec<Finding> {
             "{number} by {for_what}, for example {:?} by {} ({})",
             output::name(&first.ordering_key),
             first.sequence,
-            first.reason.as_deref().unwrap_or("delayed"),
+            first
+                .waits
+                .as_deref()
+                .or(first.reason.as_deref())
+                .unwrap_or("delayed"),
         );
         Some((detail, first.sequence))
     };
     let held = waits(|key| key.status == Status::Dead, "a dead letter");
+    let closed = waits(
+        |key| key.waits.is_some(),
+        "a due message that cannot be sent",
+    );
     let late = waits(
-        |key| key.status != Status::Dead,
+        |key| key.status != Status::Dead && key.waits.is_none(),
         "a retry or a delayed message",
     );
     let held = held.map(|(detail, sequence)| Finding {
@@ -234,8 +242,14 @@ fn keys_that_wait(keys: &[BlockedKey]) -> Vec<Finding> {
         )),
         ..warning("keys", detail)
     });
+    let closed = closed.map(|(detail, sequence)| Finding {
+        advice: Some(format!(
+            "`diesel-outbox message show {sequence}` says why the first message waits"
+        )),
+        ..warning("keys", detail)
+    });
     let late = late.map(|(detail, _)| good("keys", detail));
-    held.into_iter().chain(late).collect()
+    held.into_iter().chain(closed).chain(late).collect()
 }
 
 fn of_the_doctor(finding: admin::Finding) -> Finding {

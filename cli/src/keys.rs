@@ -23,7 +23,7 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// List ordering keys blocked by a retry, a delayed message or a dead letter
+    /// List ordering keys blocked by a retry, a delayed message, a dead letter, a pause or a missing relay
     List(List),
     /// Show the live messages and dead letters of a key, in order
     Show {
@@ -94,6 +94,7 @@ pub(crate) fn as_json(row: &BlockedKey) -> Value {
         "sequence": row.sequence,
         "status": row.status,
         "reason": row.reason,
+        "waits": row.waits,
         "seconds_left": row.seconds_left,
         "waiting": row.waiting,
         "waiting_is_capped": row.waiting_is_capped,
@@ -111,10 +112,15 @@ pub(crate) fn table(keys: &[BlockedKey], most: usize) -> comfy_table::Table {
     ]);
     for key in keys.iter().take(most) {
         let reason = key.reason.as_deref().unwrap_or_default();
-        let when = match key.seconds_left {
-            Some(seconds) => format!("due in {seconds:.0} s"),
-            None if key.status == Status::Dead => "requeue or discard it".to_owned(),
-            None => "never due".to_owned(),
+        let when = match (key.seconds_left, &key.waits) {
+            (_, Some(waits)) => output::shown(waits),
+            (Some(seconds), None) => format!("due in {seconds:.0} s"),
+            (None, None) if key.status == Status::Dead => "requeue or discard it".to_owned(),
+            (None, None) => "never due".to_owned(),
+        };
+        let state = match reason {
+            "" => format!("{}, {when}", key.status),
+            reason => format!("{} {reason}, {when}", key.status),
         };
         let more = if key.waiting_is_capped { "+" } else { "" };
         table.add_row([
@@ -122,7 +128,7 @@ pub(crate) fn table(keys: &[BlockedKey], most: usize) -> comfy_table::Table {
             output::name(&key.destination),
             format!("{}{more}", key.waiting),
             key.sequence.to_string(),
-            format!("{} {reason}, {when}", key.status),
+            state,
         ]);
     }
     if keys.len() > most {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord};
+use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord, WaitReason};
 use diesel_outbox::{Config, ReasonCode, Status};
 use serde_json::{Value, json};
 
@@ -66,18 +66,19 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
     }
     let ids: Vec<uuid::Uuid> = found.rows.iter().map(|record| record.message_id).collect();
     let history = admin::history(conn, &config.table, &ids)?;
+    let waits = admin::wait_reasons(conn, &config.table, &found.rows)?;
     let timeline = timeline(&found.rows, &history);
     if json {
         return output::json(&json!({
             "complete": found.is_complete,
-            "records": found.rows.iter().map(as_json).collect::<Vec<_>>(),
+            "records": with_waits(&found.rows, &waits),
             "timeline": timeline.iter().map(|event| json!({
                 "at": event.at, "what": event.what,
             })).collect::<Vec<_>>(),
         }));
     }
-    for record in &found.rows {
-        show(record)?;
+    for (record, waits) in found.rows.iter().zip(&waits) {
+        show(record, waits.as_ref())?;
     }
     for event in &timeline {
         output::line(format!("{:<26}{}", event.at, output::shown(&event.what)))?;
@@ -93,6 +94,18 @@ fn unknown(which: &str, config: &Config) -> String {
         "there is no message with the id, key or sequence {which:?} in the outbox \"{}\" or its ledger",
         config.table
     )
+}
+
+/// Records as JSON, each with the reason why it waits, in words and as one word.
+fn with_waits(records: &[MessageRecord], waits: &[Option<WaitReason>]) -> Vec<Value> {
+    let all = records.iter().zip(waits);
+    all.map(|(record, waits)| {
+        let mut value = as_json(record);
+        value["waits"] = waits.as_ref().map(WaitReason::to_string).into();
+        value["wait_reason"] = waits.as_ref().map(WaitReason::as_str).into();
+        value
+    })
+    .collect()
 }
 
 /// A record as JSON.
@@ -133,7 +146,7 @@ pub(crate) fn as_json(record: &MessageRecord) -> Value {
     value
 }
 
-fn show(record: &MessageRecord) -> Result<()> {
+fn show(record: &MessageRecord, waits: Option<&WaitReason>) -> Result<()> {
     let id = |id: Option<i64>| id.map(|id| id.to_string());
     let place = match record.kept_in.as_str() {
         "live" => "in the outbox",
@@ -141,8 +154,9 @@ fn show(record: &MessageRecord) -> Result<()> {
         _ => "in the ledger",
     };
     let destination = Some(&record.destination).filter(|name| !name.is_empty());
-    let fields: [(&str, Option<String>); 21] = [
+    let fields: [(&str, Option<String>); 22] = [
         ("status", Some(format!("{}, {place}", record.status))),
+        ("waits", waits.map(WaitReason::to_string)),
         ("sequence", Some(record.sequence.to_string())),
         ("message id", Some(record.message_id.to_string())),
         ("topic", Some(record.topic.clone())),

@@ -7,6 +7,7 @@ use crate::message::Due;
 use crate::name::OutboxName;
 use crate::store::operate::messages::MessageRecord;
 use crate::store::operate::waiting::{WaitingFilter, list};
+use crate::store::operate::why::{self, WaitReason};
 use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
 use crate::store::write::waiting::{self, Changed, End, MessageRef, Reach};
@@ -51,6 +52,37 @@ pub fn waiting(
 ) -> Result<Searched<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         list(conn, name, filter, limit)
+    })?)
+}
+
+/// Why each of these messages is not sent yet, and until when. `None`: the record is no live message.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName};
+/// use diesel_outbox::admin::{self, MessageKey};
+///
+/// fn explain(conn: &mut PgConnection, outbox: &OutboxName, id: &str) -> Result<(), DatabaseError> {
+///     let found = admin::message(conn, outbox, &MessageKey::Text(id.to_owned()))?.rows;
+///     let reasons = admin::wait_reasons(conn, outbox, &found)?;
+///     for (record, reason) in found.iter().zip(reasons) {
+///         if let Some(reason) = reason {
+///             println!("{} waits: {reason}", record.sequence);
+///         }
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn wait_reasons(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    records: &[MessageRecord],
+) -> Result<Vec<Option<WaitReason>>, DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        why::wait_reasons(conn, name, records)
     })?)
 }
 

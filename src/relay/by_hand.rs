@@ -26,6 +26,8 @@ use crate::dispatch::{Failure, Outcome, caught};
 use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::{ReasonCode, Status};
+use crate::store::operate::messages::MessageRecord;
+use crate::store::operate::why::{self, WaitReason};
 use crate::store::range::Range;
 use crate::store::relay::lease::{LeaseId, Registration};
 use crate::store::relay::{lease, ordered, settle};
@@ -84,6 +86,13 @@ pub(crate) struct Ended {
     pub(crate) failure: Option<Failure>,
 }
 
+/// What one pass over the due messages has done.
+pub(crate) struct Processed {
+    pub(crate) ended: Vec<Ended>,
+    /// The due messages that were not processed, and why each waits.
+    pub(crate) waiting: Vec<(MessageRecord, WaitReason)>,
+}
+
 pub(crate) struct ByHand {
     config: Config,
     routes: Routes,
@@ -108,8 +117,8 @@ impl ByHand {
         })
     }
 
-    /// Processes each due message once.
-    pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Vec<Ended>> {
+    /// Processes each due message once. Also returns the due messages that wait, and why.
+    pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Processed> {
         testing::without_jit(conn, |conn| {
             let name = &self.config.table;
             let registration = Registration {
@@ -125,7 +134,10 @@ impl ByHand {
                 let _ = settle::release_unknown(conn, name, lease, &[], Range::ALL);
                 let _ = lease::end(conn, name, lease);
             }
-            ended
+            let ended = ended?;
+            let sequences: Vec<i64> = ended.iter().map(|one| one.message.sequence.0).collect();
+            let waiting = why::due_in_test(conn, name, &sequences)?;
+            Ok(Processed { ended, waiting })
         })
     }
 

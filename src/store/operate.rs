@@ -26,3 +26,5 @@ pub(crate) mod status;
 pub(crate) mod troubles;
 #[cfg(feature = "relay")]
 pub(crate) mod waiting;
+#[cfg(feature = "relay")]
+pub(crate) mod why;

@@ -129,7 +129,7 @@ impl FromSql<Nullable<Timestamptz>, Pg> for MaybeRfc3339 {
 const DAY_MICROS: i64 = 86_400 * 1_000_000;
 
 /// Formats a time as RFC 3339 with milliseconds; infinity as `infinity` or `-infinity`.
-pub(super) fn rfc3339(PgTimestamp(micros): PgTimestamp) -> String {
+pub(crate) fn rfc3339(PgTimestamp(micros): PgTimestamp) -> String {
     match micros {
         i64::MAX => return "infinity".to_owned(),
         i64::MIN => return "-infinity".to_owned(),

@@ -5,8 +5,9 @@ use std::fmt;
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
-use crate::message::Message;
-use crate::relay::{ByHand, Ended, RelayBuilder, StartError};
+use crate::admin::WaitReason;
+use crate::message::{Message, Sequence};
+use crate::relay::{ByHand, Ended, Processed, RelayBuilder, StartError};
 use crate::status::{ReasonCode, Status};
 
 /// A relay without threads. It works only inside [`drain`](Self::drain), on the test's connection.
@@ -61,6 +62,20 @@ pub struct Drained {
     pub dead: Vec<NotDelivered>,
     /// Messages that no route, handler or destination serves. They wait, and no attempt was counted.
     pub unrouted: Vec<NotDelivered>,
+    /// Due messages that could not be sent, and why: an earlier message of their ordering key waits, for example.
+    pub waiting: Vec<Waiting>,
+}
+
+/// A due message that was not sent.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// The message's place in the outbox.
+    pub sequence: Sequence,
+    /// The topic of the message.
+    pub topic: String,
+    /// Why the message waits.
+    pub reason: WaitReason,
 }
 
 /// A message that was not delivered.
@@ -76,8 +91,16 @@ pub struct NotDelivered {
 }
 
 impl Drained {
-    fn of(ended: Vec<Ended>) -> Self {
-        let mut drained = Self::default();
+    fn of(Processed { ended, waiting }: Processed) -> Self {
+        let waiting = waiting.into_iter().map(|(record, reason)| Waiting {
+            sequence: record.sequence,
+            topic: record.topic,
+            reason,
+        });
+        let mut drained = Self {
+            waiting: waiting.collect(),
+            ..Self::default()
+        };
         for Ended {
             message,
             status,
@@ -106,10 +129,10 @@ impl Drained {
         drained
     }
 
-    /// Asserts that every message was delivered.
+    /// Asserts that every due message was delivered. Messages that are due later may wait.
     ///
     /// # Panics
-    /// If a message was not delivered. The text lists all such messages and their reasons.
+    /// If a due message was not delivered. The text lists all such messages and their reasons.
     #[track_caller]
     pub fn assert_all_delivered(&self) {
         let failed = self.retried.iter().chain(&self.dead).chain(&self.unrouted);
@@ -118,6 +141,9 @@ impl Drained {
                 "{text}\n  {} {}: {} {}",
                 one.message.topic, one.message.sequence, one.reason, one.error
             )
+        });
+        let failed = self.waiting.iter().fold(failed, |text, one| {
+            format!("{text}\n  {} {}: {}", one.topic, one.sequence, one.reason)
         });
         assert!(failed.is_empty(), "not delivered:{failed}");
     }

@@ -73,6 +73,7 @@ mod topics;
 #[cfg(feature = "tracing")]
 mod traces;
 mod typed_queries;
+mod wait_reasons;
 mod waiting;
 mod wake;
 mod watch;

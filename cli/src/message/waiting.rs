@@ -5,14 +5,16 @@ use std::time::SystemTime;
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, MessageKey, MessageRecord, Searched, Verdict, WaitingFilter};
+use diesel_outbox::admin::{
+    self, MessageKey, MessageRecord, Searched, Verdict, WaitReason, WaitingFilter,
+};
 use diesel_outbox::config::parse_duration;
 use diesel_outbox::{
     Answer, Changed, Config, ConfigError, Due, MessageRef, Part, PartState, Status,
 };
 use serde_json::{Value, json};
 
-use super::as_json;
+use super::with_waits;
 use crate::number::whole;
 use crate::signed::{Signed, SignedWithWhy};
 use crate::{dead, output};
@@ -124,17 +126,18 @@ pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> 
     };
     let limit = i64::from(options.limit);
     let found = admin::waiting(conn, &config.table, &filter, limit)?;
+    let waits = admin::wait_reasons(conn, &config.table, &found.rows)?;
     let is_full = i64::try_from(found.rows.len()).is_ok_and(|number| number >= limit);
     let next = found.rows.last().filter(|_| is_full);
     let next = next.map(|last| last.place().to_string());
     if options.json {
         return output::json(&json!({
             "complete": found.is_complete,
-            "messages": found.rows.iter().map(as_json).collect::<Vec<_>>(),
+            "messages": with_waits(&found.rows, &waits),
             "next": next,
         }));
     }
-    show_list(&found)?;
+    show_list(&found, &waits)?;
     match next {
         Some(place) => output::line(format!("more: --after {place}")),
         None => Ok(()),
@@ -152,7 +155,7 @@ fn status(word: &str) -> Result<Status, ConfigError> {
     })
 }
 
-fn show_list(found: &Searched<MessageRecord>) -> Result<()> {
+fn show_list(found: &Searched<MessageRecord>, waits: &[Option<WaitReason>]) -> Result<()> {
     if !found.is_complete {
         return output::line(
             "the search stopped after 2 s, because few messages match: filter by topic, destination or key",
@@ -169,9 +172,11 @@ fn show_list(found: &Searched<MessageRecord>) -> Result<()> {
         "attempts",
         "due at",
         "key",
+        "waits",
         "last error",
     ]);
-    for row in &found.rows {
+    for (row, waits) in found.rows.iter().zip(waits) {
+        let waits = waits.as_ref().map(WaitReason::to_string);
         let shown = |text: &Option<String>| output::shown(text.as_deref().unwrap_or_default());
         table.add_row([
             row.sequence.to_string(),
@@ -181,6 +186,7 @@ fn show_list(found: &Searched<MessageRecord>) -> Result<()> {
             row.attempts.to_string(),
             shown(&row.available_at),
             shown(&row.ordering_key),
+            shown(&waits),
             shown(&row.last_error),
         ]);
     }
@@ -204,7 +210,37 @@ pub(super) fn reschedule(
         (None, None) => Due::Now,
     };
     let changed = admin::reschedule(conn, &config.table, &options.which.named(), due)?;
-    tell(config, &options.which, &changed, "rescheduled")
+    tell(config, &options.which, &changed, "rescheduled")?;
+    if options.which.json {
+        return Ok(());
+    }
+    still_waits(conn, config, &changed)
+}
+
+/// Says why rescheduled messages are not sent at once, if something else than their time holds them up.
+fn still_waits(conn: &mut PgConnection, config: &Config, changed: &Changed) -> Result<()> {
+    for part in changed
+        .parts
+        .iter()
+        .filter(|part| part.state == PartState::Done)
+    {
+        let key = MessageKey::Sequence(part.sequence.0);
+        let mut found = admin::message(conn, &config.table, &key)?.rows;
+        found.retain(|record| record.sequence == part.sequence);
+        for reason in admin::wait_reasons(conn, &config.table, &found)?
+            .into_iter()
+            .flatten()
+        {
+            let is_expected = matches!(
+                reason,
+                WaitReason::NotDue { .. } | WaitReason::NoRoom { .. } | WaitReason::Sending { .. }
+            );
+            if !is_expected {
+                output::line(format!("{} still waits: {reason}", part.sequence))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn time(text: &str) -> Result<SystemTime> {

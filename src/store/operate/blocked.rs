@@ -1,5 +1,6 @@
-//! Blocked ordering keys: their first message waits for its time, or is a dead letter. The query starts from the
-//! blocking messages, so the messages behind them are only counted.
+//! Blocked ordering keys: their first message waits for its time, is a dead letter, or is due and cannot be sent (paused,
+//! or without a relay that serves it). The query starts from the blocking messages, so the messages behind them are only
+//! counted.
 //!
 //! Text: WITH, and a subquery for each row (LATERAL).
 
@@ -9,6 +10,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
+use super::why::{Facts, WaitReason};
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::Status;
@@ -29,7 +31,7 @@ const MOST_COUNTED: i64 = 10_000;
 /// How long finding the lanes (topics and destinations) may take; it usually takes 1 ms.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// An ordering key whose messages wait for a blocking message: one that is delayed, retrying or dead.
+/// An ordering key whose messages wait for a blocking message: one that is delayed, retrying, dead, or due and held up.
 #[derive(Debug, Clone, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct BlockedKey {
@@ -42,13 +44,17 @@ pub struct BlockedKey {
     /// The blocking message.
     #[diesel(sql_type = BigInt)]
     pub sequence: Sequence,
-    /// The state of the blocking message: retrying, pending (delayed) or dead (until requeued or discarded).
+    /// The state of the blocking message: retrying, pending (delayed or held up) or dead (until requeued or discarded).
     #[diesel(sql_type = Text)]
     pub status: Status,
     /// Why the blocking message failed: the name of a [`ReasonCode`](crate::ReasonCode).
     #[diesel(sql_type = Nullable<Text>)]
     pub reason: Option<String>,
-    /// Seconds until the blocking message is due. `None`: it is dead, or never due.
+    /// Why the blocking message is not sent although it is due: the text of a
+    /// [`WaitReason`](crate::admin::WaitReason), such as `no relay serves it`.
+    #[diesel(sql_type = Nullable<Text>)]
+    pub waits: Option<String>,
+    /// Seconds until the blocking message is due. `None`: it is dead, held up, or never due.
     #[diesel(sql_type = Nullable<Double>)]
     pub seconds_left: Option<f64>,
     /// The number of messages behind the blocking message.
@@ -74,6 +80,14 @@ pub(crate) fn blocked_keys(
         .map(|stream| (stream.topic.topic, stream.topic.destination))
         .collect();
     let number = i64::try_from(lanes.len()).unwrap_or(i64::MAX).max(1);
+    let facts = Facts::load(conn, name)?;
+    let waits = |(topic, destination): &(String, String)| {
+        // Without a relay everything waits, not a key.
+        let reason = facts.of_lane(topic, destination);
+        let reason = reason.filter(|reason| *reason != WaitReason::NoRelay);
+        reason.map(|reason| reason.to_string())
+    };
+    let waits: Vec<Option<String>> = lanes.iter().map(waits).collect();
     let (topics, destinations): (Vec<String>, Vec<String>) = lanes.into_iter().unzip();
     looking(conn, None, |conn| {
         statement_anew(statement(name))
@@ -82,11 +96,13 @@ pub(crate) fn blocked_keys(
             .bind::<Array<Text>, _>(&destinations)
             .bind::<BigInt, _>((CANDIDATES / number).max(20))
             .bind::<BigInt, _>((COUNTED / limit.max(1)).clamp(100, MOST_COUNTED))
+            .bind::<Array<Nullable<Text>>, _>(&waits)
             .load(conn)
     })
 }
 
-/// `$1`: limit; `$2`, `$3`: lanes of keyed messages; `$4`: candidates of each lane; `$5`: where counting stops.
+/// `$1`: limit; `$2`, `$3`: lanes of keyed messages; `$4`: candidates of each lane; `$5`: where counting stops; `$6`: what
+/// holds up the due messages of each lane, if anything does.
 fn statement(name: &OutboxName) -> String {
     // OFFSET 0 makes the planner run the subqueries as written: it misjudges these few rows.
     let behind = |candidate: &str, limit: &str| {
@@ -103,20 +119,24 @@ fn statement(name: &OutboxName) -> String {
     };
     format!(
         "WITH later AS MATERIALIZED (
-            SELECT l.* FROM unnest($2::text[], $3::text[]) AS lane(topic, destination)
+            SELECT l.*, CASE WHEN l.available_at <= now() THEN lane.waits END AS waits
+              FROM unnest($2::text[], $3::text[], $6::text[]) AS lane(topic, destination, waits)
              CROSS JOIN LATERAL (
-                SELECT o.ordering_key, o.destination, o.sequence, o.attempts, o.available_at,
-                       o.last_error_code, o.locked_by
-                  FROM {outbox} o
-                 WHERE o.ordering_key IS NOT NULL AND o.topic = lane.topic
-                   AND o.destination = lane.destination AND o.available_at > now()
-                 ORDER BY o.available_at, o.sequence LIMIT $4) l
+                (SELECT {columns} FROM {outbox} o
+                  WHERE o.ordering_key IS NOT NULL AND o.topic = lane.topic
+                    AND o.destination = lane.destination AND o.available_at > now()
+                  ORDER BY o.available_at, o.sequence LIMIT $4)
+                UNION ALL
+                (SELECT {columns} FROM {outbox} o
+                  WHERE lane.waits IS NOT NULL AND o.ordering_key IS NOT NULL AND o.topic = lane.topic
+                    AND o.destination = lane.destination AND o.available_at <= now()
+                  ORDER BY o.available_at, o.sequence LIMIT $4)) l
         ), first AS MATERIALIZED (
             SELECT l.ordering_key, l.destination, l.sequence,
                    CASE WHEN l.attempts > 0 THEN 'retrying' ELSE 'pending' END AS status,
-                   l.last_error_code AS reason,
-                   extract(epoch FROM CASE WHEN isfinite(l.available_at)
-                           THEN l.available_at - clock_timestamp() END)::float8 AS seconds_left,
+                   l.last_error_code AS reason, l.waits,
+                   CASE WHEN l.waits IS NULL THEN extract(epoch FROM CASE WHEN isfinite(l.available_at)
+                           THEN l.available_at - clock_timestamp() END)::float8 END AS seconds_left,
                    false AS is_dead
               FROM later l CROSS JOIN LATERAL (
                     SELECT o.sequence FROM {outbox} o
@@ -133,17 +153,18 @@ fn statement(name: &OutboxName) -> String {
         ), candidate AS (
             SELECT * FROM first
             UNION ALL
-            SELECT ordering_key, destination, sequence, 'dead', reason, NULL, true FROM dead
+            SELECT ordering_key, destination, sequence, 'dead', reason, NULL, NULL, true FROM dead
         ), most AS MATERIALIZED (
             SELECT * FROM (SELECT c.*, {roughly} AS roughly FROM candidate c OFFSET 0) c
              WHERE roughly > 0 ORDER BY roughly DESC, ordering_key, destination LIMIT $1
         )
-        SELECT ordering_key, destination, sequence, status, reason, seconds_left,
+        SELECT ordering_key, destination, sequence, status, reason, waits, seconds_left,
                least(waiting, $5) AS waiting, waiting > $5 AS waiting_is_capped
           FROM (SELECT m.*, {exactly} AS waiting FROM most m OFFSET 0) m
          ORDER BY waiting DESC, ordering_key, destination",
         outbox = name.outbox(),
         dead = name.dead(),
+        columns = "o.ordering_key, o.destination, o.sequence, o.attempts, o.available_at, o.last_error_code, o.locked_by",
         roughly = behind("c", &ROUGHLY.to_string()),
         exactly = behind("m", "$5 + 1"),
     )

@@ -93,6 +93,29 @@ fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
 }
 
 impl Served {
+    /// Whether no relay is active.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.is_certain && self.relays.is_empty()
+    }
+
+    /// The only destination of messages that have this topic and name no destination. `None`: they have none or several,
+    /// or the relays do not agree.
+    pub(crate) fn only_destination(&self, topic: &str) -> Option<&str> {
+        let mut only = None;
+        for names in self
+            .relays
+            .iter()
+            .filter_map(|relay| relay.routes.names(topic))
+        {
+            match (names.as_slice(), only) {
+                ([name], None) => only = Some(*name),
+                ([name], Some(other)) if *name == other => {}
+                _ => return None,
+            }
+        }
+        only
+    }
+
     /// Whether relays are active, but none takes messages of this topic and destination. `false` if no relay is
     /// active: the missing route is not the problem then.
     pub(crate) fn has_no_route(&self, topic: &str, destination: &str) -> bool {

@@ -89,7 +89,7 @@ fn blocked(key: &BlockedKey) -> Vec<Markup> {
             @if key.status == MessageStatus::Dead { a href={ "/dead/" (sequence) } { "#" (sequence) } }
             @else { a href={ "/messages?q=" (sequence) } { "#" (sequence) } }
         },
-        html! { (badge(key.status)) @if let Some(reason) = &key.reason { " " (reason) } },
+        html! { (badge(key.status)) @if let Some(reason) = &key.reason { " " (reason) } @if let Some(waits) = &key.waits { " " span.quiet { (waits) } } },
         html! { (key.seconds_left.map_or("–".to_owned(), words::duration)) },
         html! { (words::count(key.waiting, false)) @if key.waiting_is_capped { "+" } },
     ]

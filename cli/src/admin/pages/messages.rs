@@ -7,7 +7,7 @@ mod waiting;
 use std::time::{Duration, Instant};
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord};
+use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord, WaitReason};
 use maud::{Markup, html};
 
 use self::history::{Part, steps};
@@ -61,9 +61,10 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     let found = site.searches.run(|conn, outbox| {
         let found = admin::message(conn, outbox, &key)?;
         let ids: Vec<uuid::Uuid> = found.rows.iter().map(|one| one.message_id).collect();
-        Ok((found, admin::history(conn, outbox, &ids)?))
+        let waits = admin::wait_reasons(conn, outbox, &found.rows)?;
+        Ok((found, waits, admin::history(conn, outbox, &ids)?))
     });
-    let (found, history) = match found {
+    let (found, waits, history) = match found {
         Ok(found) => found,
         Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
     };
@@ -77,7 +78,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         @if found.rows.is_empty() {
             p role="status" { "No message found for " strong.key { (q) } ": it was never in this outbox, or its ledger row has expired." }
         } @else {
-            (all(site, visitor, &found.rows, &history))
+            (all(site, visitor, &found.rows, &waits, &history))
         }
     };
     page.answer(Status::Ok, &content)
@@ -96,12 +97,12 @@ fn all(
     site: &Site,
     visitor: &Visitor,
     records: &[MessageRecord],
+    waits: &[Option<WaitReason>],
     history: &[HistoryEntry],
 ) -> Markup {
-    let records: Vec<&MessageRecord> = records
-        .iter()
-        .filter(|one| !crate::message::is_said_by_a_dead_letter(one, records))
-        .collect();
+    let shown = records.iter().zip(waits);
+    let shown = shown.filter(|(one, _)| !crate::message::is_said_by_a_dead_letter(one, records));
+    let (records, waits): (Vec<&MessageRecord>, Vec<&Option<WaitReason>>) = shown.unzip();
     let parts: Vec<Part> = records.iter().copied().map(Part::of).collect();
     let payloads = records.iter().filter(|record| record.payload.is_some());
     html! {
@@ -114,7 +115,7 @@ fn all(
         }
         section.panel aria-labelledby="rows" {
             div.head { h2 id="rows" { "Current state" } }
-            (table("Current state", &COLUMNS, &records.iter().copied().map(row).collect::<Vec<_>>()))
+            (table("Current state", &COLUMNS, &records.iter().copied().zip(waits).map(row).collect::<Vec<_>>()))
         }
         @if !site.config.admin.read_only {
             @for record in records.iter().take(MOST_CHANGED) { (change::actions(visitor, record)) }
@@ -155,7 +156,7 @@ const COLUMNS: [Column; 6] = [
     Column("Settled", Kind::Short),
 ];
 
-fn row(record: &MessageRecord) -> Vec<Markup> {
+fn row((record, waits): (&MessageRecord, &Option<WaitReason>)) -> Vec<Markup> {
     let sequence = record.sequence;
     vec![
         html! {
@@ -165,7 +166,10 @@ fn row(record: &MessageRecord) -> Vec<Markup> {
             @if record.replay_of().is_some() { span.quiet { ", a replay" } }
             " " (name_of(&record.topic, &record.destination))
         },
-        badge(record.status),
+        html! {
+            (badge(record.status))
+            @if let Some(waits) = waits { " " span.quiet { (waits.to_string()) } }
+        },
         html! { (kept_in(&record.kept_in)) },
         html! { (record.attempts) },
         html! {

@@ -1,7 +1,7 @@
 //! The list of waiting messages.
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::admin::{self, MessageRecord, WaitingFilter};
+use diesel_outbox::admin::{self, MessageRecord, WaitReason, WaitingFilter};
 use maud::{Markup, html};
 
 use super::badge;
@@ -82,9 +82,11 @@ pub(super) fn list(
     asked: &Asked<'_>,
     filter: &WaitingFilter,
 ) -> anyhow::Result<Markup> {
-    let mut found = site
-        .searches
-        .run(|conn, outbox| admin::waiting(conn, outbox, filter, PAGE as i64 + 1))?;
+    let (mut found, waits) = site.searches.run(|conn, outbox| {
+        let found = admin::waiting(conn, outbox, filter, PAGE as i64 + 1)?;
+        let waits = admin::wait_reasons(conn, outbox, &found.rows)?;
+        Ok((found, waits))
+    })?;
     let has_more = found.rows.len() > PAGE;
     found.rows.truncate(PAGE);
     let next = found.rows.last().filter(|_| has_more);
@@ -101,7 +103,7 @@ pub(super) fn list(
             } @else if found.rows.is_empty() {
                 p.none role="status" { "No waiting messages match." }
             } @else {
-                (rows(&found.rows))
+                (rows(&found.rows, &waits))
             }
             @if let Some(next) = next {
                 div.actions {
@@ -135,7 +137,7 @@ fn form(asked: &Asked<'_>) -> Markup {
     }
 }
 
-fn rows(records: &[MessageRecord]) -> Markup {
+fn rows(records: &[MessageRecord], waits: &[Option<WaitReason>]) -> Markup {
     let columns = [
         Column("Message", Kind::Text),
         Column("Topic", Kind::Plain),
@@ -143,7 +145,7 @@ fn rows(records: &[MessageRecord]) -> Markup {
         Column("Attempts", Kind::Number),
         Column("Due", Kind::Short),
     ];
-    let row = |record: &MessageRecord| {
+    let row = |(record, waits): (&MessageRecord, &Option<WaitReason>)| {
         let sequence = record.sequence.to_string();
         vec![
             html! {
@@ -153,6 +155,7 @@ fn rows(records: &[MessageRecord]) -> Markup {
             name_of(&record.topic, &record.destination),
             html! {
                 (badge(record.status))
+                @if let Some(waits) = waits { " " span.quiet { (waits.to_string()) } }
                 @if let Some(reason) = &record.reason { " " (reason) }
                 @if let Some(error) = &record.last_error { " " span.error { (words::shortened(error, 160)) } }
             },
@@ -160,6 +163,6 @@ fn rows(records: &[MessageRecord]) -> Markup {
             html! { @match &record.available_at { Some(at) => (words::time(at)), None => "–" } },
         ]
     };
-    let rows: Vec<Vec<Markup>> = records.iter().map(row).collect();
+    let rows: Vec<Vec<Markup>> = records.iter().zip(waits).map(row).collect();
     table("Waiting messages", &columns, &rows)
 }

@@ -309,6 +309,11 @@ fn blocked(key: &BlockedKey) -> String {
     let name = words::shortened(&key.ordering_key, 100);
     let first = match key.status {
         MessageStatus::Dead => format!("the dead letter #{}", key.sequence),
+        _ if key.waits.is_some() => format!(
+            "#{} ({})",
+            key.sequence,
+            key.waits.as_deref().unwrap_or_default()
+        ),
         _ => format!("the next attempt of #{}", key.sequence),
     };
     format!("Ordering key {name}: {least}{behind} behind {first} (see Keys).")

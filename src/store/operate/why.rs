@@ -1,0 +1,525 @@
+//! Why a live message is not sent yet, and until when. Commands, the page, the library and tests ask here.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Text};
+use diesel::{PgConnection, select};
+
+use super::messages::{self, Content, MessageRecord};
+use crate::message::Sequence;
+use crate::name::OutboxName;
+use crate::status::{Status, UnknownWord};
+use crate::store::place::{from_micros, rfc3339, to_micros};
+use crate::store::relay::lease::{is_not_over, leases};
+use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable};
+use crate::store::relay::served::{Served, served};
+use crate::store::sql::clock_timestamp;
+use crate::store::statement::{planned_anew, statement_anew};
+use crate::store::table::{destination, lease, outbox};
+
+/// Why a live message is not sent yet, and until when. The text of each reason begins with fixed words, such as
+/// `behind 17 of its key (retrying)`.
+///
+/// ```
+/// use diesel_outbox::admin::{Blocker, WaitReason};
+/// use diesel_outbox::Sequence;
+///
+/// let reason = WaitReason::BehindKey { sequence: Sequence(17), blocker: Blocker::Retrying };
+/// assert_eq!(reason.to_string(), "behind 17 of its key (retrying)");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WaitReason {
+    /// The message is due later.
+    NotDue {
+        /// When the message is due, RFC 3339. `None`: never, until someone reschedules it.
+        until: Option<String>,
+    },
+    /// An earlier message has the same ordering key.
+    BehindKey {
+        /// The first message of the key.
+        sequence: Sequence,
+        /// What the first message of the key waits for.
+        blocker: Blocker,
+    },
+    /// The topic is paused.
+    TopicPaused {
+        /// Why the topic is paused.
+        reason: String,
+        /// The end of the pause, RFC 3339. `None`: until someone resumes the topic.
+        until: Option<String>,
+    },
+    /// The destination is paused.
+    DestinationPaused {
+        /// The name of the destination.
+        destination: String,
+        /// Why the destination is paused.
+        reason: String,
+        /// The end of the pause, RFC 3339. `None`: until someone resumes the destination.
+        until: Option<String>,
+    },
+    /// The registered destination is disabled.
+    DestinationDisabled {
+        /// The name of the destination.
+        destination: String,
+        /// Why the destination is disabled.
+        reason: String,
+    },
+    /// The circuit breaker of the destination is open.
+    BreakerOpen {
+        /// The name of the destination.
+        destination: String,
+        /// When the breaker lets a message through, RFC 3339.
+        until: Option<String>,
+    },
+    /// The message is due, and a relay takes the message as soon as the destination has room.
+    NoRoom {
+        /// The name of the destination; empty if the relay decides it when it claims the message.
+        destination: String,
+    },
+    /// Relays are active, but none serves the message.
+    NotServed,
+    /// No relay is active.
+    NoRelay,
+    /// A relay is sending the message.
+    Sending {
+        /// When the relay claimed the message, RFC 3339.
+        since: String,
+        /// Whether the relay's lease has expired: another relay will take the message over.
+        has_expired: bool,
+    },
+}
+
+/// The state of a message that blocks its ordering key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Blocker {
+    /// The message is due.
+    Due,
+    /// The message waits for its next attempt.
+    Retrying,
+    /// The message is a dead letter, until someone requeues or discards it.
+    Dead,
+    /// The message is due later.
+    NotDue,
+    /// A relay is sending the message.
+    Sending,
+}
+
+impl Blocker {
+    const ALL: [Self; 5] = [
+        Self::Due,
+        Self::Retrying,
+        Self::Dead,
+        Self::NotDue,
+        Self::Sending,
+    ];
+
+    /// The state in words.
+    ///
+    /// ```
+    /// assert_eq!(diesel_outbox::admin::Blocker::NotDue.as_str(), "not due");
+    /// ```
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Due => "due",
+            Self::Retrying => "retrying",
+            Self::Dead => "dead",
+            Self::NotDue => "not due",
+            Self::Sending => "sending",
+        }
+    }
+}
+
+impl std::str::FromStr for Blocker {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        let found = Self::ALL.into_iter().find(|one| one.as_str() == word);
+        found.ok_or_else(|| UnknownWord::new("state of a blocking message", word))
+    }
+}
+
+impl WaitReason {
+    /// The kind of the reason, as one word: `not_due`, `behind_key`, `topic_paused`, `destination_paused`,
+    /// `destination_disabled`, `breaker_open`, `no_room`, `not_served`, `no_relay` or `sending`.
+    ///
+    /// ```
+    /// assert_eq!(diesel_outbox::admin::WaitReason::NoRelay.as_str(), "no_relay");
+    /// ```
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::NotDue { .. } => "not_due",
+            Self::BehindKey { .. } => "behind_key",
+            Self::TopicPaused { .. } => "topic_paused",
+            Self::DestinationPaused { .. } => "destination_paused",
+            Self::DestinationDisabled { .. } => "destination_disabled",
+            Self::BreakerOpen { .. } => "breaker_open",
+            Self::NoRoom { .. } => "no_room",
+            Self::NotServed => "not_served",
+            Self::NoRelay => "no_relay",
+            Self::Sending { .. } => "sending",
+        }
+    }
+}
+
+impl fmt::Display for WaitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pause = |until: &Option<String>| match until {
+            Some(until) => format!("until {until}"),
+            None => "until resumed".to_owned(),
+        };
+        match self {
+            Self::NotDue { until: Some(until) } => write!(f, "not due until {until}"),
+            Self::NotDue { until: None } => f.write_str("not due until rescheduled"),
+            Self::BehindKey { sequence, blocker } => {
+                write!(f, "behind {sequence} of its key ({})", blocker.as_str())
+            }
+            Self::TopicPaused { reason, until } => {
+                write!(f, "topic paused {}: {reason}", pause(until))
+            }
+            Self::DestinationPaused {
+                destination,
+                reason,
+                until,
+            } => {
+                let until = pause(until);
+                write!(f, "destination paused {until}: {destination}: {reason}")
+            }
+            Self::DestinationDisabled {
+                destination,
+                reason,
+            } => write!(f, "destination disabled: {destination}: {reason}"),
+            Self::BreakerOpen { destination, until } => {
+                write!(
+                    f,
+                    "destination breaker open {}: {destination}",
+                    pause(until)
+                )
+            }
+            Self::NoRoom { destination } if destination.is_empty() => {
+                f.write_str("destination no room")
+            }
+            Self::NoRoom { destination } => write!(f, "destination no room: {destination}"),
+            Self::NotServed => f.write_str("no relay serves it"),
+            Self::NoRelay => f.write_str("no relay"),
+            Self::Sending {
+                since,
+                has_expired: false,
+            } => write!(f, "sending since {since}"),
+            Self::Sending {
+                since,
+                has_expired: true,
+            } => write!(
+                f,
+                "sending since {since}, by a relay whose lease has expired"
+            ),
+        }
+    }
+}
+
+/// A row of `outbox_pause` that is in force.
+struct Pause {
+    reason: String,
+    until: Option<String>,
+}
+
+/// The facts that decide why messages wait.
+pub(super) struct Facts {
+    /// Microseconds since 1970.
+    now: i64,
+    leases: HashSet<i64>,
+    /// `None`: a test's relay, which serves everything and ignores pauses.
+    served: Option<Served>,
+    pauses: HashMap<(String, String), Pause>,
+    /// The registered destinations that are disabled, and why.
+    disabled: HashMap<String, String>,
+}
+
+impl Facts {
+    pub(super) fn load(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Self> {
+        let now = to_micros(select(clock_timestamp()).get_result(conn)?);
+        let at = |left: std::time::Duration| {
+            let micros = i64::try_from(left.as_micros()).unwrap_or(i64::MAX);
+            rfc3339(from_micros(now.saturating_add(micros)))
+        };
+        let in_force = |row: &pause::Paused| row.left.is_none_or(|left| !left.is_zero());
+        let pauses = pause::all(conn, name)?.into_iter().filter(in_force);
+        let pauses = pauses.map(|row| {
+            let until = row.left.map(at);
+            let reason = row.reason;
+            ((row.kind, row.name), Pause { reason, until })
+        });
+        let disabled: Vec<(String, Option<String>)> = destination::table(name.destination())
+            .filter(destination::enabled.eq(false))
+            .select((destination::name, destination::disabled_reason))
+            .load(conn)?;
+        let disabled = disabled.into_iter();
+        let disabled = disabled.map(|(name, reason)| (name, reason.unwrap_or_default()));
+        Ok(Self {
+            now,
+            leases: valid_leases(conn, name)?,
+            served: Some(served(conn, name)?),
+            pauses: pauses.collect(),
+            disabled: disabled.collect(),
+        })
+    }
+
+    /// The facts of a test's transaction, in which no relay runs but the test's own.
+    fn of_test(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Self> {
+        Ok(Self {
+            now: to_micros(select(clock_timestamp()).get_result(conn)?),
+            leases: valid_leases(conn, name)?,
+            served: None,
+            pauses: HashMap::new(),
+            disabled: HashMap::new(),
+        })
+    }
+
+    /// The destination of a message: the destination that it names, or the only one of its topic's route.
+    fn goes_to<'a>(&'a self, topic: &str, destination: &'a str) -> &'a str {
+        if !destination.is_empty() {
+            return destination;
+        }
+        let served = self.served.as_ref();
+        served
+            .and_then(|served| served.only_destination(topic))
+            .unwrap_or_default()
+    }
+
+    /// What holds up every message of this topic and destination.
+    pub(super) fn of_lane(&self, topic: &str, destination: &str) -> Option<WaitReason> {
+        let pause_of = |kind: Pausable, name: &str| {
+            self.pauses
+                .get(&(kind.as_str().to_owned(), name.to_owned()))
+        };
+        if let Some(Pause { reason, until }) = pause_of(Pausable::Topic, topic) {
+            return Some(WaitReason::TopicPaused {
+                reason: reason.clone(),
+                until: until.clone(),
+            });
+        }
+        let goes_to = self.goes_to(topic, destination);
+        if let Some(Pause { reason, until }) = pause_of(Pausable::Destination, goes_to) {
+            let (destination, until) = (goes_to.to_owned(), until.clone());
+            return Some(match reason == BREAKER_OPEN {
+                true => WaitReason::BreakerOpen { destination, until },
+                false => WaitReason::DestinationPaused {
+                    destination,
+                    reason: reason.clone(),
+                    until,
+                },
+            });
+        }
+        if let Some(reason) = self.disabled.get(destination) {
+            return Some(WaitReason::DestinationDisabled {
+                destination: destination.to_owned(),
+                reason: reason.clone(),
+            });
+        }
+        let served = self.served.as_ref()?;
+        if served.is_empty() {
+            return Some(WaitReason::NoRelay);
+        }
+        served
+            .has_no_route(topic, destination)
+            .then_some(WaitReason::NotServed)
+    }
+
+    /// Why this live message waits; `first` is the message that blocks its key.
+    fn of(&self, record: &MessageRecord, first: Option<(Sequence, Blocker)>) -> WaitReason {
+        if let Some(lease) = record.locked_by {
+            return WaitReason::Sending {
+                since: record.locked_at.clone().unwrap_or_default(),
+                has_expired: !self.leases.contains(&lease),
+            };
+        }
+        let due = record.place().micros;
+        if due > self.now {
+            let until = record.available_at.clone().filter(|_| due != i64::MAX);
+            return WaitReason::NotDue { until };
+        }
+        if let Some((sequence, blocker)) = first {
+            return WaitReason::BehindKey { sequence, blocker };
+        }
+        let of_lane = self.of_lane(&record.topic, &record.destination);
+        of_lane.unwrap_or_else(|| WaitReason::NoRoom {
+            destination: self.goes_to(&record.topic, &record.destination).to_owned(),
+        })
+    }
+
+    fn of_all(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        records: &[MessageRecord],
+    ) -> QueryResult<Vec<Option<WaitReason>>> {
+        let first = self.first_of_keys(conn, name, records)?;
+        let is_live = |record: &&MessageRecord| {
+            !matches!(record.status, Status::Delivered | Status::Dead) && record.kept_in == "live"
+        };
+        let reason = |record: &MessageRecord| {
+            Some(record)
+                .filter(is_live)
+                .map(|record| self.of(record, first.get(&record.sequence.0).copied()))
+        };
+        Ok(records.iter().map(reason).collect())
+    }
+
+    /// The first message of the key of each keyed message, unless it is the message itself.
+    ///
+    /// Text: subqueries for each row (LATERAL). Each is a probe of an index: the same message would block a claim.
+    fn first_of_keys(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        records: &[MessageRecord],
+    ) -> QueryResult<HashMap<i64, (Sequence, Blocker)>> {
+        let mut keyed = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for record in records {
+            let Some(key) = record.ordering_key.as_deref() else {
+                continue;
+            };
+            keyed.0.push(record.sequence.0);
+            keyed.1.push(key);
+            keyed.2.push(record.destination.as_str());
+            keyed
+                .3
+                .push(self.goes_to(&record.topic, &record.destination));
+            keyed.4.push(record.split_from.unwrap_or(record.sequence).0);
+        }
+        if keyed.0.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let rows: Vec<(i64, i64, String)> = statement_anew(format!(
+            "SELECT r.sequence, first.sequence, first.state
+               FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bigint[])
+                    AS r(sequence, ordering_key, destination, goes_to, place)
+              CROSS JOIN LATERAL (
+                SELECT b.* FROM unnest(ARRAY[r.destination, '', r.goes_to]) AS of(destination)
+                 CROSS JOIN LATERAL (
+                    (SELECT o.sequence, coalesce(o.split_from, o.sequence) AS place,
+                            CASE WHEN o.locked_by IS NOT NULL THEN 'sending'
+                                 WHEN o.attempts > 0 THEN 'retrying'
+                                 WHEN o.available_at > clock_timestamp() THEN 'not due'
+                                 ELSE 'due' END AS state
+                       FROM {outbox} o
+                      WHERE o.ordering_key = r.ordering_key AND o.destination = of.destination
+                        AND coalesce(o.split_from, o.sequence) < r.place
+                      ORDER BY coalesce(o.split_from, o.sequence) LIMIT 1)
+                    UNION ALL
+                    (SELECT d.sequence, coalesce(d.split_from, d.sequence), 'dead'
+                       FROM {dead} d
+                      WHERE d.blocks_key AND d.ordering_key = r.ordering_key
+                        AND d.named_destination = of.destination
+                        AND coalesce(d.split_from, d.sequence) < r.place
+                      ORDER BY coalesce(d.split_from, d.sequence) LIMIT 1)) b
+                 ORDER BY b.place, b.sequence LIMIT 1) first",
+            outbox = name.outbox(),
+            dead = name.dead(),
+        ))
+        .bind::<Array<BigInt>, _>(&keyed.0)
+        .bind::<Array<Text>, _>(&keyed.1)
+        .bind::<Array<Text>, _>(&keyed.2)
+        .bind::<Array<Text>, _>(&keyed.3)
+        .bind::<Array<BigInt>, _>(&keyed.4)
+        .giving::<(BigInt, BigInt, Text)>()
+        .load(conn)?;
+        let known = |word: &str| {
+            word.parse::<Blocker>()
+                .map_err(|error| diesel::result::Error::DeserializationError(error.into()))
+        };
+        rows.into_iter()
+            .map(|(sequence, first, state)| Ok((sequence, (Sequence(first), known(&state)?))))
+            .collect()
+    }
+}
+
+fn valid_leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<HashSet<i64>> {
+    let ids: Vec<i64> = leases(name)
+        .filter(is_not_over())
+        .select(lease::id)
+        .load(conn)?;
+    Ok(ids.into_iter().collect())
+}
+
+/// Why each message waits; `None`: the record is no live message.
+pub(crate) fn wait_reasons(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    records: &[MessageRecord],
+) -> QueryResult<Vec<Option<WaitReason>>> {
+    Facts::load(conn, name)?.of_all(conn, name, records)
+}
+
+/// The due messages that a test's relay has not sent, except those that `ended` names, and why each waits.
+pub(crate) fn due_in_test(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    ended: &[i64],
+) -> QueryResult<Vec<(MessageRecord, WaitReason)>> {
+    let is_other = Box::new(outbox::sequence.ne_all(ended.to_vec()));
+    let left = messages::live(name, is_other, Content::Without).order(outbox::sequence);
+    let left: Vec<MessageRecord> = planned_anew(left).load(conn)?;
+    let facts = Facts::of_test(conn, name)?;
+    let reasons = facts.of_all(conn, name, &left)?;
+    let due = left.into_iter().zip(reasons);
+    let due = due.filter_map(|(record, reason)| Some((record, reason?)));
+    Ok(due
+        .filter(|(_, reason)| !matches!(reason, WaitReason::NotDue { .. }))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_begins_with_its_fixed_words() {
+        let until = || Some("2026-11-25T10:00:00Z".to_owned());
+        let (destination, reason) = ("billing".to_owned(), "upgrade".to_owned());
+        let of_billing = |until| WaitReason::DestinationPaused {
+            destination: destination.clone(),
+            reason: reason.clone(),
+            until,
+        };
+        for (reason, text) in [
+            (
+                WaitReason::NotDue { until: until() },
+                "not due until 2026-11-25T10:00:00Z",
+            ),
+            (
+                WaitReason::BehindKey {
+                    sequence: Sequence(7),
+                    blocker: Blocker::NotDue,
+                },
+                "behind 7 of its key (not due)",
+            ),
+            (
+                of_billing(until()),
+                "destination paused until 2026-11-25T10:00:00Z: billing: upgrade",
+            ),
+            (
+                of_billing(None),
+                "destination paused until resumed: billing: upgrade",
+            ),
+            (WaitReason::NotServed, "no relay serves it"),
+            (WaitReason::NoRelay, "no relay"),
+            (
+                WaitReason::Sending {
+                    since: "T".to_owned(),
+                    has_expired: false,
+                },
+                "sending since T",
+            ),
+        ] {
+            assert_eq!(reason.to_string(), text);
+        }
+        for one in Blocker::ALL {
+            assert_eq!(one.as_str().parse(), Ok(one));
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Why a message waits, and until when: one answer in library, commands, page and tests.
+
+use std::time::Duration;
+
+use diesel::Connection;
+use diesel_outbox::admin::{self, Blocker, MessageKey, Pausable, WaitReason};
+use diesel_outbox::testing::TestRelay;
+use diesel_outbox::{NewMessage, Relay, Sequence};
+use serde_json::{Value, json};
+
+use crate::page::Page;
+use crate::support::{Database, Gate, end, eventually, finish};
+
+fn message(topic: &str) -> NewMessage {
+    NewMessage::new(topic, &json!(1)).expect("JSON")
+}
+
+fn waits(db: &Database, sequence: i64) -> WaitReason {
+    let mut conn = db.connect();
+    let key = MessageKey::Sequence(sequence);
+    let found = admin::message(&mut conn, &db.outbox_name(), &key).expect("a message");
+    let reasons = admin::wait_reasons(&mut conn, &db.outbox_name(), &found.rows).expect("reasons");
+    let mut reasons = reasons.into_iter().flatten();
+    reasons.next().expect("the message is live")
+}
+
+fn pause(db: &Database, kind: Pausable, name: &str, time: Option<Duration>) {
+    admin::pause(
+        &mut db.connect(),
+        &db.outbox_name(),
+        kind,
+        name,
+        "upgrade",
+        time,
+    )
+    .expect("paused");
+}
+
+/// R54
+#[test]
+fn every_live_message_has_one_reason_why_it_waits() {
+    let db = Database::new();
+    let plain = db.enqueue("order.paid", json!(1));
+    assert_eq!(waits(&db, plain), WaitReason::NoRelay);
+
+    let (gate, pass) = Gate::new();
+    let relay = db.relay().on_topic("order.paid", move |_, _| {
+        pass();
+        Ok(())
+    });
+    let relay = relay.start().expect("a relay");
+    eventually("the message is in flight", || db.count("sending") == 1);
+    let reason = waits(&db, plain);
+    assert!(
+        matches!(&reason, WaitReason::Sending { has_expired: false, since } if since.starts_with("20")),
+        "{reason}"
+    );
+
+    let later = db.enqueue_message(message("order.paid").delay(Duration::from_secs(3600)));
+    assert!(matches!(
+        waits(&db, later),
+        WaitReason::NotDue { until: Some(_) }
+    ));
+    let nobodys = db.enqueue("order.piad", json!(1));
+    assert_eq!(waits(&db, nobodys), WaitReason::NotServed);
+    let named = db.enqueue_message(message("order.paid").destination("billing"));
+    assert_eq!(waits(&db, named), WaitReason::NotServed);
+
+    let head = db.enqueue_message(message("order.piad").ordering_key("k"));
+    let second = db.enqueue_message(message("order.paid").ordering_key("k"));
+    let behind = |blocker| WaitReason::BehindKey {
+        sequence: Sequence(head),
+        blocker,
+    };
+    assert_eq!(waits(&db, second), behind(Blocker::Due));
+    db.execute(&format!(
+        "UPDATE {{o}} SET available_at = now() + interval '1 h' WHERE sequence = {head}"
+    ));
+    assert_eq!(waits(&db, second), behind(Blocker::NotDue));
+    db.execute(&format!(
+        "UPDATE {{o}} SET attempts = 1 WHERE sequence = {head}"
+    ));
+    assert_eq!(waits(&db, second), behind(Blocker::Retrying));
+
+    pause(&db, Pausable::Topic, "order.late", None);
+    let paused = db.enqueue("order.late", json!(1));
+    assert_eq!(
+        waits(&db, paused).to_string(),
+        "topic paused until resumed: upgrade"
+    );
+    pause(
+        &db,
+        Pausable::Destination,
+        "billing",
+        Some(Duration::from_secs(600)),
+    );
+    let reason = waits(&db, named).to_string();
+    assert!(
+        reason.starts_with("destination paused until 20") && reason.ends_with(": billing: upgrade"),
+        "{reason}"
+    );
+    gate.open();
+    end(&relay);
+}
+
+/// R54
+#[test]
+fn a_dead_letter_that_blocks_its_key_is_the_reason() {
+    let db = Database::new();
+    let second = db.enqueue_message(message("t").ordering_key("k"));
+    db.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, ordering_key,
+            available_at, created_at, attempts, reason, blocks_key)
+         VALUES (-1, gen_random_uuid(), 't', '', '1', 'k', now(), now(), 3, 'REJECTED', true)",
+    );
+    let reason = WaitReason::BehindKey {
+        sequence: Sequence(-1),
+        blocker: Blocker::Dead,
+    };
+    assert_eq!(waits(&db, second), reason);
+}
+
+/// R54
+#[test]
+fn commands_and_page_say_why_a_message_waits() {
+    let db = Database::new();
+    let head = db.enqueue_message(
+        message("t")
+            .ordering_key("k")
+            .delay(Duration::from_secs(3600)),
+    );
+    let second = db.enqueue_message(message("t").ordering_key("k"));
+    let text = format!("behind {head} of its key (not due)");
+    let run = |arguments: &[&str]| finish(db.binary(arguments)).code(0);
+    let name = second.to_string();
+    let shown = run(&["message", "show", &name]).stdout;
+    assert!(
+        shown.contains(&format!("waits             {text}")),
+        "{shown}"
+    );
+    let listed = run(&["message", "list"]).stdout;
+    assert!(listed.contains(&text), "{listed}");
+    let records = run(&["message", "list", "--json"]).json();
+    let of = |sequence: i64| -> Value {
+        let mut all = records["messages"].as_array().expect("messages").iter();
+        let found = all.find(|one| one["sequence"] == sequence);
+        found.expect("the message").clone()
+    };
+    assert_eq!(of(second)["waits"], text);
+    assert_eq!(of(second)["wait_reason"], "behind_key");
+    assert_eq!(of(head)["wait_reason"], "not_due");
+
+    // The change of the time alone does not send the message.
+    let rescheduled = run(&["message", "reschedule", &name, "--now"]).stdout;
+    assert!(
+        rescheduled.contains(&format!("{second} still waits: {text}")),
+        "{rescheduled}"
+    );
+
+    let page = Page::start(db.binary(&["admin"]));
+    for path in ["/messages".to_owned(), format!("/messages?q={second}")] {
+        let body = page.get(&path).body;
+        assert!(body.contains(&text), "{path}: {body}");
+    }
+}
+
+/// R54, R32: a message without a route holds its key as a delayed one does.
+#[test]
+fn a_key_behind_a_message_that_no_relay_serves_is_blocked() {
+    let db = Database::new();
+    let relay = db
+        .relay()
+        .on_topic("order.paid", |_, _| Ok(()))
+        .start()
+        .expect("a relay");
+    let head = db.enqueue_message(message("order.piad").ordering_key("k"));
+    db.enqueue_message(message("order.paid").ordering_key("k"));
+    let mut keys = Vec::new();
+    eventually("the key is blocked", || {
+        keys = admin::blocked_keys(&mut db.connect(), &db.outbox_name(), 10).expect("keys");
+        !keys.is_empty()
+    });
+    assert_eq!(keys.len(), 1);
+    assert_eq!(
+        (keys[0].sequence, keys[0].waiting, keys[0].waits.as_deref()),
+        (Sequence(head), 1, Some("no relay serves it"))
+    );
+    let shown = finish(db.binary(&["keys"])).code(0).stdout;
+    assert!(shown.contains("pending, no relay serves it"), "{shown}");
+    end(&relay);
+}
+
+/// R54
+#[test]
+fn a_due_message_behind_a_delayed_one_of_its_key_fails_the_assertion_of_a_test() {
+    let db = Database::new();
+    let conn = &mut db.connect();
+    conn.begin_test_transaction().expect("a transaction");
+    let relay = Relay::in_test().outbox(&db.name());
+    let relay = TestRelay::new(relay.on_topic("t", |_, _| Ok(()))).expect("a relay");
+    let outbox = db.outbox();
+    let delayed = message("t")
+        .ordering_key("k")
+        .delay(Duration::from_secs(3600));
+    let head = outbox.enqueue(conn, delayed).expect("enqueued");
+    relay.drain(conn).expect("drained").assert_all_delivered();
+
+    let due = message("t").ordering_key("k");
+    outbox.enqueue(conn, due).expect("enqueued");
+    let drained = relay.drain(conn).expect("drained");
+    assert_eq!(drained.waiting.len(), 1);
+    let text = std::panic::catch_unwind(|| drained.assert_all_delivered())
+        .expect_err("a due message was not delivered");
+    let text = text.downcast::<String>().expect("a text");
+    let reason = format!("behind {} of its key (not due)", head.sequence);
+    assert!(text.contains(&reason), "{text}");
+}
