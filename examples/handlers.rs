@@ -67,10 +67,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
 
     let relay = Relay::builder(&database_url)
-        .connections({
-            let pool = pool.clone();
-            move || pool.get()
-        })
         .handlers("mail", Handlers::new().on::<MemberJoined>(greet))
         .handlers(
             "statistics",

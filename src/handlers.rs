@@ -7,6 +7,7 @@
 mod context;
 mod error;
 mod group;
+mod pool;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,6 +20,7 @@ pub use self::context::{Connection, Context, PooledContext};
 pub(crate) use self::context::{Connections, Pool, Pooled};
 pub use self::error::HandlerError;
 pub(crate) use self::group::{Group, MOST_LATE};
+pub(crate) use self::pool::{no_connection, of_url, pool_of};
 
 use crate::backoff::Backoff;
 use crate::config::Rate;
@@ -132,8 +134,9 @@ impl Handlers {
     }
 
     /// As [`on`](Self::on), for a handler that works in the database. Its context has
-    /// [`once`](PooledContext::once) and [`connection`](PooledContext::connection). The relay starts only if it
-    /// has a source of connections ([`RelayBuilder::connections`](crate::RelayBuilder::connections)).
+    /// [`once`](PooledContext::once) and [`connection`](PooledContext::connection). The connections come from a pool
+    /// that the relay opens for its handlers, one for each concurrent call, or from
+    /// [`RelayBuilder::connections`](crate::RelayBuilder::connections).
     ///
     /// ```
     /// use diesel::RunQueryDsl;

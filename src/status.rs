@@ -168,6 +168,8 @@ reason_codes! {
     Panic = "PANIC",
     /// The handler cannot decode the payload.
     Undecodable = "UNDECODABLE",
+    /// The handler could not be called: its pool has no connection. No attempt is counted.
+    NoConnection = "NO_CONNECTION",
     /// The handler asked to be called again later. No attempt is counted.
     Snoozed = "SNOOZED",
     /// The application or an operator cancelled the message while it waited.

@@ -170,16 +170,16 @@ impl<'a> Deref for PooledContext<'a> {
 }
 
 impl<'a> PooledContext<'a> {
-    /// A connection for the work of the handler, from the source given to
-    /// [`RelayBuilder::connections`](crate::RelayBuilder::connections). In tests
+    /// A connection for the work of the handler: from the pool that the relay opens for its handlers, or from the source
+    /// given to [`RelayBuilder::connections`](crate::RelayBuilder::connections). In tests
     /// ([`testing`](crate::testing)) this is the test's own connection.
     ///
     /// The connection is not in a transaction. To enqueue, use [`once`](Self::once) or
     /// `conn.transaction(…)`.
     ///
     /// # Errors
-    /// A retrying [`HandlerError`] when the pool provides no connection. In tests also when the only connection is
-    /// already in use.
+    /// [`HandlerError::Unavailable`] when the pool provides no connection: the message waits, and no attempt is counted.
+    /// In tests, a retrying [`HandlerError`] when the only connection is already in use.
     pub fn connection(&self) -> Result<Connection<'a>, HandlerError> {
         match self.source {
             Source::Application(all) => Ok(Connection(Inner::Own(all.get()?))),

@@ -9,6 +9,9 @@ use crate::dispatch::{Failure, Outcome};
 use crate::event::DecodeError;
 use crate::status::ReasonCode;
 
+/// How long a message waits after [`HandlerError::Unavailable`].
+const UNAVAILABLE_FOR: Duration = Duration::from_secs(1);
+
 /// Why a handler failed, and what happens to the message.
 ///
 /// `?` converts any error to a `HandlerError` that retries the message. The relay stores and logs up to 512
@@ -48,6 +51,12 @@ pub enum HandlerError {
     Snooze {
         /// The delay.
         after: Duration,
+    },
+    /// The handler could not do its work, because something of this process is missing: a connection of the pool, for
+    /// example. The message waits, and no attempt is counted.
+    Unavailable {
+        /// What is missing.
+        error: String,
     },
     /// The message would always fail: it is dead-lettered.
     Dead {
@@ -93,6 +102,26 @@ impl HandlerError {
         Self::Snooze { after }
     }
 
+    /// Calls the handler again a second later, without counting an attempt. Use this if the process lacks something for
+    /// a while, which says nothing about the message: a pool of the application has no connection, for example.
+    /// [`PooledContext::connection`](super::PooledContext::connection) returns this error itself.
+    ///
+    /// ```
+    /// use diesel_outbox::{HandlerError, Handlers};
+    ///
+    /// # fn license() -> Option<u32> { None }
+    /// let handlers = Handlers::new().on_topic("drawing.saved", |_, _| {
+    ///     let license = license().ok_or_else(|| HandlerError::unavailable("all licenses are in use"))?;
+    ///     println!("converting with license {license}");
+    ///     Ok(())
+    /// });
+    /// ```
+    pub fn unavailable(error: impl fmt::Display) -> Self {
+        Self::Unavailable {
+            error: error.to_string(),
+        }
+    }
+
     /// Dead-letters the message, without retries.
     pub fn dead(error: impl fmt::Display) -> Self {
         Self::Dead {
@@ -116,6 +145,11 @@ impl HandlerError {
                 );
                 let mut failure = Failure::new(ReasonCode::Snoozed, error);
                 failure.retry_after = Some(after);
+                Outcome::Wait(failure)
+            }
+            Self::Unavailable { error } => {
+                let mut failure = Failure::new(ReasonCode::NoConnection, error);
+                failure.retry_after = Some(UNAVAILABLE_FOR);
                 Outcome::Wait(failure)
             }
             Self::Dead { error } => Outcome::Dead(Failure::new(ReasonCode::Failed, error)),

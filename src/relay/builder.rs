@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use diesel::PgConnection;
 use diesel::r2d2::ManageConnection;
+use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
 
 pub(super) use self::assembly::Assembled;
@@ -21,7 +22,9 @@ use super::{Incarnation, RelayHandle, StartError};
 use crate::config::{Config, ConfigError, Destination, Route};
 use crate::dispatch::Dispatcher;
 use crate::event::Event;
-use crate::handlers::{Context, HandlerError, Handlers, Pool, PooledContext};
+use crate::handlers::{
+    Context, HandlerError, Handlers, Pool, PooledContext, no_connection, of_url, pool_of,
+};
 use crate::message::Message;
 use crate::store::relay::connection::Manager;
 
@@ -247,18 +250,16 @@ impl RelayBuilder {
     }
 
     /// Like [`on`](Self::on), for a handler that uses the database: the handler's context has `once` and
-    /// `connection`. [`start`](Self::start) fails unless [`connections`](Self::connections) is set.
+    /// `connection`. The connections come from a pool that the relay opens for its handlers, unless
+    /// [`connections`](Self::connections) sets another source.
     ///
     /// ```no_run
     /// # use diesel::prelude::*;
-    /// # use diesel::r2d2::{ConnectionManager, Pool};
     /// # use diesel_outbox::{Event, Relay};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct MemberJoined { member_id: i64 }
     /// # impl Event for MemberJoined { const TOPIC: &'static str = "member.joined"; }
-    /// # let pool = Pool::new(ConnectionManager::<PgConnection>::new("postgres://localhost/club"))?;
     /// let relay = Relay::builder("postgres://localhost/club")
-    ///     .connections(move || pool.get())
     ///     .on_pooled::<MemberJoined>(|event, context| {
     ///         context.once(|conn| {
     ///             diesel::sql_query("UPDATE clubs SET members = members + 1").execute(conn)?;
@@ -357,10 +358,12 @@ impl RelayBuilder {
         self
     }
 
-    /// Sets the source of connections for [`on_pooled`](Self::on_pooled) handlers, usually the application's pool.
-    /// Handlers never use the relay's own connections. Defaults to none.
+    /// Sets the source of connections for [`on_pooled`](Self::on_pooled) handlers, such as the application's pool. Defaults
+    /// to a pool that the relay opens for its handlers, with one connection for each concurrent call.
     ///
-    /// Set the pool's connection timeout (30 s by default in r2d2) below the handlers' time limit.
+    /// Handlers compete with your requests for the connections of a shared pool: set
+    /// [`Handlers::concurrency`] well below the pool's size, and the pool's connection timeout (30 s by default in r2d2)
+    /// below the handlers' time limit. Without a connection, a message waits and uses no attempt.
     ///
     /// ```no_run
     /// use diesel::r2d2::{ConnectionManager, Pool};
@@ -383,7 +386,7 @@ impl RelayBuilder {
     {
         self.connections = Some(Arc::new(move || match get() {
             Ok(conn) => Ok(Box::new(conn)),
-            Err(error) => Err(HandlerError::retry(format_args!("no connection: {error}"))),
+            Err(error) => Err(no_connection(error)),
         }));
         self
     }
@@ -524,8 +527,9 @@ impl RelayBuilder {
     /// The relay reports metrics through the crate [`metrics`](https://docs.rs/metrics). Install the recorder
     /// before `start`; a later recorder misses most metrics. [The guide](crate::guide::operating) lists the metrics.
     ///
-    /// The relay opens up to five connections of its own, and two more once messages have ordering keys. They do not
-    /// come from the application's pool, so the relay and the application cannot starve each other.
+    /// The relay opens up to five connections of its own, and two more once messages have ordering keys. Handlers that
+    /// use the database ([`on_pooled`](Self::on_pooled)) have up to one more for each concurrent call. They do not come
+    /// from the application's pool, so the relay and the application cannot starve each other.
     ///
     /// # Errors
     /// A [`StartError`] if a setting is bad, the database cannot be reached, the outbox is missing or has another
@@ -534,16 +538,32 @@ impl RelayBuilder {
         self.incarnation().map(RelayHandle::new)
     }
 
-    pub(super) fn incarnation(self) -> Result<Incarnation, StartError> {
-        let wanting = self.handlers.iter().find(|(_, group)| group.wants_pool);
-        if let (Some((name, _)), None) = (wanting, &self.connections) {
-            return Err(ConfigError::new(
-                format!("handlers.{name}"),
-                "a handler needs database connections (on_pooled): set the source of connections with RelayBuilder::connections",
-            )
-            .into());
-        }
+    pub(super) fn incarnation(mut self) -> Result<Incarnation, StartError> {
+        self.give_connections()?;
         Incarnation::start(self.assemble()?)
+    }
+
+    /// Gives handlers that use the database a pool of their own, unless the application has set a source.
+    fn give_connections(&mut self) -> Result<(), ConfigError> {
+        let wanting = self.handlers.iter().filter(|(_, group)| group.wants_pool);
+        let calls = |group: &Handlers| group.concurrency.unwrap_or(self.config.concurrency);
+        if self.connections.is_some() {
+            for (name, group) in wanting.filter(|(_, group)| group.concurrency.is_none()) {
+                log::warn!(event = "handlers_share_pool", handlers = name; "handlers of {name} may take up to {} connections of the application's pool at once: set Handlers::concurrency well below the size of the pool, or leave out RelayBuilder::connections to give handlers a pool of their own", calls(group));
+            }
+            return Ok(());
+        }
+        let most: usize = wanting.map(|(_, group)| calls(group)).sum();
+        if most == 0 {
+            return Ok(());
+        }
+        let manager = match &self.manager {
+            Some(manager) => Arc::clone(manager),
+            None => of_url(self.config.database_url()?.expose_secret()),
+        };
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        self.connections = Some(pool_of(manager, most));
+        Ok(())
     }
 }
 

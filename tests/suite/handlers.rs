@@ -353,24 +353,69 @@ fn handlers_work_on_connections_of_the_applications_pool() {
     end(&relay);
 }
 
+/// R53
 #[test]
-fn without_a_pool_a_relay_with_a_handler_that_wants_one_does_not_start() {
+fn handlers_have_a_pool_of_their_own_and_take_no_connection_from_the_application() {
     let database = Database::new();
-    let single = database
+    let (gate, pass) = Gate::new();
+    let held = Arc::new(AtomicUsize::new(0));
+    let (holding, own) = (held.clone(), database.name());
+    let relay = database
         .relay()
-        .on_pooled::<MemberJoined>(|_, context| context.connection().map(drop));
-    let group = Handlers::new().on_topic_pooled("a", |_, context| {
-        context.once(|_| Ok(()))?;
-        Ok(())
-    });
-    for (relay, name) in [
-        (single, "handlers.handlers"),
-        (database.relay().handlers("club", group), "handlers.club"),
-    ] {
-        let error = relay.start().expect_err(name).to_string();
-        assert!(error.contains(name), "{error}");
-        assert!(error.contains("RelayBuilder::connections"), "{error}");
+        .concurrency(3)
+        .on_pooled::<MemberJoined>(move |_, context| {
+            let mut conn = context.connection()?;
+            sql_query(format!("SELECT FROM {own}")).execute(&mut *conn)?;
+            holding.fetch_add(1, Ordering::SeqCst);
+            pass();
+            Ok(())
+        })
+        .start()
+        .expect("a relay");
+    for member_id in 0..6 {
+        join(&database, member_id);
     }
+    eventually("three calls hold a connection each", || {
+        held.load(Ordering::SeqCst) == 3
+    });
+    gate.open();
+    eventually("all messages are handled", || {
+        database.count("delivered") == 6
+    });
+    end(&relay);
+}
+
+/// R53: the pool of the application has no connection left for longer than any attempt lasts.
+#[test]
+fn a_handler_without_a_connection_has_not_failed() {
+    let database = Database::new();
+    let pool = Pool::builder()
+        .max_size(1)
+        .connection_timeout(Duration::from_millis(20))
+        .build(ConnectionManager::<PgConnection>::new(&database.url))
+        .expect("a pool");
+    let request = pool.get().expect("the connection of a web request");
+    let relay = database
+        .relay()
+        .connections(move || pool.get())
+        .max_attempts(1)
+        .on_pooled::<MemberJoined>(|_, context| context.connection().map(drop))
+        .start()
+        .expect("a relay");
+    for member_id in 0..5 {
+        join(&database, member_id);
+    }
+    eventually("each message waits for a connection", || {
+        database.number(
+            "SELECT count(*) FROM {o} WHERE last_error_code = 'NO_CONNECTION' AND attempts = 0",
+        ) == 5
+    });
+    drop(request);
+    eventually("all messages are handled", || {
+        database.count("delivered") == 5
+    });
+    assert_eq!(database.count("dead"), 0);
+    end(&relay);
 }
 
 #[test]

@@ -40,12 +40,26 @@ pub(crate) enum Source {
 /// An r2d2 connection manager with any error type.
 pub(crate) trait Manager: Send + Sync {
     fn connect(&self) -> Result<PgConnection, DatabaseError>;
+
+    /// Whether the connection still works. Asks the server.
+    fn is_valid(&self, conn: &mut PgConnection) -> bool;
+
+    /// Whether the connection is known to be broken.
+    fn has_broken(&self, conn: &mut PgConnection) -> bool;
 }
 
 impl<M: ManageConnection<Connection = PgConnection>> Manager for M {
     fn connect(&self) -> Result<PgConnection, DatabaseError> {
         ManageConnection::connect(self)
             .map_err(|error| DatabaseError::Connect(format!("connection manager: {error}")))
+    }
+
+    fn is_valid(&self, conn: &mut PgConnection) -> bool {
+        ManageConnection::is_valid(self, conn).is_ok()
+    }
+
+    fn has_broken(&self, conn: &mut PgConnection) -> bool {
+        ManageConnection::has_broken(self, conn)
     }
 }
 
