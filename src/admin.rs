@@ -68,7 +68,7 @@ pub use self::dead_letters::{
 pub use self::depths::{activity, count_all, depths};
 pub use self::diagnose::{Finding, Severity, diagnose};
 pub use self::forget::{Forgotten, forget};
-pub use self::keys::{blocked_keys, leases};
+pub use self::keys::{blocked_keys, leases, refused_destinations};
 pub use self::messages::{history, key_messages, ledger, message};
 pub use self::migrations::{
     check_schema, migration_sql, missing_rights, revert_migrations, roles_sql,
@@ -93,6 +93,7 @@ pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;
 pub use crate::store::relay::pause::Pausable;
+pub use crate::store::relay::served::RefusedDestination;
 pub use crate::store::searched::Searched;
 
 /// The most blocked keys in an overview.

@@ -55,6 +55,7 @@
 #[cfg(feature = "http")]
 mod trial;
 
+use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -71,6 +72,7 @@ use crate::sealed::{Opened, Place, Stored, open_all, seal};
 use crate::store::destinations as store;
 use crate::store::operate::deliveries::{self, SentAgain};
 use crate::store::pinned::pinned;
+use crate::store::relay::served;
 
 #[cfg(feature = "http")]
 pub use self::trial::{DestinationTest, TestAnswer};
@@ -229,6 +231,7 @@ impl<'a> Destinations<'a> {
         pinned(conn, self.name, |conn, outbox| {
             let mut found: Vec<_> = store::get(conn, outbox, name)?.into_iter().collect();
             self.tell_of_secrets(conn, outbox, &mut found)?;
+            tell_of_refusals(conn, outbox, &mut found)?;
             Ok(found.pop())
         })
     }
@@ -246,6 +249,7 @@ impl<'a> Destinations<'a> {
         pinned(conn, self.name, |conn, outbox| {
             let mut found = store::list(conn, outbox, filter, limit)?;
             self.tell_of_secrets(conn, outbox, &mut found)?;
+            tell_of_refusals(conn, outbox, &mut found)?;
             Ok(found)
         })
     }
@@ -656,7 +660,7 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// - [`DestinationError::Invalid`]: a relay with these settings would not use the destination.
+    /// - [`DestinationError::Invalid`]: a relay with these settings would not send to the destination.
     /// - [`DestinationError::Database`]: the database failed.
     #[cfg(feature = "http")]
     pub fn test(
@@ -687,4 +691,31 @@ impl<'a> Destinations<'a> {
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
         Ok(Some(DestinationTest::new(&row, secrets, &config)?))
     }
+}
+
+/// Sets the problem of each destination that the settings of all running relays refuse.
+fn tell_of_refusals(
+    conn: &mut PgConnection,
+    outbox: &OutboxName,
+    found: &mut [RegisteredDestination],
+) -> Result<(), DestinationError> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    let refused = served::refused(conn, outbox)?.into_iter();
+    let refused = refused.filter(|one| !one.is_served);
+    let why: HashMap<String, String> = refused
+        .map(|one| {
+            let served::RefusedDestination {
+                name, relay, why, ..
+            } = one;
+            let why = format!("no running relay serves the destination; {relay} refuses it: {why}");
+            (name, why)
+        })
+        .collect();
+    for one in found.iter_mut().filter(|one| one.enabled) {
+        let problem = one.problem.take();
+        one.problem = problem.or_else(|| why.get(&one.name).cloned());
+    }
+    Ok(())
 }

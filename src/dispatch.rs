@@ -23,16 +23,10 @@ use crate::status::ReasonCode;
 /// Why a registered destination has no dispatcher.
 #[derive(Debug)]
 pub(crate) enum CustomerError {
-    /// No relay can send there with this row.
+    /// No relay can send there with this row: only this may be decided for all relays.
     Invalid(ConfigError),
-    /// This relay cannot send there. Another relay may be able to.
+    /// This relay cannot or may not send there. Another relay, with other settings, may.
     NotHere(String),
-}
-
-impl From<ConfigError> for CustomerError {
-    fn from(error: ConfigError) -> Self {
-        Self::Invalid(error)
-    }
 }
 
 /// Sends messages to their destinations.

@@ -68,7 +68,8 @@ pub struct RegisteredDestination {
     pub description: Option<String>,
     /// Why the destination is disabled.
     pub disabled_reason: Option<String>,
-    /// Why no relay uses the destination although it is enabled: a value cannot be used.
+    /// Why no relay uses the destination although it is enabled: a value cannot be used, or the settings of all running
+    /// relays refuse the destination.
     pub problem: Option<String>,
     /// When the destination was registered; `None`: not registered yet.
     pub created_at: Option<SystemTime>,
@@ -167,10 +168,11 @@ impl RegisteredDestination {
         self
     }
 
-    /// Converts the row into a destination of a relay with the settings of [`Config::for_registered`].
+    /// Converts the row into a destination of a relay with the settings of [`Config::for_registered`]. The settings may
+    /// still refuse the destination.
     ///
     /// # Errors
-    /// A [`ConfigError`] if such a relay does not send to the destination.
+    /// A [`ConfigError`] if no relay can use the row.
     pub(crate) fn destination(
         &self,
         config: &Config,
@@ -178,20 +180,6 @@ impl RegisteredDestination {
     ) -> Result<Destination, ConfigError> {
         self.check()?;
         let mut destination = Destination::new(&self.name, &self.url)?;
-        if config.https_only && destination.url.scheme() != "https" {
-            return Err(ConfigError::new(
-                format!("destinations.{}.url", self.name),
-                "must be https: OUTBOX_REGISTERED_HTTPS_ONLY is set",
-            ));
-        }
-        let port = destination.url.port_or_known_default();
-        let is_allowed = |port: u16| config.registered_ports.contains(&port);
-        if !config.registered_ports.is_empty() && !port.is_some_and(is_allowed) {
-            return Err(ConfigError::new(
-                format!("destinations.{}.url", self.name),
-                "the port is not in OUTBOX_REGISTERED_PORTS",
-            ));
-        }
         destination.mode = self.mode;
         destination.secrets = secrets;
         destination.headers = self.headers.clone();

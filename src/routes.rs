@@ -4,8 +4,10 @@ use std::collections::HashMap;
 
 use crate::config::{Config, DEFAULT_DESTINATION, Route};
 
+mod refuses;
 mod serves;
 
+pub(crate) use self::refuses::Refuses;
 pub(crate) use self::serves::Serves;
 
 /// Topic patterns and their destinations, most specific first: an exact topic, then the longest

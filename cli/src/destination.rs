@@ -10,7 +10,7 @@ use diesel_outbox::config::{SigningSecret, parse_duration};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
-use diesel_outbox::{ConfigError, Outbox};
+use diesel_outbox::{Config, ConfigError, Outbox};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -178,10 +178,19 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         Action::Put(put) => {
             let one =
                 conn.transaction::<_, anyhow::Error, _>(|conn| put.put(conn, destinations))?;
+            let refusal = refusal(conn, destinations, &one, &config)?;
             if put.json {
-                return output::json(&as_json(&one));
+                let mut json = as_json(&one);
+                json["refused_by_these_settings"] = json!(refusal);
+                return output::json(&json);
             }
             output::line(shown(&one))?;
+            if let Some(why) = refusal {
+                let (name, why) = (output::shown(&one.name), output::shown(&why));
+                output::line(format!(
+                    "warning: a relay with the settings of this command would not send to {name}: {why}. Messages for {name} wait unless another relay has settings that allow it"
+                ))?;
+            }
             if !one.enabled {
                 let name = output::shown(&one.name);
                 output::line(format!(
@@ -259,6 +268,20 @@ fn missing(name: &str) -> Result<()> {
     bail!(
         "there is no registered destination {name:?}: `diesel-outbox destination list` shows all of them"
     )
+}
+
+/// Why a relay with these settings would not send to the stored destination.
+fn refusal(
+    conn: &mut PgConnection,
+    destinations: Destinations<'_>,
+    one: &RegisteredDestination,
+    config: &Config,
+) -> Result<Option<String>> {
+    match destinations.test(conn, &one.name, config) {
+        Ok(_) => Ok(None),
+        Err(DestinationError::Invalid(error)) => Ok(Some(error.to_string())),
+        Err(error) => Err(error.into()),
+    }
 }
 
 impl Put {

@@ -1,11 +1,12 @@
 //! `diesel-outbox drain`
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use diesel_outbox::admin::{self, DueTopic, Pause};
+use diesel_outbox::admin::{self, DueTopic, Pause, RefusedDestination};
 use diesel_outbox::{DatabaseError, OutboxName, Relay, RelayHandle, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
 use secrecy::SecretString;
@@ -34,7 +35,7 @@ pub(crate) struct Options {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0, no sendable message is due any more, or --max-messages is reached; \
-1, sends failed and no message was delivered, or another relay is active (OUTBOX_SINGLE_ACTIVE), or drain \
+1, sends failed and no message was delivered, or these settings refuse a registered destination of due messages, or another relay is active (OUTBOX_SINGLE_ACTIVE), or drain \
 was interrupted or failed; 2, bad settings or usage. If at least one message was delivered, failed sends are not an error: \
 \"failed\" counts them.";
 
@@ -104,6 +105,9 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     if interrupted {
         bail!("interrupted by a signal before all due messages were processed");
     }
+    if let Some(refused) = left.of_refused() {
+        bail!("{}", output::shown(&refused));
+    }
     let failed = stats.dead + stats.retried;
     if failed > 0 && stats.delivered + stats.deduplicated == 0 {
         bail!("no message was delivered: all {failed} failed");
@@ -153,6 +157,8 @@ struct Left {
     /// Due messages without a route, paused, behind another message of their key, or beyond `--max-messages`.
     due: Vec<DueTopic>,
     pauses: Vec<Pause>,
+    /// The registered destinations that the settings of a running relay refuse, and that no other relay serves.
+    refused: Vec<RefusedDestination>,
 }
 
 impl Left {
@@ -165,7 +171,30 @@ impl Left {
         Ok(Self {
             due: admin::due(&mut conn, table, topics)?,
             pauses: admin::pauses(&mut conn, table)?,
+            refused: admin::refused_destinations(&mut conn, table)?
+                .into_iter()
+                .filter(|one| !one.is_served)
+                .collect(),
         })
+    }
+
+    /// The refused destination of these due messages.
+    fn refusal(&self, due: &DueTopic) -> Option<&RefusedDestination> {
+        self.refused.iter().find(|one| one.name == due.destination)
+    }
+
+    /// A sentence about the due messages of refused destinations, if there are any.
+    fn of_refused(&self) -> Option<String> {
+        let refused = self.due.iter().filter(|due| self.refusal(due).is_some());
+        let refused: Vec<&DueTopic> = refused.collect();
+        let RefusedDestination { name, why, .. } = self.refusal(refused.first()?)?;
+        let count: u64 = refused.iter().map(|due| due.count).sum();
+        let destinations: HashSet<&str> =
+            refused.iter().map(|due| due.destination.as_str()).collect();
+        let destinations = destinations.len();
+        Some(format!(
+            "{count} due messages for {destinations} registered destinations were not sent, because these settings refuse the destinations, for example {name} ({why}): the messages wait for a relay that serves them"
+        ))
     }
 }
 
@@ -196,6 +225,10 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
                 "behind_their_key": due.behind,
                 "no_route": due.no_route,
             })).collect::<Vec<_>>(),
+            "refused": left.refused.iter().map(|one| json!({
+                "destination": one.name,
+                "why": one.why,
+            })).collect::<Vec<_>>(),
             "pauses": left.pauses.iter().map(pauses::as_json).collect::<Vec<_>>(),
         }));
     }
@@ -212,7 +245,8 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
         1 => "1 due message is left".to_owned(),
         number => format!("{number} due messages are left"),
     })?;
-    for due in left.due.iter().filter(|due| due.no_route) {
+    let is_without_route = |due: &&DueTopic| due.no_route && left.refusal(due).is_none();
+    for due in left.due.iter().filter(is_without_route) {
         let to = match due.destination.as_str() {
             "" => String::new(),
             name => format!(" for the destination {name}"),

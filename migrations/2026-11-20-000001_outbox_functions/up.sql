@@ -411,6 +411,8 @@ BEGIN
     -- lowest id is active, and the others stand by. ended: a relay has seen that the lease expired; the lease never
     -- returns.
     -- serves: the topics and destinations whose messages the relay takes; null: the relay takes none.
+    -- refuses: the registered destinations that the relay does not serve because of its own settings, by reason; null:
+    -- none.
     -- takeover_after: a session of the relay holds the advisory lock of the id. A relay that gets this lock may end the
     -- lease after this time; null: the lease ends only by time.
     EXECUTE format($sql$
@@ -424,6 +426,7 @@ BEGIN
             ended         boolean NOT NULL DEFAULT false,
             serves        json,
             takeover_after interval,
+            refuses       json,
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 

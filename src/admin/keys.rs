@@ -7,6 +7,7 @@ use crate::name::OutboxName;
 use crate::store::operate::blocked::{self, BlockedKey};
 use crate::store::operate::status::{self, LeaseRow};
 use crate::store::pinned::pinned;
+use crate::store::relay::served::{self, RefusedDestination};
 
 /// Ordering keys whose messages wait for a retry, a delayed message or an operator: the keys with the most
 /// messages first, at most `limit`. Fast for any number of waiting messages: of the messages that could hold a
@@ -50,4 +51,28 @@ pub fn blocked_keys(
 /// A [`DatabaseError`].
 pub fn leases(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LeaseRow>, DatabaseError> {
     Ok(pinned(conn, name, status::leases)?)
+}
+
+/// The registered destinations that the settings of an active relay refuse: an URL that is not https, a port, an address
+/// in the URL that is not public, a secret for which the relay has no key. Their messages wait for a relay that serves
+/// them.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
+/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
+///     for one in admin::refused_destinations(conn, outbox)? {
+///         println!("{}: {} ({}), served elsewhere: {}", one.name, one.why, one.relay, one.is_served);
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn refused_destinations(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<Vec<RefusedDestination>, DatabaseError> {
+    Ok(pinned(conn, name, served::refused)?)
 }

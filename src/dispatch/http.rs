@@ -228,13 +228,36 @@ impl Customers {
             let why = "this relay sends by the application's own dispatcher";
             return Err(CustomerError::NotHere(why.to_owned()));
         }
+        target::check_for_all(&destination, &self.config).map_err(CustomerError::Invalid)?;
+        // All other checks also depend on this relay's settings.
+        let not_here = |error: ConfigError| CustomerError::NotHere(error.to_string());
+        self.check_settings(&destination).map_err(not_here)?;
         if destination.url.scheme() == "https" && provider().is_none() {
             let why = format!("https needs cryptography, and {MISSING}");
             return Err(CustomerError::NotHere(why));
         }
-        let form = Form::new(&destination, &self.config, &self.source)?;
-        let target = Target::new(destination, &self.config, &mut lock(&self.common))?;
+        let form = Form::new(&destination, &self.config, &self.source).map_err(not_here)?;
+        let target = Target::new(destination, &self.config, &mut lock(&self.common));
+        let target = target.map_err(not_here)?;
         Ok(Arc::new(Place { target, form }))
+    }
+
+    /// Whether the settings allow the scheme and the port of the URL.
+    fn check_settings(&self, destination: &Destination) -> Result<(), ConfigError> {
+        let (config, url) = (&self.config, &destination.url);
+        let refused = |why| {
+            let key = format!("destinations.{}.url", destination.name);
+            Err(ConfigError::new(key, why))
+        };
+        if config.https_only && url.scheme() != "https" {
+            return refused("must be https: OUTBOX_REGISTERED_HTTPS_ONLY is set");
+        }
+        let ports = &config.registered_ports;
+        let is_allowed = |port: u16| ports.is_empty() || ports.contains(&port);
+        if !url.port_or_known_default().is_some_and(is_allowed) {
+            return refused("the port is not in OUTBOX_REGISTERED_PORTS");
+        }
+        Ok(())
     }
 }
 

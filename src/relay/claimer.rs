@@ -10,6 +10,7 @@ mod waiting;
 #[cfg(test)]
 pub(super) use self::waiting::SOON;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -26,6 +27,8 @@ use super::told::Told;
 use super::verdict::Verdict;
 use super::wanted::Want;
 use crate::clock;
+use crate::routes::Refuses;
+use crate::store::relay::lease::LeaseId;
 
 /// For how long a relay that is shutting down continues to release messages it does not know.
 const MOST_AT_END: Duration = Duration::from_secs(2);
@@ -42,6 +45,8 @@ pub(crate) struct Claimer<'a, D> {
     inbox: Receiver<Told>,
     /// When the rows of registered destinations were last checked for changes, and how long that took.
     rows_looked: Option<(Instant, Duration)>,
+    /// The refused destinations in the relay's lease.
+    refusals_published: Option<(LeaseId, Arc<Refuses>)>,
 }
 
 /// The result of a turn of the claimer.
@@ -75,6 +80,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             outcomes,
             inbox,
             rows_looked: None,
+            refusals_published: None,
         }
     }
 

@@ -74,6 +74,9 @@ pub(super) trait Database {
     /// Disables a registered destination that cannot be used. `false`: the destination has changed meanwhile.
     fn disable(&mut self, seen: AsSeen<'_>, why: &str) -> Answer<bool>;
 
+    /// Records in the lease which registered destinations this relay refuses, as JSON.
+    fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()>;
+
     /// Claims messages without a key, at most `room`.
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch>;
 
@@ -287,6 +290,10 @@ impl Database for Session {
             let disabled = destinations::disable_as_seen(conn, name, seen, why)?;
             Ok(disabled.is_some())
         })
+    }
+
+    fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()> {
+        self.run(|conn, name| lease::publish_refusals(conn, name, lease, refuses.as_deref()))
     }
 
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {

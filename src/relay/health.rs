@@ -112,6 +112,8 @@ problem_kinds! {
     /// No active relay has a route, a handler or a destination for some messages. The messages wait and use no
     /// attempts.
     NoRoute = "no_route", Nothing;
+    /// The settings of the relay refuse some registered destinations: their messages wait for a relay that serves them.
+    DestinationRefused = "destination_refused", Nothing;
     /// The relay gets no notifications of new messages and finds them by polling.
     ListenerDown = "listener_down", Nothing;
     /// `OUTBOX_ENABLED` is false: the relay claims and sends nothing.

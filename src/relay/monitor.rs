@@ -165,6 +165,14 @@ pub(crate) fn health(shared: &Shared) -> Health {
         );
         found(ProblemKind::NoRoute, what);
     }
+    let refuses = &shared.registered.registry().refuses;
+    if let Some((name, why)) = refuses.first() {
+        let count = refuses.count();
+        let what = format!(
+            "this relay does not send to {count} registered destinations, for example {name} ({why}): their messages wait for a relay that does"
+        );
+        found(ProblemKind::DestinationRefused, what);
+    }
     if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
         let every = humantime::format_duration(shared.config.poll_interval);
         let what = format!(

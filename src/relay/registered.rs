@@ -20,7 +20,7 @@ use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome};
 use crate::lock::lock;
 use crate::message::Message;
 use crate::registered::RegisteredDestination;
-use crate::routes::{Routes, Way, matches_any};
+use crate::routes::{Refuses, Routes, Way, matches_any};
 use crate::sealed::{Place, Unreadable, open_all};
 use crate::status::ReasonCode;
 use crate::store::destinations::{AsSeen, Registered as Row, Stamp};
@@ -46,9 +46,9 @@ pub(crate) struct Customer {
     pub(super) has_filter: bool,
     /// `None`: the destination is disabled.
     pub(super) bulkhead: Option<Bulkhead>,
-    /// Whether this relay cannot send: it cannot decrypt the secret, for example. The messages wait, because another
-    /// relay may be able to send. See [`Locked`].
-    pub(super) is_locked: bool,
+    /// Why this relay does not send: its settings do not allow the URL, or it cannot decrypt the secret. The messages
+    /// wait, because another relay may be able to send. See [`Refusing`].
+    refused: Option<String>,
 }
 
 impl Customer {
@@ -62,6 +62,11 @@ impl Customer {
             name: self.name(),
             updated_at: self.updated_at,
         }
+    }
+
+    /// Whether this relay does not send to the destination, although others may.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.is_some()
     }
 
     /// Whether the message has a topic and the tenant of this destination.
@@ -102,6 +107,8 @@ pub(crate) struct Registry {
     pub(super) removed: HashSet<String>,
     /// Whether this relay sends to registered destinations.
     can_send: bool,
+    /// The enabled destinations to which this relay does not send because of its settings, if it sends to others.
+    pub(super) refuses: Arc<Refuses>,
 }
 
 /// The changes of the table.
@@ -116,13 +123,11 @@ pub(crate) struct Changes {
     pub(super) rows: Vec<(Row, i64)>,
 }
 
-/// A row that cannot be used, with the reason.
+/// A row that no relay can use, with the reason.
 pub(super) struct Bad {
-    pub(super) name: String,
+    name: String,
     updated_at: Option<SystemTime>,
     pub(super) why: String,
-    /// Whether only this relay cannot use the row: it cannot decrypt the secret, for example.
-    pub(super) is_locked: bool,
 }
 
 impl Bad {
@@ -134,11 +139,11 @@ impl Bad {
     }
 }
 
-/// Replaces the dispatcher of a destination to which this relay cannot send. The claimer claims no messages for such a
+/// Replaces the dispatcher of a destination to which this relay does not send. The claimer claims no messages for such a
 /// destination, so only messages that were claimed before get here.
-struct Locked(String);
+struct Refusing(String);
 
-impl Dispatcher for Locked {
+impl Dispatcher for Refusing {
     fn dispatch(&self, _: &Message) -> Outcome {
         Outcome::Wait(Failure::new(ReasonCode::Failed, self.0.clone()))
     }
@@ -208,7 +213,7 @@ impl Registry {
             .find_map(|routes| routes.names(topic))
     }
 
-    /// The registry with the changes applied. Also returns the rows that cannot be used.
+    /// The registry with the changes applied. Also returns the rows that no relay can use.
     fn with(
         &self,
         changes: Changes,
@@ -236,27 +241,18 @@ impl Registry {
                 next.last_id
             });
             let made = row.enabled.then(|| match routes.has(&row.name) {
-                true => Err("a destination in a relay's settings has the same name".to_owned()),
+                true => Ok(Made::refused(SAME_NAME.to_owned())),
                 false => maker.make(&row, secrets.as_ref(), pool),
             });
-            let mut tell = |why, is_locked| {
+            let made = made.transpose().unwrap_or_else(|why| {
                 bad.push(Bad {
                     name: row.name.clone(),
                     updated_at: row.updated_at,
                     why,
-                    is_locked,
                 });
-            };
-            let made = made.transpose().unwrap_or_else(|why| {
-                tell(why, false);
                 None
             });
-            let locked = made.as_ref().and_then(|made| made.locked.clone());
-            let is_locked = locked.is_some();
-            if let Some(why) = locked.filter(|_| maker.customers.can_send()) {
-                tell(why, true);
-            }
-            let bulkhead = made.map(|made| made.bulkhead);
+            let Made { bulkhead, refused } = made.unwrap_or_default();
             let customer = Customer {
                 id,
                 stamp,
@@ -265,7 +261,7 @@ impl Registry {
                 tenant_id: row.tenant_id,
                 has_filter: row.filter.is_some(),
                 bulkhead,
-                is_locked,
+                refused,
             };
             next.by_name.insert(row.name.into(), Arc::new(customer));
         }
@@ -275,8 +271,12 @@ impl Registry {
 
     fn index(&mut self) {
         let mut topics = HashSet::new();
+        let mut refuses = Refuses::default();
         for (name, one) in &self.by_name {
             self.by_id.insert(one.id, Arc::clone(one));
+            if let Some(why) = one.refused.as_deref().filter(|_| self.can_send) {
+                refuses.add(name, why);
+            }
             if one.bulkhead.is_some() {
                 let of_tenant = self.of_tenants.entry(one.tenant_id).or_default();
                 of_tenant.push(Arc::clone(name));
@@ -288,6 +288,7 @@ impl Registry {
             .values_mut()
             .for_each(|names| names.sort_unstable());
         self.topics = topics.into_iter().collect();
+        self.refuses = Arc::new(refuses);
     }
 }
 
@@ -340,7 +341,7 @@ impl Maker {
             outbox: &self.config.table,
             destination: &row.name,
         };
-        let (secrets, locked) = match open_all(&self.config.secret_keys, place, secrets) {
+        let (secrets, unreadable) = match open_all(&self.config.secret_keys, place, secrets) {
             Ok(secrets) => (secrets, None),
             Err(Unreadable::Locked(why)) => (Vec::new(), Some(why)),
             Err(Unreadable::Bad(why)) => return Err(format!("secret: {why}")),
@@ -348,28 +349,44 @@ impl Maker {
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
         let wrong = |error: ConfigError| error.to_string();
         let destination = row.destination(&self.config, secrets).map_err(wrong)?;
-        let made = match locked {
+        let made = match unreadable {
             Some(why) => Err(CustomerError::NotHere(why)),
             None => self.customers.dispatcher(destination.clone()),
         };
-        let (dispatcher, locked) = match made {
+        let (dispatcher, refused) = match made {
             Ok(dispatcher) => (dispatcher, None),
             Err(CustomerError::Invalid(error)) => return Err(wrong(error)),
             Err(CustomerError::NotHere(why)) => (
-                Arc::new(Locked(why.clone())) as Arc<dyn Dispatcher>,
+                Arc::new(Refusing(why.clone())) as Arc<dyn Dispatcher>,
                 Some(why),
             ),
         };
         let bulkhead = Bulkhead::of_customer(&destination, &self.config, pool, dispatcher);
-        Ok(Made { bulkhead, locked })
+        Ok(Made {
+            bulkhead: Some(bulkhead),
+            refused,
+        })
     }
 }
 
+/// Why a relay refuses a row with the name of one of its configured destinations or groups of handlers.
+const SAME_NAME: &str = "a destination in this relay's settings has the same name";
+
 /// The result of making a bulkhead.
+#[derive(Default)]
 struct Made {
-    bulkhead: Bulkhead,
-    /// The reason why this relay cannot send.
-    locked: Option<String>,
+    bulkhead: Option<Bulkhead>,
+    /// The reason why this relay does not send.
+    refused: Option<String>,
+}
+
+impl Made {
+    fn refused(why: String) -> Self {
+        Self {
+            bulkhead: None,
+            refused: Some(why),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -433,7 +450,7 @@ impl Registered {
         self.bell.ring();
     }
 
-    /// Applies changes. Returns the rows that cannot be used, and whether messages may go elsewhere than before.
+    /// Applies changes. Returns the rows that no relay can use, and whether messages may go elsewhere than before.
     pub(super) fn change(
         &self,
         changes: Changes,
@@ -485,9 +502,9 @@ impl Registered {
         watched.retain(|id| {
             let customer = registry.get(*id);
             let bulkhead = customer.and_then(|one| one.bulkhead.as_ref());
-            let is_locked = customer.is_some_and(|one| one.is_locked);
+            let is_refused = customer.is_some_and(|one| one.is_refused());
             bulkhead.is_some_and(|bulkhead| {
-                is_locked
+                is_refused
                     || !matches!(
                         bulkhead.gate.standing(),
                         Standing::Flowing | Standing::Trying
@@ -531,7 +548,7 @@ impl Rooms {
             ..Self::default()
         };
         for one in registered.watched() {
-            if one.is_locked {
+            if one.is_refused() {
                 rooms.closed.insert(one.id);
                 continue;
             }

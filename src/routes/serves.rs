@@ -74,24 +74,28 @@ impl Serves {
 
     /// JSON in ASCII, which a database with any encoding can store.
     pub(crate) fn to_json(&self) -> String {
-        let json = serde_json::json!(self).to_string();
-        let mut ascii = String::with_capacity(json.len());
-        for c in json.chars() {
-            if c.is_ascii() {
-                ascii.push(c);
-                continue;
-            }
-            for unit in c.encode_utf16(&mut [0; 2]) {
-                ascii += &format!("\\u{unit:04x}");
-            }
-        }
-        ascii
+        ascii(&serde_json::json!(self).to_string())
     }
 
     /// `None`: a later version has written this JSON, in another format.
     pub(crate) fn from_json(json: &str) -> Option<Self> {
         serde_json::from_str(json).ok()
     }
+}
+
+/// The same JSON with escapes for all characters that are not ASCII.
+pub(super) fn ascii(json: &str) -> String {
+    let mut ascii = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_ascii() {
+            ascii.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            ascii += &format!("\\u{unit:04x}");
+        }
+    }
+    ascii
 }
 
 #[cfg(test)]

@@ -231,6 +231,9 @@ macro_rules! __outbox_tables {
                 /// How soon after the end of the relay's session another relay may end the lease; null: only when the
                 /// lease has expired.
                 takeover_after -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
+                /// The names of the registered destinations that the relay does not serve because of its own settings, by
+                /// reason; null: none.
+                refuses -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
             }
         }
 

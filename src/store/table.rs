@@ -291,7 +291,8 @@ fn push_table(mut out: AstPass<'_, '_, Pg>, quoted: &str, alias: &str) -> QueryR
 
 tables! {
     lease, other_lease = outbox_lease {
-        id, relay, started_at, renewed_at, expires_at, single_active, ended, serves, takeover_after
+        id, relay, started_at, renewed_at, expires_at, single_active, ended, serves, takeover_after,
+        refuses
     }
     outbox, candidate, other = outbox {
         sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key,

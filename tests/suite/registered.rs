@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
-use diesel_outbox::destinations::{DeliveryFilter, RegisteredDestination};
-use diesel_outbox::{Backoff, Destination, NewMessage, RelayBuilder, RelayHandle};
+use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
+use diesel_outbox::{
+    Backoff, Destination, NewMessage, ProblemKind, RelayBuilder, RelayHandle, admin,
+};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::support::{Database, Gate, PATIENCE, Receiver, Request, end, eventually};
+use crate::support::{Database, Gate, PATIENCE, Receiver, Request, end, eventually, finish};
 
 /// A committed change of a row takes effect within this time.
 const SOON: Duration = Duration::from_secs(1);
@@ -285,46 +287,186 @@ fn a_row_keeps_its_name_and_loses_it_only_with_the_table() {
     assert_eq!(removed(), None);
 }
 
-/// R46: a bad row is never skipped silently.
+/// R46, R50: a bad row is never skipped silently, and only a row that no relay could use is disabled for all.
 #[test]
-fn a_row_that_cannot_be_used_is_disabled_with_a_reason() {
+fn a_row_that_no_relay_can_use_is_disabled_and_one_that_this_relay_may_not_use_is_refused() {
     let database = Database::new();
     database.execute(
         "INSERT INTO {o}_destination (name, url, rate) VALUES ('rate', 'https://a.example/', 'often')",
     );
     database.execute("INSERT INTO {o}_destination (name, url) VALUES
         ('plain', 'http://a.example/'), ('inside', 'https://10.0.0.7/'), ('good', 'https://a.example/'),
-        ('port', 'https://a.example:22/'), ('other', 'https://a.example:8443/')");
+        ('port', 'https://a.example:22/'), ('other', 'https://a.example:8443/'),
+        ('metadata', 'https://169.254.169.254/'), ('broken', 'https://a.example:99999/')");
     let relay = database
         .relay()
         .registered_threads(4)
         .registered_ports([443, 8443])
         .start()
         .expect("a relay");
-    eventually("four destinations are disabled", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 4
+    eventually("the unusable rows are disabled", || {
+        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 3
     });
+    eventually("the others are refused", || refused(&relay).is_some());
+    let listed = database
+        .outbox()
+        .destinations()
+        .list(&mut database.connect(), &DestinationFilter::default(), 100)
+        .expect("the destinations");
     end(&relay);
-    let reason = |name: &str| {
-        let select = format!("SELECT disabled_reason FROM {{o}}_destination WHERE name = '{name}'");
-        database.text(&select).unwrap_or_default()
+    let found = |name: &str| listed.iter().find(|one| one.name == name).expect("a row");
+    for (name, why) in [
+        ("rate", "rate: "),
+        ("metadata", "link-local"),
+        ("broken", "port"),
+    ] {
+        let reason = found(name).disabled_reason.clone().unwrap_or_default();
+        assert!(reason.contains(why), "{name}: {reason}");
+    }
+    for (name, why) in [
+        ("plain", "OUTBOX_REGISTERED_HTTPS_ONLY"),
+        ("inside", "private"),
+        ("port", "OUTBOX_REGISTERED_PORTS"),
+    ] {
+        let problem = found(name).problem.clone().unwrap_or_default();
+        assert!(found(name).enabled, "{name}");
+        assert!(
+            problem.starts_with("no running relay serves the destination") && problem.contains(why),
+            "{name}: {problem}"
+        );
+    }
+    for name in ["good", "other"] {
+        assert_eq!((found(name).enabled, &found(name).problem), (true, &None));
+    }
+}
+
+/// The relay's problem `destination_refused`.
+fn refused(relay: &RelayHandle) -> Option<String> {
+    let health = relay.health();
+    let mut problems = health.problems().iter();
+    let one = problems.find(|one| one.kind == ProblemKind::DestinationRefused)?;
+    Some(one.what.clone())
+}
+
+/// R50: the relay with the default settings refuses every row, and runs alone at first.
+#[test]
+fn settings_of_one_relay_decide_nothing_for_the_others() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    for n in 0..3 {
+        put(
+            &database,
+            &RegisteredDestination::new(format!("d{n}"), receiver.url()),
+        );
+    }
+    let strict = database
+        .relay()
+        .registered_threads(4)
+        .start()
+        .expect("a relay");
+    for n in 0..4 {
+        database.enqueue_message(of_tenant(Uuid::now_v7(), n));
+    }
+    database
+        .execute("INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'd1')");
+    eventually("the messages are fanned out", || {
+        database.number("SELECT count(*) FROM {o} WHERE destination <> ''") == 13
+    });
+    eventually("the problem shows", || {
+        refused(&strict).is_some_and(|what| what.contains("3 registered destinations"))
+    });
+    let conn = &mut database.connect();
+    let unserved = || {
+        let found = admin::refused_destinations(&mut database.connect(), &database.outbox_name());
+        let found = found.expect("an answer");
+        found.iter().filter(|one| !one.is_served).count()
     };
-    assert!(reason("rate").starts_with("rate: "), "{}", reason("rate"));
-    assert!(
-        reason("plain").contains("OUTBOX_REGISTERED_HTTPS_ONLY"),
-        "{}",
-        reason("plain")
+    assert_eq!(unserved(), 3);
+    assert_eq!(strict.stats().retried + strict.stats().dead, 0);
+
+    let lenient = started(&database);
+    eventually("the other relay delivers all", || {
+        database.count("delivered") == 13
+    });
+    assert_eq!(unserved(), 0);
+    let found = admin::refused_destinations(conn, &database.outbox_name()).expect("an answer");
+    assert_eq!(found.len(), 3, "the strict relay still refuses them");
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        3
     );
-    assert!(reason("inside").contains("private"), "{}", reason("inside"));
+    for relay in [&strict, &lenient] {
+        end(relay);
+    }
+    assert_eq!((receiver.count(), database.count("dead")), (13, 0));
+    assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
+}
+
+/// R50: the settings of the command need not be those of the relays.
+#[test]
+fn put_warns_where_a_relay_with_its_settings_would_refuse() {
+    let database = Database::new();
+    let put = |arguments: &[&str], https_only| {
+        let mut command = database.binary(&[&["destination", "put"], arguments].concat());
+        command.env("OUTBOX_REGISTERED_HTTPS_ONLY", https_only);
+        finish(command).code(0)
+    };
+    let warned = put(&["acme", "http://a.example/"], "true").stdout;
     assert!(
-        reason("port").contains("OUTBOX_REGISTERED_PORTS"),
+        warned.contains("would not send to acme")
+            && warned.contains("OUTBOX_REGISTERED_HTTPS_ONLY"),
+        "{warned}"
+    );
+    let stored = put(&["acme", "--json"], "true").json();
+    let why = stored["refused_by_these_settings"]
+        .as_str()
+        .expect("a reason");
+    assert!(why.contains("must be https"), "{why}");
+    let silent = put(&["acme", "http://a.example/"], "false").stdout;
+    assert!(!silent.contains("warning"), "{silent}");
+}
+
+/// R50: `drain` in a shell without the settings of the deployment.
+#[test]
+fn drain_with_other_settings_disables_nothing_hands_the_messages_back_and_says_so() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    for n in 0..20 {
+        put(
+            &database,
+            &RegisteredDestination::new(format!("d{n}"), receiver.url()),
+        );
+    }
+    for n in 0..5 {
+        database.enqueue("order.paid", json!({ "n": n }));
+    }
+    let mut drain = database.binary(&["drain", "--quiet"]);
+    drain.env("OUTBOX_REGISTERED_THREADS", "4");
+    let drained = finish(drain).code(1);
+    assert!(
+        drained
+            .stderr
+            .contains("100 due messages for 20 registered destinations were not sent")
+            && drained.stderr.contains("OUTBOX_REGISTERED_HTTPS_ONLY"),
         "{}",
-        reason("port")
+        drained.stderr
     );
     assert_eq!(
-        (reason("good"), reason("other")),
-        (String::new(), String::new())
+        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        20
     );
+    assert_eq!(
+        database.number(
+            "SELECT count(*) FROM {o} WHERE locked_by IS NULL AND attempts = 0 AND last_error IS NULL"
+        ),
+        100
+    );
+    assert_eq!(ledger(&database), "");
+    let relay = started(&database);
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 100
+    });
+    end(&relay);
 }
 
 /// R46: deliberately slow filters.
@@ -690,16 +832,20 @@ fn a_row_with_the_name_of_a_configured_destination_gets_nothing() {
     eventually("all messages are settled", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
+    let problem = refused(&relay).expect("the relay says so");
+    assert!(
+        problem.contains("acme (a destination in this relay's settings has the same name)"),
+        "{problem}"
+    );
     end(&relay);
     assert_eq!(
         ledger(&database),
         "acme delivered, other delivered, other delivered"
     );
     assert_eq!((configured.count(), registered.count()), (1, 2));
-    let reason = database.text("SELECT disabled_reason FROM {o}_destination WHERE name = 'acme'");
     assert_eq!(
-        reason.as_deref(),
-        Some("a destination in a relay's settings has the same name")
+        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        2
     );
 }
 
@@ -795,8 +941,8 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
     database.execute(&format!(
         "UPDATE {{o}}_destination SET url = '{literal}' WHERE name = 'changed'"
     ));
-    eventually("the other destination is disabled", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
+    eventually("the other destination is refused", || {
+        refused(&relay).is_some()
     });
     end(&relay);
     assert_eq!((inside.count(), database.count("retrying")), (0, 1));

@@ -9,6 +9,7 @@ use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
 use crate::store::operate::status;
 use crate::store::pinned::located_by_default;
+use crate::store::relay::served::{self, RefusedDestination};
 use crate::store::setup::doctor::registered::{Disabled, disabled};
 use crate::store::setup::doctor::{server, snapshots, tables};
 use crate::store::write::inbox as receiving;
@@ -262,5 +263,33 @@ pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResul
             "`diesel-outbox destination list --disabled` shows them; `diesel-outbox destination enable NAME` sends again",
         );
     }
-    Ok(found.or_ok("no registered destination is disabled"))
+    let refused = served::refused(conn, &config.table)?;
+    let (served, waiting): (Vec<_>, Vec<_>) = refused.into_iter().partition(|one| one.is_served);
+    let advice = "change the settings of a relay (OUTBOX_REGISTERED_HTTPS_ONLY, OUTBOX_REGISTERED_PUBLIC_ONLY, OUTBOX_REGISTERED_PORTS, OUTBOX_SECRET_KEY), or the row";
+    let example = |of: &[RefusedDestination]| {
+        let one = of.first()?;
+        let RefusedDestination {
+            name, relay, why, ..
+        } = one;
+        Some(format!("for example {name}, refused by {relay}: {why}"))
+    };
+    if let Some(example) = example(&waiting) {
+        found.error(
+            format!(
+                "no running relay serves {} registered destinations, and their messages wait (destination_refused): {example}",
+                waiting.len()
+            ),
+            advice,
+        );
+    }
+    if let Some(example) = example(&served) {
+        found.warning(
+            format!(
+                "a relay does not serve {} registered destinations that other relays serve (destination_refused): {example}",
+                served.len()
+            ),
+            advice,
+        );
+    }
+    Ok(found.or_ok("no registered destination is disabled or refused"))
 }

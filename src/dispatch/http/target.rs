@@ -139,6 +139,21 @@ impl Common {
     }
 }
 
+/// Checks what no relay can use as the URL of a registered destination, whatever its settings.
+pub(super) fn check_for_all(destination: &Destination, config: &Config) -> Result<(), ConfigError> {
+    uri_of(destination)?;
+    // No setting allows link-local and metadata addresses.
+    let egress = Egress::Registered { public_only: false };
+    egress.check_literal(destination, config)
+}
+
+fn uri_of(destination: &Destination) -> Result<Uri, ConfigError> {
+    let Destination { name, url, .. } = destination;
+    url.as_str()
+        .parse()
+        .map_err(|error| ConfigError::new(format!("destinations.{name}.url"), format!("{error}")))
+}
+
 impl Target {
     /// Checks the settings of the destination. An error names the invalid setting.
     pub(super) fn new(
@@ -146,11 +161,8 @@ impl Target {
         config: &Config,
         common: &mut Common,
     ) -> Result<Self, ConfigError> {
-        let name = &destination.name;
         let timeout = destination.timeout.unwrap_or(config.send_timeout);
-        let uri: Uri = destination.url.as_str().parse().map_err(|error| {
-            ConfigError::new(format!("destinations.{name}.url"), format!("{error}"))
-        })?;
+        let uri = uri_of(&destination)?;
         let egress = match common.sharing {
             None => Egress::of(&destination, config),
             Some(_) => Egress::of_registered(config),

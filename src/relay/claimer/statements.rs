@@ -1,5 +1,6 @@
 //! The claimer's statements around claims: surveys, registered destinations, and the release of unknown messages.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Claimer;
@@ -8,7 +9,7 @@ use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::pauses::{self, disable};
 use crate::relay::planner::{Part, Survey, Wait};
-use crate::relay::registered::Bad;
+use crate::relay::registered::Registry;
 use crate::relay::wanted::Want;
 use crate::store::relay::lease::LeaseId;
 
@@ -60,17 +61,34 @@ impl<D: Database> Claimer<'_, D> {
             .map(|(at, took)| at + (ROWS_SHARE * took).min(LONGEST_ROWS_INTERVAL));
         let next = next.filter(|at| clock::now() < *at);
         self.planner.look_at_rows_at(next);
-        match next {
-            Some(_) => Ok(()),
-            None => self.look_at_rows(),
+        if next.is_none() {
+            self.look_at_rows()?;
         }
+        self.publish_refusals()
     }
 
-    /// Learns the changes of registered destinations, and disables those that cannot be used.
+    /// Writes into the lease which registered destinations this relay does not serve because of its settings, if this
+    /// has changed. The relay decides nothing for others: the rows stay as they are.
+    fn publish_refusals(&mut self) -> Answer<()> {
+        let lease = self.planner.lease();
+        let refuses = Arc::clone(&self.shared.registered.registry().refuses);
+        let is_same = match &self.refusals_published {
+            Some((of, before)) if *of == lease => *before == refuses,
+            _ => refuses.is_empty(),
+        };
+        if !is_same {
+            self.db.publish_refusals(lease, refuses.to_json())?;
+            self.refusals_published = Some((lease, refuses));
+        }
+        Ok(())
+    }
+
+    /// Learns the changes of registered destinations, and disables those that no relay can use.
     pub(super) fn look_at_rows(&mut self) -> Answer<()> {
         let (shared, registered) = (self.shared, &self.shared.registered);
         let began = clock::now();
-        let changes = self.db.registered(&registered.registry())?;
+        let before = registered.registry();
+        let changes = self.db.registered(&before)?;
         let changes = changes.zip(shared.bulkheads.last());
         let applied = changes.map(|(changes, all)| registered.change(changes, all, &shared.routes));
         // Applying many changes can take longer than reading them.
@@ -80,11 +98,7 @@ impl<D: Database> Claimer<'_, D> {
             if is_changed {
                 self.planner.registered(registered.registry());
             }
-            let (locked, bad): (Vec<_>, Vec<_>) = bad.into_iter().partition(|one| one.is_locked);
-            if let Some(Bad { name, why, .. }) = locked.first() {
-                let count = locked.len();
-                log::error!(event = "registered_locked", destination = name, destinations = count, reason = why; "this relay cannot send to {count} registered destinations, for example to {name} ({why}): their messages wait for a relay that can");
-            }
+            tell_refusals(&before, &registered.registry());
             for one in bad {
                 disable(&mut self.db, one.as_seen(), &one.why)?;
             }
@@ -145,5 +159,15 @@ impl<D: Database> Claimer<'_, D> {
         }
         self.shared.wanted.no_more(Want::Settled);
         self.shared.end_doubt(lease);
+    }
+}
+
+/// Logs which destinations this relay refuses since the last look.
+fn tell_refusals(before: &Registry, now: &Registry) {
+    let mut new = now.refuses.each();
+    let is_new = |(name, why): &(&str, &str)| before.refuses.why(name) != Some(*why);
+    if let Some((name, why)) = new.find(is_new) {
+        let count = now.refuses.count();
+        log::error!(event = "destination_refused", destination = name, destinations = count, reason = why; "this relay does not send to {count} registered destinations, for example {name} ({why}): their messages wait for a relay that does");
     }
 }

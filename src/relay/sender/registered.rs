@@ -62,7 +62,7 @@ impl Shared {
         let registry = registered.registry();
         let mut turns = registered.turns();
         let next = turns.next(now, |id| {
-            let customer = registry.get(id).filter(|one| !one.is_locked);
+            let customer = registry.get(id).filter(|one| !one.is_refused());
             let customer = customer.and_then(|one| one.bulkhead.as_ref());
             customer.map_or(Admission::Closed, |one| one.gate.try_pass(now))
         });

@@ -303,6 +303,10 @@ impl Database for Link<'_> {
         Ok(false)
     }
 
+    fn publish_refusals(&mut self, _: LeaseId, _: Option<String>) -> Answer<()> {
+        Ok(())
+    }
+
     fn has_failed_for(&mut self, _: &str, _: Duration) -> Answer<bool> {
         Ok(false)
     }

@@ -135,6 +135,20 @@ pub(crate) fn register(
     })
 }
 
+/// Records which registered destinations the relay of this lease refuses.
+pub(crate) fn publish_refusals(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+    refuses: Option<&str>,
+) -> QueryResult<()> {
+    update(leases(name))
+        .filter(lease::id.eq(id.0))
+        .set(lease::refuses.eq(refuses.map(Json)))
+        .execute(conn)
+        .map(drop)
+}
+
 /// The state of a relay.
 pub(crate) struct Standing {
     /// The database's clock, in PostgreSQL's microseconds (since 2000).

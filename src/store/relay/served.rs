@@ -1,6 +1,6 @@
 //! The topics and destinations that the active relays serve, as recorded in their leases.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use diesel::PgConnection;
 use diesel::dsl::not;
@@ -10,7 +10,7 @@ use diesel::result::QueryResult;
 use super::lease::{is_not_over, leases, stands_by};
 use super::pause::removed;
 use crate::name::OutboxName;
-use crate::routes::{Routes, Serves};
+use crate::routes::{Refuses, Routes, Serves};
 use crate::store::sql::MaybeJson;
 use crate::store::table::{destination, lease};
 
@@ -30,6 +30,8 @@ struct Relay {
     routes: Routes,
     /// Whether the relay delivers to registered destinations.
     registered: bool,
+    /// The registered destinations to which it does not deliver.
+    refuses: Refuses,
 }
 
 /// Reads the leases of active relays: all valid leases, except those of relays that stand by or are switched off.
@@ -67,19 +69,20 @@ pub(crate) fn others(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
 }
 
 fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
-    let rows: Vec<(String, MaybeJson)> = leases(name)
+    let rows: Vec<(String, MaybeJson, MaybeJson)> = leases(name)
         .filter(lease::serves.is_not_null())
         .filter(is_not_over())
         .filter(not(stands_by(name)))
         .order(lease::id)
-        .select((lease::relay, lease::serves))
+        .select((lease::relay, lease::serves, lease::refuses))
         .load(conn)?;
     let count = rows.len();
-    let relays = rows.into_iter().filter_map(|(name, serves)| {
-        let serves: Option<String> = serves.into();
+    let relays = rows.into_iter().filter_map(|(name, serves, refuses)| {
+        let (serves, refuses): (Option<String>, Option<String>) = (serves.into(), refuses.into());
         let serves = Serves::from_json(&serves?)?;
         Some(Relay {
             name,
+            refuses: Refuses::from_json(refuses.as_deref()),
             registered: serves.has_registered(),
             routes: Routes::of(serves),
         })
@@ -127,10 +130,49 @@ impl Served {
     pub(crate) fn by(&self, topic: &str, destination: &str) -> impl Iterator<Item = &str> {
         let is_registered = self.registered.contains(destination);
         let takes = move |relay: &&Relay| {
+            let delivers = relay.registered && relay.refuses.why(destination).is_none();
             relay.routes.serve(topic, destination)
-                || (relay.registered && is_registered && relay.routes.takes(topic))
+                || (delivers && is_registered && relay.routes.takes(topic))
         };
         let relays = self.relays.iter().filter(takes);
         relays.map(|relay| relay.name.as_str())
     }
+}
+
+/// A registered destination that an active relay does not serve because of its settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RefusedDestination {
+    /// The name of the destination.
+    pub name: String,
+    /// Why the relay refuses the destination.
+    pub why: String,
+    /// The name of a relay that refuses the destination.
+    pub relay: String,
+    /// Whether another active relay serves the destination. If none does, its messages wait.
+    pub is_served: bool,
+}
+
+/// The registered destinations that an active relay refuses, each once, by name. Those that no active relay serves come
+/// with the reason of the relay that was started first.
+pub(crate) fn refused(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Vec<RefusedDestination>> {
+    let found = relays(conn, name)?;
+    let relays: Vec<&Relay> = (found.relays.iter()).filter(|one| one.registered).collect();
+    let mut all: BTreeMap<&str, RefusedDestination> = BTreeMap::new();
+    for relay in &relays {
+        for (name, why) in relay.refuses.each() {
+            all.entry(name).or_insert_with(|| RefusedDestination {
+                name: name.to_owned(),
+                why: why.to_owned(),
+                relay: relay.name.clone(),
+                // A relay of a later version may serve anything.
+                is_served: !found.is_certain
+                    || relays.iter().any(|one| one.refuses.why(name).is_none()),
+            });
+        }
+    }
+    Ok(all.into_values().collect())
 }
