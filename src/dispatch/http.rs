@@ -311,7 +311,8 @@ impl Place {
             .form
             .check(message)
             .and_then(|checked| self.form.one(checked, SystemTime::now()));
-        self.post(request)
+        let outcome = self.post(request);
+        self.target.or_give_up(outcome, message.attempts)
     }
 
     /// Sends messages with one request in batched mode, otherwise one by one. Returns each outcome with the number of
@@ -328,7 +329,7 @@ impl Place {
         for (number, message) in messages {
             match self.form.check(message) {
                 Ok(checked) => {
-                    numbers.push(number);
+                    numbers.push((number, message.attempts));
                     batch.push(checked);
                 }
                 Err(failure) => outcomes.push((number, Outcome::Dead(failure))),
@@ -336,7 +337,10 @@ impl Place {
         }
         if !batch.is_empty() {
             let outcome = self.send_batch(batch);
-            outcomes.extend(numbers.into_iter().map(|number| (number, outcome.clone())));
+            outcomes.extend(numbers.into_iter().map(|(number, attempts)| {
+                let outcome = self.target.or_give_up(outcome.clone(), attempts);
+                (number, outcome)
+            }));
         }
         outcomes
     }

@@ -59,7 +59,7 @@ fn last_error(database: &Database) -> String {
 }
 
 #[test]
-fn a_name_that_leads_to_a_family_of_addresses_beside_the_public_ones_is_dead_at_once() {
+fn a_name_that_leads_to_a_family_of_addresses_beside_the_public_ones_is_never_connected() {
     const FAMILIES: [(&str, &str); 22] = [
         ("0.0.0.0", "unspecified"),
         ("::", "unspecified"),
@@ -113,7 +113,7 @@ fn a_name_that_leads_to_a_family_of_addresses_beside_the_public_ones_is_dead_at_
     });
     assert_eq!(
         database.number(
-            "SELECT count(*) FROM {o}_dead WHERE reason = 'BLOCKED_ADDRESS' AND attempts = 1"
+            "SELECT count(*) FROM {o}_dead WHERE reason = 'BLOCKED_ADDRESS' AND attempts = 3"
         ),
         all
     );
@@ -213,7 +213,7 @@ fn localhost_is_refused_where_only_public_addresses_are_reached() {
         });
         let error = last_error(&database);
         assert!(error.contains("(loopback) of localhost"), "{error}");
-        assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 1);
+        assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 3);
         assert_eq!(receiver.count(), 0);
         end(&relay);
     }
@@ -411,5 +411,45 @@ fn a_name_that_is_away_for_a_while_costs_attempts_and_no_message() {
         receiver.requests()[0].header("host"),
         Some("moving.example")
     );
+    end(&relay);
+}
+
+/// R50: a resolver that answers with `0.0.0.0` or a private address for a while decides about no message.
+#[test]
+fn a_name_that_leads_inside_for_a_while_costs_attempts_and_no_message() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut config = public_only(&database);
+    config
+        .set("OUTBOX_MAX_ATTEMPTS", "100000")
+        .expect("a number");
+    let mut moving = destination("moving", "http://moving.example/");
+    let network: IpNet = "127.0.0.0/8".parse().expect("a network");
+    moving.allow = vec![network];
+    config.destinations.push(moving);
+    config.routes.push(diesel_outbox::Route::new("*", "moving"));
+    let address = Arc::new(Mutex::new(SocketAddr::from(([0, 0, 0, 0], 80))));
+    let leads_to = Arc::clone(&address);
+    let relay = relay_with(config, move |_, _| {
+        Ok(vec![
+            *leads_to.lock().unwrap_or_else(PoisonError::into_inner),
+        ])
+    });
+    for n in 0..20 {
+        database.enqueue("order.paid", json!(n));
+    }
+    eventually(
+        "each message was refused more often than it takes to give up",
+        || {
+            database.number(
+            "SELECT count(*) FROM {o} WHERE attempts > 8 AND last_error_code = 'BLOCKED_ADDRESS'",
+        ) == 20
+        },
+    );
+    assert_eq!((database.count("dead"), receiver.count()), (0, 0));
+    *address.lock().unwrap_or_else(PoisonError::into_inner) = receiver.address;
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 20
+    });
     end(&relay);
 }

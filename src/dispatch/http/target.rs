@@ -47,6 +47,8 @@ pub(super) struct Target {
     via: Option<Arc<Via>>,
     tls: SharedTls,
     idle: Idle,
+    /// Since when every send has found only refused addresses.
+    refused_since: Mutex<Option<Instant>>,
 }
 
 /// Idle agents.
@@ -204,6 +206,7 @@ impl Target {
             via,
             tls,
             idle,
+            refused_since: Mutex::default(),
         })
     }
 
@@ -256,8 +259,47 @@ impl Target {
             }
         });
         self.give_back(agent);
-        result.map_err(|error| failed(&error, self.timeout))
+        let result = result.map_err(|error| failed(&error, self.timeout));
+        self.follow_refusals(&result);
+        result
     }
+
+    fn follow_refusals(&self, result: &Result<Answer, Outcome>) {
+        let mut since = lock(&self.refused_since);
+        match result {
+            Err(outcome) if is_refused(outcome) => {
+                since.get_or_insert_with(Instant::now);
+            }
+            Ok(_) | Err(_) => *since = None,
+        }
+    }
+
+    /// Gives up a message whose send has found only refused addresses, if this is certain to be no moment's mistake of
+    /// the name server: the message has been tried several times, and no send of the destination has found another
+    /// address for a while. `attempts` is the number of earlier attempts.
+    pub(super) fn or_give_up(&self, outcome: Outcome, attempts: u32) -> Outcome {
+        let is_enough = attempts.saturating_add(1) >= REFUSED_TRIES;
+        match outcome {
+            Outcome::Retry(failure) if is_enough && failure.code == ReasonCode::BlockedAddress => {
+                let since = *lock(&self.refused_since);
+                match since.is_some_and(|since| since.elapsed() >= REFUSED_FOR) {
+                    true => Outcome::Dead(failure),
+                    false => Outcome::Retry(failure),
+                }
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+/// How often a message is tried, and how long a name must have had only refused addresses, before the message is given
+/// up. Name servers answer with `0.0.0.0` or a private address for a while when they fail over or block a name.
+const REFUSED_TRIES: u32 = 6;
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+
+/// Whether the send has found only refused addresses, and has connected to none.
+fn is_refused(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Retry(failure) if failure.code == ReasonCode::BlockedAddress)
 }
 
 /// The most bytes of a response head, which must fit into the buffer of a connection.
@@ -349,9 +391,8 @@ fn unsent(error: &(dyn StdError + Send + Sync + 'static), timeout: Duration) -> 
         }
         Some(ProxyFailed::Destination { .. }) => ReasonCode::Connect,
         Some(ProxyFailed::Silent { .. }) => ReasonCode::Timeout,
-        None if error.is::<Blocked>() => {
-            return Outcome::Dead(Failure::new(ReasonCode::BlockedAddress, error.to_string()));
-        }
+        // The name may lead elsewhere soon: see `Target::or_give_up`.
+        None if error.is::<Blocked>() => ReasonCode::BlockedAddress,
         None if error.is::<LookupFailed>() => ReasonCode::Dns,
         None if error.is::<HandshakeFailed>() => ReasonCode::Tls,
         None => match error.downcast_ref::<NotConnected>() {
@@ -402,6 +443,7 @@ mod tests {
         };
         let retried = [
             (own(lookup_failed), Code::Dns),
+            (own(blocked()), Code::BlockedAddress),
             (Error::HostNotFound, Code::Dns),
             (
                 own(NotConnected(ErrorKind::ConnectionRefused.into())),
@@ -476,7 +518,6 @@ mod tests {
 
         let bad_header = ::http::HeaderName::from_bytes(b"a b").expect_err("a space");
         let dead = [
-            (own(blocked()), Code::BlockedAddress),
             (Error::BadUri("a".to_owned()), Code::InvalidUrl),
             (Error::RequireHttpsOnly("a".to_owned()), Code::InvalidUrl),
             (Error::Http(bad_header.into()), Code::InvalidHeader),
