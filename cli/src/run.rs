@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use crossbeam_channel::select;
-use diesel_outbox::{Relay, RelayHandle};
+use diesel_outbox::config::Admin;
+use diesel_outbox::{Config, Relay, RelayHandle};
+use secrecy::ExposeSecret;
 
 use crate::admin::Bound;
 use crate::settings::SettingFlags;
@@ -18,12 +20,12 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     logging::start(&config);
     let (signals, reload) = signals::with_reload()?;
-    let shutdown_timeout = config.shutdown_timeout;
+    let mut shutdown_timeout = config.shutdown_timeout;
     if !config.enabled {
         log::warn!(event = "relay_disabled"; "OUTBOX_ENABLED is false: this relay claims and sends nothing");
     }
     let page = Bound::new(&config)?;
-    let relay = Arc::new(Relay::from_config(config).start()?);
+    let relay = Arc::new(Relay::from_config(config.clone()).start()?);
     // The page stays available while the relay shuts down.
     let _page = page
         .map(|page| page.serve(Some(Arc::clone(&relay))))
@@ -31,7 +33,11 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
     loop {
         select! {
             recv(signals) -> _ => return Ok(relay.shutdown(shutdown_timeout)?),
-            recv(reload) -> _ => read_anew(&relay, settings),
+            recv(reload) -> _ => {
+                if let Some(config) = read_anew(&relay, settings, &config) {
+                    shutdown_timeout = config.shutdown_timeout;
+                }
+            },
             default(CHECK_INTERVAL) => {
                 if relay.has_failed() {
                     break;
@@ -43,14 +49,46 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
     bail!("a relay thread ended unexpectedly: the log says which")
 }
 
-/// Reloads the settings. If they cannot be used, logs the error and keeps the old settings.
-fn read_anew(relay: &RelayHandle, settings: &SettingFlags) {
-    let reload = || -> Result<()> {
+/// Reloads the settings, and returns the new settings. If they cannot be used, logs the error and keeps the old settings.
+/// `first` are the settings of the process's start, which the page and the log keep.
+fn read_anew(relay: &RelayHandle, settings: &SettingFlags, first: &Config) -> Option<Config> {
+    let reload = || -> Result<Config> {
         let config = settings.load()?;
-        let deadline = config.shutdown_timeout;
-        Ok(relay.reload(Relay::from_config(config), deadline)?)
+        let next = Relay::from_config(config.clone());
+        relay.reload(next, config.shutdown_timeout)?;
+        Ok(config)
     };
-    if let Err(error) = reload() {
-        log::error!(event = "reload_failed", error:% = format!("{error:#}"); "the reload failed, and the relay continues with the old settings: {error:#}");
+    match reload() {
+        Ok(config) => {
+            let kept = kept(first, &config);
+            if !kept.is_empty() {
+                log::warn!(event = "restart_needed", settings = kept.join(" "); "the reload does not apply the new values of {}: restart the process", kept.join(", "));
+            }
+            Some(config)
+        }
+        Err(error) => {
+            relay.reload_failed(format_args!("{error:#}"));
+            log::error!(event = "reload_failed", error:% = format!("{error:#}"); "the reload failed, and the relay continues with the old settings: {error:#}");
+            None
+        }
     }
+}
+
+/// The settings that differ, and that only a restart applies.
+fn kept(first: &Config, now: &Config) -> Vec<&'static str> {
+    let (page, new) = (&first.admin, &now.admin);
+    let token = |page: &Admin| {
+        let token = page.token.as_ref();
+        token.map(|token| token.expose_secret().to_owned())
+    };
+    let settings = [
+        ("OUTBOX_ADMIN_ADDR", page.addr != new.addr),
+        ("OUTBOX_ADMIN_TOKEN", token(page) != token(new)),
+        ("OUTBOX_ADMIN_HOSTS", page.hosts != new.hosts),
+        ("OUTBOX_ADMIN_PAYLOADS", page.payloads != new.payloads),
+        ("OUTBOX_ADMIN_READ_ONLY", page.read_only != new.read_only),
+        ("OUTBOX_LOG_FORMAT", first.log_format != now.log_format),
+    ];
+    let differ = settings.into_iter().filter(|(_, differs)| *differs);
+    differ.map(|(name, _)| name).collect()
 }

@@ -591,7 +591,10 @@ impl RelayHandle {
     /// A [`StartError`], as from [`RelayBuilder::start`]. If the old relay does not shut down cleanly, the relay only
     /// logs the error.
     pub fn reload(&self, builder: RelayBuilder, deadline: Duration) -> Result<(), StartError> {
-        self.replace(builder.incarnation()?, deadline);
+        let next = builder
+            .incarnation()
+            .inspect_err(|error| self.reload_failed(error))?;
+        self.replace(next, deadline);
         Ok(())
     }
 }

@@ -87,6 +87,20 @@ impl RelayHandle {
         }
     }
 
+    /// Records that new settings could not be loaded, so that [`health`](Self::health) and the metric
+    /// `diesel_outbox_problem` show it (`reload_failed`) until a [`reload`](Self::reload) succeeds. A `reload` that fails
+    /// records this itself; call this if the settings cannot even be read.
+    ///
+    /// ```
+    /// # use diesel_outbox::{ConfigError, RelayHandle};
+    /// fn warn(relay: &RelayHandle, error: &ConfigError) {
+    ///     relay.reload_failed(error);
+    /// }
+    /// ```
+    pub fn reload_failed(&self, error: impl std::fmt::Display) {
+        self.shared().set_failed_reload(error.to_string());
+    }
+
     /// Shuts the relay down: stops claiming, lets the current sends finish and settles their results, releases unsent
     /// messages without counting an attempt, ends the lease, and joins every thread. Takes at most `deadline`. After
     /// an error, call again to continue the shutdown.

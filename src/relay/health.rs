@@ -116,6 +116,8 @@ problem_kinds! {
     DestinationRefused = "destination_refused", Nothing;
     /// The relay gets no notifications of new messages and finds them by polling.
     ListenerDown = "listener_down", Nothing;
+    /// The settings could not be reloaded: the relay continues with the old settings.
+    ReloadFailed = "reload_failed", Nothing;
     /// `OUTBOX_ENABLED` is false: the relay claims and sends nothing.
     Disabled = "disabled", Nothing;
 }

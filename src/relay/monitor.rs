@@ -180,6 +180,12 @@ pub(crate) fn health(shared: &Shared) -> Health {
         );
         found(ProblemKind::ListenerDown, what);
     }
+    if let Some(error) = shared.failed_reload() {
+        let what = format!(
+            "the settings could not be reloaded, and the relay continues with the old settings: {error}"
+        );
+        found(ProblemKind::ReloadFailed, what);
+    }
     if !shared.config.enabled {
         let what = "OUTBOX_ENABLED is false: this relay claims and sends nothing";
         found(ProblemKind::Disabled, what.to_owned());

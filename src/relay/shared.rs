@@ -45,6 +45,8 @@ struct Known {
     keyed_looks: KeyedLooks,
     /// Published by the janitor: the messages that no relay serves.
     unrouted: Vec<Unrouted>,
+    /// Published by the application: why the last reload failed.
+    failed_reload: Option<String>,
 }
 
 /// The number of begins plus the number of ends of the claimer's queries of keyed lanes. A keyed lane is the waiting
@@ -247,6 +249,15 @@ impl Shared {
     /// The messages that no relay serves, by topic, the most messages first.
     pub(crate) fn unrouted(&self) -> Vec<Unrouted> {
         lock(&self.known).unrouted.clone()
+    }
+
+    pub(super) fn set_failed_reload(&self, error: String) {
+        lock(&self.known).failed_reload = Some(error);
+    }
+
+    /// Why the last reload failed. A reload that succeeds replaces this relay.
+    pub(super) fn failed_reload(&self) -> Option<String> {
+        lock(&self.known).failed_reload.clone()
     }
 
     pub(crate) fn keyed_looks(&self) -> KeyedLooks {

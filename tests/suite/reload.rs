@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::{Database, File, Receiver, Running, end, eventually};
+use crate::page::Page;
+use crate::support::{Database, File, Receiver, end, eventually};
 
 /// R47: no message is lost or sent twice during the reload.
 #[test]
@@ -76,7 +77,8 @@ fn sighup_has_the_settings_read_anew_and_what_is_wrong_is_said() {
     let file = File::new(&to(&before.url()));
     let mut command = database.binary(&["run"]);
     command.env("OUTBOX_CONFIG", file.path());
-    let running = Running::start(command);
+    let page = Page::start(command);
+    let running = &page.process;
     running.wait_for_log("relay_started");
     database.enqueue("order.paid", json!({}));
     before.wait_for(1);
@@ -84,12 +86,27 @@ fn sighup_has_the_settings_read_anew_and_what_is_wrong_is_said() {
     std::fs::write(file.path(), "nonsense = 1\n").expect("written");
     running.signal("HUP");
     running.wait_for_log("reload_failed");
+    let health = || page.get("/readyz").body;
+    eventually("the problem is shown", || {
+        health().contains("reload_failed") && health().contains("nonsense")
+    });
+    let problem = "diesel_outbox_problem{outbox=\"";
+    eventually("the metric shows the problem", || {
+        let metrics = page.get("/metrics").body;
+        let mut lines = metrics.lines().filter(|line| line.starts_with(problem));
+        lines.any(|line| line.contains("reload_failed") && line.ends_with(" 1"))
+    });
     database.enqueue("order.paid", json!({}));
     before.wait_for(2);
 
-    std::fs::write(file.path(), to(&after.url())).expect("written");
+    let next = to(&after.url()) + "admin_read_only = true\n";
+    std::fs::write(file.path(), next).expect("written");
     running.signal("HUP");
-    running.wait_for_log("event=reloaded");
+    running.wait_for_log("\"event\":\"reloaded\"");
+    running.wait_for_log("\"settings\":\"OUTBOX_ADMIN_READ_ONLY\"");
+    eventually("the problem is solved", || {
+        !health().contains("reload_failed")
+    });
     database.enqueue("order.paid", json!({}));
     after.wait_for(1);
     assert_eq!((before.count(), after.count()), (2, 1));
