@@ -125,6 +125,10 @@ extern "SQL" {
     #[sql_name = "pg_catalog.pg_stat_get_tuples_inserted"]
     fn pg_stat_get_tuples_inserted(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
 
+    /// The rows deleted from a table since statistics began; null if there is no table.
+    #[sql_name = "pg_catalog.pg_stat_get_tuples_deleted"]
+    fn pg_stat_get_tuples_deleted(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
+
     /// The size of a table in bytes.
     #[sql_name = "pg_catalog.pg_relation_size"]
     fn pg_relation_size(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
+use diesel_outbox::Handlers;
 use diesel_outbox::admin::{self, Depths};
 
 use crate::support::Database;
@@ -236,4 +237,25 @@ fn activity_counts_what_comes_in_and_what_is_settled() {
         let rates = now.since(&first).expect("time has passed");
         now.enqueued - first.enqueued == 30 && rates.enqueued > 0.0 && rates.died == 0.0
     });
+}
+
+/// R29: a fan-out counts as its parts, neither as the message besides nor as the message alone.
+#[test]
+fn a_fan_out_comes_in_once_for_each_destination() {
+    let db = Database::new();
+    let relay = db
+        .relay()
+        .handlers("a", Handlers::new().on_topic("t", |_, _| Ok(())))
+        .handlers("b", Handlers::new().on_topic("t", |_, _| Ok(())))
+        .start()
+        .expect("a relay");
+    let first = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
+    for n in 0..10 {
+        db.enqueue("t", serde_json::json!(n));
+    }
+    crate::support::eventually("twenty parts have come in and were settled", || {
+        let now = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
+        (now.enqueued - first.enqueued, now.settled - first.settled) == (20, 20)
+    });
+    crate::support::end(&relay);
 }

@@ -7,14 +7,18 @@ use diesel::{
 
 use crate::name::OutboxName;
 use crate::store::catalogue::pg_inherits;
-use crate::store::sql::{clock_timestamp, date_part, pg_stat_get_tuples_inserted, to_regclass};
+use crate::store::sql::{
+    clock_timestamp, date_part, pg_stat_get_tuples_deleted, pg_stat_get_tuples_inserted,
+    to_regclass,
+};
 
 /// Rows that all relays and applications have written since PostgreSQL's statistics began. The numbers are
 /// about a second old, and include rows that were rolled back. No table is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Activity {
-    /// Messages that came in: enqueued, requeued, replayed, and the rows that fan-outs inserted.
+    /// Messages that came in, counted once for each destination: enqueued, requeued, replayed. A message that is fanned
+    /// out counts as its parts, so that the number compares with `settled`.
     pub enqueued: i64,
     /// Messages settled: delivered or dead.
     pub settled: i64,
@@ -71,12 +75,14 @@ impl Activity {
 
 pub(crate) fn activity(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Activity> {
     let into = |table: String| pg_stat_get_tuples_inserted(to_regclass(table));
-    let (enqueued, died, read_at): (Option<i64>, Option<i64>, f64) = select((
-        into(name.outbox()),
-        into(name.dead()),
-        date_part("epoch", clock_timestamp()),
-    ))
-    .get_result(conn)?;
+    let (enqueued, removed, died, read_at): (Option<i64>, Option<i64>, Option<i64>, f64) =
+        select((
+            into(name.outbox()),
+            pg_stat_get_tuples_deleted(to_regclass(name.outbox())),
+            into(name.dead()),
+            date_part("epoch", clock_timestamp()),
+        ))
+        .get_result(conn)?;
     let settled: Vec<Option<i64>> = pg_inherits::table
         .filter(
             pg_inherits::inhparent
@@ -87,9 +93,12 @@ pub(crate) fn activity(conn: &mut PgConnection, name: &OutboxName) -> QueryResul
             pg_inherits::inhrelid.nullable(),
         ))
         .load(conn)?;
+    let settled: i64 = settled.into_iter().flatten().sum();
+    // A fan-out replaces a row by its parts, and writes nothing into the ledger.
+    let fanned_out = (removed.unwrap_or(0) - settled).max(0);
     Ok(Activity {
-        enqueued: enqueued.unwrap_or(0),
-        settled: settled.into_iter().flatten().sum(),
+        enqueued: enqueued.unwrap_or(0) - fanned_out,
+        settled,
         died: died.unwrap_or(0),
         read_at,
     })
