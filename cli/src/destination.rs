@@ -137,10 +137,10 @@ struct Put {
     /// Header of every request, 'name: value'; repeatable
     #[arg(long = "header", value_name = "HEADER")]
     headers: Vec<String>,
-    /// CloudEvents mode of requests: binary, structured or batched [default: OUTBOX_MODE of the relay]
+    /// CloudEvents mode of requests (also --mode): binary, structured or batched [default: OUTBOX_MODE of the relay]
     #[arg(long = "as", value_name = "MODE")]
     mode: Option<String>,
-    /// Maximum number of concurrent sends, 1 to 64 [default: 4]
+    /// Maximum number of concurrent sends (also --concurrency), 1 to 64 [default: 4]
     #[arg(long = "sends", value_name = "COUNT")]
     concurrency: Option<usize>,
     /// Rate limit for all relays together, such as 10/s, 600/min or 100/h
@@ -152,9 +152,53 @@ struct Put {
     /// Description, for operators
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
+    /// Clear a value, so that the default applies; repeatable
+    #[arg(long, value_name = "FIELD", value_enum)]
+    clear: Vec<Field>,
     /// Print the destination as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// A value of a destination that can be cleared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Field {
+    Topics,
+    Tenant,
+    Filter,
+    Headers,
+    Mode,
+    Concurrency,
+    Rate,
+    Timeout,
+    Description,
+}
+
+/// The values that flags of settings give to a destination: `--mode`, `--concurrency` and `--secret` name the
+/// destination's own values here.
+struct OfSettings {
+    mode: Option<String>,
+    concurrency: Option<String>,
+    secret: Option<SigningSecret>,
+}
+
+impl OfSettings {
+    fn new(settings: &SettingFlags, config: &Config) -> Result<Self, ConfigError> {
+        let given = |variable| settings.get(variable).map(str::to_owned);
+        let secret = match (settings.get("OUTBOX_SECRET"), config.secrets.as_slice()) {
+            (None, _) => None,
+            (Some(_), [secret]) => Some(secret.clone()),
+            (Some(_), _) => {
+                let reason = "a registered destination starts with one secret: `destination rotate` adds the next";
+                return Err(ConfigError::new("--secret", reason));
+            }
+        };
+        Ok(Self {
+            mode: given("OUTBOX_MODE"),
+            concurrency: given("OUTBOX_CONCURRENCY"),
+            secret,
+        })
+    }
 }
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
@@ -176,8 +220,9 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             }
         }
         Action::Put(put) => {
-            let one =
-                conn.transaction::<_, anyhow::Error, _>(|conn| put.put(conn, destinations))?;
+            let given = OfSettings::new(settings, &config)?;
+            let one = conn
+                .transaction::<_, anyhow::Error, _>(|conn| put.put(conn, destinations, &given))?;
             let refusal = refusal(conn, destinations, &one, &config)?;
             if put.json {
                 let mut json = as_json(&one);
@@ -290,6 +335,7 @@ impl Put {
         &self,
         conn: &mut PgConnection,
         destinations: Destinations<'_>,
+        given: &OfSettings,
     ) -> Result<RegisteredDestination> {
         let found = destinations.get(conn, &self.name)?;
         let mut one = match (found, &self.url) {
@@ -317,7 +363,7 @@ impl Put {
                 .collect::<Result<_, _>>()?;
         }
         let of_flag = |flag: &'static str| move |reason: String| ConfigError::new(flag, reason);
-        if let Some(word) = &self.mode {
+        if let Some(word) = self.mode.as_ref().or(given.mode.as_ref()) {
             one.mode = Some(word.parse().map_err(of_flag("--as"))?);
         }
         if let Some(text) = &self.rate {
@@ -328,16 +374,45 @@ impl Put {
             one.timeout = Some(parse_duration("--timeout", text)?);
         }
         one.tenant_id = self.tenant.or(one.tenant_id);
-        one.concurrency = self.concurrency.or(one.concurrency);
+        let sends = given.concurrency.as_ref().map(|text| text.parse());
+        let sends = sends
+            .transpose()
+            .map_err(|_| ConfigError::new("--concurrency", "not a whole number"))?;
+        one.concurrency = self.concurrency.or(sends).or(one.concurrency);
         one.filter = self.filter.clone().or(one.filter);
         one.description = self.description.clone().or(one.description);
-        destinations.put(conn, &one).map_err(|error| match error {
+        for field in &self.clear {
+            field.clear(&mut one);
+        }
+        let failed = |error| match error {
             // Bad arguments: exit code 2.
             DestinationError::Invalid(error) => error.into(),
             error => anyhow::Error::from(error),
-        })?;
+        };
+        destinations.put(conn, &one).map_err(failed)?;
+        if let Some(secret) = &given.secret {
+            let replaced = destinations.rotate_to(conn, &self.name, secret, Duration::ZERO);
+            replaced.map_err(failed)?;
+        }
         let stored = destinations.get(conn, &self.name)?;
         Ok(stored.unwrap_or(one))
+    }
+}
+
+impl Field {
+    fn clear(self, one: &mut RegisteredDestination) {
+        let default = RegisteredDestination::new(&one.name, &one.url);
+        match self {
+            Self::Topics => one.topics = default.topics,
+            Self::Tenant => one.tenant_id = None,
+            Self::Filter => one.filter = None,
+            Self::Headers => one.headers = default.headers,
+            Self::Mode => one.mode = None,
+            Self::Concurrency => one.concurrency = None,
+            Self::Rate => one.rate = None,
+            Self::Timeout => one.timeout = None,
+            Self::Description => one.description = None,
+        }
     }
 }
 
@@ -382,12 +457,13 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     if found.is_empty() {
         return output::line("no destination is registered");
     }
-    let mut table = output::table(&["name", "url", "topics", "state"]);
+    let mut table = output::table(&["name", "url", "topics", "tenant", "state"]);
     for one in &found {
         table.add_row([
             output::name(&one.name),
             output::name(&one.url),
             output::name(&one.topics.join(" ")),
+            one.tenant_id.map(|id| id.to_string()).unwrap_or_default(),
             state(one),
         ]);
     }

@@ -552,3 +552,83 @@ fn a_tenant_gets_a_thousand_where_nobody_has_said_otherwise() {
     database.execute(&insert("NULL", 1001, 3000));
     database.execute(&insert("gen_random_uuid()", 3001, 5000));
 }
+
+/// R46: flags of settings that name a value of the destination mean that value.
+#[test]
+fn put_takes_secret_mode_and_concurrency_and_clears_values() {
+    let db = Database::new();
+    let run = |arguments: &[&str]| {
+        let mut command = db.binary(&["destination"]);
+        command.args(arguments);
+        finish(command)
+    };
+    let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwMfKQ9r8GKYqr";
+    let tenant = uuid::Uuid::now_v7().to_string();
+    let put = run(&[
+        "put",
+        "acme",
+        "https://acme.example",
+        "--secret",
+        secret,
+        "--mode",
+        "structured",
+        "--concurrency",
+        "7",
+        "--tenant",
+        &tenant,
+        "--filter",
+        "$.a",
+        "--rate",
+        "5/s",
+        "--timeout",
+        "3s",
+        "--header",
+        "x-a: b",
+        "--topic",
+        "order.*",
+        "--description",
+        "Acme",
+        "--json",
+    ]);
+    let put = put.code(0).json();
+    assert_eq!(
+        (&put["mode"], &put["concurrency"]),
+        (&"structured".into(), &7.into())
+    );
+    let shown = run(&["show", "acme", "--reveal"]).code(0).stdout;
+    assert_eq!(shown.trim(), secret);
+    let listed = run(&["list"]).code(0).stdout;
+    assert!(listed.contains(&tenant), "{listed}");
+
+    let mut clear = vec!["put", "acme", "--json"];
+    for field in [
+        "topics",
+        "tenant",
+        "filter",
+        "headers",
+        "mode",
+        "concurrency",
+        "rate",
+        "timeout",
+        "description",
+    ] {
+        clear.extend(["--clear", field]);
+    }
+    let cleared = run(&clear).code(0).json();
+    for field in [
+        "tenant_id",
+        "filter",
+        "mode",
+        "concurrency",
+        "rate",
+        "timeout_seconds",
+        "description",
+    ] {
+        assert!(cleared[field].is_null(), "{field}: {cleared}");
+    }
+    assert_eq!(cleared["topics"], serde_json::json!(["*"]));
+    assert_eq!(cleared["headers"], serde_json::json!([]));
+    // The secret stays.
+    let shown = run(&["show", "acme", "--reveal"]).code(0).stdout;
+    assert_eq!(shown.trim(), secret);
+}
