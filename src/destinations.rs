@@ -91,6 +91,10 @@ pub enum DestinationError {
     /// A value cannot be used. Nothing was written.
     #[error(transparent)]
     Invalid(#[from] ConfigError),
+    /// The settings do not allow the destination: they require `https`, a public address or other ports, for example.
+    /// Only [`Destinations::test`] returns this error; other relays may have other settings.
+    #[error("{0}")]
+    Refused(String),
     /// The tenant has reached [the limit](self#a-limit-for-each-tenant). The caller's transaction can continue.
     #[error(transparent)]
     TooMany(diesel::result::Error),
@@ -106,6 +110,31 @@ pub enum DestinationError {
         /// The id of the message.
         message_id: Uuid,
     },
+}
+
+impl DestinationError {
+    /// The error for the customer who registered the destination: without names of settings, and without details of the
+    /// database.
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::{DestinationError, RegisteredDestination};
+    ///
+    /// let hook = RegisteredDestination::new("acme", "acme.example");
+    /// let error = DestinationError::from(hook.check().unwrap_err());
+    /// assert!(error.public_error().starts_with("url: "));
+    /// ```
+    pub fn public_error(&self) -> String {
+        match self {
+            Self::Invalid(error) => {
+                let (_, field) = error.key().rsplit_once('.').unwrap_or(("", error.key()));
+                format!("{field}: {}", error.reason())
+            }
+            Self::Refused(_) => "the URL is not allowed here".to_owned(),
+            Self::TooMany(_) => "no more destinations can be registered".to_owned(),
+            Self::Database(_) => "the request could not be processed: try again later".to_owned(),
+            Self::PayloadNotKept { .. } => "the message is no longer available".to_owned(),
+        }
+    }
 }
 
 impl From<diesel::result::Error> for DestinationError {
@@ -660,8 +689,9 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// - [`DestinationError::Invalid`]: a relay with these settings would not send to the destination.
-    /// - [`DestinationError::Database`]: the database failed.
+    /// - [`DestinationError::Refused`]: a relay with these settings would not send to the destination.
+    /// - [`DestinationError::Invalid`]: no relay can send to the destination.
+    /// - [`DestinationError::Database`]: the database failed. [`DestinationError::public_error`] is the text for customers.
     #[cfg(feature = "http")]
     pub fn test(
         &self,
@@ -689,7 +719,7 @@ impl<'a> Destinations<'a> {
         let text = secrets.as_ref().map_or("", ExposeSecret::expose_secret);
         let secrets = self.with_keys(keys).opened(name, text)?;
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
-        Ok(Some(DestinationTest::new(&row, secrets, &config)?))
+        DestinationTest::new(&row, secrets, &config).map(Some)
     }
 }
 

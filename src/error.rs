@@ -56,8 +56,20 @@ pub enum EnqueueError {
         sequence: Sequence,
     },
     /// The database refused or failed. The caller's transaction is aborted.
-    #[error(transparent)]
+    #[error("{}", with_advice(.0))]
     Database(#[from] diesel::result::Error),
+}
+
+/// The error, and what to do about a missing table. Diesel passes no SQLSTATE on, only the server's text.
+fn with_advice(error: &diesel::result::Error) -> String {
+    let text = error.to_string();
+    let is_missing = text.starts_with("relation ") && text.ends_with(" does not exist");
+    match is_missing {
+        true => format!(
+            "{text}: create the outbox with `diesel_outbox::migrate` or `diesel-outbox migrate`, or check the search path"
+        ),
+        false => text,
+    }
 }
 
 /// Makes `?` work in transactions that return Diesel's own error. An error that does not come from the database

@@ -63,6 +63,9 @@ pub fn migrate(
 /// application's folder: it reverts the application's migrations, and stops at these. The versions of these
 /// migrations sort before all dates.
 ///
+/// Diesel's harness takes no lock: if several processes run migrations at once, some fail. Run it in one process, or use
+/// [`migrate`](migrate()), which waits for the others.
+///
 /// To create an outbox of another name, add a line of SQL to a later migration of the application:
 /// `SELECT outbox_create('hrm.outbox')`.
 pub const MIGRATIONS: Migrations = Migrations(());

@@ -78,7 +78,10 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
         }));
     }
     for (record, waits) in found.rows.iter().zip(&waits) {
-        show(record, waits.as_ref())?;
+        // The dead letter has all that its ledger entry has.
+        if !is_said_by_a_dead_letter(record, &found.rows) {
+            show(record, waits.as_ref())?;
+        }
     }
     for event in &timeline {
         output::line(format!("{:<26}{}", event.at, output::shown(&event.what)))?;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
-use crate::config::{Config, ConfigError, SigningSecret};
+use super::DestinationError;
+use crate::config::{Config, SigningSecret};
 use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome, Response, caught};
 use crate::message::{Message, Sequence};
 use crate::registered::RegisteredDestination;
@@ -71,13 +72,13 @@ impl DestinationTest {
         one: &RegisteredDestination,
         secrets: Vec<SigningSecret>,
         config: &Config,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, DestinationError> {
         let config = config.for_registered();
         let destination = one.destination(&config, secrets)?;
         let dispatcher = Customers::new(config).dispatcher(destination);
         let dispatcher = dispatcher.map_err(|error| match error {
-            CustomerError::Invalid(error) => error,
-            CustomerError::NotHere(why) => ConfigError::new("destinations", why),
+            CustomerError::Invalid(error) => DestinationError::Invalid(error),
+            CustomerError::NotHere(why) => DestinationError::Refused(why),
         })?;
         let message_id = Uuid::now_v7();
         Ok(Self {

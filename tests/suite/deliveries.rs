@@ -474,6 +474,20 @@ fn a_test_is_sent_at_once_and_signed_as_messages_are() {
     assert!(unknown.expect("an answer").is_none());
 }
 
+/// R46: customers do not read the names of settings.
+#[test]
+fn a_test_that_the_settings_refuse_says_so_without_their_names() {
+    let database = Database::new();
+    put(
+        &database,
+        &RegisteredDestination::new("acme", "http://acme.example"),
+    );
+    let error = tested(&database, &Config::default()).expect_err("https is required");
+    assert!(matches!(error, DestinationError::Refused(_)), "{error:?}");
+    assert!(error.to_string().contains("OUTBOX_"), "{error}");
+    assert_eq!(error.public_error(), "the URL is not allowed here");
+}
+
 /// R46: whoever registers a URL learns nothing about the network behind it.
 #[test]
 fn a_test_does_not_tell_what_is_in_the_network() {
@@ -510,7 +524,7 @@ fn a_test_does_not_tell_what_is_in_the_network() {
     ] {
         put(&database, &RegisteredDestination::new("acme", url));
         let error = tested(&database, &Config::default()).expect_err(url);
-        assert!(matches!(error, DestinationError::Invalid(_)), "{error}");
+        assert!(matches!(error, DestinationError::Refused(_)), "{error}");
         assert!(error.to_string().contains(part), "{error}");
     }
 }

@@ -714,3 +714,22 @@ fn connections_of_a_pool_enqueue_from_many_threads() {
         .expect("enqueued");
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 202);
 }
+
+#[test]
+fn a_missing_outbox_is_an_error_that_says_how_to_create_one() {
+    let database = Database::new();
+    let outbox = diesel_outbox::Outbox::new("nowhere").expect("a name");
+    let error = database
+        .connect()
+        .transaction(|conn| {
+            let message = NewMessage::new("t", &1).expect("JSON");
+            outbox.enqueue(conn, message)
+        })
+        .expect_err("there is no such outbox");
+    let text = error.to_string();
+    assert!(
+        text.contains("does not exist: create the outbox with"),
+        "{text}"
+    );
+    assert!(text.contains("diesel-outbox migrate"), "{text}");
+}

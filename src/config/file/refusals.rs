@@ -153,7 +153,11 @@ fn errors_in_a_destination_name_their_key() {
         ),
         ("headers.x = '1'\nheaders.X = '2'", "headers.x", "twice"),
         ("timeout = '0s'", "timeout", "1ms or longer"),
-        ("timeout = 5", "timeout", "expected text"),
+        (
+            "timeout = 5",
+            "timeout",
+            "a duration such as 500ms or 2h, in quotes, found integer",
+        ),
         ("concurrency = 0", "concurrency", "from 1 to 1024"),
         ("concurrency = 1025", "concurrency", "from 1 to 1024"),
         (

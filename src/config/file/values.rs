@@ -86,6 +86,10 @@ pub(super) fn parsed<T, E: Display>(
     parse: impl FnOnce(&str) -> Result<T, E>,
 ) -> impl FnOnce(&str, Value) -> Result<T, ConfigError> {
     move |key, value| {
+        if !value.is_str() {
+            let reason = format!("{takes}, in quotes, found {}", value.type_str());
+            return Err(ConfigError::new(key, reason));
+        }
         let text = text(key, value)?;
         parse(&text).map_err(|error| unshown(key, &error.to_string(), &text, takes))
     }
