@@ -156,8 +156,10 @@ reason_codes! {
     PayloadTooLarge = "PAYLOAD_TOO_LARGE",
     /// The destination's name resolves only to addresses that are not allowed.
     BlockedAddress = "BLOCKED_ADDRESS",
-    /// The HTTP proxy is unreachable, or refused the request.
+    /// The HTTP proxy is unreachable, or refused the credentials. No attempt is counted.
     Proxy = "PROXY",
+    /// The relay's machine lacks file descriptors, ports or memory, or its network is down. No attempt is counted.
+    Shortage = "SHORTAGE",
     /// The destination's URL cannot be used.
     InvalidUrl = "INVALID_URL",
     /// The message expired before delivery.

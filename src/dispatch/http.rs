@@ -1,12 +1,15 @@
 //! Sends messages over blocking HTTP to the destinations that their topics are routed to.
 
 mod address;
+mod blame;
 mod cloudevents;
 mod connection;
+mod credentials;
 mod egress;
 mod form;
 mod headers;
 mod lookups;
+mod pinned;
 mod proxy;
 mod resolver;
 mod response;

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, end, eventually};
 
-/// A CONNECT proxy on a real socket. `treat` gets the head of the request and the connection, whose next byte is the
+/// A proxy on a real socket. `treat` gets the head of the request and the connection, whose next byte is the
 /// first after the head.
 struct ConnectProxy {
     address: SocketAddr,
@@ -23,9 +23,15 @@ struct ConnectProxy {
 type Treat = dyn Fn(&str, TcpStream) -> io::Result<()> + Send + Sync;
 
 impl ConnectProxy {
-    /// Opens every tunnel.
-    fn open() -> Self {
-        Self::treating(tunnel)
+    /// Does what curl needs, and opens tunnels to port 443 only, as Squid does by default.
+    fn like_squid() -> Self {
+        Self::treating(|head, mut client| match head.starts_with("CONNECT ") {
+            true if !head.contains(":443 ") => {
+                client.write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+            }
+            true => tunnel(head, client),
+            false => forward(head, client),
+        })
     }
 
     /// Writes this response instead of opening a tunnel, and closes the connection.
@@ -79,8 +85,13 @@ impl ConnectProxy {
 fn tunnel(head: &str, mut client: TcpStream) -> io::Result<()> {
     let target = head.split(' ').nth(1).expect("CONNECT host:port");
     let (_, port) = target.rsplit_once(':').expect("a port");
-    let mut server = TcpStream::connect(("127.0.0.1", port.parse().expect("a port")))?;
+    let server = TcpStream::connect(("127.0.0.1", port.parse().expect("a port")))?;
     client.write_all(b"HTTP/1.1 200 Connection established\r\nvia: test\r\n\r\n")?;
+    carry(client, server)
+}
+
+/// Carries bytes both ways.
+fn carry(mut client: TcpStream, mut server: TcpStream) -> io::Result<()> {
     let (mut from_server, mut to_client) = (server.try_clone()?, client.try_clone()?);
     std::thread::spawn(move || {
         let _ = io::copy(&mut from_server, &mut to_client);
@@ -89,6 +100,21 @@ fn tunnel(head: &str, mut client: TcpStream) -> io::Result<()> {
     let copied = io::copy(&mut client, &mut server);
     server.shutdown(Shutdown::Both)?;
     copied.map(|_| ())
+}
+
+/// Forwards a request with the whole URL, and what follows, to the requested port on this machine.
+fn forward(head: &str, client: TcpStream) -> io::Result<()> {
+    let (method, rest) = head.split_once(" http://").expect("the whole URL");
+    let (authority, rest) = rest.split_once('/').expect("a path");
+    let (_, port) = authority.rsplit_once(':').expect("a port");
+    let mut server = TcpStream::connect(("127.0.0.1", port.parse().expect("a port")))?;
+    write!(server, "{method} /{rest}")?;
+    carry(client, server)
+}
+
+/// The URL of a receiver that needs a tunnel. No test comes as far as its TLS.
+fn secure(receiver: &Receiver) -> String {
+    format!("https://{}/", receiver.address)
 }
 
 /// A destination behind a proxy, with short delays between attempts.
@@ -114,11 +140,12 @@ fn last_error(database: &Database) -> Option<String> {
     database.text("SELECT last_error FROM {o}")
 }
 
+/// R50
 #[test]
-fn messages_go_through_a_tunnel_of_the_proxy() {
+fn messages_to_plain_http_pass_a_proxy_that_opens_tunnels_to_port_443_only() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let proxy = ConnectProxy::open();
+    let proxy = ConnectProxy::like_squid();
     // Only the proxy can resolve this name.
     let authority = format!("shop.invalid:{}", receiver.address.port());
     let url = format!("http://{authority}/events?a=b");
@@ -137,14 +164,16 @@ fn messages_go_through_a_tunnel_of_the_proxy() {
     let requests = receiver.requests();
     assert_eq!(requests[0].line, "POST /events?a=b HTTP/1.1");
     assert_eq!(requests[0].header("host"), Some(authority.as_str()));
-    assert_eq!(requests[0].header("proxy-authorization"), None);
     let heads = proxy.heads();
-    assert_eq!(heads.len(), 1, "one tunnel carries all messages");
-    let start = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n");
+    assert_eq!(heads.len(), 1, "one connection carries all messages");
+    let start = format!("POST {url} HTTP/1.1\r\n");
     assert!(heads[0].starts_with(&start), "{}", heads[0]);
     // relay:p@ss
-    let credentials = "\r\nProxy-Authorization: Basic cmVsYXk6cEBzcw==\r\n";
+    let credentials = "\r\nproxy-authorization: Basic cmVsYXk6cEBzcw==\r\n";
     assert!(heads[0].contains(credentials), "{}", heads[0]);
+    for request in &requests[1..] {
+        assert_eq!(request.line, format!("POST {url} HTTP/1.1"));
+    }
     end(&relay);
 }
 
@@ -178,7 +207,7 @@ fn while_the_proxy_is_down_messages_wait_and_no_attempt_is_counted() {
     assert_eq!(database.number("SELECT attempts FROM {o}"), 0);
 
     let listener = TcpListener::bind(address).expect("the port is ours");
-    let proxy = ConnectProxy::on(listener, Arc::new(tunnel));
+    let proxy = ConnectProxy::on(listener, Arc::new(forward));
     eventually("the message is delivered", || {
         database.count("delivered") == 1
     });
@@ -188,20 +217,17 @@ fn while_the_proxy_is_down_messages_wait_and_no_attempt_is_counted() {
     end(&relay);
 }
 
+/// R50
 #[test]
-fn what_the_proxy_refuses_waits_and_no_attempt_is_counted() {
+fn a_proxy_that_refuses_the_credentials_or_is_none_costs_no_attempt() {
     for (answer, reason) in [
         (
-            "HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n",
+            "HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=a\r\n\r\n",
             "refused the credentials: it returned 407",
         ),
         (
-            "HTTP/1.1 403 Forbidden\r\n\r\n",
-            "refused the tunnel: it returned 403",
-        ),
-        (
             "HTTP/1.0 405\r\n\r\n",
-            "refused the tunnel: it returned 405",
+            "opens no tunnels: it returned 405 to CONNECT",
         ),
         ("SSH-2.0-OpenSSH_9\r\n\r\n", "the response is not HTTP"),
         ("", "the proxy closed the connection"),
@@ -210,7 +236,7 @@ fn what_the_proxy_refuses_waits_and_no_attempt_is_counted() {
         let database = Database::new();
         let receiver = Receiver::ok();
         let proxy = ConnectProxy::answering(answer);
-        let relay = relay(&database, behind(&proxy.url(), &receiver.url()))
+        let relay = relay(&database, behind(&proxy.url(), &secure(&receiver)))
             .start()
             .expect("a relay");
         database.enqueue("order.paid", json!(1));
@@ -223,6 +249,67 @@ fn what_the_proxy_refuses_waits_and_no_attempt_is_counted() {
         assert_eq!(database.number("SELECT attempts FROM {o}"), 0, "{answer}");
         assert_eq!(receiver.count(), 0);
         end(&relay);
+    }
+}
+
+/// R50
+#[test]
+fn a_forwarding_proxy_that_refuses_the_credentials_costs_no_attempt() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let challenge =
+        "HTTP/1.1 407 No\r\nproxy-authenticate: Basic realm=a\r\ncontent-length: 0\r\n\r\n";
+    let proxy = ConnectProxy::answering(challenge);
+    let relay = relay(&database, behind(&proxy.url(), &receiver.url()))
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    eventually(
+        "the message was tried more often than it has attempts",
+        || proxy.heads().len() > 4,
+    );
+    let error = last_error(&database).expect("an error");
+    assert!(
+        error.ends_with("refused the credentials: it returned 407"),
+        "{error}"
+    );
+    assert_eq!(database.number("SELECT attempts FROM {o}"), 0);
+    end(&relay);
+}
+
+/// R50
+#[test]
+fn a_destination_that_the_proxy_denies_fails_while_another_passes() {
+    for denial in ["403 Forbidden", "407 No", "400 Bad Request", "429 Slow"] {
+        let proxy =
+            ConnectProxy::treating(
+                move |head, mut client| match head.contains("denied.invalid") {
+                    true => write!(client, "HTTP/1.1 {denial}\r\ncontent-length: 0\r\n\r\n"),
+                    false => forward(head, client),
+                },
+            );
+        let database = Database::new();
+        let receiver = Receiver::ok();
+        let mut denied = behind(&proxy.url(), "https://denied.invalid/");
+        denied.name = "denied".to_owned();
+        let relay = relay(&database, behind(&proxy.url(), &receiver.url()))
+            .destination(denied)
+            .route("denied.*", "denied")
+            .start()
+            .expect("a relay");
+        database.enqueue("denied.order", json!(1));
+        database.enqueue("order.paid", json!(1));
+        eventually("one message is delivered and the other dead", || {
+            database.count("dead") == 1 && database.count("delivered") == 1
+        });
+        let error = database.text("SELECT reason || ' ' || last_error FROM {o}_dead");
+        let error = error.expect("an error");
+        let (status, _) = denial.split_once(' ').expect("a status");
+        assert!(error.starts_with("CONNECT proxy "), "{error}");
+        let end = format!("does not allow the destination: it returned {status} to CONNECT");
+        assert!(error.ends_with(&end), "{error}");
+        assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 3);
+        crate::support::end(&relay);
     }
 }
 
@@ -253,7 +340,7 @@ fn a_proxy_whose_name_nobody_knows_is_the_proxys_fault() {
 fn dies_behind(proxy: &ConnectProxy, reason: &str) -> String {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let relay = relay(&database, behind(&proxy.url(), &receiver.url()))
+    let relay = relay(&database, behind(&proxy.url(), &secure(&receiver)))
         .send_timeout(Duration::from_millis(300))
         .start()
         .expect("a relay");
@@ -313,10 +400,10 @@ fn a_proxy_that_drips_its_answer_holds_no_sender_longer_than_a_send_may_take() {
 }
 
 #[test]
-fn a_receiver_behind_a_tunnel_fails_like_any_other() {
+fn a_receiver_behind_a_proxy_fails_like_any_other() {
     let database = Database::new();
     let receiver = Receiver::answering(|_| 503);
-    let proxy = ConnectProxy::open();
+    let proxy = ConnectProxy::like_squid();
     let relay = relay(&database, behind(&proxy.url(), &receiver.url()))
         .start()
         .expect("a relay");
@@ -334,7 +421,7 @@ fn a_receiver_behind_a_tunnel_fails_like_any_other() {
 fn hosts_of_no_proxy_and_destinations_that_say_so_are_reached_directly() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let proxy = ConnectProxy::open();
+    let proxy = ConnectProxy::like_squid();
     let port = receiver.address.port();
     for (topic, host) in [("a", "127.0.0.1"), ("b", "localhost"), ("c", "localhost")] {
         let sequence = database.enqueue(topic, json!(1));

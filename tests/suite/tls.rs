@@ -95,6 +95,54 @@ fn a_certificate_for_another_name_is_refused() {
     assert!(error.contains("not valid for name"), "{error}");
 }
 
+/// What `openssl req -x509` makes by default is the certificate of an authority. curl accepts it as its own root, too.
+#[test]
+fn a_certificate_that_signs_itself_is_trusted_if_it_is_a_root() {
+    for (subject, names) in [
+        ("/CN=localhost", ""),
+        ("/O=shop/CN=shop", " -addext subjectAltName=DNS:localhost"),
+    ] {
+        let authority = Authority::new();
+        authority.sign_itself("server", subject, names);
+        let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
+        let trusting = |file: &str| {
+            let mut destination = destination(receiver.port);
+            destination.tls.roots = Some(Roots::File(authority.path(file)));
+            destination
+        };
+        is_delivered(trusting("server.pem"));
+        assert_eq!(receiver.delivered(), 1);
+        // Another authority, and the same name and subject with another key.
+        dies_of_tls(trusting("ca.pem"));
+        authority.sign_itself("other", subject, names);
+        dies_of_tls(trusting("other.pem"));
+        assert_eq!(receiver.delivered(), 1);
+    }
+}
+
+#[test]
+fn a_root_that_signs_itself_is_trusted_for_its_own_name_and_time_only() {
+    for (subject, names, days) in [
+        ("/CN=shop.example", "", 2),
+        ("/CN=localhost", "subjectAltName=DNS:shop.example", 2),
+        ("/CN=localhost", "subjectAltName=DNS:localhost", 0),
+    ] {
+        let authority = Authority::new();
+        authority.sign_itself_for("server", subject, names, days);
+        if days == 0 {
+            // Certificates count seconds.
+            std::thread::sleep(Duration::from_millis(1100));
+        }
+        let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
+        let mut destination = destination(receiver.port);
+        destination.tls.roots = Some(Roots::File(authority.path("server.pem")));
+        let error = dies_of_tls(destination);
+        let is_named = error.contains("not valid for") || error.contains("expired");
+        assert!(is_named, "{error}");
+        assert_eq!(receiver.delivered(), 0);
+    }
+}
+
 #[test]
 fn roots_of_a_file_are_the_only_ones_and_those_of_the_setting_are_everybodys() {
     let authority = Authority::new();

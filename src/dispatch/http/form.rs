@@ -12,6 +12,7 @@ use super::cloudevents::Envelope;
 use super::headers;
 use super::signature::Signer;
 use super::stored::{self, Stored, invalid};
+use super::target::OUTPUT_BYTES;
 use crate::config::{Config, ConfigError, Destination, Mode};
 use crate::dispatch::Failure;
 use crate::header::{ATTRIBUTE_PREFIX, check_header};
@@ -21,6 +22,8 @@ use crate::status::ReasonCode;
 /// The most bytes of all headers of a request. The library accepts far less, but a plain insert may store more, and
 /// percent-encoding can triple the length.
 const MAX_HEADER_BYTES: usize = 64 * 1024;
+/// The most bytes of one header with its name. ureq writes a header as a whole, so a line must fit into the output buffer.
+const MAX_LINE_BYTES: usize = OUTPUT_BYTES - 1024;
 /// The most headers of a request, without fixed and stored headers. Only used as a capacity.
 const OWN_HEADERS: usize = 16;
 
@@ -97,6 +100,12 @@ impl Form {
             value.set_sensitive(true);
             fixed.insert(header, value);
         }
+        let bytes_of =
+            |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len();
+        if let Some((header, _)) = fixed.iter().find(|one| bytes_of(*one) > MAX_LINE_BYTES) {
+            let reason = format!("a header has at most {MAX_LINE_BYTES} bytes with its name");
+            return Err(bad(&format!("headers.{header}"), reason));
+        }
         let signer = match destination.secrets.as_slice() {
             [] => Signer::new(&config.secrets)
                 .map_err(|reason| ConfigError::new("OUTBOX_SECRET", reason)),
@@ -161,15 +170,7 @@ impl Form {
         headers.extend(stored.headers);
         headers::add_webhook(&mut headers, message.message_id, now, &self.signer, &body)
             .map_err(|error| invalid(error.to_string()))?;
-        let bytes: usize = headers
-            .iter()
-            .map(|(name, value)| name.as_str().len() + value.len())
-            .sum();
-        if bytes > MAX_HEADER_BYTES {
-            return Err(invalid(format!(
-                "the headers have {bytes} bytes: at most {MAX_HEADER_BYTES} can be sent"
-            )));
-        }
+        check_lengths(&headers)?;
         Ok(Request { headers, body })
     }
 
@@ -215,6 +216,26 @@ impl Form {
         text.push(']');
         text
     }
+}
+
+/// Whether the headers can be sent to any receiver.
+fn check_lengths(headers: &HeaderMap) -> Result<(), Failure> {
+    let mut total = 0;
+    for (name, value) in headers {
+        let bytes = name.as_str().len() + value.len();
+        if bytes > MAX_LINE_BYTES {
+            return Err(invalid(format!(
+                "header {name} has {bytes} bytes: at most {MAX_LINE_BYTES} can be sent"
+            )));
+        }
+        total += bytes;
+    }
+    if total > MAX_HEADER_BYTES {
+        return Err(invalid(format!(
+            "the headers have {total} bytes: at most {MAX_HEADER_BYTES} can be sent"
+        )));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

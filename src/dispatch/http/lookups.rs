@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased, unbounded};
 
+use super::blame::Shortage;
 use crate::lock::lock;
 
 /// How long addresses are kept. The time is short because receivers may move.
@@ -47,6 +48,8 @@ pub(super) type Answer = Result<Arc<[SocketAddr]>, LookupFailed>;
 pub(super) struct LookupFailed {
     pub(super) host: Arc<str>,
     pub(super) reason: String,
+    /// Whether this machine could not ask.
+    pub(super) is_shortage: bool,
 }
 
 /// How long results are kept, and how long to wait for them.
@@ -176,10 +179,8 @@ impl Lookups {
                 Some(since) => *since,
                 None => {
                     if let Err(error) = self.start(&mut under_way.threads) {
-                        return Some(Err(failed(
-                            &name.0,
-                            format!("cannot start a thread: {error}"),
-                        )));
+                        let shortage = Shortage::new("cannot start a thread", error);
+                        return Some(Err(short(&name.0, &shortage)));
                     }
                     let queues = self.queues.as_ref()?;
                     let queue = match self.shared.has_failed(name) {
@@ -294,7 +295,10 @@ impl Shared {
         // A panic must not end the thread, because all destinations need it.
         let found = catch_unwind(AssertUnwindSafe(|| (self.lookup)(host, *port)))
             .map_err(|_| failed("the lookup panicked".to_owned()))?
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|error| match Shortage::of_lookup(&error) {
+                Some(shortage) => short(host, &shortage),
+                None => failed(error.to_string()),
+            })?;
         if found.is_empty() {
             return Err(failed("the name has no address".to_owned()));
         }
@@ -306,6 +310,15 @@ fn failed(host: &Arc<str>, reason: String) -> LookupFailed {
     LookupFailed {
         host: Arc::clone(host),
         reason,
+        is_shortage: false,
+    }
+}
+
+/// The error of a lookup that this machine could not make.
+fn short(host: &Arc<str>, shortage: &Shortage) -> LookupFailed {
+    LookupFailed {
+        is_shortage: true,
+        ..failed(host, shortage.to_string())
     }
 }
 

@@ -1,35 +1,52 @@
 //! An HTTP proxy between the relay and a destination.
 //!
 //! ureq supports proxies, but barely distinguishes failures of the proxy from failures of the destination, and
-//! restarts the timeout with each read of the proxy's response. This module opens a tunnel (CONNECT) like ureq,
-//! for `http` as well as `https`: the proxy sees no message of a destination with TLS, and changes no message.
+//! restarts the timeout with each read of the proxy's response. This module does it as curl does. For `https` it opens a
+//! tunnel (CONNECT), so the proxy sees no message. For `http` it sends the proxy the request with the whole URL
+//! (RFC 9112, 3.2.2), because many proxies allow CONNECT to port 443 only.
 
-use std::fmt;
 use std::io::{self, Read, Write};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
+use ::http::header::{HeaderMap, HeaderValue, PROXY_AUTHENTICATE};
+use ::http::{StatusCode, Uri};
 use secrecy::{ExposeSecret, SecretString};
 use ureq::Error;
 use ureq::unversioned::transport::time::{Duration, Instant};
 use ureq::unversioned::transport::{
-    ConnectionDetails, Connector, NextTimeout, TcpConnector, Transport, TransportAdapter,
+    Buffers, ConnectionDetails, Connector, NextTimeout, TcpConnector, Transport, TransportAdapter,
 };
 use url::Url;
+use uuid::Uuid;
 
+use super::blame::{is_shortage, not_connected};
+use super::credentials::basic;
 use crate::config::{Config, ConfigError, Destination, Proxy};
 
 /// The most bytes of the heads of a proxy's response, interim responses included.
 const MOST_HEAD_BYTES: usize = 16 * 1024;
+/// The longest method of a request.
+const LONGEST_METHOD: usize = 16;
 
-/// A proxy, with the CONNECT request for a tunnel to one destination.
+/// The proxy of one destination.
 #[derive(Debug)]
 pub(super) struct Via {
     pub(super) url: Url,
-    /// The head of the CONNECT request, with the password for the proxy.
-    connect: SecretString,
+    way: Way,
 }
+
+/// The way through a proxy.
+#[derive(Debug)]
+enum Way {
+    /// The head of a CONNECT request, with the password for the proxy.
+    Tunnel(SecretString),
+    /// The proxy forwards each request.
+    Forward { authorization: Option<HeaderValue> },
+}
+
+/// Stands before the whole URL in a path, as ureq sends only paths. [`AbsoluteForm`] cuts it out. A body cannot contain
+/// the mark, because it is random.
+static MARK: LazyLock<String> = LazyLock::new(|| format!("/{}/", Uuid::now_v7().simple()));
 
 /// Why a destination was not reached through the proxy.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +57,9 @@ pub(super) enum ProxyFailed {
     /// The proxy cannot reach the destination.
     #[error("proxy {proxy} cannot reach the destination: it returned {status}")]
     Destination { proxy: String, status: u16 },
+    /// The proxy does not allow the destination.
+    #[error("proxy {proxy} does not allow the destination: it returned {status} to CONNECT")]
+    Denied { proxy: String, status: u16 },
     /// The proxy was reached but did not respond in time: the proxy or the destination is slow.
     #[error("proxy {proxy} opened no tunnel to the destination in time")]
     Silent { proxy: String },
@@ -70,25 +90,49 @@ impl Via {
         if url.path() != "/" || url.query().is_some() {
             return Err("the URL of a proxy must not have a path");
         }
-        // `ureq::Proxy` also decodes percent-encoding.
-        let parsed = ureq::Proxy::new(url.as_str()).map_err(|_| "not a valid proxy URL")?;
-        let host = destination.host_str().unwrap_or_default();
-        let port = destination.port_or_known_default().unwrap_or_default();
-        let mut connect = format!(
-            "CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: {}\r\n",
-            super::USER_AGENT
-        );
-        if parsed.username().is_some() || parsed.password().is_some() {
-            let user = parsed.username().unwrap_or_default();
-            let password = parsed.password().unwrap_or_default();
-            let credentials = BASE64_STANDARD.encode(format!("{user}:{password}"));
-            connect += &format!("Proxy-Authorization: Basic {credentials}\r\n");
-        }
-        connect += "\r\n";
+        let authorization = basic(url)?;
+        let way = match destination.scheme() {
+            "http" => Way::Forward { authorization },
+            _ => Way::Tunnel(connect_to(destination, authorization.as_ref()).into()),
+        };
         Ok(Self {
             url: url.clone(),
-            connect: connect.into(),
+            way,
         })
+    }
+
+    /// The URI to give to ureq for a destination.
+    pub(super) fn target(&self, uri: &Uri) -> Result<Uri, ::http::Error> {
+        if matches!(self.way, Way::Tunnel(_)) {
+            return Ok(uri.clone());
+        }
+        let mut parts = uri.clone().into_parts();
+        parts.path_and_query = Some(format!("{}{uri}", *MARK).parse()?);
+        Ok(Uri::from_parts(parts)?)
+    }
+
+    /// The credentials to send with each request, if the proxy forwards requests.
+    pub(super) fn authorization(&self) -> Option<&HeaderValue> {
+        match &self.way {
+            Way::Forward { authorization } => authorization.as_ref(),
+            Way::Tunnel(_) => None,
+        }
+    }
+
+    /// Whether a response to a forwarded request is the proxy's own: it asks for other credentials. Every other response
+    /// counts as the destination's, because they look alike.
+    pub(super) fn check_response(
+        &self,
+        status: StatusCode,
+        headers: &HeaderMap,
+    ) -> Result<(), Error> {
+        let is_forwarded = matches!(self.way, Way::Forward { .. });
+        let is_challenge = status == StatusCode::PROXY_AUTHENTICATION_REQUIRED
+            && headers.contains_key(PROXY_AUTHENTICATE);
+        match is_forwarded && is_challenge {
+            true => Err(self.itself(REFUSED_CREDENTIALS)),
+            false => Ok(()),
+        }
     }
 
     /// Host and port, for display.
@@ -107,66 +151,110 @@ impl Via {
         }))
     }
 
-    /// Converts an error from before the CONNECT request.
-    pub(super) fn unreachable(&self, error: &Error) -> Error {
+    /// Converts an error from before a request to the proxy. A shortage of this machine stays one.
+    pub(super) fn unreachable(&self, error: Error) -> Error {
+        if is_shortage(&error) {
+            return error;
+        }
         self.itself(match error {
             Error::Timeout(_) => "cannot be reached in time".to_owned(),
             Error::Other(inner) => format!("cannot be reached: {inner}"),
-            Error::Io(inner) => format!("cannot be reached: {inner}"),
             other => format!("cannot be reached: {other}"),
         })
     }
 
-    /// Requests a tunnel and waits for the response.
-    fn open<T: Transport>(&self, to_proxy: T, details: &ConnectionDetails) -> Result<T, Error> {
+    /// Requests a tunnel with the head `connect`, and waits for the response.
+    fn open<T: Transport>(
+        &self,
+        connect: &SecretString,
+        to_proxy: T,
+        details: &ConnectionDetails,
+    ) -> Result<T, Error> {
         let mut stream = TransportAdapter::new(to_proxy, Arc::clone(&details.current_time));
         stream.set_timeout(left(details));
-        let status = self.ask(&mut stream).map_err(|error| match error.into() {
+        let answer = ask(connect, &mut stream).map_err(|error| match error.into() {
             Error::Timeout(_) => Error::Other(Box::new(ProxyFailed::Silent {
                 proxy: self.shown(),
             })),
+            error if is_shortage(&error) => error,
             Error::Io(error) => self.itself(format!("opened no tunnel: {error}")),
             other => self.itself(format!("opened no tunnel: {other}")),
         })?;
-        match status {
-            200..=299 => Ok(stream.into_inner()),
-            407 => Err(self.itself("refused the credentials: it returned 407")),
+        let status = answer.status;
+        let failed = match status {
+            200..=299 => return Ok(stream.into_inner()),
+            407 if answer.is_challenge => return Err(self.itself(REFUSED_CREDENTIALS)),
+            405 | 501 => {
+                let reason = format!("opens no tunnels: it returned {status} to CONNECT");
+                return Err(self.itself(reason));
+            }
             // Proxies report an unreachable destination with any of these: 502 and 504 by the standard,
             // Squid 503, tinyproxy 500.
-            500 | 502..=504 => Err(Error::Other(Box::new(ProxyFailed::Destination {
+            500 | 502..=504 => ProxyFailed::Destination {
                 proxy: self.shown(),
                 status,
-            }))),
-            _ => Err(self.itself(format!(
-                "refused the tunnel: it returned {status} to CONNECT"
-            ))),
-        }
+            },
+            // 403 above all; 407 without a challenge is the same in other words.
+            _ => ProxyFailed::Denied {
+                proxy: self.shown(),
+                status,
+            },
+        };
+        Err(Error::Other(Box::new(failed)))
     }
+}
 
-    /// Sends the CONNECT request and returns the status. Reads byte by byte: the bytes after the head belong to the
-    /// destination.
-    fn ask(&self, stream: &mut (impl Read + Write)) -> io::Result<u16> {
-        stream.write_all(self.connect.expose_secret().as_bytes())?;
-        stream.flush()?;
-        let mut head = Vec::new();
-        for _ in 0..MOST_HEAD_BYTES {
-            let mut byte = [0];
-            if stream.read(&mut byte)? == 0 {
-                return Err(io::Error::other("the proxy closed the connection"));
-            }
-            head.push(byte[0]);
-            if !head.ends_with(b"\r\n\r\n") {
-                continue;
-            }
-            match status_of(&head) {
-                // Interim responses.
-                Some(100..=199) => head.clear(),
-                Some(status) => return Ok(status),
-                None => return Err(io::Error::other("the response is not HTTP")),
-            }
-        }
-        Err(io::Error::other("the response head is too long"))
+const REFUSED_CREDENTIALS: &str = "refused the credentials: it returned 407";
+
+fn connect_to(destination: &Url, authorization: Option<&HeaderValue>) -> String {
+    let host = destination.host_str().unwrap_or_default();
+    let port = destination.port_or_known_default().unwrap_or_default();
+    let mut connect = format!(
+        "CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: {}\r\n",
+        super::USER_AGENT
+    );
+    if let Some(Ok(authorization)) = authorization.map(HeaderValue::to_str) {
+        connect += &format!("Proxy-Authorization: {authorization}\r\n");
     }
+    connect + "\r\n"
+}
+
+/// The answer of a proxy to CONNECT.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    status: u16,
+    /// Whether the proxy names a way to authenticate.
+    is_challenge: bool,
+}
+
+/// Sends a CONNECT request and returns the answer. Reads byte by byte: the bytes after the head belong to the
+/// destination.
+fn ask(connect: &SecretString, stream: &mut (impl Read + Write)) -> io::Result<Answer> {
+    stream.write_all(connect.expose_secret().as_bytes())?;
+    stream.flush()?;
+    let mut head = Vec::new();
+    for _ in 0..MOST_HEAD_BYTES {
+        let mut byte = [0];
+        if stream.read(&mut byte)? == 0 {
+            return Err(io::Error::other("the proxy closed the connection"));
+        }
+        head.push(byte[0]);
+        if !head.ends_with(b"\r\n\r\n") {
+            continue;
+        }
+        match status_of(&head) {
+            // Interim responses.
+            Some(100..=199) => head.clear(),
+            Some(status) => {
+                return Ok(Answer {
+                    status,
+                    is_challenge: has_challenge(&head),
+                });
+            }
+            None => return Err(io::Error::other("the response is not HTTP")),
+        }
+    }
+    Err(io::Error::other("the response head is too long"))
 }
 
 fn status_of(head: &[u8]) -> Option<u16> {
@@ -175,8 +263,15 @@ fn status_of(head: &[u8]) -> Option<u16> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
+fn has_challenge(head: &[u8]) -> bool {
+    let name = |line: &[u8]| line.split(|byte| *byte == b':').next().map(<[u8]>::to_vec);
+    head.split(|byte| *byte == b'\n')
+        .filter_map(name)
+        .any(|name| name.eq_ignore_ascii_case(PROXY_AUTHENTICATE.as_str().as_bytes()))
+}
+
 /// The remaining time to connect.
-fn left(details: &ConnectionDetails) -> NextTimeout {
+pub(super) fn left(details: &ConnectionDetails) -> NextTimeout {
     let mut timeout = details.timeout;
     let now = (details.current_time)();
     if let (Duration::Exact(whole), Instant::Exact(began), Instant::Exact(now)) =
@@ -213,34 +308,107 @@ impl Connector for FirstHop {
         details: &ConnectionDetails,
         chained: Option<()>,
     ) -> Result<Option<Self::Out>, Error> {
-        let connected = self.tcp.connect(details, chained);
-        let Some(via) = &self.via else {
-            return connected.map_err(|error| match error {
-                Error::Io(error) => Error::Other(Box::new(NotConnected(error))),
+        let connected = (self.tcp)
+            .connect(details, chained)
+            .map_err(|error| match error {
+                Error::Io(error) => not_connected(error, &details.addrs),
                 other => other,
             });
+        let Some(via) = &self.via else {
+            return connected;
         };
-        let to_proxy = connected.map_err(|error| via.unreachable(&error))?;
-        to_proxy
-            .map(|to_proxy| via.open(to_proxy, details))
-            .transpose()
+        let to_proxy = connected.map_err(|error| via.unreachable(error))?;
+        match &via.way {
+            Way::Forward { .. } => Ok(to_proxy),
+            Way::Tunnel(connect) => to_proxy
+                .map(|to_proxy| via.open(connect, to_proxy, details))
+                .transpose(),
+        }
     }
 }
 
-/// No connection was established, so nothing was sent.
+/// Sends a proxy requests with the whole URL.
 #[derive(Debug)]
-pub(super) struct NotConnected(pub(super) io::Error);
+pub(super) struct AbsoluteForm {
+    is_forwarded: bool,
+}
 
-impl fmt::Display for NotConnected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+impl AbsoluteForm {
+    pub(super) fn new(via: Option<&Via>) -> Self {
+        let is_forwarded = via.is_some_and(|via| matches!(via.way, Way::Forward { .. }));
+        Self { is_forwarded }
     }
 }
 
-impl std::error::Error for NotConnected {}
+impl<In: Transport> Connector<In> for AbsoluteForm {
+    type Out = Forwarded<In>;
+
+    fn connect(
+        &self,
+        _: &ConnectionDetails,
+        chained: Option<In>,
+    ) -> Result<Option<Self::Out>, Error> {
+        let is_forwarded = self.is_forwarded;
+        Ok(chained.map(|inner| Forwarded {
+            inner,
+            is_forwarded,
+        }))
+    }
+}
+
+/// A connection whose requests lose the mark before the whole URL.
+#[derive(Debug)]
+pub(super) struct Forwarded<In> {
+    inner: In,
+    is_forwarded: bool,
+}
+
+impl<In: Transport> Transport for Forwarded<In> {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        self.inner.buffers()
+    }
+
+    fn transmit_output(&mut self, mut amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        if self.is_forwarded {
+            let output = self.inner.buffers().output();
+            if let Some(start) = position_of_mark(&output[..amount]) {
+                output.copy_within(start + MARK.len()..amount, start);
+                amount -= MARK.len();
+            }
+        }
+        self.inner.transmit_output(amount, timeout)
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        self.inner.await_input(timeout)
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.inner.is_open()
+    }
+
+    fn is_tls(&self) -> bool {
+        self.inner.is_tls()
+    }
+}
+
+/// Where the mark stands in the request line, if these bytes begin with one.
+fn position_of_mark(output: &[u8]) -> Option<usize> {
+    let method = output
+        .iter()
+        .take(LONGEST_METHOD)
+        .position(|byte| *byte == b' ')?;
+    let start = method + 1;
+    output[start..]
+        .starts_with(MARK.as_bytes())
+        .then_some(start)
+}
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD;
+
     use super::*;
 
     fn via(url: &str, destination: &str) -> Result<Via, &'static str> {
@@ -252,7 +420,10 @@ mod tests {
 
     #[test]
     fn a_tunnel_is_requested_with_host_port_and_credentials() {
-        let head = |via: Via| via.connect.expose_secret().to_owned();
+        let head = |via: Via| match via.way {
+            Way::Tunnel(connect) => connect.expose_secret().to_owned(),
+            Way::Forward { .. } => panic!("https needs a tunnel"),
+        };
         let plain = head(via("http://proxy:3128", "https://shop.example/a?b").expect("a proxy"));
         assert!(
             plain.starts_with("CONNECT shop.example:443 HTTP/1.1\r\nHost: shop.example:443\r\n"),
@@ -260,10 +431,10 @@ mod tests {
         );
         assert!(!plain.contains("Authorization"), "{plain}");
         assert!(plain.ends_with("\r\n\r\n"), "{plain}");
-        let known = via("http://us%20er:p%40ss@proxy", "http://[2001:200::1]/").expect("a proxy");
+        let known = via("http://us%20er:p%40ss@proxy", "https://[2001:200::1]/").expect("a proxy");
         assert!(!format!("{known:?}").contains("c3MK"), "{known:?}");
         let known = head(known);
-        assert!(known.starts_with("CONNECT [2001:200::1]:80 "), "{known}");
+        assert!(known.starts_with("CONNECT [2001:200::1]:443 "), "{known}");
         let credentials = BASE64_STANDARD.encode("us er:p@ss");
         let header = format!("\r\nProxy-Authorization: Basic {credentials}\r\n");
         assert!(known.contains(&header), "{known}");
@@ -294,8 +465,7 @@ mod tests {
     #[test]
     fn interim_responses_without_end_are_refused() {
         let mut proxy = Endless(0);
-        let via = via("http://proxy:3128", "https://shop.example").expect("a proxy");
-        let error = via.ask(&mut proxy).expect_err("no end");
+        let error = ask(&"CONNECT".to_owned().into(), &mut proxy).expect_err("no end");
         assert_eq!(error.to_string(), "the response head is too long");
         assert_eq!(proxy.0, MOST_HEAD_BYTES);
     }
@@ -332,6 +502,34 @@ mod tests {
         assert_eq!(of(&other).as_deref(), Some("general:3128"));
         other.proxy = Some(Proxy::Direct);
         assert_eq!(of(&other), None);
+    }
+
+    #[test]
+    fn a_request_to_forward_has_the_whole_url() {
+        let url = "http://shop.example:81/a?b=http://c";
+        let via = via("http://us%20er:p%40ss@proxy", url).expect("a proxy");
+        let target = via.target(&url.parse().expect("a URI")).expect("a URI");
+        assert_eq!(
+            target.authority().map(|a| a.as_str()),
+            Some("shop.example:81")
+        );
+        let path = target.path_and_query().expect("a path");
+        let line = format!("POST {path} HTTP/1.1\r\n");
+        let start = position_of_mark(line.as_bytes()).expect("a mark");
+        let sent = format!("{}{}", &line[..start], &line[start + MARK.len()..]);
+        assert_eq!(sent, format!("POST {url} HTTP/1.1\r\n"));
+        assert_eq!(position_of_mark(b"[{\"a\": 1}]"), None);
+        assert!(via.authorization().is_some());
+        assert!(!format!("{via:?}").contains("Basic"), "{via:?}");
+    }
+
+    #[test]
+    fn a_challenge_is_found_by_its_header() {
+        let head = b"HTTP/1.1 407 No\r\nPROXY-Authenticate: Basic\r\n\r\n";
+        assert!(has_challenge(head));
+        assert!(!has_challenge(
+            b"HTTP/1.1 407 Proxy-Authenticate\r\nvia: proxy-authenticate\r\n\r\n"
+        ));
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Resolver for FirstAddress {
         timeout: NextTimeout,
     ) -> Result<ResolvedSocketAddrs, ureq::Error> {
         let addresses = self.addresses(&timeout).map_err(|error| match &self.via {
-            Some(via) => via.unreachable(&error),
+            Some(via) => via.unreachable(error),
             None => error,
         })?;
         let mut resolved = self.empty();

@@ -1,26 +1,25 @@
-//! The target of sends to one destination: its ureq agents, and the outcomes of their errors.
+//! The target of sends to one destination: its ureq agents.
 
 use std::collections::HashMap;
-use std::error::Error as StdError;
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ::http::header::{HeaderMap, RETRY_AFTER};
+use ::http::header::{AUTHORIZATION, HeaderMap, HeaderValue, PROXY_AUTHORIZATION, RETRY_AFTER};
 use ::http::{Method, Request, Uri};
 use ureq::Agent;
-use ureq::tls::TlsConfig;
 use ureq::unversioned::transport::Connector;
 
-use super::USER_AGENT;
 use super::connection::OneWriteConnector;
-use super::egress::{Blocked, Egress};
-use super::lookups::{Lookup, LookupFailed, Lookups, THREADS, THREADS_OF_REGISTERED, Times};
-use super::proxy::{FirstHop, NotConnected, ProxyFailed, Via};
+use super::credentials::{basic, without_user};
+use super::egress::Egress;
+use super::lookups::{Lookup, Lookups, THREADS, THREADS_OF_REGISTERED, Times};
+use super::proxy::{AbsoluteForm, FirstHop, Via};
 use super::resolver::FirstAddress;
-use super::tls::{HandshakeFailed, SharedTls, TlsSettings};
+use super::tls::{Tls, TlsSettings};
+use super::{USER_AGENT, blame};
 use crate::config::{Config, ConfigError, Destination};
-use crate::dispatch::{Failure, Outcome, Response};
+use crate::dispatch::{Outcome, Response};
 use crate::lock::lock;
 use crate::status::ReasonCode;
 
@@ -39,13 +38,15 @@ const MOST_SHARED: usize = 512;
 pub(super) struct Target {
     pub(super) destination: Destination,
     uri: Uri,
+    /// The user and the password of the URL.
+    authorization: Option<HeaderValue>,
     timeout: Duration,
     agent_config: Arc<ureq::config::Config>,
     /// Whether the timeout differs from that of the agents.
     has_own_timeout: bool,
     resolver: FirstAddress,
     via: Option<Arc<Via>>,
-    tls: SharedTls,
+    tls: Tls,
     idle: Idle,
     /// Since when every send has found only refused addresses.
     refused_since: Mutex<Option<Instant>>,
@@ -99,9 +100,9 @@ impl Agents {
 #[derive(Debug, Default)]
 struct Sharing {
     agents: Arc<Agents>,
-    tls: SharedTls,
-    /// The configuration without TLS, and with TLS.
-    configs: [Option<Arc<ureq::config::Config>>; 2],
+    /// `None` until a destination with https.
+    tls: Option<Tls>,
+    config: Option<Arc<ureq::config::Config>>,
 }
 
 /// A response with any status.
@@ -143,17 +144,26 @@ impl Common {
 
 /// Checks what no relay can use as the URL of a registered destination, whatever its settings.
 pub(super) fn check_for_all(destination: &Destination, config: &Config) -> Result<(), ConfigError> {
-    uri_of(destination)?;
+    address_of(destination)?;
     // No setting allows link-local and metadata addresses.
     let egress = Egress::Registered { public_only: false };
     egress.check_literal(destination, config)
 }
 
-fn uri_of(destination: &Destination) -> Result<Uri, ConfigError> {
+/// The URL without user and password, and these as a header.
+fn address_of(destination: &Destination) -> Result<(Uri, Option<HeaderValue>), ConfigError> {
     let Destination { name, url, .. } = destination;
-    url.as_str()
+    let bad = |reason: String| ConfigError::new(format!("destinations.{name}.url"), reason);
+    let authorization = basic(url).map_err(|reason| bad(reason.to_owned()))?;
+    let uri: Uri = without_user(url)
         .parse()
-        .map_err(|error| ConfigError::new(format!("destinations.{name}.url"), format!("{error}")))
+        .map_err(|error: ::http::uri::InvalidUri| bad(error.to_string()))?;
+    let length = uri.path_and_query().map_or(0, |path| path.as_str().len());
+    if length > LONGEST_PATH {
+        let reason = format!("the path has {length} bytes: at most {LONGEST_PATH} can be sent");
+        return Err(bad(reason));
+    }
+    Ok((uri, authorization))
 }
 
 impl Target {
@@ -164,7 +174,7 @@ impl Target {
         common: &mut Common,
     ) -> Result<Self, ConfigError> {
         let timeout = destination.timeout.unwrap_or(config.send_timeout);
-        let uri = uri_of(&destination)?;
+        let (uri, authorization) = address_of(&destination)?;
         let egress = match common.sharing {
             None => Egress::of(&destination, config),
             Some(_) => Egress::of_registered(config),
@@ -175,31 +185,43 @@ impl Target {
             Some(via) => FirstAddress::of_proxy(&common.lookups, via),
             None => FirstAddress::of(&common.lookups, &destination.url, egress),
         };
+        let has_tls = destination.url.scheme() == "https";
         let (agent_config, tls, idle) = match &mut common.sharing {
             None => {
                 let tls = common.tls.of(&destination, config)?;
-                let idle = Idle::Own(Mutex::default());
-                let agents = Arc::new(of_agents(timeout, tls));
-                (agents, SharedTls::default(), idle)
+                let agents = Arc::new(of_agents(timeout));
+                (agents, tls, Idle::Own(Mutex::default()))
             }
             Some(sharing) => {
-                let place = &mut sharing.configs[usize::from(destination.url.scheme() == "https")];
-                let agents = match place {
-                    Some(agents) => Arc::clone(agents),
-                    None => {
+                let agents = (sharing.config)
+                    .get_or_insert_with(|| Arc::new(of_agents(config.send_timeout)));
+                let tls = match (&sharing.tls, has_tls) {
+                    (Some(tls), true) => tls.clone(),
+                    (None, true) => {
                         let tls = common.tls.of(&destination, config)?;
-                        Arc::clone(place.insert(Arc::new(of_agents(config.send_timeout, tls))))
+                        sharing.tls.insert(tls).clone()
                     }
+                    (_, false) => Tls::default(),
                 };
                 let origin = destination.url.origin().ascii_serialization();
                 let idle = Idle::Shared(Arc::clone(&sharing.agents), origin.into());
-                (agents, sharing.tls.clone(), idle)
+                (Arc::clone(agents), tls, idle)
             }
+        };
+        let uri = match &via {
+            Some(via) => via.target(&uri).map_err(|error| {
+                ConfigError::new(
+                    format!("destinations.{}.url", destination.name),
+                    error.to_string(),
+                )
+            })?,
+            None => uri,
         };
         Ok(Self {
             has_own_timeout: common.sharing.is_some() && timeout != config.send_timeout,
             destination,
             uri,
+            authorization,
             timeout,
             agent_config,
             resolver,
@@ -220,6 +242,7 @@ impl Target {
             Agent::with_parts(
                 ureq::config::Config::clone(&self.agent_config),
                 FirstHop::new(self.via.clone())
+                    .chain(AbsoluteForm::new(self.via.as_deref()))
                     .chain(self.tls.clone())
                     .chain(OneWriteConnector),
                 self.resolver.clone(),
@@ -234,12 +257,24 @@ impl Target {
         }
     }
 
+    /// Adds the credentials of the URL, unless a header replaces them, and those for a proxy that forwards requests.
+    fn authorize(&self, headers: &mut HeaderMap) {
+        if let Some(authorization) = &self.authorization {
+            let entry = headers.entry(AUTHORIZATION);
+            entry.or_insert_with(|| authorization.clone());
+        }
+        if let Some(authorization) = self.via.as_ref().and_then(|via| via.authorization()) {
+            headers.insert(PROXY_AUTHORIZATION, authorization.clone());
+        }
+    }
+
     /// Posts a body. The caller decides the outcome of a response. Without a response, the error is the outcome.
     pub(super) fn post(&self, headers: HeaderMap, body: &str) -> Result<Answer, Outcome> {
         let mut request = Request::new(body);
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = headers;
+        self.authorize(request.headers_mut());
         let agent = self.agent();
         if self.has_own_timeout {
             request = (agent.configure_request(request))
@@ -247,7 +282,13 @@ impl Target {
                 .timeout_connect(Some(self.timeout))
                 .build();
         }
-        let result = agent.run(request).map(|answer| {
+        let result = agent.run(request).and_then(|answer| {
+            if let Some(via) = &self.via {
+                via.check_response(answer.status(), answer.headers())?;
+            }
+            Ok(answer)
+        });
+        let result = result.map(|answer| {
             let retry_after = answer.headers().get(RETRY_AFTER);
             let retry_after = retry_after.and_then(|value| value.to_str().ok());
             Answer {
@@ -259,7 +300,7 @@ impl Target {
             }
         });
         self.give_back(agent);
-        let result = result.map_err(|error| failed(&error, self.timeout));
+        let result = result.map_err(|error| blame::outcome(&error, self.timeout));
         self.follow_refusals(&result);
         result
     }
@@ -305,11 +346,13 @@ fn is_refused(outcome: &Outcome) -> bool {
 /// The most bytes of a response head, which must fit into the buffer of a connection.
 const HEADER_BYTES: usize = 64 * 1024;
 /// The size of the output buffer of each connection. It is small because there may be hundreds of connections.
-const OUTPUT_BYTES: usize = 32 * 1024;
+pub(super) const OUTPUT_BYTES: usize = 34 * 1024;
+/// The most bytes of the path of a URL. The request line must fit into the output buffer, also with the host for a proxy.
+const LONGEST_PATH: usize = 32 * 1024;
 
 /// The configuration of all agents. ureq's defaults could lose messages or hang: redirects turn POST into GET, proxies
 /// come from the environment, and there is no timeout. `FirstHop` handles the proxy of the settings.
-fn of_agents(timeout: Duration, tls: TlsConfig) -> ureq::config::Config {
+fn of_agents(timeout: Duration) -> ureq::config::Config {
     Agent::config_builder()
         .timeout_global(Some(timeout))
         .timeout_connect(Some(timeout))
@@ -317,7 +360,6 @@ fn of_agents(timeout: Duration, tls: TlsConfig) -> ureq::config::Config {
         .max_redirects_will_error(false)
         .http_status_as_error(false)
         .proxy(None)
-        .tls_config(tls)
         .no_delay(true)
         .max_response_header_size(HEADER_BYTES)
         .input_buffer_size(HEADER_BYTES + 1024)
@@ -337,218 +379,4 @@ fn beginning(reader: impl Read) -> Option<String> {
     }
     body.truncate(KEEP_BYTES);
     (!body.is_empty()).then(|| String::from_utf8_lossy(&body).into_owned())
-}
-
-/// The outcome of a request without a response.
-fn failed(error: &ureq::Error, timeout: Duration) -> Outcome {
-    use ureq::Error;
-
-    let code = match error {
-        Error::Other(inner) => return unsent(inner.as_ref(), timeout),
-        Error::Http(_) => {
-            return Outcome::Dead(Failure::new(ReasonCode::InvalidHeader, error.to_string()));
-        }
-        Error::BadUri(_) | Error::RequireHttpsOnly(_) => {
-            return Outcome::Dead(Failure::new(ReasonCode::InvalidUrl, error.to_string()));
-        }
-        Error::Timeout(_) => ReasonCode::Timeout,
-        Error::HostNotFound => ReasonCode::Dns,
-        Error::ConnectionFailed => ReasonCode::Connect,
-        Error::Tls(_) | Error::Pem(_) | Error::Rustls(_) | Error::TlsRequired => ReasonCode::Tls,
-        Error::Protocol(_) | Error::LargeResponseHeader(..) => ReasonCode::Protocol,
-        // The connection was established and broke later, so the receiver may have the message.
-        Error::Io(io) => match io.kind() {
-            ErrorKind::TimedOut | ErrorKind::WouldBlock => ReasonCode::Timeout,
-            ErrorKind::ConnectionReset
-            | ErrorKind::ConnectionAborted
-            | ErrorKind::ConnectionRefused
-            | ErrorKind::BrokenPipe
-            | ErrorKind::NotConnected
-            | ErrorKind::HostUnreachable
-            | ErrorKind::NetworkUnreachable
-            | ErrorKind::NetworkDown
-            | ErrorKind::WriteZero
-            | ErrorKind::UnexpectedEof => ReasonCode::ConnectionLost,
-            // rustls reports untrusted certificates as invalid data.
-            ErrorKind::InvalidData => ReasonCode::Tls,
-            _ => ReasonCode::Failed,
-        },
-        _ => ReasonCode::Failed,
-    };
-    let text = match error {
-        Error::Io(inner) => inner.to_string(),
-        Error::Timeout(_) => no_answer_within(timeout),
-        other => other.to_string(),
-    };
-    Outcome::Retry(Failure::new(code, text))
-}
-
-/// The outcome of a request that failed before it was sent, with an error of this crate.
-fn unsent(error: &(dyn StdError + Send + Sync + 'static), timeout: Duration) -> Outcome {
-    let code = match error.downcast_ref() {
-        Some(ProxyFailed::Itself { .. }) => {
-            return Outcome::Wait(Failure::new(ReasonCode::Proxy, error.to_string()));
-        }
-        Some(ProxyFailed::Destination { .. }) => ReasonCode::Connect,
-        Some(ProxyFailed::Silent { .. }) => ReasonCode::Timeout,
-        // The name may lead elsewhere soon: see `Target::or_give_up`.
-        None if error.is::<Blocked>() => ReasonCode::BlockedAddress,
-        None if error.is::<LookupFailed>() => ReasonCode::Dns,
-        None if error.is::<HandshakeFailed>() => ReasonCode::Tls,
-        None => match error.downcast_ref::<NotConnected>() {
-            Some(NotConnected(io)) if io.kind() == ErrorKind::TimedOut => {
-                let text = no_answer_within(timeout);
-                return Outcome::Retry(Failure::new(ReasonCode::Timeout, text));
-            }
-            Some(_) => ReasonCode::Connect,
-            None => ReasonCode::Failed,
-        },
-    };
-    Outcome::Retry(Failure::new(code, error.to_string()))
-}
-
-fn no_answer_within(timeout: Duration) -> String {
-    format!("no response within {} ms", timeout.as_millis())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io;
-    use std::net::SocketAddr;
-
-    use ureq::{Error, Timeout};
-
-    use super::*;
-
-    fn own(error: impl StdError + Send + Sync + 'static) -> Error {
-        Error::Other(Box::new(error))
-    }
-
-    fn blocked() -> Blocked {
-        let address = SocketAddr::from(([169, 254, 169, 254], 80));
-        Egress::NoMetadata
-            .filter("shop.example", &[address])
-            .expect_err("a refused address")
-    }
-
-    /// The outcome of each error of a request without a response. The tests of `response` cover responses.
-    #[test]
-    fn every_error_has_its_outcome() {
-        use ReasonCode as Code;
-
-        let proxy = || "proxy:3128".to_owned();
-        let lookup_failed = LookupFailed {
-            host: "shop.example".into(),
-            reason: "no".to_owned(),
-        };
-        let retried = [
-            (own(lookup_failed), Code::Dns),
-            (own(blocked()), Code::BlockedAddress),
-            (Error::HostNotFound, Code::Dns),
-            (
-                own(NotConnected(ErrorKind::ConnectionRefused.into())),
-                Code::Connect,
-            ),
-            (
-                own(NotConnected(ErrorKind::HostUnreachable.into())),
-                Code::Connect,
-            ),
-            (
-                own(NotConnected(ErrorKind::NetworkUnreachable.into())),
-                Code::Connect,
-            ),
-            (
-                own(NotConnected(ErrorKind::PermissionDenied.into())),
-                Code::Connect,
-            ),
-            (own(NotConnected(ErrorKind::TimedOut.into())), Code::Timeout),
-            (Error::ConnectionFailed, Code::Connect),
-            (
-                own(HandshakeFailed(ErrorKind::InvalidData.into())),
-                Code::Tls,
-            ),
-            (
-                own(HandshakeFailed(ErrorKind::UnexpectedEof.into())),
-                Code::Tls,
-            ),
-            (
-                own(HandshakeFailed(ErrorKind::ConnectionReset.into())),
-                Code::Tls,
-            ),
-            (Error::Tls("no name"), Code::Tls),
-            (Error::TlsRequired, Code::Tls),
-            (Error::Rustls(rustls::Error::DecryptError), Code::Tls),
-            (ErrorKind::InvalidData.into_error(), Code::Tls),
-            (Error::Timeout(Timeout::Global), Code::Timeout),
-            (Error::Timeout(Timeout::Connect), Code::Timeout),
-            (ErrorKind::WouldBlock.into_error(), Code::Timeout),
-            (ErrorKind::TimedOut.into_error(), Code::Timeout),
-            (
-                ErrorKind::ConnectionReset.into_error(),
-                Code::ConnectionLost,
-            ),
-            (
-                ErrorKind::ConnectionAborted.into_error(),
-                Code::ConnectionLost,
-            ),
-            (ErrorKind::BrokenPipe.into_error(), Code::ConnectionLost),
-            (ErrorKind::UnexpectedEof.into_error(), Code::ConnectionLost),
-            (
-                ErrorKind::HostUnreachable.into_error(),
-                Code::ConnectionLost,
-            ),
-            (Error::LargeResponseHeader(2, 1), Code::Protocol),
-            (
-                own(ProxyFailed::Destination {
-                    proxy: proxy(),
-                    status: 502,
-                }),
-                Code::Connect,
-            ),
-            (own(ProxyFailed::Silent { proxy: proxy() }), Code::Timeout),
-            (own(io::Error::other("unknown")), Code::Failed),
-            (ErrorKind::OutOfMemory.into_error(), Code::Failed),
-        ];
-        for (error, code) in retried {
-            match failed(&error, Duration::from_secs(1)) {
-                Outcome::Retry(failure) => assert_eq!(failure.code, code, "{error:?}"),
-                other => panic!("{error:?} is {other:?}"),
-            }
-        }
-
-        let bad_header = ::http::HeaderName::from_bytes(b"a b").expect_err("a space");
-        let dead = [
-            (Error::BadUri("a".to_owned()), Code::InvalidUrl),
-            (Error::RequireHttpsOnly("a".to_owned()), Code::InvalidUrl),
-            (Error::Http(bad_header.into()), Code::InvalidHeader),
-        ];
-        for (error, code) in dead {
-            match failed(&error, Duration::from_secs(1)) {
-                Outcome::Dead(failure) => assert_eq!(failure.code, code, "{error:?}"),
-                other => panic!("{error:?} is {other:?}"),
-            }
-        }
-
-        let error = own(ProxyFailed::Itself {
-            proxy: proxy(),
-            reason: "is away".to_owned(),
-        });
-        match failed(&error, Duration::from_secs(1)) {
-            Outcome::Wait(failure) => {
-                assert_eq!(failure.code, Code::Proxy);
-                assert_eq!(failure.error, "proxy proxy:3128 is away");
-            }
-            other => panic!("{error:?} is {other:?}"),
-        }
-    }
-
-    trait IntoError {
-        fn into_error(self) -> Error;
-    }
-
-    impl IntoError for ErrorKind {
-        fn into_error(self) -> Error {
-            Error::Io(self.into())
-        }
-    }
 }

@@ -1,48 +1,53 @@
-//! The TLS configuration of destinations.
+//! TLS to destinations. Every file is read and checked at start, and an error names the setting.
 //!
-//! Every file is read and checked at start, and an error names the setting. Without this check, a key that does
-//! not match its certificate would make ureq panic later.
+//! The connector is like ureq's, but takes a configuration of rustls, which may have a verifier of its own
+//! ([`Pinned`]).
 
 use std::fmt;
-use std::io;
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
-use rustls::{ALL_VERSIONS, ClientConfig, RootCertStore};
+use rustls::{ALL_VERSIONS, ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use ureq::Error;
-use ureq::tls::{
-    Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, TlsProvider, parse_pem,
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport,
+    TransportAdapter,
 };
-use ureq::unversioned::transport::{ConnectionDetails, Connector, RustlsConnector, Transport};
 use url::Url;
 
-use crate::config::{Config, ConfigError, Destination, Roots, Tls, TlsVersion};
+use super::pinned::Pinned;
+use super::proxy::left;
+use crate::config::{self, Config, ConfigError, Destination, Roots, TlsVersion};
 use crate::provider::{MISSING, provider};
-
-type Certificates = Arc<Vec<Certificate<'static>>>;
 
 /// Builds the TLS configurations of destinations.
 #[derive(Default)]
 pub(super) struct TlsSettings {
     /// The system's certificates, read once for all destinations.
-    system: Option<Certificates>,
+    system: Option<Arc<RootCertStore>>,
 }
 
+/// A client certificate with its chain, and its key.
+type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
 impl TlsSettings {
-    /// The configuration of one destination, which all its agents share.
+    /// The TLS of one destination, which all its agents share.
     pub(super) fn of(
         &mut self,
         destination: &Destination,
         config: &Config,
-    ) -> Result<TlsConfig, ConfigError> {
+    ) -> Result<Tls, ConfigError> {
         let Destination { name, tls, url, .. } = destination;
         let Some(provider) = provider() else {
             if url.scheme() == "http" {
-                return Ok(TlsConfig::default());
+                return Ok(Tls::default());
             }
             return Err(ConfigError::new(
                 format!("destinations.{name}.url"),
@@ -54,43 +59,63 @@ impl TlsSettings {
             Some(roots) => (format!("destinations.{name}.tls.roots"), roots),
             None => ("OUTBOX_TLS_ROOTS".to_owned(), &config.tls_roots),
         };
-        let roots = self
-            .roots(roots, url)
+        let verifier = self
+            .verifier(roots, url, &provider)
             .map_err(|reason| ConfigError::new(key, reason))?;
-        let client = client_certificate(tls, &provider).map_err(|(key, reason)| {
+        let identity = identity(tls, &provider).map_err(|(key, reason)| {
             ConfigError::new(format!("destinations.{name}.{key}"), reason)
         })?;
-        ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let bad = |error: rustls::Error| {
+            ConfigError::new(format!("destinations.{name}.tls"), error.to_string())
+        };
+        let builder = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(ALL_VERSIONS)
-            .map_err(|error| {
-                ConfigError::new(format!("destinations.{name}.tls"), error.to_string())
-            })?;
-        Ok(TlsConfig::builder()
-            .provider(TlsProvider::Rustls)
-            .unversioned_rustls_crypto_provider(provider)
-            .root_certs(roots)
-            .client_cert(client)
-            .build())
+            .map_err(bad)?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier);
+        let config = match identity {
+            Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(bad)?,
+            None => builder.with_no_client_auth(),
+        };
+        Ok(Tls(Some(Arc::new(config))))
     }
 
-    fn roots(&mut self, roots: &Roots, url: &Url) -> Result<RootCerts, String> {
+    fn verifier(
+        &mut self,
+        roots: &Roots,
+        url: &Url,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Arc<dyn ServerCertVerifier>, String> {
+        let of = |roots: Arc<RootCertStore>| {
+            WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(provider))
+                .build()
+                .map_err(|error| error.to_string())
+        };
         Ok(match roots {
-            Roots::Bundled => RootCerts::WebPki,
+            Roots::Bundled => of(bundled_roots())?,
             // Without TLS the system's certificates are not read: a container may have none.
-            Roots::System if url.scheme() == "http" => RootCerts::WebPki,
+            Roots::System if url.scheme() == "http" => of(bundled_roots())?,
             Roots::System => {
-                let certificates = match &self.system {
-                    Some(certificates) => Arc::clone(certificates),
+                let roots = match &self.system {
+                    Some(roots) => Arc::clone(roots),
                     None => system_roots()?,
                 };
-                RootCerts::Specific(Arc::clone(self.system.insert(certificates)))
+                of(Arc::clone(self.system.insert(roots)))?
             }
             Roots::File(path) => {
                 let certificates = read_certificates(path)?;
-                RootCerts::Specific(Arc::new(certificates))
+                let mut roots = RootCertStore::empty();
+                roots.add_parsable_certificates(certificates.iter().cloned());
+                Arc::new(Pinned::new(of(Arc::new(roots))?, certificates))
             }
         })
     }
+}
+
+fn bundled_roots() -> Arc<RootCertStore> {
+    Arc::new(RootCertStore {
+        roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
+    })
 }
 
 /// Restricts the provider to the allowed versions: rustls offers only versions for which it has cipher suites.
@@ -107,23 +132,19 @@ fn speaking(oldest: TlsVersion, provider: Arc<CryptoProvider>) -> Arc<CryptoProv
     }
 }
 
-fn system_roots() -> Result<Certificates, String> {
+fn system_roots() -> Result<Arc<RootCertStore>, String> {
     let found = rustls_native_certs::load_native_certs();
-    let certificates: Vec<_> = found
-        .certs
-        .iter()
-        // Systems may have old certificates that rustls cannot read.
-        .filter(|certificate| is_readable(certificate).is_ok())
-        .map(|certificate| Certificate::from_der(certificate).to_owned())
-        .collect();
-    if certificates.is_empty() {
+    let mut roots = RootCertStore::empty();
+    // Systems may have old certificates that rustls cannot read.
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
         let why = found.errors.first();
         let why = why.map_or_else(|| "none are installed".to_owned(), ToString::to_string);
         return Err(format!(
             "cannot load the system's trusted certificates: {why}"
         ));
     }
-    Ok(Arc::new(certificates))
+    Ok(Arc::new(roots))
 }
 
 fn is_readable(certificate: &CertificateDer<'static>) -> Result<(), rustls::Error> {
@@ -131,10 +152,10 @@ fn is_readable(certificate: &CertificateDer<'static>) -> Result<(), rustls::Erro
 }
 
 /// The client certificate for a destination. An error comes with the setting that is invalid.
-fn client_certificate(
-    tls: &Tls,
+fn identity(
+    tls: &config::Tls,
     provider: &CryptoProvider,
-) -> Result<Option<ClientCert>, (&'static str, String)> {
+) -> Result<Option<Identity>, (&'static str, String)> {
     let (cert_file, key_file) = match (&tls.client_cert_file, &tls.client_key_file) {
         (None, None) => return Ok(None),
         (Some(cert_file), Some(key_file)) => (cert_file, key_file),
@@ -146,14 +167,14 @@ fn client_certificate(
     };
     let chain = read_certificates(cert_file).map_err(|reason| ("tls.client_cert_file", reason))?;
     let in_key_file = |reason| ("tls.client_key_file", reason);
-    let (key, of_ureq) = read_key(key_file).map_err(in_key_file)?;
-    check_key(&chain, key, provider)
+    let key = read_key(key_file).map_err(in_key_file)?;
+    check_key(&chain, key.clone_key(), provider)
         .map_err(|reason| in_key_file(format!("{}: {reason}", shown(key_file))))?;
-    Ok(Some(ClientCert::new_with_certs(&chain, of_ureq)))
+    Ok(Some((chain, key)))
 }
 
 fn check_key(
-    chain: &[Certificate<'static>],
+    chain: &[CertificateDer<'static>],
     key: PrivateKeyDer<'static>,
     provider: &CryptoProvider,
 ) -> Result<(), String> {
@@ -161,9 +182,8 @@ fn check_key(
         .key_provider
         .load_private_key(key)
         .map_err(|error| format!("the key cannot be used: {error}"))?;
-    let belongs_to = |certificate: &Certificate<'_>| {
-        let certificate = CertificateDer::from(certificate.der().to_vec());
-        CertifiedKey::new(vec![certificate], Arc::clone(&signer)).keys_match()
+    let belongs_to = |certificate: &CertificateDer<'static>| {
+        CertifiedKey::new(vec![certificate.clone()], Arc::clone(&signer)).keys_match()
     };
     let mut belongs = chain.iter().map(belongs_to);
     match belongs.next() {
@@ -181,20 +201,18 @@ fn check_key(
     }
 }
 
-fn read_certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let mut certificates = Vec::new();
-    for item in parse_pem(&read(path)?) {
-        if let PemItem::Certificate(certificate) = item.map_err(|error| damaged(path, &error))? {
-            let der = CertificateDer::from(certificate.der().to_vec());
-            is_readable(&der).map_err(|error| {
-                let number = certificates.len() + 1;
-                format!(
-                    "{}: certificate {number} cannot be used: {error}",
-                    shown(path)
-                )
-            })?;
-            certificates.push(certificate);
-        }
+    for der in CertificateDer::pem_slice_iter(&read(path)?) {
+        let der = der.map_err(|error| damaged(path, &error))?;
+        is_readable(&der).map_err(|error| {
+            let number = certificates.len() + 1;
+            format!(
+                "{}: certificate {number} cannot be used: {error}",
+                shown(path)
+            )
+        })?;
+        certificates.push(der);
     }
     if certificates.is_empty() {
         return Err(format!(
@@ -205,8 +223,7 @@ fn read_certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
     Ok(certificates)
 }
 
-/// Reads the first key, as a type of rustls and as a type of ureq. Neither type converts to the other.
-fn read_key(path: &Path) -> Result<(PrivateKeyDer<'static>, PrivateKey<'static>), String> {
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     let text = read(path)?;
     // PKCS #8 marks encrypted keys in the first line, older OpenSSL files in the second.
     let encrypted = ["BEGIN ENCRYPTED PRIVATE KEY", "Proc-Type: 4,ENCRYPTED"];
@@ -216,16 +233,12 @@ fn read_key(path: &Path) -> Result<(PrivateKeyDer<'static>, PrivateKey<'static>)
             shown(path)
         ));
     }
-    let of_ureq = PrivateKey::from_pem(&text);
-    match (PrivateKeyDer::from_pem_slice(&text), of_ureq) {
-        (Ok(key), Ok(of_ureq)) => Ok((key, of_ureq)),
-        (Err(pem::Error::NoItemsFound), _) => Err(format!(
-            "{}: no private key found (BEGIN PRIVATE KEY)",
-            shown(path)
-        )),
-        (Err(error), _) => Err(damaged(path, &Error::Pem(error))),
-        (_, Err(error)) => Err(damaged(path, &error)),
-    }
+    PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
+        pem::Error::NoItemsFound => {
+            format!("{}: no private key found (BEGIN PRIVATE KEY)", shown(path))
+        }
+        error => damaged(path, &error),
+    })
 }
 
 fn contains(text: &[u8], mark: &str) -> bool {
@@ -241,45 +254,100 @@ fn shown(path: &Path) -> String {
 }
 
 /// The error of a damaged file. It shows no content of the file, which may be a key.
-fn damaged(path: &Path, error: &Error) -> String {
+fn damaged(path: &Path, error: &pem::Error) -> String {
     let what = match error {
-        Error::Pem(pem::Error::MissingSectionEnd { .. }) => "a section has no END line",
-        Error::Pem(pem::Error::IllegalSectionStart { .. }) => "a BEGIN line is malformed",
-        Error::Pem(pem::Error::Base64Decode(_)) => "a section is not base64",
+        pem::Error::MissingSectionEnd { .. } => "a section has no END line",
+        pem::Error::IllegalSectionStart { .. } => "a BEGIN line is malformed",
+        pem::Error::Base64Decode(_) => "a section is not base64",
         _ => "not a PEM file",
     };
     format!("{}: {what}", shown(path))
 }
 
-/// The TLS connector of all agents of a destination: they share one rustls configuration and its session cache.
+/// The TLS connector of all agents of a destination: they share one configuration and its session cache. `None`: only
+/// for `http`.
 #[derive(Debug, Clone, Default)]
-pub(super) struct SharedTls(Arc<RustlsConnector>);
+pub(super) struct Tls(Option<Arc<ClientConfig>>);
 
-impl<In: Transport> Connector<In> for SharedTls {
-    type Out = <RustlsConnector as Connector<In>>::Out;
+impl<In: Transport> Connector<In> for Tls {
+    type Out = Either<In, TlsTransport<In>>;
 
     fn connect(
         &self,
         details: &ConnectionDetails,
         chained: Option<In>,
     ) -> Result<Option<Self::Out>, Error> {
-        self.0
-            .connect(details, chained)
-            .map_err(|error| match error {
+        let Some(transport) = chained else {
+            return Ok(None);
+        };
+        if !details.needs_tls() {
+            return Ok(Some(Either::A(transport)));
+        }
+        let config = self.0.as_ref().ok_or(Error::TlsRequired)?;
+        let host = details.uri.host().unwrap_or_default();
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| Error::Tls("the host of the URL is not a valid name"))?;
+        let mut conn = ClientConnection::new(Arc::clone(config), name)?;
+        let mut sock = TransportAdapter::new(transport, Arc::clone(&details.current_time));
+        sock.set_timeout(left(details));
+        conn.complete_io(&mut sock)
+            .map_err(|error| match error.into() {
                 Error::Io(error) => Error::Other(Box::new(HandshakeFailed(error))),
                 other => other,
-            })
+            })?;
+        let (input, output) = (
+            details.config.input_buffer_size(),
+            details.config.output_buffer_size(),
+        );
+        Ok(Some(Either::B(TlsTransport {
+            buffers: LazyBuffers::new(input, output),
+            stream: StreamOwned { conn, sock },
+        })))
+    }
+}
+
+/// A connection with TLS.
+pub(super) struct TlsTransport<In: Transport> {
+    buffers: LazyBuffers,
+    stream: StreamOwned<ClientConnection, TransportAdapter<In>>,
+}
+
+impl<In: Transport> Transport for TlsTransport<In> {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        self.stream.get_mut().set_timeout(timeout);
+        let output = &self.buffers.output()[..amount];
+        Ok(self.stream.write_all(output)?)
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        self.stream.get_mut().set_timeout(timeout);
+        let input = self.buffers.input_append_buf();
+        let amount = self.stream.read(input)?;
+        self.buffers.input_appended(amount);
+        Ok(amount > 0)
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.stream.get_mut().get_mut().is_open()
+    }
+
+    fn is_tls(&self) -> bool {
+        true
+    }
+}
+
+impl<In: Transport> fmt::Debug for TlsTransport<In> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsTransport").finish_non_exhaustive()
     }
 }
 
 /// The TLS handshake failed, so nothing was sent.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("TLS handshake: {0}")]
 pub(super) struct HandshakeFailed(pub(super) io::Error);
-
-impl fmt::Display for HandshakeFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TLS handshake: {}", self.0)
-    }
-}
-
-impl std::error::Error for HandshakeFailed {}

@@ -45,6 +45,25 @@ impl Authority {
         ));
     }
 
+    /// Makes a certificate for a subject that signs itself, with openssl's defaults and these options.
+    pub(super) fn sign_itself(&self, name: &str, subject: &str, options: &str) {
+        self.openssl(&format!(
+            "req -x509 -subj {subject} {NEW_KEY}{name}.key -out {name}.pem{options}"
+        ));
+    }
+
+    /// The same with an extension, valid for some days from now.
+    pub(super) fn sign_itself_for(&self, name: &str, subject: &str, extension: &str, days: u32) {
+        let extensions = format!("basicConstraints=CA:TRUE\n{extension}\n");
+        self.write(&format!("{name}.ext"), extensions.as_bytes());
+        self.openssl(&format!(
+            "req -subj {subject} {NEW_KEY}{name}.key -out {name}.csr"
+        ));
+        self.openssl(&format!(
+            "x509 -req -days {days} -in {name}.csr -signkey {name}.key -extfile {name}.ext -out {name}.pem"
+        ));
+    }
+
     pub(super) fn openssl(&self, arguments: &str) {
         let output = Command::new("openssl")
             .args(arguments.split(' '))

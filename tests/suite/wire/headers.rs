@@ -1,5 +1,8 @@
 //! Headers that destinations and messages add.
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use diesel_outbox::HttpDispatcher;
 use diesel_outbox::config::Mode;
 
 use super::{MODES, delivered, destination};
@@ -64,4 +67,66 @@ fn what_a_message_must_not_set_is_its_end() {
         );
         assert_eq!(receiver.count(), 0);
     }
+}
+
+/// R50: a header that no receiver could get is the message's failure, and names the header.
+#[test]
+fn a_header_that_is_too_long_to_send_is_the_messages_end_and_not_the_receivers_failure() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    for headers in [
+        "json_build_object('x-long', repeat('a', 40000))",
+        // Encoding triples the length.
+        "json_build_object('ce-long', repeat('ä', 8000))",
+    ] {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, headers) VALUES ('order.paid', '1', {headers})"
+        ));
+    }
+    database.execute("INSERT INTO {o} (topic, payload) VALUES ('order.paid', '1')");
+    let destination = destination(&receiver.url(), Mode::Binary);
+    let requests = delivered(&database, &receiver, destination);
+    assert_eq!(requests.len(), 1);
+    let dead = database.text(
+        "SELECT string_agg(reason || ' ' || last_error, '; ' ORDER BY sequence) FROM {o}_dead",
+    );
+    assert_eq!(
+        dead.as_deref(),
+        Some(
+            "INVALID_HEADER header x-long has 40006 bytes: at most 33792 can be sent; \
+             INVALID_HEADER header ce-long has 48007 bytes: at most 33792 can be sent"
+        )
+    );
+    assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
+}
+
+/// R50
+#[test]
+fn user_and_password_of_a_url_reach_the_receiver_as_they_are() {
+    for (user, sent) in [
+        ("relay:p%40ss%2Fword", "relay:p@ss/word"),
+        ("relay:a=b", "relay:a=b"),
+        ("relay:a%3Ab:c", "relay:a:b:c"),
+        ("relay:gr%C3%BC%C3%9Fe", "relay:grüße"),
+        ("relay:100%25", "relay:100%"),
+    ] {
+        let database = Database::new();
+        let receiver = Receiver::ok();
+        database.execute("INSERT INTO {o} (topic, payload) VALUES ('order.paid', '1')");
+        let url = receiver.url().replace("://", &format!("://{user}@"));
+        let requests = delivered(&database, &receiver, destination(&url, Mode::Binary));
+        let value = requests[0].header("authorization").expect("a header");
+        let value = value.strip_prefix("Basic ").expect("Basic");
+        let value = BASE64_STANDARD.decode(value).expect("base64");
+        assert_eq!(String::from_utf8_lossy(&value), sent, "{user}");
+    }
+    let error = HttpDispatcher::new(&{
+        let mut config = diesel_outbox::Config::default();
+        config
+            .set("OUTBOX_URL", "http://a%3Ab:c@shop.example/")
+            .expect("a URL");
+        config
+    });
+    let error = error.expect_err("a user with a colon").to_string();
+    assert!(error.contains("user name contains a colon"), "{error}");
 }

@@ -1,0 +1,431 @@
+//! Whose failure it is that a send has no response: the table of this crate. `docs/requests.md` shows it to users.
+//!
+//! | whose | outcome |
+//! |---|---|
+//! | this machine: descriptors, ports, memory, its network | the message waits, and no attempt is counted |
+//! | the proxy: unreachable, refuses the credentials, is none | the message waits, and no attempt is counted |
+//! | the destination: everything else, also what the proxy says about it | a failed attempt |
+//! | the message: it cannot be sent to any receiver | a dead letter |
+//!
+//! This machine and the proxy are blamed only for what is certain. In doubt the attempt counts, so that no message waits
+//! for ever.
+
+use std::error::Error as StdError;
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use ureq::Error;
+
+use super::egress::Blocked;
+use super::lookups::LookupFailed;
+use super::proxy::ProxyFailed;
+use super::tls::HandshakeFailed;
+use crate::dispatch::{Failure, Outcome};
+use crate::status::ReasonCode;
+
+/// How long a message waits that this machine or the proxy could not send.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Whose failure it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    ThisMachine,
+    Proxy,
+    Destination,
+    Message,
+}
+
+/// This machine could not send: it lacks something, and the destination was not asked.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("this machine {lacks}: {error}")]
+pub(super) struct Shortage {
+    lacks: &'static str,
+    error: String,
+}
+
+/// No connection was established, so nothing was sent.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NotConnected(pub(super) io::Error);
+
+impl Shortage {
+    pub(super) fn new(lacks: &'static str, error: impl ToString) -> Self {
+        Self {
+            lacks,
+            error: error.to_string(),
+        }
+    }
+
+    /// Whether an error at any point of a send says that this machine lacks something.
+    pub(super) fn of(error: &io::Error) -> Option<Self> {
+        let lacks = match Errno::from_io_error(error) {
+            Some(Errno::MFILE | Errno::NFILE) => "has no free file descriptor",
+            Some(Errno::NOBUFS | Errno::NOMEM) => "has no memory for sockets",
+            Some(Errno::NETDOWN) => "has no network",
+            _ if error.kind() == ErrorKind::OutOfMemory => "has no memory for sockets",
+            _ => return None,
+        };
+        Some(Self::new(lacks, error))
+    }
+
+    /// The same for a lookup of a name, which may hide why it failed.
+    pub(super) fn of_lookup(error: &io::Error) -> Option<Self> {
+        let is_full = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).err();
+        Self::of(error).or_else(|| Self::of(&is_full()?))
+    }
+}
+
+/// The error of a connection that was not established. A connect of a UDP socket sends nothing: it asks this machine
+/// alone for a way to an address.
+pub(super) fn not_connected(error: io::Error, addresses: &[SocketAddr]) -> Error {
+    let has_way = |address: &SocketAddr| way_to(*address).is_ok();
+    let lacks = match Errno::from_io_error(&error) {
+        // Without a way, the address is of a family that this machine does not have.
+        Some(Errno::ADDRNOTAVAIL) if addresses.iter().any(has_way) => Some("has no free port"),
+        // A router can also say so; and this machine may have a way to all but this address.
+        Some(Errno::NETUNREACH) if is_offline() && !addresses.iter().any(has_way) => {
+            Some("has no network")
+        }
+        _ => None,
+    };
+    match lacks {
+        Some(lacks) => Error::Other(Box::new(Shortage::new(lacks, error))),
+        None => Error::Other(Box::new(NotConnected(error))),
+    }
+}
+
+fn way_to(address: SocketAddr) -> io::Result<()> {
+    let socket = match address {
+        SocketAddr::V4(_) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)),
+    };
+    socket?.connect(address)
+}
+
+/// Whether this machine has no way to addresses elsewhere. These two are reserved for documentation (RFC 5737, RFC 3849).
+fn is_offline() -> bool {
+    let elsewhere: [SocketAddr; 2] = [
+        (Ipv4Addr::new(192, 0, 2, 1), 9).into(),
+        (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into(),
+    ];
+    elsewhere
+        .into_iter()
+        .all(|address| way_to(address).is_err())
+}
+
+/// Whether an error is a shortage of this machine.
+pub(super) fn is_shortage(error: &Error) -> bool {
+    judge(error).0 == Whose::ThisMachine
+}
+
+/// The outcome of a request without a response.
+pub(super) fn outcome(error: &Error, timeout: Duration) -> Outcome {
+    let (whose, code) = judge(error);
+    let text = match error {
+        Error::Io(inner) => match Shortage::of(inner) {
+            Some(shortage) => shortage.to_string(),
+            None => inner.to_string(),
+        },
+        Error::Other(inner) if code == ReasonCode::Timeout && inner.is::<NotConnected>() => {
+            no_answer_within(timeout)
+        }
+        Error::Other(inner) => inner.to_string(),
+        Error::Timeout(_) => no_answer_within(timeout),
+        other => other.to_string(),
+    };
+    let mut failure = Failure::new(code, text);
+    match whose {
+        Whose::ThisMachine | Whose::Proxy => {
+            failure.retry_after = Some(WAIT);
+            Outcome::Wait(failure)
+        }
+        Whose::Destination => Outcome::Retry(failure),
+        Whose::Message => Outcome::Dead(failure),
+    }
+}
+
+fn judge(error: &Error) -> (Whose, ReasonCode) {
+    let code = match error {
+        Error::Other(inner) => return judge_own(inner.as_ref()),
+        Error::Http(_) => return (Whose::Message, ReasonCode::InvalidHeader),
+        Error::BadUri(_) | Error::RequireHttpsOnly(_) => {
+            return (Whose::Message, ReasonCode::InvalidUrl);
+        }
+        // The connection was established and broke later, so the receiver may have the message.
+        Error::Io(io) => match io.kind() {
+            _ if Shortage::of(io).is_some() => return (Whose::ThisMachine, ReasonCode::Shortage),
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => ReasonCode::Timeout,
+            ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::BrokenPipe
+            | ErrorKind::NotConnected
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::WriteZero
+            | ErrorKind::UnexpectedEof => ReasonCode::ConnectionLost,
+            // rustls reports untrusted certificates as invalid data.
+            ErrorKind::InvalidData => ReasonCode::Tls,
+            _ => ReasonCode::Failed,
+        },
+        Error::Timeout(_) => ReasonCode::Timeout,
+        Error::HostNotFound => ReasonCode::Dns,
+        Error::ConnectionFailed => ReasonCode::Connect,
+        Error::Tls(_) | Error::Pem(_) | Error::Rustls(_) | Error::TlsRequired => ReasonCode::Tls,
+        Error::Protocol(_) | Error::LargeResponseHeader(..) => ReasonCode::Protocol,
+        _ => ReasonCode::Failed,
+    };
+    (Whose::Destination, code)
+}
+
+/// Judges an error of this crate from before the request was sent.
+fn judge_own(error: &(dyn StdError + Send + Sync + 'static)) -> (Whose, ReasonCode) {
+    let shortage = (Whose::ThisMachine, ReasonCode::Shortage);
+    let is_short = |io: &io::Error| Shortage::of(io).is_some();
+    if error.is::<Shortage>() {
+        return shortage;
+    }
+    // The name may lead elsewhere soon: see `Target::or_give_up`.
+    if error.is::<Blocked>() {
+        return (Whose::Destination, ReasonCode::BlockedAddress);
+    }
+    if let Some(failed) = error.downcast_ref::<ProxyFailed>() {
+        return match failed {
+            ProxyFailed::Itself { .. } => (Whose::Proxy, ReasonCode::Proxy),
+            ProxyFailed::Destination { .. } | ProxyFailed::Denied { .. } => {
+                (Whose::Destination, ReasonCode::Connect)
+            }
+            ProxyFailed::Silent { .. } => (Whose::Destination, ReasonCode::Timeout),
+        };
+    }
+    if let Some(failed) = error.downcast_ref::<LookupFailed>() {
+        return match failed.is_shortage {
+            true => shortage,
+            false => (Whose::Destination, ReasonCode::Dns),
+        };
+    }
+    if let Some(HandshakeFailed(io)) = error.downcast_ref() {
+        return match is_short(io) {
+            true => shortage,
+            false => (Whose::Destination, ReasonCode::Tls),
+        };
+    }
+    let code = match error.downcast_ref::<NotConnected>() {
+        Some(NotConnected(io)) if is_short(io) => return shortage,
+        Some(NotConnected(io)) if io.kind() == ErrorKind::TimedOut => ReasonCode::Timeout,
+        Some(_) => ReasonCode::Connect,
+        None => ReasonCode::Failed,
+    };
+    (Whose::Destination, code)
+}
+
+fn no_answer_within(timeout: Duration) -> String {
+    format!("no response within {} ms", timeout.as_millis())
+}
+
+#[cfg(test)]
+mod tests {
+    use ureq::Timeout;
+
+    use super::super::egress::Egress;
+    use super::*;
+
+    fn own(error: impl StdError + Send + Sync + 'static) -> Error {
+        Error::Other(Box::new(error))
+    }
+
+    fn blocked() -> Blocked {
+        let address = SocketAddr::from(([169, 254, 169, 254], 80));
+        Egress::NoMetadata
+            .filter("shop.example", &[address])
+            .expect_err("a refused address")
+    }
+
+    /// The outcome of each error of a request without a response. The tests of `response` cover responses.
+    #[test]
+    fn every_error_has_its_outcome() {
+        use ReasonCode as Code;
+
+        let proxy = || "proxy:3128".to_owned();
+        let lookup_failed = LookupFailed {
+            host: "shop.example".into(),
+            reason: "no".to_owned(),
+            is_shortage: false,
+        };
+        let retried = [
+            (own(lookup_failed), Code::Dns),
+            (own(blocked()), Code::BlockedAddress),
+            (Error::HostNotFound, Code::Dns),
+            (
+                own(NotConnected(ErrorKind::ConnectionRefused.into())),
+                Code::Connect,
+            ),
+            (
+                own(NotConnected(ErrorKind::HostUnreachable.into())),
+                Code::Connect,
+            ),
+            (
+                own(NotConnected(ErrorKind::NetworkUnreachable.into())),
+                Code::Connect,
+            ),
+            (
+                own(NotConnected(ErrorKind::PermissionDenied.into())),
+                Code::Connect,
+            ),
+            (own(NotConnected(ErrorKind::TimedOut.into())), Code::Timeout),
+            (Error::ConnectionFailed, Code::Connect),
+            (
+                own(HandshakeFailed(ErrorKind::InvalidData.into())),
+                Code::Tls,
+            ),
+            (
+                own(HandshakeFailed(ErrorKind::UnexpectedEof.into())),
+                Code::Tls,
+            ),
+            (
+                own(HandshakeFailed(ErrorKind::ConnectionReset.into())),
+                Code::Tls,
+            ),
+            (Error::Tls("no name"), Code::Tls),
+            (Error::TlsRequired, Code::Tls),
+            (Error::Rustls(rustls::Error::DecryptError), Code::Tls),
+            (ErrorKind::InvalidData.into_error(), Code::Tls),
+            (Error::Timeout(Timeout::Global), Code::Timeout),
+            (Error::Timeout(Timeout::Connect), Code::Timeout),
+            (ErrorKind::WouldBlock.into_error(), Code::Timeout),
+            (ErrorKind::TimedOut.into_error(), Code::Timeout),
+            (
+                ErrorKind::ConnectionReset.into_error(),
+                Code::ConnectionLost,
+            ),
+            (
+                ErrorKind::ConnectionAborted.into_error(),
+                Code::ConnectionLost,
+            ),
+            (ErrorKind::BrokenPipe.into_error(), Code::ConnectionLost),
+            (ErrorKind::UnexpectedEof.into_error(), Code::ConnectionLost),
+            (
+                ErrorKind::HostUnreachable.into_error(),
+                Code::ConnectionLost,
+            ),
+            (Error::LargeResponseHeader(2, 1), Code::Protocol),
+            (
+                own(ProxyFailed::Destination {
+                    proxy: proxy(),
+                    status: 502,
+                }),
+                Code::Connect,
+            ),
+            (own(ProxyFailed::Silent { proxy: proxy() }), Code::Timeout),
+            (own(io::Error::other("unknown")), Code::Failed),
+            (
+                own(ProxyFailed::Denied {
+                    proxy: proxy(),
+                    status: 403,
+                }),
+                Code::Connect,
+            ),
+        ];
+        for (error, code) in retried {
+            match outcome(&error, Duration::from_secs(1)) {
+                Outcome::Retry(failure) => assert_eq!(failure.code, code, "{error:?}"),
+                other => panic!("{error:?} is {other:?}"),
+            }
+        }
+
+        let bad_header = ::http::HeaderName::from_bytes(b"a b").expect_err("a space");
+        let dead = [
+            (Error::BadUri("a".to_owned()), Code::InvalidUrl),
+            (Error::RequireHttpsOnly("a".to_owned()), Code::InvalidUrl),
+            (Error::Http(bad_header.into()), Code::InvalidHeader),
+        ];
+        for (error, code) in dead {
+            match outcome(&error, Duration::from_secs(1)) {
+                Outcome::Dead(failure) => assert_eq!(failure.code, code, "{error:?}"),
+                other => panic!("{error:?} is {other:?}"),
+            }
+        }
+
+        let error = own(ProxyFailed::Itself {
+            proxy: proxy(),
+            reason: "is away".to_owned(),
+        });
+        assert_eq!(
+            waits(&error),
+            (Code::Proxy, "proxy proxy:3128 is away".to_owned())
+        );
+    }
+
+    /// The reason of an error that costs no attempt.
+    #[track_caller]
+    fn waits(error: &Error) -> (ReasonCode, String) {
+        match outcome(error, Duration::from_secs(1)) {
+            Outcome::Wait(failure) => (failure.code, failure.error),
+            other => panic!("{error:?} is {other:?}"),
+        }
+    }
+
+    fn os(errno: Errno) -> io::Error {
+        errno.into()
+    }
+
+    /// R50
+    #[test]
+    fn a_shortage_of_this_machine_is_never_the_destinations_failure() {
+        for errno in [
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOBUFS,
+            Errno::NOMEM,
+            Errno::NETDOWN,
+        ] {
+            for error in [
+                Error::Io(os(errno)),
+                own(NotConnected(os(errno))),
+                own(HandshakeFailed(os(errno))),
+            ] {
+                assert_eq!(waits(&error).0, ReasonCode::Shortage, "{error:?}");
+                assert!(is_shortage(&error));
+            }
+        }
+        let lookup = LookupFailed {
+            host: "shop.example".into(),
+            reason: "no descriptor".to_owned(),
+            is_shortage: true,
+        };
+        assert_eq!(waits(&own(lookup)).0, ReasonCode::Shortage);
+    }
+
+    /// R50
+    #[test]
+    fn an_address_that_this_machine_can_reach_has_no_port_left_and_another_has_no_way() {
+        let here = SocketAddr::from(([127, 0, 0, 1], 9));
+        let no_port = not_connected(os(Errno::ADDRNOTAVAIL), &[here]);
+        let (code, text) = waits(&no_port);
+        assert_eq!(code, ReasonCode::Shortage);
+        assert!(
+            text.starts_with("this machine has no free port: "),
+            "{text}"
+        );
+        // An address without a way, as ::1 in a container without IPv6: no address at all is the same.
+        for errno in [Errno::ADDRNOTAVAIL, Errno::HOSTUNREACH] {
+            let no_way = not_connected(os(errno), &[]);
+            assert!(!is_shortage(&no_way), "{no_way:?}");
+        }
+        // There is a way to 127.0.0.1: whoever says that it is unreachable is elsewhere.
+        let unreachable = not_connected(os(Errno::NETUNREACH), &[here]);
+        assert!(!is_shortage(&unreachable), "{unreachable:?}");
+    }
+
+    trait IntoError {
+        fn into_error(self) -> Error;
+    }
+
+    impl IntoError for ErrorKind {
+        fn into_error(self) -> Error {
+            Error::Io(self.into())
+        }
+    }
+}
