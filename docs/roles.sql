@@ -35,7 +35,7 @@ GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotenc
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
     last_error_code, last_error, split_from), INSERT (sequence, message_id, topic, destination,
     payload, headers, ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at,
-    occurred_at, split_from) ON "outbox" TO outbox_registrar;
+    occurred_at, split_from, split_to) ON "outbox" TO outbox_registrar;
 GRANT SELECT ON "outbox_ledger" TO outbox_registrar;
 GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_registrar;
 GRANT SELECT ON "outbox_part" TO outbox_registrar;
@@ -47,9 +47,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
 -- messages; UPDATE on one column of the dead letters allows locking them.
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
     ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
-    occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from), UPDATE
-    (destination, available_at, attempts, locked_by, locked_at, last_attempt_at, last_error_code,
-    last_error) ON "outbox" TO outbox_relay;
+    occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from, split_to),
+    UPDATE (destination, available_at, attempts, locked_by, locked_at, last_attempt_at,
+    last_error_code, last_error, split_to) ON "outbox" TO outbox_relay;
 GRANT SELECT, INSERT ON "outbox_ledger" TO outbox_relay;
 GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_relay;
 GRANT SELECT ON "outbox_part" TO outbox_relay;
@@ -64,11 +64,11 @@ GRANT EXECUTE ON FUNCTION "outbox_rotate"(interval) TO outbox_relay;
 -- can see responses of receivers in dead letters.
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
-    last_attempt_at, last_error_code, last_error, split_from) ON "outbox" TO outbox_reader;
+    last_attempt_at, last_error_code, last_error, split_from, split_to) ON "outbox" TO outbox_reader;
 GRANT SELECT (sequence, message_id, topic, destination, named_destination, ordering_key,
     idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
-    last_error, http_status, response, died_at, split_from, blocks_key) ON "outbox_dead" TO
-    outbox_reader;
+    last_error, http_status, response, died_at, split_from, split_to, blocks_key) ON "outbox_dead"
+    TO outbox_reader;
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT (name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout,

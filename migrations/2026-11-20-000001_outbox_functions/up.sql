@@ -193,6 +193,7 @@ BEGIN
             last_error_code text,
             last_error      text,
             split_from      bigint,
+            split_to        text COLLATE "C",
             CONSTRAINT %3$I PRIMARY KEY (sequence),
             CONSTRAINT outbox_topic_is_a_word CHECK (topic <> '' AND octet_length(topic) <= 255 AND topic !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_is_at_most_255_bytes CHECK (octet_length(destination) <= 255),
@@ -390,6 +391,7 @@ BEGIN
             response          text,
             died_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
             split_from        bigint,
+            split_to          text COLLATE "C",
             blocks_key        boolean NOT NULL DEFAULT false,
             CONSTRAINT %3$I PRIMARY KEY (sequence)
         )$sql$, s, t || '_dead', t || '_dead_pkey');

@@ -102,6 +102,7 @@ impl DestinationTest {
                 claimed: Instant::now(),
                 age: Duration::ZERO,
                 in_a_row: 0,
+                split_to: None,
             },
         })
     }

@@ -68,6 +68,8 @@ pub struct Message {
     pub(crate) age: Duration,
     /// How many messages of the same ordering key were claimed one right after another before this message.
     pub(crate) in_a_row: u32,
+    /// The last destination, in byte order, that has its part, if the message has been fanned out in part.
+    pub(crate) split_to: Option<String>,
 }
 
 impl Message {

@@ -30,6 +30,7 @@ use crate::store::operate::messages::MessageRecord;
 use crate::store::operate::why::{self, WaitReason};
 use crate::store::range::Range;
 use crate::store::relay::lease::{LeaseId, Registration};
+use crate::store::relay::split::Piece;
 use crate::store::relay::{lease, ordered, settle};
 use crate::store::testing;
 
@@ -168,6 +169,7 @@ impl ByHand {
                 keys: &HashMap::new(),
                 closed: &[],
                 bytes: 0,
+                piece: Piece::WHOLE,
             };
             let written = write_down(conn, &settle)?;
             let settlement = match written.in_conflict.is_empty() {

@@ -98,20 +98,23 @@ impl Ways<'_> {
                 None => return Where::Unknown,
             },
         };
+        // A message that is fanned out in part has parts, so it goes nowhere itself.
+        let is_begun = destination.is_empty() && message.split_to.is_some();
         let name = |number: &usize| self.bulkheads[*number].name.to_string();
         let mut names: Vec<String> = match (way, customers.as_slice()) {
-            (Way::To(number), []) => return Where::Bulkhead(number),
+            (Way::To(number), []) if !is_begun => return Where::Bulkhead(number),
             (Way::To(number), _) => vec![name(&number)],
             (Way::Split(numbers), _) => numbers.iter().map(name).collect(),
             // Without an answer to the query, a destination that was just registered may be unknown here.
             (Way::NoRoute, []) if registry.is_nobodys(topic) => {
                 return match self.met {
+                    Some(_) if is_begun => Where::Split(Vec::new()),
                     Some(_) => Where::Nobody,
                     None => Where::Unknown,
                 };
             }
             (_, []) => return Where::Nowhere,
-            (_, [only]) if self.may_go_at_once(registry, message, only) => {
+            (_, [only]) if !is_begun && self.may_go_at_once(registry, message, only) => {
                 return Where::Customer(only);
             }
             _ => {
@@ -121,6 +124,10 @@ impl Ways<'_> {
         };
         let of_customers = customers.iter().filter_map(|one| one.bulkhead.as_ref());
         names.extend(of_customers.map(|one| one.name.to_string()));
+        // Parts are placed in this order, so the last placed part says which are left.
+        names.sort_unstable();
+        names.dedup();
+        names.retain(|name| message.split_to.as_ref().is_none_or(|last| name > last));
         Where::Split(names)
     }
 

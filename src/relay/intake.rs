@@ -132,9 +132,10 @@ pub(super) fn doors(
     let (taken, moving) = (turns.waiting(), turns.waiting_of_good());
     drop(turns);
     let queued: usize = intakes.iter().map(Intake::len).sum::<usize>() + taken;
+    let splitting = shared.to_split();
     let settling = shared
         .in_flight_beside_handlers()
-        .saturating_sub(queued + shared.most_sending());
+        .saturating_sub(queued + shared.most_sending() + splitting);
     let stands_still = settling > 2 * shared.batch();
     let doors = shared.bulkheads.iter().zip(intakes);
     let doors = doors.map(|(bulkhead, intake)| {
@@ -154,8 +155,10 @@ pub(super) fn doors(
     });
     // Messages to be fanned out have no queue, but their payloads are in the claim.
     let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
-    // Some of these messages may go to registered destinations at once.
-    let to_split = match stands_still || moving > 2 * shared.config.batch {
+    // Some of these messages may go to registered destinations at once. Others are fanned out piece by piece, and
+    // wait for one another.
+    let is_behind = splitting > shared.config.batch / 2;
+    let to_split = match stands_still || is_behind || moving > 2 * shared.config.batch {
         true => 0,
         false => to_split.batch(shared.config.batch, bytes.unwrap_or(0)),
     };

@@ -59,6 +59,8 @@ pub(crate) struct Settlement {
     customer: Option<Arc<str>>,
     verdict: Verdict,
     latency: Duration,
+    /// How many destinations of a fan-out have their parts.
+    placed: usize,
     /// Whether an earlier settle of the message lost its result.
     pub(super) repeated: bool,
 }
@@ -78,6 +80,7 @@ impl Settlement {
             customer: job.customer,
             verdict,
             latency,
+            placed: 0,
             repeated: false,
         }
     }
@@ -139,6 +142,28 @@ impl Settlement {
         }
     }
 
+    /// The destinations of a fan-out that may lack their parts.
+    pub(super) fn unplaced(&self) -> &[String] {
+        self.destinations().get(self.placed..).unwrap_or_default()
+    }
+
+    /// Notes that a piece of the fan-out has placed the parts up to this destination.
+    pub(super) fn place_up_to(&mut self, last: Option<&str>) {
+        if let Some(last) = last {
+            let is_placed = |one: &String| one.as_str() <= last;
+            self.placed = self.destinations().partition_point(is_placed);
+        }
+    }
+
+    /// Leaves the rest of a fan-out to another relay: the row says how far it is.
+    pub(super) fn give_back(self) -> Self {
+        Self {
+            verdict: Verdict::Released,
+            placed: 0,
+            ..self
+        }
+    }
+
     /// The settlement of a message that cannot be fanned out, because another message has its key at one of its
     /// destinations. The message is dead-lettered unsent.
     pub(super) fn in_conflict(&self) -> Self {
@@ -170,6 +195,20 @@ impl Settlement {
         }
     }
 
+    /// The topics of the parts that a piece of a fan-out has placed up to this destination.
+    pub(super) fn topics_up_to(&self, last: &str) -> impl Iterator<Item = (Topic, i64)> {
+        let is_placed = move |one: &&String| one.as_str() <= last;
+        let parts = self.unplaced().iter().take_while(is_placed);
+        let is_plain = self.message.ordering_key.is_none();
+        let topic = |one: &String| {
+            (
+                Topic::new(&self.message.topic, one),
+                self.message.available_at,
+            )
+        };
+        parts.filter(move |_| is_plain).map(topic)
+    }
+
     /// The destinations that the message, or each of its parts after a fan-out, names in the outbox. These rows have
     /// the old index position of the message, which claims may have passed.
     fn destinations_before(&self) -> &[String] {
@@ -184,7 +223,10 @@ impl Settlement {
     pub(super) fn topics_before(&self) -> impl Iterator<Item = (Topic, i64)> {
         let topic = |destination: &String| Topic::new(&self.message.topic, destination);
         let destinations = match self.message.ordering_key {
-            None => self.destinations_before(),
+            None => self
+                .destinations_before()
+                .get(self.placed..)
+                .unwrap_or_default(),
             Some(_) => &[],
         };
         let since = self.message.available_at;

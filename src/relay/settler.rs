@@ -2,6 +2,7 @@
 
 mod next;
 mod refused;
+mod splits;
 mod written;
 
 use std::collections::{BTreeMap, HashSet};
@@ -15,6 +16,7 @@ pub(super) use self::written::{Settle, Written, write_down};
 
 use self::next::look_at_the_next;
 use self::refused::Refused;
+use self::splits::{Splits, Unfinished};
 use super::database::Database;
 use super::pauses;
 use super::session::{AfterRefusal, Session};
@@ -28,6 +30,7 @@ use crate::store::relay::claim::Topic;
 use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Trace;
+use crate::store::relay::split::Piece;
 use crate::store::relay::whereabouts::Whereabouts;
 
 /// How long a busy settler gathers outcomes, and how often it checks meanwhile whether the senders have run out of
@@ -42,6 +45,9 @@ const LIGHT: usize = 16;
 /// The time limit of a settle. A settle that takes longer is given up and retried.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The most stored bytes of the parts that one transaction places, unless a single part has more.
+const PIECE_BYTES: usize = 4 << 20;
+
 /// Settles messages without ordering keys. Ends when all senders and the claimer have ended and all messages are
 /// settled, or when the relay gives up at its deadline.
 ///
@@ -49,7 +55,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 /// time. They do not hold up others: settlements that were not refused always come first.
 pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     let session = session(shared, Post::Settler);
-    let mut settler = Settler::new(shared, session, Keys::None);
+    let mut settler = Settler::new(shared, session, Keys::None, largest_piece(shared));
     if settler.run(outcomes).is_ok() {
         pauses::tell_the_last(shared, &mut settler.db);
     }
@@ -61,7 +67,8 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
 /// When the first message of a key is finished, the same transaction settles it and claims the key's next message,
 /// which goes to the claimer.
 pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlement>) {
-    let mut settler = Settler::new(shared, session(shared, post), Keys::GoOn);
+    let session = session(shared, post);
+    let mut settler = Settler::new(shared, session, Keys::GoOn, largest_piece(shared));
     if settler.run(outcomes).is_ok() {
         // Handles the entries that the claimer has left in its inbox.
         for told in shared.signals.told.1.try_iter() {
@@ -74,6 +81,14 @@ pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlem
 
 fn session(shared: &Shared, post: Post) -> Session {
     shared.session(post, STATEMENT_TIMEOUT, Plans::ByIndex)
+}
+
+/// The most of a fan-out that one transaction does. A settle of other messages waits at most for one such transaction.
+fn largest_piece(shared: &Shared) -> Piece {
+    Piece {
+        parts: shared.batch(),
+        bytes: PIECE_BYTES,
+    }
 }
 
 /// The relay has given up.
@@ -94,6 +109,7 @@ pub(super) struct Settler<'a, D> {
     /// Whether the last batch was large.
     is_busy: bool,
     refused: Refused,
+    splits: Splits,
     failures: Failures,
     /// What to do with the connection if the current statement is refused.
     after_refusal: AfterRefusal,
@@ -102,13 +118,15 @@ pub(super) struct Settler<'a, D> {
 }
 
 impl<'a, D: Database> Settler<'a, D> {
-    pub(super) fn new(shared: &'a Shared, db: D, keys: Keys) -> Self {
+    /// `piece`: the most of a fan-out that one transaction does.
+    pub(super) fn new(shared: &'a Shared, db: D, keys: Keys, piece: Piece) -> Self {
         Self {
             shared,
             db,
             keys,
             is_busy: false,
             refused: Refused::default(),
+            splits: Splits::new(piece),
             failures: Failures::default(),
             after_refusal: AfterRefusal::Reconnect,
             topic_aside: None,
@@ -144,13 +162,22 @@ impl<'a, D: Database> Settler<'a, D> {
         }
     }
 
-    /// The time of the next retry of refused settlements, or of the next log line about failures.
+    /// The time of the next piece of a fan-out, of the next retry of refused settlements, or of the next log line about
+    /// failures.
     pub(super) fn next_try(&self) -> Option<Instant> {
-        let tries = self.refused.next_try(clock::now());
-        tries.into_iter().chain(self.failures.due()).min()
+        let now = clock::now();
+        let tries = [self.refused.next_try(now), self.splits.next_piece(now)];
+        let tries = tries.into_iter().flatten();
+        tries.chain(self.failures.due()).min()
     }
 
-    /// Settles a batch until every message is settled or put aside.
+    /// Makes one try of a refused settlement, if a try is due, and does a piece of the fan-outs, if there are any.
+    pub(super) fn try_next(&mut self) {
+        self.try_refused();
+        self.split_next();
+    }
+
+    /// Settles a batch until every message is settled, put aside, or left to be fanned out.
     fn settle_all(&mut self, batch: Vec<Settlement>) -> Result<(), GivenUp> {
         let mut left = self.set_suspects_apart(batch);
         while !left.is_empty() {
@@ -186,34 +213,46 @@ impl<'a, D: Database> Settler<'a, D> {
     }
 
     /// Settles a batch, with one statement for each lease and kind. Returns the messages that were not settled because
-    /// the database is unavailable. The caller retries them at once.
+    /// the database is unavailable. The caller retries them at once. Fan-outs are only begun: see [`splits`].
     pub(super) fn settle(&mut self, batch: Vec<Settlement>) -> Vec<Settlement> {
         let mut groups: BTreeMap<(LeaseId, Kind), Vec<Settlement>> = BTreeMap::new();
         for settlement in batch {
+            if settlement.kind() == Kind::Split {
+                self.splits.add(settlement);
+                continue;
+            }
             groups
                 .entry((settlement.lease, settlement.kind()))
                 .or_default()
                 .push(settlement);
         }
         let mut left = Vec::new();
-        for mut group in groups.into_values().flat_map(each_once) {
+        for group in groups.into_values().flat_map(each_once) {
             let Err(error) = self.settle_group(&group) else {
                 continue;
             };
-            group.iter_mut().for_each(|one| one.repeated = true);
-            if error.is_refusal() && !self.db.is_missing() {
-                left.extend(self.isolate(group));
-            } else {
-                left.extend(group);
-            }
+            left.extend(self.was_not_settled(group, &error));
         }
         left
     }
 
-    /// Settles messages of one lease and kind.
-    fn settle_group(&mut self, group: &[Settlement]) -> Result<(), DatabaseError> {
+    /// Handles an error of a settle. Returns the messages that are to be retried.
+    fn was_not_settled(
+        &mut self,
+        mut group: Vec<Settlement>,
+        error: &DatabaseError,
+    ) -> Vec<Settlement> {
+        group.iter_mut().for_each(|one| one.repeated = true);
+        match error.is_refusal() && !self.db.is_missing() {
+            true => self.isolate(group),
+            false => group,
+        }
+    }
+
+    /// Settles messages of one lease and kind. Returns the messages of which only a part of the fan-out is done.
+    fn settle_group(&mut self, group: &[Settlement]) -> Result<Unfinished, DatabaseError> {
         let Some(first) = group.first() else {
-            return Ok(());
+            return Ok(Unfinished::default());
         };
         let (shared, lease, kind) = (self.shared, first.lease, first.kind());
         let began = clock::now();
@@ -221,14 +260,18 @@ impl<'a, D: Database> Settler<'a, D> {
         let now = clock::now();
         let took = now.saturating_duration_since(began);
         shared.metrics.settle_seconds.record(took.as_secs_f64());
+        self.splits.took(kind, took);
         let changed: HashSet<i64> = written.changed.into_iter().collect();
-        let missed: Vec<&Settlement> = group
+        let unfinished = Unfinished(written.unfinished.into_iter().collect());
+        let ended: Vec<&Settlement> = group.iter().filter(|one| !unfinished.has(one)).collect();
+        let missed: Vec<&Settlement> = ended
             .iter()
-            .filter(|s| !changed.contains(&s.sequence()))
+            .copied()
+            .filter(|one| !changed.contains(&one.sequence()))
             .collect();
         let settled_before = self.settled_before(&missed)?;
         let (mut done, mut dead, mut conflicts) = (Vec::new(), Vec::new(), Vec::new());
-        for settlement in group {
+        for &settlement in &ended {
             let sequence = settlement.sequence();
             if written.in_conflict.contains(&sequence) {
                 dead.push(settlement.in_conflict());
@@ -257,8 +300,10 @@ impl<'a, D: Database> Settler<'a, D> {
         }
         self.tell_conflicts(&conflicts);
         if matches!(kind, Kind::Split | Kind::Released) {
-            let topics = group.iter().flat_map(Settlement::topics_before);
-            let keys = group.iter().flat_map(Settlement::keys_before);
+            let topics = ended.iter().flat_map(|one| one.topics_before());
+            let topics = topics.chain(unfinished.topics(group));
+            // Parts with a key wait until their message is gone.
+            let keys = ended.iter().flat_map(|one| one.keys_before());
             shared.tell_claimer(Told::Returned(Returned::new(topics, keys)));
         } else {
             look_at_the_next(shared, group, &seen_to);
@@ -268,10 +313,10 @@ impl<'a, D: Database> Settler<'a, D> {
             shared.signals.news.ring();
         }
         match &self.topic_aside {
-            None => shared.finished(lease, group.iter().map(|one| one.to)),
-            Some(topic) => shared.finished_aside(lease, topic, group),
+            None => shared.finished(lease, ended.iter().map(|one| one.to)),
+            Some(topic) => shared.finished_aside(lease, topic, &ended),
         }
-        Ok(())
+        Ok(unfinished)
     }
 
     /// The messages that an earlier settle had settled, among those that a repeated settle did not find.

@@ -68,6 +68,8 @@ macro_rules! __outbox_tables {
                 last_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// For a part of a fan-out: the sequence of the original message.
                 split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
+                /// For a message that is being fanned out: the last destination, in byte order, that has its part.
+                split_to -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
             }
         }
 
@@ -204,6 +206,8 @@ macro_rules! __outbox_tables {
                 died_at -> diesel::sql_types::Timestamptz,
                 /// For a part of a fan-out: the sequence of the original message.
                 split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
+                /// For a message that is being fanned out: the last destination, in byte order, that has its part.
+                split_to -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// Whether the dead letter blocks its ordering key.
                 blocks_key -> diesel::sql_types::Bool,
             }

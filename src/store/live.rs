@@ -35,6 +35,7 @@ pub(super) struct Row {
     pub(super) available_at: PgTimestamp,
     expires_at: Option<PgTimestamp>,
     attempts: i32,
+    split_to: Option<String>,
 }
 
 impl Row {
@@ -74,6 +75,7 @@ impl Row {
             available_at: self.available_at.0,
             claimed_at: claimed_at.0,
             in_a_row: 0,
+            split_to: self.split_to,
         }
     }
 }

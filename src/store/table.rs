@@ -297,7 +297,7 @@ tables! {
     outbox, candidate, other = outbox {
         sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
         digest, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, locked_by,
-        locked_at, last_attempt_at, last_error_code, last_error, split_from
+        locked_at, last_attempt_at, last_error_code, last_error, split_from, split_to
     }
     ledger = outbox_ledger {
         message_id, part, sequence, topic, destination, named_destination, ordering_key, idempotency_key,
@@ -312,7 +312,7 @@ tables! {
     dead = outbox_dead {
         sequence, message_id, topic, destination, named_destination, payload, headers, ordering_key,
         idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
-        last_error, http_status, response, died_at, split_from, blocks_key
+        last_error, http_status, response, died_at, split_from, split_to, blocks_key
     }
     messages = outbox_messages { sequence, status, settled_at }
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }

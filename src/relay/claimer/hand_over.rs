@@ -54,7 +54,7 @@ impl<D: Database> Claimer<'_, D> {
         let mut seen = vec![(0, 0); self.intakes.len()];
         let mut to_split = (0, 0);
         for job in jobs {
-            let size = job.message.bytes();
+            let size = job.message.bytes() + bytes_of_destinations(job);
             let add = |(count, bytes): &mut (usize, usize)| {
                 *count += 1;
                 *bytes += size;
@@ -75,4 +75,14 @@ impl<D: Database> Claimer<'_, D> {
             payloads.learn(count, bytes);
         }
     }
+}
+
+/// The memory of the list of a message's destinations, if the message is to be fanned out.
+fn bytes_of_destinations(job: &Job) -> usize {
+    let destinations = match &job.unsent {
+        Some(Verdict::Split(destinations)) => destinations.as_slice(),
+        _ => &[],
+    };
+    let bytes = |name: &String| size_of::<String>() + name.len();
+    destinations.iter().map(bytes).sum()
 }

@@ -92,6 +92,7 @@ pub(in crate::relay) fn claimed(sequence: i64, topic: &str, ordering_key: Option
         claimed: Instant::now(),
         age: Duration::ZERO,
         in_a_row: 0,
+        split_to: None,
     };
     Claimed {
         message,

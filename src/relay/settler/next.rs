@@ -58,6 +58,7 @@ impl<D: Database> Settler<'_, D> {
             keys: &HashMap::new(),
             closed: &[],
             bytes: left_bytes(&shared.bulkheads),
+            piece: self.splits.piece(),
         };
         let mut rows = HashMap::new();
         let mut in_a_row = HashMap::new();

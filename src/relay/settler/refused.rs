@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::splits::Unfinished;
 use super::{GivenUp, Settler, each_once};
 use crate::clock;
 use crate::error::DatabaseError;
@@ -150,7 +151,7 @@ impl<D: Database> Settler<'_, D> {
     }
 
     fn put_aside(&self, topic: &Topic, group: &[Settlement]) {
-        let claims = group.iter().map(Settlement::claim);
+        let claims = group.iter().map(|one| (one.claim(), one.to));
         self.shared.put_aside(topic, claims);
     }
 
@@ -170,7 +171,10 @@ impl<D: Database> Settler<'_, D> {
                 continue;
             }
             match self.settle_apart(&part, None) {
-                Ok(()) => {}
+                Ok(unfinished) => unfinished
+                    .of(part)
+                    .into_iter()
+                    .for_each(|one| self.splits.add(one)),
                 Err((error, took)) if error.is_refusal() => match halves_by_topic(&mut part) {
                     Some(second) => parts.extend([part, second]),
                     None => {
@@ -194,7 +198,7 @@ impl<D: Database> Settler<'_, D> {
         &mut self,
         group: &[Settlement],
         aside: Option<Topic>,
-    ) -> Result<(), (DatabaseError, Duration)> {
+    ) -> Result<Unfinished, (DatabaseError, Duration)> {
         (self.after_refusal, self.topic_aside) = (AfterRefusal::Keep, aside);
         let began = clock::now();
         let settled = self.settle_group(group);
@@ -203,15 +207,18 @@ impl<D: Database> Settler<'_, D> {
     }
 
     /// Makes one try of a refused settlement, if a try is due.
-    pub(in crate::relay) fn try_next(&mut self) {
+    pub(super) fn try_refused(&mut self) {
         if let Some(one) = self.refused.take_next() {
             // An error is no problem here: the settlement waits for its next try.
             let _ = self.try_to_settle(one);
         }
     }
 
-    /// At the end of the relay, tries all refused settlements once more, for at most [`LAST_TRIES`].
+    /// At the end of the relay, releases the messages that are not fanned out yet, and tries all refused settlements
+    /// once more, for at most [`LAST_TRIES`].
     pub(super) fn try_the_rest(&mut self) -> Result<(), GivenUp> {
+        let unfinished = self.splits.give_back();
+        self.settle_all(unfinished)?;
         let until = clock::now() + LAST_TRIES;
         let waiting = std::mem::take(&mut self.refused.waiting);
         for one in waiting.into_values() {
@@ -255,10 +262,14 @@ impl<D: Database> Settler<'_, D> {
         }
         let was_refused = one.group.iter().any(|message| message.repeated);
         match self.settle_apart(&one.group, Some(one.topic().clone())) {
-            Ok(()) => {
+            Ok(unfinished) => {
+                let most = self.shared.batch();
                 if was_refused {
-                    let most = self.shared.batch();
                     self.refused.bring_forward(one.topic(), most);
+                }
+                let left = unfinished.of(one.group);
+                if !left.is_empty() {
+                    self.refused.add_fresh(one.class, left, most);
                 }
                 Ok(())
             }

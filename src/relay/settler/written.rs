@@ -12,7 +12,7 @@ use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::own;
 use crate::store::relay::settle::{self, Delivered, Failed};
-use crate::store::relay::split::{self, Split};
+use crate::store::relay::split::{self, Piece, Split};
 
 /// Settlements of one kind and lease, and the keys whose next messages are claimed with them.
 pub(in crate::relay) struct Settle<'a> {
@@ -27,6 +27,8 @@ pub(in crate::relay) struct Settle<'a> {
     pub(in crate::relay) closed: &'a [String],
     /// The most bytes of the claimed messages.
     pub(in crate::relay) bytes: usize,
+    /// How much of a fan-out is done at once.
+    pub(in crate::relay) piece: Piece,
 }
 
 /// The result of a settle, as sequences.
@@ -35,6 +37,8 @@ pub(in crate::relay) struct Written {
     pub(in crate::relay) changed: Vec<i64>,
     /// The settled messages that were dead-lettered instead of fanned out.
     pub(in crate::relay) in_conflict: Vec<i64>,
+    /// The messages whose fan-out is not finished, and the last destination that has its part.
+    pub(in crate::relay) unfinished: Vec<(i64, Option<String>)>,
 }
 
 /// Records the results of messages of one kind.
@@ -70,12 +74,15 @@ pub(in crate::relay) fn write_down(
             bury(conn, settle, &dead)
         }
         Kind::Split => {
+            // All destinations: the row says which of them have their parts. A standby that took over may have forgotten
+            // the last piece.
             let messages = group.iter().map(|one| (one.claim(), one.destinations()));
             let messages: Vec<Split> = messages.collect();
-            let done = split::split(conn, name, lease, &messages)?;
+            let done = split::split(conn, name, lease, &messages, settle.piece)?;
             let mut written = Written {
                 changed: done.split,
                 in_conflict: Vec::new(),
+                unfinished: done.unfinished,
             };
             // If another message has the same key at one of the destinations, an operator must decide: the message is
             // dead-lettered.
@@ -94,6 +101,7 @@ pub(in crate::relay) fn write_down(
     Ok(Written {
         changed,
         in_conflict: Vec::new(),
+        unfinished: Vec::new(),
     })
 }
 

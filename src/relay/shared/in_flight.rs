@@ -37,6 +37,8 @@ pub(crate) struct InFlight {
     of_bulkheads: Vec<usize>,
     /// The number of messages of each registered destination that has any, including those put aside.
     of_registered: HashMap<u32, usize>,
+    /// The number of messages to be fanned out, without those put aside. They are part of `count`.
+    to_split: usize,
     /// The messages whose handlers run, with their leases. They are part of `count`, possibly for long.
     handled: HashSet<(LeaseId, Claim)>,
     aside: Aside,
@@ -86,6 +88,11 @@ impl InFlight {
         self.of_bulkheads.get_mut(number)
     }
 
+    fn forget_splits(&mut self, ways: impl Iterator<Item = To>) {
+        let count = ways.filter(|to| *to == To::Split).count();
+        self.to_split = self.to_split.saturating_sub(count);
+    }
+
     fn forget_ways(&mut self, ways: impl Iterator<Item = To>) {
         for to in ways {
             if let Some(left) = self.of(to) {
@@ -117,13 +124,14 @@ struct Aside {
 }
 
 impl Aside {
-    /// Returns how many claims were new.
-    fn put(&mut self, topic: &Topic, claims: impl Iterator<Item = Claim>) -> usize {
+    /// Returns where the new ones among these messages go.
+    fn put(&mut self, topic: &Topic, claims: impl Iterator<Item = (Claim, To)>) -> Vec<To> {
         let of_topic = self.of_topics.entry(topic.clone()).or_default();
-        let new = |claim: &Claim| of_topic.insert(*claim);
-        let new: Vec<Claim> = claims.filter(new).collect();
-        self.untried.extend(&new);
-        new.len()
+        let new: Vec<(Claim, To)> = claims
+            .filter(|(claim, _)| of_topic.insert(*claim))
+            .collect();
+        self.untried.extend(new.iter().map(|(claim, _)| claim));
+        new.into_iter().map(|(_, to)| to).collect()
     }
 
     /// Returns how many claims were removed.
@@ -213,6 +221,7 @@ impl Shared {
         let mut count = 0;
         for to in ways {
             count += 1;
+            in_flight.to_split += usize::from(to == To::Split);
             if let Some(of_bulkhead) = in_flight.of(to) {
                 *of_bulkhead += 1;
             }
@@ -225,10 +234,11 @@ impl Shared {
     }
 
     /// Puts messages of a topic aside. Each waits for an individual settle, and nothing waits for the messages.
-    pub(crate) fn put_aside(&self, topic: &Topic, claims: impl Iterator<Item = Claim>) {
+    pub(crate) fn put_aside(&self, topic: &Topic, claims: impl Iterator<Item = (Claim, To)>) {
         let mut in_flight = self.in_flight();
-        let count = in_flight.aside.put(topic, claims);
-        in_flight.count = in_flight.count.saturating_sub(count);
+        let new = in_flight.aside.put(topic, claims);
+        in_flight.count = in_flight.count.saturating_sub(new.len());
+        in_flight.forget_splits(new.into_iter());
         let judged = self.judge(&mut in_flight.aside, topic);
         let is_asked = in_flight.is_asked();
         drop(in_flight);
@@ -247,11 +257,11 @@ impl Shared {
     }
 
     /// Records that messages of a topic, which were put aside, are settled.
-    pub(crate) fn finished_aside(&self, lease: LeaseId, topic: &Topic, settled: &[Settlement]) {
+    pub(crate) fn finished_aside(&self, lease: LeaseId, topic: &Topic, settled: &[&Settlement]) {
         let mut in_flight = self.in_flight();
         in_flight.forget_ways(settled.iter().map(|one| one.to));
         let aside = &mut in_flight.aside;
-        let count = aside.take(topic, settled.iter().map(Settlement::claim));
+        let count = aside.take(topic, settled.iter().map(|one| one.claim()));
         let held = aside.held.clone();
         let judge = |held: &Topic| self.judge(aside, held);
         let judged: Vec<Judged> = held.iter().filter_map(judge).collect();
@@ -397,6 +407,11 @@ impl Shared {
         in_flight.count.saturating_sub(in_flight.handled.len())
     }
 
+    /// The number of messages to be fanned out in flight. They may be there for long.
+    pub(in crate::relay) fn to_split(&self) -> usize {
+        self.in_flight().to_split
+    }
+
     /// The number of messages of a bulkhead in flight.
     pub(in crate::relay) fn in_flight_of(&self, bulkhead: &Bulkhead) -> usize {
         let mut in_flight = self.in_flight();
@@ -430,10 +445,11 @@ impl Shared {
     }
 
     /// Records that messages of a lease are settled, released or lost to another relay.
-    pub(crate) fn finished(&self, lease: LeaseId, ways: impl ExactSizeIterator<Item = To>) {
+    pub(crate) fn finished(&self, lease: LeaseId, ways: impl ExactSizeIterator<Item = To> + Clone) {
         let count = ways.len();
         let mut in_flight = self.in_flight();
-        in_flight.forget_ways(ways);
+        in_flight.forget_ways(ways.clone());
+        in_flight.forget_splits(ways);
         in_flight.forget(lease, count);
         in_flight.count = in_flight.count.saturating_sub(count);
         let (is_rest_settled, is_asked) = (in_flight.is_rest_settled(), in_flight.is_asked());
@@ -520,10 +536,10 @@ mod tests {
         shared.began(LEASE, [To::Nowhere; 2].into_iter());
         let topic = Topic::new("a", "");
         let claim = |sequence| Claim { sequence, at: 0 };
-        shared.put_aside(&topic, [claim(1)].into_iter());
+        shared.put_aside(&topic, [(claim(1), To::Nowhere)].into_iter());
         assert!(rings.is_empty());
         shared.wanted.want(Want::Room);
-        shared.put_aside(&topic, [claim(2)].into_iter());
+        shared.put_aside(&topic, [(claim(2), To::Nowhere)].into_iter());
         assert_eq!(rings.try_recv(), Ok(()));
     }
 }

@@ -61,6 +61,8 @@ pub(super) enum Broken {
     ForgetsKeys,
     /// Requeued messages also stay dead letters.
     RequeuesCopies,
+    /// A fan-out does not record how far it is.
+    ForgetsHowFar,
     /// A settle changes every message that its lease holds, under any claim.
     SettlesByLease,
     /// An expired lease claims.
@@ -83,7 +85,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 24] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 25] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -125,10 +127,11 @@ impl Broken {
         (Self::LosesTurns, &[Promise::Late, Promise::Lost]),
         (Self::PrefersOne, &[Promise::Fair, Promise::Late]),
         (Self::TrustsWhatFails, &[Promise::Late]),
+        (Self::ForgetsHowFar, &[Promise::Doubled, Promise::Late]),
     ];
 
     /// The variants of statements that the comparison with PostgreSQL must find.
-    pub(super) const OF_STATEMENTS: [Self; 21] = [
+    pub(super) const OF_STATEMENTS: [Self; 22] = [
         Self::SettlesUnfenced,
         Self::SettlesByLease,
         Self::ClaimsUnderWhatIsOver,
@@ -145,6 +148,7 @@ impl Broken {
         Self::UndoesNothing,
         Self::RetriesForFree,
         Self::CountsReleases,
+        Self::ForgetsHowFar,
         Self::ForgetsWhatIsDelivered,
         Self::ForgetsKeys,
         Self::RequeuesCopies,

@@ -43,10 +43,16 @@ use crate::status::ReasonCode;
 use crate::store::relay::claim::Claimed;
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::split::Piece;
 
 /// How long a listener waits while an insert is in progress, and while another listener has the lock.
 const WHILE_INSERTING: Duration = Duration::from_millis(5);
 const AFTER_ANOTHER: Duration = Duration::from_secs(1);
+/// One part, so that a fan-out to two destinations has two pieces.
+const PIECE: Piece = Piece {
+    parts: 1,
+    bytes: usize::MAX,
+};
 const SEND_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// A thread that acts.
@@ -220,7 +226,7 @@ impl<'w> Process<'w> {
         let outcomes = Outcomes { plain, keyed };
         let link = |thread| Link::new(stage, number, thread);
         let settling = |keys, outcomes| Settling {
-            settler: Some(Settler::new(shared, link(Actor::Settler(0)), keys)),
+            settler: Some(Settler::new(shared, link(Actor::Settler(0)), keys, PIECE)),
             outcomes,
             left: Vec::new(),
             next: Duration::ZERO,

@@ -74,13 +74,13 @@ struct Row {
 fn rows_of_postgres(conn: &mut PgConnection, name: &OutboxName) -> Vec<Row> {
     statement(format!(
         "SELECT concat_ws(' ', 'live', topic, destination, coalesce(ordering_key, '-'),
-                    coalesce(idempotency_key, '-'), payload, attempts, coalesce(split_from, 0),
+                    coalesce(idempotency_key, '-'), payload, attempts, coalesce(split_from, 0), coalesce(split_to, '-'),
                     coalesce(last_error_code = 'ABANDONED', false)::text,
                     (available_at <= clock_timestamp())::text) AS what,
                 sequence, locked_by AS lease, available_at AS at FROM {}
          UNION ALL
          SELECT concat_ws(' ', 'dead', topic, named_destination, coalesce(ordering_key, '-'),
-                    coalesce(idempotency_key, '-'), payload, attempts, coalesce(split_from, 0),
+                    coalesce(idempotency_key, '-'), payload, attempts, coalesce(split_from, 0), coalesce(split_to, '-'),
                     blocks_key::text), sequence, NULL, NULL FROM {}
          UNION ALL
          SELECT concat_ws(' ', 'ledger', topic, named_destination, coalesce(ordering_key, '-'),
@@ -114,7 +114,8 @@ fn rows_of_tables(tables: &Tables, now: i64) -> Vec<Row> {
     };
     let message = |of: &tables::Row| {
         let (attempts, from) = (of.attempts, of.split_from.unwrap_or(0));
-        format!("{} {} {attempts} {from}", named(of), of.body)
+        let split_to = of.split_to.as_deref().unwrap_or("-");
+        format!("{} {} {attempts} {from} {split_to}", named(of), of.body)
     };
     let live = tables.rows.values().map(|one| {
         let (message, is_due) = (message(one), one.available_at <= now);
@@ -183,6 +184,7 @@ fn enqueue_in_tables(
             is_abandoned: false,
             held: None,
             split_from: None,
+            split_to: None,
         };
         let is_it = |other: &&tables::Row| other.is_known_by(one.idempotency_key, one.destination);
         // A row that the index refuses uses up a sequence, except for the same key twice in one statement.

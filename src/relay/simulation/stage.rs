@@ -924,6 +924,7 @@ impl<'w> Stage<'w> {
                 is_abandoned: false,
                 held: None,
                 split_from: None,
+                split_to: None,
             }
         };
         let rows = messages.iter().map(row).collect();

@@ -49,6 +49,8 @@ pub(super) struct Row {
     pub(super) is_abandoned: bool,
     pub(super) held: Option<Held>,
     pub(super) split_from: Option<i64>,
+    /// The last destination that has its part.
+    pub(super) split_to: Option<String>,
 }
 
 /// The lease that holds a message, and the time of the claim.
@@ -841,8 +843,20 @@ impl Tables {
         changes: &mut Changes,
     ) -> Written {
         let (mut changed, mut in_conflict) = (Vec::new(), Vec::new());
-        for one in settle.group {
+        let (mut unfinished, mut most) = (Vec::new(), settle.piece.parts);
+        let mut group: Vec<&Settlement> = settle.group.iter().collect();
+        group.sort_unstable_by_key(|one| one.sequence());
+        for one in group {
             let claim = one.claim();
+            if settle.kind == Kind::Split && self.locked.contains(&claim.sequence) {
+                // The statement would wait for the other one, and then place the parts that are left.
+                let split_to = self
+                    .rows
+                    .get(&claim.sequence)
+                    .map(|row| row.split_to.clone());
+                unfinished.extend(split_to.map(|last| (claim.sequence, last)));
+                continue;
+            }
             let row = match broken {
                 Some(Broken::SettlesUnfenced) => self.rows.get(&claim.sequence),
                 _ => self.held(settle.lease, claim),
@@ -868,8 +882,18 @@ impl Tables {
             let stands_in_the_way = |destination: &String| {
                 stands_there(destination).is_some_and(|other| !other.has_content_of(&row))
             };
-            let dying =
-                (one.destinations().iter().any(stands_in_the_way)).then(|| one.in_conflict());
+            let rest = one.destinations();
+            let is_placed = |one: &String| row.split_to.as_ref().is_some_and(|last| one <= last);
+            let rest = &rest[rest.partition_point(is_placed)..];
+            let parts = &rest[..rest.len().min(most)];
+            let is_last = parts.len() == rest.len();
+            most -= parts.len();
+            if parts.is_empty() && !is_last {
+                unfinished.push((row.sequence, row.split_to));
+                most = 0;
+                continue;
+            }
+            let dying = (parts.iter().any(stands_in_the_way)).then(|| one.in_conflict());
             let kind = dying.as_ref().map_or(settle.kind, Settlement::kind);
             let after = match kind {
                 Kind::Delivered => {
@@ -918,7 +942,7 @@ impl Tables {
                     None
                 }
                 Kind::Split => {
-                    for destination in one.destinations() {
+                    for destination in parts {
                         let is_there = stands_there(destination).is_some();
                         self.last_sequence += 1;
                         if is_there {
@@ -928,11 +952,23 @@ impl Tables {
                             sequence: self.last_sequence,
                             destination: destination.clone(),
                             split_from: Some(row.place()),
+                            split_to: None,
                             attempts: if row.is_abandoned { 0 } else { row.attempts },
                             is_abandoned: false,
                             ..freed(&row)
                         };
                         changes.rows.insert(part.sequence, Some(part));
+                    }
+                    if !is_last {
+                        let last = parts.last().cloned();
+                        unfinished.push((row.sequence, last.clone()));
+                        let split_to = match broken {
+                            Some(Broken::ForgetsHowFar) => row.split_to.clone(),
+                            _ => last,
+                        };
+                        let kept = Row { split_to, ..row };
+                        changes.rows.insert(kept.sequence, Some(kept));
+                        continue;
                     }
                     None
                 }
@@ -944,6 +980,7 @@ impl Tables {
         Written {
             changed,
             in_conflict,
+            unfinished,
         }
     }
 
@@ -1148,5 +1185,6 @@ fn message(row: &Row, now: Now) -> Message {
         available_at: row.available_at,
         claimed_at: row.held.map_or(0, |held| held.at),
         in_a_row: 0,
+        split_to: row.split_to.clone(),
     }
 }

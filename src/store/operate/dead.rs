@@ -255,12 +255,12 @@ pub(super) fn requeue_to(
         )
         INSERT INTO {outbox} (sequence, message_id, topic, destination, payload, headers,
             ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at,
-            split_from)
+            split_from, split_to)
         OVERRIDING SYSTEM VALUE
         SELECT sequence, message_id, topic, coalesce(nullif(named_destination, ''), $3), payload, headers,
                ordering_key, idempotency_key, digest, tenant_id,
                CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at,
-               occurred_at, split_from
+               occurred_at, split_from, split_to
           FROM gone",
         dead = name.dead(),
         outbox = name.outbox(),

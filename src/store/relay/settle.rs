@@ -244,11 +244,11 @@ pub(crate) fn dead(
             INSERT INTO {dead} (sequence, message_id, topic, destination, named_destination, payload,
                 headers, ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at,
                 created_at, occurred_at, attempts, reason, last_error, http_status, response,
-                split_from, blocks_key)
+                split_from, split_to, blocks_key)
             SELECT g.sequence, g.message_id, g.topic, o.destination, {names}, g.payload,
                    g.headers, g.ordering_key, g.idempotency_key, g.digest, g.tenant_id, g.available_at,
                    g.expires_at, g.created_at, g.occurred_at, g.attempts + o.counted, o.code, o.error,
-                   o.http_status, o.response, g.split_from,
+                   o.http_status, o.response, g.split_from, g.split_to,
                    g.sequence = ANY($12) AND g.ordering_key IS NOT NULL
               FROM gone g JOIN outcome o USING (sequence)
         ), recorded AS ({recorded}), noted AS ({noted})
@@ -397,7 +397,7 @@ pub(super) fn of_row(array: &str, sequences: &str) -> String {
 }
 
 /// The messages in the order that [`of_row`] needs, and the sequences and times of their claims as parameters.
-fn in_order<T>(
+pub(super) fn in_order<T>(
     messages: &[T],
     claim: impl Fn(&T) -> Claim,
 ) -> (Vec<&T>, Vec<i64>, Vec<PgTimestamp>) {

@@ -1,53 +1,73 @@
-//! Fan-out: splitting a message for several destinations into one message for each destination.
+//! Fan-out: replacing a message for several destinations by one message (a part) for each destination.
 //!
-//! Text: `unnest`, and WITH, by which a DELETE feeds an INSERT.
+//! A message may have thousands of destinations and a megabyte of payload, so a call does a bounded [`Piece`] of the
+//! work. The parts are placed in the byte order of their destinations. The message keeps its row and its claim until
+//! all parts are placed, and `split_to` records the last placed destination in the transaction that places the parts.
+//! So whoever continues, in this relay or in another, neither loses nor doubles a part.
+//!
+//! Text: `unnest`, array slices, and WITH, by which a DELETE or an UPDATE feeds an INSERT. No statement joins a set
+//! with a set: the planner expects one row in each, and would compare each row with each.
 
-use diesel::pg::data_types::PgTimestamp;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
 use diesel::result::{Error, QueryResult};
-use diesel::sql_types::{Array, BigInt, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, Text, Timestamptz};
 use diesel::{Connection, PgConnection, RunQueryDsl};
 
 use super::lease::LeaseId;
-use super::settle::{Claim, of_row};
+use super::settle::{Claim, in_order, of_row};
 use crate::name::OutboxName;
 use crate::store::digest_of;
-use crate::store::statement::statement_anew;
+use crate::store::statement::statement;
 
-/// A claimed message, and the destinations that it goes to.
+/// A claimed message, and the destinations that it goes to, in byte order.
 pub(crate) type Split<'a> = (Claim, &'a [String]);
 
-/// The result of a split. Messages in neither list were no longer held under the lease.
+/// The most that one call does, except that it always places at least one part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) parts: usize,
+    /// Stored bytes, as the transaction writes them.
+    pub(crate) bytes: usize,
+}
+
+impl Piece {
+    /// Everything at once.
+    pub(crate) const WHOLE: Self = Self {
+        parts: usize::MAX,
+        bytes: usize::MAX,
+    };
+}
+
+/// The result of a call. Messages in no list were no longer held under the lease.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     /// Messages replaced by their parts.
     pub(crate) split: Vec<i64>,
-    /// Unchanged messages: the outbox has another message with the same key for one of the destinations.
+    /// Messages that lack parts. With the last destination that has its part.
+    pub(crate) unfinished: Vec<(i64, Option<String>)>,
+    /// Messages that cannot be fanned out: the outbox has another message with the same key for one of the
+    /// destinations.
     pub(crate) in_conflict: Vec<i64>,
 }
 
 /// The most tries of a split when other transactions enqueue or settle the same keys at that moment.
 const TRIES: usize = 10;
 
-/// Replaces each message by one message for each of its destinations, with the same id, key and content, in one
-/// transaction. An existing message with the same key and content counts as the part.
+/// Places the next parts of these messages, each with the id, key and content of its message, in one transaction. An
+/// existing message with the same key and content counts as the part.
 pub(crate) fn split(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
     messages: &[Split<'_>],
+    piece: Piece,
 ) -> QueryResult<Done> {
-    let mut messages = messages.to_vec();
-    messages.sort_unstable();
-    let mut parts = Parts::default();
-    for (claim, destinations) in messages {
-        for destination in destinations {
-            parts.sequences.push(claim.sequence);
-            parts.claimed_at.push(PgTimestamp(claim.at));
-            parts.destinations.push(destination);
-        }
-    }
     for _ in 0..TRIES {
-        let result = conn.transaction(|conn| try_to_split(conn, name, lease, &parts));
+        let result = conn.transaction(|conn| try_to_split(conn, name, lease, messages, piece));
         if !matches!(result, Err(Error::RollbackTransaction)) {
             return result;
         }
@@ -57,92 +77,251 @@ pub(crate) fn split(
     ))
 }
 
-#[derive(Default)]
-struct Parts<'a> {
-    sequences: Vec<i64>,
-    claimed_at: Vec<PgTimestamp>,
-    destinations: Vec<&'a str>,
+/// A locked message: its sequence, its stored bytes, the last destination that has its part, and its idempotency key.
+type Held = (i64, i64, Option<String>, Option<String>);
+
+/// The parts of a message that are placed now.
+struct Taken<'a> {
+    held: &'a Held,
+    destinations: &'a [String],
+    is_last: bool,
 }
 
 fn try_to_split(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
-    parts: &Parts<'_>,
+    messages: &[Split<'_>],
+    piece: Piece,
 ) -> QueryResult<Done> {
-    let in_conflict: Vec<i64> = statement_anew(format!(
-        "SELECT DISTINCT g.sequence
-           FROM unnest($1::bigint[], $2::text[], $4::timestamptz[])
-                AS t(sequence, destination, claimed_at)
-           JOIN {outbox} g ON g.sequence = t.sequence
-                          AND g.locked_by = $3 AND g.locked_at = t.claimed_at
-           JOIN {outbox} o ON o.idempotency_key = g.idempotency_key
-                          AND o.destination = t.destination
-          WHERE {other} <> {own}",
-        outbox = name.outbox(),
-        other = digest_of("o"),
-        own = digest_of("g"),
-    ))
-    .bind::<Array<BigInt>, _>(&parts.sequences)
-    .bind::<Array<Text>, _>(&parts.destinations)
-    .bind::<BigInt, _>(lease.0)
-    .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
-    .giving::<BigInt>()
-    .load(conn)?;
-    // The message, the number of its parts, and the number of parts that exist.
-    let rows: Vec<(i64, i64, i64)> = statement_anew(format!(
-        "WITH gone AS (
-            DELETE FROM {outbox} o
-             WHERE o.sequence = ANY($1) AND o.locked_by = $3 AND o.locked_at = {claimed_at}
-               AND o.sequence <> ALL($4)
-            RETURNING o.*
-        ), part AS MATERIALIZED (
-            SELECT g.*, t.place, t.part_destination
-              FROM gone g
-              JOIN unnest($1::bigint[], $2::text[]) WITH ORDINALITY
-                   AS t(part_sequence, part_destination, place) ON t.part_sequence = g.sequence
-        ), inserted AS (
-            INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
-                idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at,
-                attempts, last_attempt_at, last_error_code, last_error, split_from)
-            SELECT message_id, topic, part_destination, payload, headers, ordering_key,
-                   idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at,
-                   CASE WHEN {was_sent} THEN attempts ELSE 0 END, CASE WHEN {was_sent} THEN last_attempt_at END,
-                   CASE WHEN {was_sent} THEN last_error_code END, CASE WHEN {was_sent} THEN last_error END,
-                   coalesce(split_from, sequence)
-              FROM part ORDER BY sequence, place
-            ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
-            RETURNING message_id, idempotency_key, destination
-        )
-        SELECT p.sequence, count(*) AS parts,
-               count(*) FILTER (WHERE i.destination IS NOT NULL OR o.destination IS NOT NULL) AS placed
-          FROM part p
-          LEFT JOIN inserted i ON i.message_id = p.message_id
-                              AND i.idempotency_key IS NOT DISTINCT FROM p.idempotency_key
-                              AND i.destination = p.part_destination
-          LEFT JOIN {outbox} o ON o.idempotency_key = p.idempotency_key
-                              AND o.destination = p.part_destination AND {other} = {own}
-         GROUP BY p.sequence",
-        outbox = name.outbox(),
-        // The attempt that a takeover counts is no send.
-        was_sent = "last_error_code IS DISTINCT FROM 'ABANDONED'",
-        claimed_at = of_row("$5::timestamptz[]", "$1"),
-        other = digest_of("o"),
-        own = digest_of("p"),
-    ))
-    .bind::<Array<BigInt>, _>(&parts.sequences)
-    .bind::<Array<Text>, _>(&parts.destinations)
-    .bind::<BigInt, _>(lease.0)
-    .bind::<Array<BigInt>, _>(&in_conflict)
-    .bind::<Array<Timestamptz>, _>(&parts.claimed_at)
-    .giving::<(BigInt, BigInt, BigInt)>()
-    .load(conn)?;
-    if rows.iter().any(|(_, parts, placed)| parts != placed) {
+    let destinations_of: HashMap<i64, &[String]> = messages
+        .iter()
+        .map(|(claim, destinations)| (claim.sequence, *destinations))
+        .collect();
+    let held = lock(conn, name, lease, messages)?;
+    let mut done = Done::default();
+    let mut taken = Vec::new();
+    let mut left = piece;
+    for one in &held {
+        let (sequence, bytes, split_to, _) = one;
+        let destinations = destinations_of.get(sequence).copied().unwrap_or_default();
+        let rest = behind(destinations, split_to.as_deref());
+        let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX).max(1);
+        // A part may exceed the bytes if it is the first of the piece.
+        let least = usize::from(left == piece);
+        let most = left.parts.min((left.bytes / bytes).max(least));
+        let count = rest.len().min(most);
+        left.parts -= count;
+        left.bytes = left.bytes.saturating_sub(bytes.saturating_mul(count));
+        if count == 0 && !rest.is_empty() {
+            done.unfinished.push((*sequence, split_to.clone()));
+            // No other message may go before: the pieces of one message follow one another.
+            (left.parts, left.bytes) = (0, 0);
+            continue;
+        }
+        taken.push(Taken {
+            held: one,
+            destinations: &rest[..count],
+            is_last: count == rest.len(),
+        });
+    }
+    let digests = digests(conn, name, &taken)?;
+    done.in_conflict = (existing(conn, name, &taken, &digests)?.into_iter())
+        .filter_map(|(sequence, is_same)| (is_same == Some(false)).then_some(sequence))
+        .collect();
+    done.in_conflict.dedup();
+    taken.retain(|one| !done.in_conflict.contains(&one.held.0));
+    let mut placed = 0;
+    for is_last in [true, false] {
+        placed += place(
+            conn,
+            name,
+            taken.iter().filter(|one| one.is_last == is_last),
+            is_last,
+        )?;
+    }
+    let expected: usize = taken.iter().map(|one| one.destinations.len()).sum();
+    // Another message has the place of a part. It must have the same content.
+    let is_there = |(_, is_same): &(i64, Option<bool>)| *is_same == Some(true);
+    if placed != expected && !existing(conn, name, &taken, &digests)?.iter().all(is_there) {
         // A row that this transaction could not see was in the way: try again.
         return Err(Error::RollbackTransaction);
     }
-    Ok(Done {
-        split: rows.into_iter().map(|(sequence, ..)| sequence).collect(),
-        in_conflict,
-    })
+    for one in taken {
+        match one.is_last {
+            true => done.split.push(one.held.0),
+            false => {
+                let split_to = one
+                    .destinations
+                    .last()
+                    .cloned()
+                    .or_else(|| one.held.2.clone());
+                done.unfinished.push((one.held.0, split_to));
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// The destinations after this one.
+fn behind<'a>(destinations: &'a [String], last: Option<&str>) -> &'a [String] {
+    match last {
+        Some(last) => &destinations[destinations.partition_point(|one| one.as_str() <= last)..],
+        None => destinations,
+    }
+}
+
+/// Locks the messages that are still held by their claims, in the order of their sequences.
+fn lock(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Split<'_>],
+) -> QueryResult<Vec<Held>> {
+    let (_, sequences, claimed_at) = in_order(messages, |(claim, _)| *claim);
+    statement(format!(
+        "SELECT o.sequence, (pg_column_size(o.payload) + coalesce(pg_column_size(o.headers), 0))::bigint,
+                o.split_to, o.idempotency_key
+           FROM {outbox} o
+          WHERE o.sequence = ANY($1) AND o.locked_by = $2 AND o.locked_at = {claimed_at}
+          ORDER BY o.sequence FOR NO KEY UPDATE",
+        outbox = name.outbox(),
+        claimed_at = of_row("$3::timestamptz[]", "$1"),
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<BigInt, _>(lease.0)
+    .bind::<Array<Timestamptz>, _>(claimed_at)
+    .giving::<(BigInt, BigInt, Nullable<Text>, Nullable<Text>)>()
+    .load(conn)
+}
+
+/// The digests of the messages that have an idempotency key.
+fn digests(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    taken: &[Taken<'_>],
+) -> QueryResult<HashMap<i64, Vec<u8>>> {
+    let with_key = taken.iter().filter(|one| one.held.3.is_some());
+    let keyed: Vec<i64> = with_key.map(|one| one.held.0).collect();
+    if keyed.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let digests: Vec<(i64, Vec<u8>)> = statement(format!(
+        "SELECT o.sequence, {digest} FROM {outbox} o WHERE o.sequence = ANY($1)",
+        digest = digest_of("o"),
+        outbox = name.outbox(),
+    ))
+    .bind::<Array<BigInt>, _>(keyed)
+    .giving::<(BigInt, Binary)>()
+    .load(conn)?;
+    Ok(digests.into_iter().collect())
+}
+
+/// For each part of a message with an idempotency key: the sequence of the message, and whether the message in the
+/// part's place has the same content (`None`: no message is there). Each place is one probe of the unique index.
+fn existing(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    taken: &[Taken<'_>],
+    digests: &HashMap<i64, Vec<u8>>,
+) -> QueryResult<Vec<(i64, Option<bool>)>> {
+    let (mut sequences, mut keys, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
+    let mut destinations = Vec::new();
+    for one in taken {
+        let (Some(key), Some(digest)) = (&one.held.3, digests.get(&one.held.0)) else {
+            continue;
+        };
+        for destination in one.destinations {
+            sequences.push(one.held.0);
+            keys.push(key.as_str());
+            destinations.push(destination.as_str());
+            wanted.push(digest.as_slice());
+        }
+    }
+    if sequences.is_empty() {
+        return Ok(Vec::new());
+    }
+    statement(format!(
+        "SELECT t.sequence, (SELECT {digest} = t.digest FROM {outbox} o
+                              WHERE o.idempotency_key = t.key AND o.destination = t.destination)
+           FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bytea[]) AS t(sequence, key, destination, digest)",
+        digest = digest_of("o"),
+        outbox = name.outbox(),
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<Array<Text>, _>(keys)
+    .bind::<Array<Text>, _>(destinations)
+    .bind::<Array<Binary>, _>(wanted)
+    .giving::<(BigInt, Nullable<Bool>)>()
+    .load(conn)
+}
+
+/// Places parts of locked messages. The messages are removed if these are their last parts; otherwise they record how
+/// far the fan-out is. Returns the number of new rows.
+fn place<'a>(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    taken: impl Iterator<Item = &'a Taken<'a>>,
+    is_last: bool,
+) -> QueryResult<usize> {
+    let (mut sequences, mut destinations, mut split_to) = (Vec::new(), Vec::new(), Vec::new());
+    // The first and the last part of each message, counted from 1.
+    let (mut first, mut last) = (Vec::new(), Vec::new());
+    for one in taken {
+        let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+        first.push(number(destinations.len() + 1));
+        destinations.extend(one.destinations.iter().map(String::as_str));
+        last.push(number(destinations.len()));
+        sequences.push(one.held.0);
+        split_to.push(one.destinations.last().map(String::as_str));
+    }
+    if sequences.is_empty() {
+        return Ok(0);
+    }
+    let insert = place_sql(name, is_last);
+    let insert = statement(insert)
+        .bind::<Array<BigInt>, _>(sequences)
+        .bind::<Array<Text>, _>(destinations)
+        .bind::<Array<Integer>, _>(first)
+        .bind::<Array<Integer>, _>(last);
+    let insert = match is_last {
+        true => insert,
+        false => insert.bind::<Array<Nullable<Text>>, _>(split_to),
+    };
+    let count: i64 = insert.giving::<BigInt>().get_result(conn)?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+fn place_sql(name: &OutboxName, is_last: bool) -> String {
+    let these = "WHERE o.sequence = ANY($1) RETURNING o.*";
+    let outbox = name.outbox();
+    let taken = match is_last {
+        true => format!("DELETE FROM {outbox} o {these}"),
+        false => format!(
+            "UPDATE {outbox} o SET split_to = {split_to} {these}",
+            split_to = of_row("$5::text[]", "$1")
+        ),
+    };
+    format!(
+        "WITH taken AS ({taken}), inserted AS (
+            INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
+                idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at,
+                attempts, last_attempt_at, last_error_code, last_error, split_from)
+            SELECT o.message_id, o.topic, part.destination, o.payload, o.headers, o.ordering_key,
+                   o.idempotency_key, o.digest, o.tenant_id, o.available_at, o.expires_at, o.created_at,
+                   o.occurred_at, CASE WHEN {was_sent} THEN o.attempts ELSE 0 END,
+                   CASE WHEN {was_sent} THEN o.last_attempt_at END,
+                   CASE WHEN {was_sent} THEN o.last_error_code END, CASE WHEN {was_sent} THEN o.last_error END,
+                   coalesce(o.split_from, o.sequence)
+              FROM taken o
+             CROSS JOIN LATERAL unnest(($2::text[])[{first}:{last}]) WITH ORDINALITY AS part(destination, place)
+             ORDER BY o.sequence, part.place
+            ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
+            RETURNING 1
+        ) SELECT count(*) FROM inserted",
+        // The attempt that a takeover counts is no send.
+        was_sent = "o.last_error_code IS DISTINCT FROM 'ABANDONED'",
+        first = of_row("$3::int[]", "$1"),
+        last = of_row("$4::int[]", "$1"),
+    )
 }

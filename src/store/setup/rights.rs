@@ -72,7 +72,7 @@ const REGISTRAR: Role = Role {
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
             locked_by, locked_at, last_error_code, last_error, split_from"),
         ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
-            idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at, split_from"),
+            idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at, split_from, split_to"),
         ("_ledger", "SELECT", ""),
         ("_attempt", "SELECT, INSERT", ""),
         ("_part", "SELECT", ""),
@@ -91,9 +91,9 @@ const RELAY: Role = Role {
         ("", "SELECT, DELETE", ""),
         ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
             idempotency_key, digest, tenant_id, available_at, expires_at, created_at, \
-            occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from"),
+            occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from, split_to"),
         ("", "UPDATE", "destination, available_at, attempts, locked_by, locked_at, last_attempt_at, \
-            last_error_code, last_error"),
+            last_error_code, last_error, split_to"),
         ("_ledger", "SELECT, INSERT", ""),
         ("_attempt", "SELECT, INSERT", ""),
         ("_part", "SELECT", ""),
@@ -113,10 +113,10 @@ const READER: Role = Role {
     rights: &[
         ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
-            locked_by, locked_at, last_attempt_at, last_error_code, last_error, split_from"),
+            locked_by, locked_at, last_attempt_at, last_error_code, last_error, split_from, split_to"),
         ("_dead", "SELECT", "sequence, message_id, topic, destination, named_destination, ordering_key, \
             idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, \
-            attempts, reason, last_error, http_status, response, died_at, split_from, blocks_key"),
+            attempts, reason, last_error, http_status, response, died_at, split_from, split_to, blocks_key"),
         ("_lease", "SELECT", ""),
         ("_pause", "SELECT", ""),
         ("_destination", "SELECT", "name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, \

@@ -27,6 +27,7 @@ pub(in crate::dispatch::http) fn message(payload: &str) -> Message {
         claimed: std::time::Instant::now(),
         age: std::time::Duration::ZERO,
         in_a_row: 0,
+        split_to: None,
     }
 }
 

@@ -97,6 +97,8 @@ pub(super) enum Ask {
         keys_go_on: bool,
         blocks_key: bool,
         closed: Vec<String>,
+        /// The most parts of a fan-out.
+        parts: usize,
     },
     Settled,
     Pause(&'static str, Option<u32>),
@@ -319,6 +321,7 @@ impl<'a> Dice<'a> {
             keys_go_on: is_done && !self.one_in(4),
             blocks_key,
             closed: self.some(TOPICS.map(str::to_owned), 6),
+            parts: self.rng.usize(1..5),
         }
     }
 

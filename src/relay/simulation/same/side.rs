@@ -28,6 +28,7 @@ use crate::store::relay::ordered::{Key, Page};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::Paused;
 use crate::store::relay::settle::{Claim, Trace};
+use crate::store::relay::split::Piece;
 use crate::store::relay::streams::Found;
 
 pub(super) struct Side<'a, D> {
@@ -286,6 +287,7 @@ impl<'a, D: Database> Side<'a, D> {
                 keys_go_on,
                 blocks_key,
                 closed,
+                parts,
             } => {
                 let settlement = |message| {
                     let job = Job {
@@ -311,12 +313,20 @@ impl<'a, D: Database> Side<'a, D> {
                     keys: &keys,
                     closed,
                     bytes: question.bytes,
+                    piece: Piece {
+                        parts: *parts,
+                        bytes: usize::MAX,
+                    },
                 };
                 let (mut written, next) = db.settle(AfterRefusal::Reconnect, &settle)?;
                 written.changed.sort_unstable();
                 written.in_conflict.sort_unstable();
+                written.unfinished.sort_unstable();
                 let next = self.told_batch(Some(next));
-                format!("{:?} {:?} {next}", written.changed, written.in_conflict)
+                format!(
+                    "{:?} {:?} {:?} {next}",
+                    written.changed, written.in_conflict, written.unfinished
+                )
             }
             Ask::Settled => {
                 let trace = |message: &Message| Trace {

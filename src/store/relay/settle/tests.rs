@@ -3,7 +3,7 @@
 use diesel::connection::SimpleConnection;
 
 use super::*;
-use crate::store::relay::split::{Split, split};
+use crate::store::relay::split::{Piece, Split, split};
 use crate::store::tests::Outbox;
 
 /// Enough messages that comparing each with each would take many seconds.
@@ -149,7 +149,7 @@ fn no_settle_changes_another_message_that_has_the_sequence() {
             dead(conn, name, lease, &failures, false),
             release(conn, name, lease, claims),
         ];
-        let done = split(conn, name, lease, &to_split).expect("a split");
+        let done = split(conn, name, lease, &to_split, Piece::WHOLE).expect("a split");
         assert!(done.in_conflict.is_empty());
         changed.push(Ok(done.split));
         let changed = changed.into_iter().map(|one| one.expect("a settle").len());
