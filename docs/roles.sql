@@ -40,6 +40,7 @@ GRANT SELECT ON "outbox_ledger" TO outbox_registrar;
 GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_registrar;
 GRANT SELECT ON "outbox_part" TO outbox_registrar;
 GRANT SELECT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_registrar;
+GRANT SELECT ON "outbox_lease" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
 
@@ -72,7 +73,8 @@ GRANT SELECT (sequence, message_id, topic, destination, named_destination, order
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT (name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout,
-    description, disabled_reason, created_at, updated_at) ON "outbox_destination" TO outbox_reader;
+    description, disabled_reason, created_at, updated_at, failing_since) ON "outbox_destination" TO
+    outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;
 
 -- Handles each message once (inbox::once). The database has one inbox.

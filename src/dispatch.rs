@@ -139,6 +139,9 @@ pub struct Failure {
     pub retry_after: Option<Duration>,
     /// Whether and how long to pause the destination.
     pub pause: Option<Pause>,
+    /// Whether the cause may be this machine, its network or its name server: no connection was made, and the receiver
+    /// did not refuse it.
+    pub(crate) may_be_ours: bool,
 }
 
 /// How long to pause a destination. Messages of a paused destination wait, and no attempts are counted.
@@ -167,6 +170,7 @@ impl Failure {
             response: Response::default(),
             retry_after: None,
             pause: None,
+            may_be_ours: false,
         }
     }
 }

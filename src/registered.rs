@@ -75,6 +75,9 @@ pub struct RegisteredDestination {
     pub created_at: Option<SystemTime>,
     /// When the destination was last changed.
     pub updated_at: Option<SystemTime>,
+    /// The time of the first failed send since the last successful one; `None`: the last send was successful, as far as
+    /// the relays have recorded it. [`put`](crate::destinations::Destinations::put) ignores the value.
+    pub failing_since: Option<SystemTime>,
     /// Whether the row has a value that could not be read: `problem` says which, and the field here is empty.
     pub(crate) is_unread: bool,
 }
@@ -99,6 +102,7 @@ impl RegisteredDestination {
             problem: None,
             created_at: None,
             updated_at: None,
+            failing_since: None,
             is_unread: false,
         }
     }

@@ -519,6 +519,7 @@ fn shown(one: &RegisteredDestination) -> String {
     row("description", one.description.clone());
     row("registered", one.created_at.map(time));
     row("changed", one.updated_at.map(time));
+    row("failing since", one.failing_since.map(time));
     table.to_string()
 }
 
@@ -546,5 +547,6 @@ fn as_json(one: &RegisteredDestination) -> Value {
         "problem": one.problem,
         "created_at": one.created_at.map(time),
         "updated_at": one.updated_at.map(time),
+        "failing_since": one.failing_since.map(time),
     })
 }

@@ -48,15 +48,26 @@ END
 $function$;
 
 -- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at. The name stays:
--- waiting messages name the destination, and its secret may be encrypted for this name.
+-- waiting messages name the destination, and its secret may be encrypted for this name. A destination with another URL,
+-- or that is enabled again, has not failed yet.
 CREATE FUNCTION outbox_destination_changes() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
+DECLARE
+    others record;
 BEGIN
     IF NEW.name <> OLD.name THEN
         RAISE EXCEPTION 'a registered destination cannot be renamed: insert a new row and delete the old row'
             USING ERRCODE = 'feature_not_supported';
     END IF;
-    NEW.updated_at := clock_timestamp();
+    IF NEW.url <> OLD.url OR NEW.enabled > OLD.enabled THEN
+        NEW.failing_since := NULL;
+    END IF;
+    -- Relays write failing_since. The rest of the row is then the same, byte for byte (*=: json has no other equality).
+    others := NEW;
+    others.failing_since := OLD.failing_since;
+    IF NEW.failing_since IS NOT DISTINCT FROM OLD.failing_since OR NOT others *= OLD THEN
+        NEW.updated_at := clock_timestamp();
+    END IF;
     RETURN NEW;
 END
 $function$;
@@ -447,7 +458,8 @@ BEGIN
 
     -- Registered destinations: webhooks of an application's customers. Plain SQL may write the rows; relays use a
     -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default.
-    -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until.
+    -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. failing_since: the first
+    -- failed send since the last successful one.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             name              text COLLATE "C" NOT NULL,
@@ -467,6 +479,7 @@ BEGIN
             disabled_reason   text,
             created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
             updated_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+            failing_since     timestamptz,
             CONSTRAINT %3$I PRIMARY KEY (name),
             CONSTRAINT outbox_destination_name_is_a_word CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),

@@ -208,7 +208,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_REGISTERED_PORTS", "", field!(registered_ports: Words("PORTS", ports)),
         "Ports allowed in URLs of registered destinations, separated by commas: 443,8443; unset: any").by("RelayBuilder::registered_ports"),
     setting("OUTBOX_REGISTERED_DISABLE_AFTER", "120h", field!(registered_disable_after: Time(TICK)),
-        "How long a registered destination may fail before the relay disables it"),
+        "How long a registered destination may fail before the relay disables it").by("RelayBuilder::registered_disable_after"),
     setting("OUTBOX_BATCH", "500", field!(batch: Count(10_000)),
         "Maximum messages per claim or settle; doubled in batched mode").by("RelayBuilder::batch"),
     setting("OUTBOX_POLL_INTERVAL", "500ms", field!(poll_interval: Time(TICK)),

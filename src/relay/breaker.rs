@@ -16,13 +16,21 @@ pub(super) struct Window {
     settings: Breaker,
     /// The start of each part, its sends and its failures.
     parts: VecDeque<(Instant, u32, u32)>,
+    /// The first of the failures since the last success, and their number.
+    run: Option<(Instant, u32)>,
 }
+
+/// The breaker also opens after this many failures without a success, if they last for [`RUN_WINDOWS`]: a destination
+/// that hangs, or gets few messages, never has enough sends in one window.
+const RUN_FAILURES: u32 = 5;
+const RUN_WINDOWS: u32 = 2;
 
 impl Window {
     pub(super) fn new(settings: Breaker) -> Self {
         Self {
             settings,
             parts: VecDeque::new(),
+            run: None,
         }
     }
 
@@ -33,12 +41,17 @@ impl Window {
     /// Counts a failed send. `true`: too many sends have failed.
     pub(super) fn count_failure(&mut self, now: Instant) -> bool {
         self.count(0, 1, now);
-        self.is_over()
+        let (since, failures) = self.run.get_or_insert((now, 0));
+        *failures = failures.saturating_add(1);
+        let lasts = now.saturating_duration_since(*since);
+        let is_long = *failures >= RUN_FAILURES && lasts >= self.settings.window * RUN_WINDOWS;
+        is_long || self.is_over()
     }
 
     /// Counts successful sends.
     pub(super) fn count_good(&mut self, sends: u32, now: Instant) {
         self.count(sends, 0, now);
+        self.run = None;
     }
 
     fn count(&mut self, good: u32, failed: u32, now: Instant) {
@@ -72,6 +85,7 @@ impl Window {
     /// Forgets all sends.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
+        self.run = None;
     }
 }
 
@@ -154,6 +168,21 @@ mod tests {
             window.count_failure(now);
         }
         assert!(!window.count_failure(now + Duration::from_secs(11)));
+    }
+
+    /// R50: at one send in 4 s, or with 4 concurrent sends that each hang for 10 s, no window ever has 10 sends.
+    #[test]
+    fn it_opens_when_all_of_a_few_sends_fail_for_long() {
+        let mut window = Window::new(settings());
+        let now = Instant::now();
+        let at = |n: u32| now + Duration::from_secs(4) * n;
+        for n in 0..5 {
+            assert!(!window.count_failure(at(n)), "for {} s", 4 * n);
+        }
+        assert!(window.count_failure(at(5)));
+        window.count_good(1, at(5));
+        assert!(!window.count_failure(at(6)), "a success ends the run");
+        assert!(!window.count_failure(at(60)), "too few");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, never};
 
-use super::gate::Gate;
+use super::gate::{Answers, Gate};
 use super::job::Job;
 use super::planner::MOST_LANES;
 use super::to::To;
@@ -192,11 +192,14 @@ impl Bulkhead {
         config: &Config,
         of_all: &Self,
         dispatcher: Arc<dyn Dispatcher>,
+        answers: &Arc<Answers>,
     ) -> Self {
+        let one = Self::of(destination, config, of_all.most_bytes, dispatcher);
         Self {
             number: of_all.number,
             request_batch: None,
-            ..Self::of(destination, config, of_all.most_bytes, dispatcher)
+            gate: one.gate.with_row(answers, config.registered_disable_after),
+            ..one
         }
     }
 

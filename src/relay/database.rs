@@ -10,7 +10,7 @@ use diesel::Connection;
 use super::doubt::Doubt;
 use super::gate::News;
 use super::planner::{LATE_STEP, PATROL_STEP, Part, Streams, Surveyed, WALK_STEP};
-use super::registered::{Changes, Registry};
+use super::registered::{Changes, Failing, Registry};
 use super::session::{AfterRefusal, Session};
 use super::settler::{Settle, Written, write_down};
 use crate::error::DatabaseError;
@@ -56,8 +56,8 @@ pub(super) trait Database {
         moment: Duration,
     ) -> Answer<(Surveyed, Vec<Paused>)>;
 
-    /// The changes of registered destinations since `known`, the removed ones, and what other relays serve.
-    fn registered(&mut self, known: &Registry) -> Answer<Option<Changes>>;
+    /// The changes of registered destinations since `known` and since the stamp `failing`, the removed ones, and what other relays serve.
+    fn registered(&mut self, known: &Registry, failing: i64) -> Answer<Option<Changes>>;
 
     /// The pairs of message and registered destination whose filter matches, as positions in `pairs`. `None`: the query
     /// took too long.
@@ -71,8 +71,22 @@ pub(super) trait Database {
     /// Whether filters can read this payload.
     fn is_filterable(&mut self, payload: &str) -> Answer<bool>;
 
-    /// Disables a registered destination that cannot be used. `false`: the destination has changed meanwhile.
-    fn disable(&mut self, seen: AsSeen<'_>, why: &str) -> Answer<bool>;
+    /// Disables a registered destination, unless the destination has changed meanwhile, or has not failed for the given
+    /// time, if any. `false`: the destination was not disabled.
+    fn disable(
+        &mut self,
+        seen: AsSeen<'_>,
+        why: &str,
+        failed_for: Option<Duration>,
+    ) -> Answer<bool>;
+
+    /// Records in its row that a registered destination has failed for this time or, without a time, that it works.
+    /// Returns for how long it has failed according to the row.
+    fn tell_failing(
+        &mut self,
+        seen: AsSeen<'_>,
+        failed_for: Option<Duration>,
+    ) -> Answer<Option<Duration>>;
 
     /// Records in the lease which registered destinations this relay refuses, as JSON.
     fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()>;
@@ -142,9 +156,6 @@ pub(super) trait Database {
 
     /// Records a change of a gate for other relays.
     fn tell_pause(&mut self, destination: &str, news: News) -> Answer<()>;
-
-    /// Whether the breaker of a destination has not closed for `duration`.
-    fn has_failed_for(&mut self, destination: &str, duration: Duration) -> Answer<bool>;
 
     /// Whether this relay may probe a destination for the time `hold`, and the pauses.
     fn take_probe(&mut self, destination: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)>;
@@ -219,19 +230,27 @@ impl Database for Session {
         })
     }
 
-    fn registered(&mut self, known: &Registry) -> Answer<Option<Changes>> {
+    fn registered(&mut self, known: &Registry, failing: i64) -> Answer<Option<Changes>> {
         self.run(|conn, name| {
-            let stamp = destinations::stamp(conn, name)?;
+            let (stamp, failing_now) = destinations::stamp(conn, name)?;
             let removed = pause::removed(conn, name)?.into_iter().collect();
             if stamp.0 == 0 && !known.is_in_use() && removed == known.removed {
                 return Ok(None);
             }
             let others = served::others(conn, name)?;
+            let failing = match failing_now == failing {
+                true => None,
+                false => Some(Failing {
+                    stamp: failing_now,
+                    ages: destinations::failing(conn, name)?.into_iter().collect(),
+                }),
+            };
             if stamp == known.stamp {
                 return Ok(Some(Changes {
                     stamp,
                     others,
                     removed,
+                    failing,
                     ..Changes::default()
                 }));
             }
@@ -254,6 +273,7 @@ impl Database for Session {
                 removed,
                 gone: gone.into_keys().collect(),
                 rows: rows.collect(),
+                failing,
             }))
         })
     }
@@ -281,14 +301,31 @@ impl Database for Session {
         }
     }
 
-    fn disable(&mut self, seen: AsSeen<'_>, why: &str) -> Answer<bool> {
+    fn disable(
+        &mut self,
+        seen: AsSeen<'_>,
+        why: &str,
+        failed_for: Option<Duration>,
+    ) -> Answer<bool> {
         if self.own_events {
-            return self
-                .run(|conn, name| conn.transaction(|conn| own::disable(conn, name, seen, why)));
+            return self.run(|conn, name| {
+                conn.transaction(|conn| own::disable(conn, name, seen, why, failed_for))
+            });
         }
         self.run(|conn, name| {
-            let disabled = destinations::disable_as_seen(conn, name, seen, why)?;
+            let disabled = destinations::disable_as_seen(conn, name, seen, why, failed_for)?;
             Ok(disabled.is_some())
+        })
+    }
+
+    fn tell_failing(
+        &mut self,
+        seen: AsSeen<'_>,
+        failed_for: Option<Duration>,
+    ) -> Answer<Option<Duration>> {
+        self.run(|conn, name| match failed_for {
+            Some(age) => destinations::fails(conn, name, seen, age),
+            None => destinations::works(conn, name, seen).map(|()| None),
         })
     }
 
@@ -453,10 +490,6 @@ impl Database for Session {
         };
         let kind = Pausable::Destination;
         self.run(|conn, name| pause::pause(conn, name, kind, which, reason, duration, openings))
-    }
-
-    fn has_failed_for(&mut self, which: &str, duration: Duration) -> Answer<bool> {
-        self.run(|conn, name| pause::has_failed_for(conn, name, which, duration))
     }
 
     fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)> {

@@ -4,6 +4,7 @@
 //! its own senders require it. The claimer has a connection: it records the change in the table, and tells the gate
 //! the state of the table.
 
+mod failing;
 mod others;
 mod outcomes;
 
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use self::failing::Failing;
+pub(super) use self::failing::{Answers, RowNews};
 use super::breaker::{Window, sign};
 use super::bucket::Bucket;
 use crate::clock;
@@ -30,8 +33,12 @@ pub(crate) struct Gate {
     name: Arc<str>,
     /// Whether nothing limits sends: a send then passes without the lock.
     is_free: AtomicBool,
+    /// Whether the next successful send must be noticed: sends of the registered destination have failed.
+    fails: AtomicBool,
     /// Successful sends that the window has not counted yet.
     good: AtomicU32,
+    /// For a registered destination.
+    answers: Option<Arc<Answers>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -46,6 +53,8 @@ struct State {
     may_probe_until: Option<Instant>,
     /// The change to record in the table.
     news: Option<News>,
+    /// For a registered destination.
+    failing: Option<Failing>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,11 +158,14 @@ impl Gate {
             openings: 0,
             may_probe_until: None,
             news: None,
+            failing: None,
         };
         Self {
             name: name.into(),
             is_free: AtomicBool::new(state.is_free()),
+            fails: AtomicBool::new(false),
             good: AtomicU32::new(0),
+            answers: None,
             state: Mutex::new(state),
             changed: Condvar::new(),
         }
@@ -206,9 +218,9 @@ impl Gate {
         }
     }
 
-    /// Whether a change must be recorded in the table.
+    /// Whether a change must be recorded in a table.
     pub(super) fn has_news(&self) -> bool {
-        self.lock().news.is_some()
+        self.lock().has_news()
     }
 
     fn try_admit(&self, state: &mut State, now: Instant) -> Admission {
@@ -241,12 +253,22 @@ impl Gate {
 
     /// Learns the result of a send. Returns `true` if a change must be recorded in the table.
     pub(crate) fn record(&self, pass: &Pass, outcome: &Outcome) -> bool {
-        if matches!(outcome, Outcome::Delivered(_)) && self.is_free.load(Ordering::Acquire) {
+        if let Some(answers) = &self.answers {
+            answers.note(outcome, clock::now());
+        }
+        if matches!(outcome, Outcome::Delivered(_))
+            && self.is_free.load(Ordering::Acquire)
+            && !self.fails.load(Ordering::Acquire)
+        {
             self.good.fetch_add(1, Ordering::Relaxed);
             return false;
         }
         let now = clock::now();
         let mut state = self.lock();
+        if let Some(failing) = &mut state.failing {
+            failing.record(outcome, now);
+            self.fails.store(failing.is_failing(), Ordering::Release);
+        }
         self.count_good(&mut state, now);
         let before = state.phase;
         let news = match pause_of(outcome) {
@@ -257,7 +279,7 @@ impl Gate {
             self.changed(&state);
         }
         state.news = news.or(state.news);
-        let has_news = state.news.is_some();
+        let has_news = state.has_news();
         drop(state);
         if let Some(news) = news {
             self.say(news, sign(outcome), now);
@@ -363,6 +385,12 @@ const UNUSED_PROBE: Phase = Phase::Probing {
 };
 
 impl State {
+    /// Whether a change must be recorded in a table.
+    fn has_news(&self) -> bool {
+        let of_row = self.failing.as_ref();
+        self.news.is_some() || of_row.is_some_and(|failing| failing.news.is_some())
+    }
+
     /// Whether sends pass without the lock.
     fn is_free(&self) -> bool {
         self.phase == Phase::Flowing && self.bucket.is_none()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::bulkhead::Bulkhead;
 use super::database::Database;
-use super::gate::{Due, News};
+use super::gate::{Due, News, RowNews};
 use super::planner::KeptBack;
 use super::registered::Customer;
 use super::shared::Shared;
@@ -39,7 +39,46 @@ pub(super) fn follow_up(
             probe(shared, db, bulkhead)?;
         }
     }
+    for customer in &watched {
+        follow_row(shared, db, customer)?;
+    }
     Ok(())
+}
+
+/// Records in the row of a registered destination that it fails or works, and disables one that has failed for longer
+/// than the settings allow.
+fn follow_row(
+    shared: &Shared,
+    db: &mut impl Database,
+    customer: &Customer,
+) -> Result<(), DatabaseError> {
+    let Some(gate) = customer.bulkhead.as_ref().map(|one| &one.gate) else {
+        return Ok(());
+    };
+    let Some(news) = gate.take_row_news() else {
+        return Ok(());
+    };
+    let seen = customer.as_seen();
+    let after = shared.config.registered_disable_after;
+    let told = match news {
+        RowNews::Fails(since) => {
+            let age = clock::now().saturating_duration_since(since);
+            let age = db.tell_failing(seen, Some(age));
+            age.map(|age| gate.learn_row(age, clock::now()))
+        }
+        RowNews::Works => {
+            let age = db.tell_failing(seen, None);
+            age.map(|age| gate.learn_row(age, clock::now()))
+        }
+        RowNews::HasFailedLong => {
+            let why = format!("has failed for {}", humantime::format_duration(after));
+            disable(db, seen, &why, Some(after))
+        }
+    };
+    if told.is_err() {
+        gate.keep_row_news(news);
+    }
+    told
 }
 
 /// All bulkheads, including those of registered destinations whose gates are watched.
@@ -61,34 +100,19 @@ fn tell(
     if matches!(news, News::Opened(..)) {
         let metrics = &shared.metrics.destinations[bulkhead.number];
         metrics.breaker_opened.increment(1);
-        if let Some(customer) = shared.registered.registry().named(&bulkhead.name) {
-            disable_where_long(shared, db, customer)?;
-        }
     }
     Ok(())
 }
 
-/// Disables a registered destination that has failed for longer than the settings allow.
-fn disable_where_long(
-    shared: &Shared,
-    db: &mut impl Database,
-    customer: &Customer,
-) -> Result<(), DatabaseError> {
-    let after = shared.config.registered_disable_after;
-    if db.has_failed_for(customer.name(), after)? {
-        let why = format!("has failed for {}", humantime::format_duration(after));
-        disable(db, customer.as_seen(), &why)?;
-    }
-    Ok(())
-}
-
-/// Disables a registered destination, unless it has changed since it was seen. Logs the change.
+/// Disables a registered destination, unless it has changed since it was seen or, with `failed_for`, has not failed for
+/// this time. Logs the change.
 pub(super) fn disable(
     db: &mut impl Database,
     seen: AsSeen<'_>,
     why: &str,
+    failed_for: Option<Duration>,
 ) -> Result<(), DatabaseError> {
-    if db.disable(seen, why)? {
+    if db.disable(seen, why, failed_for)? {
         let name = seen.name;
         log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}; messages already addressed to it wait until it is enabled, and it gets no new ones");
     }
@@ -122,6 +146,9 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
             if let Some(news) = bulkhead.gate.take_news() {
                 tell(shared, db, bulkhead, news)?;
             }
+        }
+        for customer in &watched {
+            follow_row(shared, db, customer)?;
         }
         Ok::<(), DatabaseError>(())
     };

@@ -5,16 +5,17 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
 use super::bell::Bell;
 use super::bulkhead::Bulkhead;
-use super::gate::{Room, Standing};
+use super::gate::{Answers, Room, Standing};
 use super::job::Job;
 use super::to::To;
 use super::turns::Turns;
+use crate::clock;
 use crate::config::{Config, ConfigError};
 use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome};
 use crate::lock::lock;
@@ -121,6 +122,17 @@ pub(crate) struct Changes {
     pub(super) gone: Vec<String>,
     /// The new and the changed rows, each with its stamp, which changes with the row.
     pub(super) rows: Vec<(Row, i64)>,
+    /// The failing destinations, if some fail now or do not fail any more.
+    pub(super) failing: Option<Failing>,
+}
+
+/// The destinations that fail according to their rows. A change of this column changes no gate and no other state of a
+/// destination, so it is read apart from the rows.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Failing {
+    pub(super) stamp: i64,
+    /// Each name, and for how long it has failed when this was read.
+    pub(super) ages: HashMap<String, Duration>,
 }
 
 /// A row that no relay can use, with the reason.
@@ -315,6 +327,8 @@ pub(super) struct Maker {
     /// The settings for registered destinations.
     config: Config,
     customers: Arc<Customers>,
+    /// Shared by the gates of all registered destinations.
+    answers: Arc<Answers>,
 }
 
 impl Maker {
@@ -322,6 +336,7 @@ impl Maker {
         Self {
             config: config.for_registered(),
             customers,
+            answers: Arc::new(Answers::new()),
         }
     }
 
@@ -361,7 +376,8 @@ impl Maker {
                 Some(why),
             ),
         };
-        let bulkhead = Bulkhead::of_customer(&destination, &self.config, pool, dispatcher);
+        let answers = &self.answers;
+        let bulkhead = Bulkhead::of_customer(&destination, &self.config, pool, dispatcher, answers);
         Ok(Made {
             bulkhead: Some(bulkhead),
             refused,
@@ -394,6 +410,9 @@ struct Known {
     registry: Arc<Registry>,
     /// The destinations whose gates may restrict sends, or have changes for the table.
     watched: HashSet<u32>,
+    /// The failing destinations, and when they were read.
+    failing: Failing,
+    failing_at: Option<Instant>,
 }
 
 /// The state of registered destinations that the threads of a relay share.
@@ -453,7 +472,7 @@ impl Registered {
     /// Applies changes. Returns the rows that no relay can use, and whether messages may go elsewhere than before.
     pub(super) fn change(
         &self,
-        changes: Changes,
+        mut changes: Changes,
         pool: &Bulkhead,
         routes: &Routes,
     ) -> (Vec<Bad>, bool) {
@@ -461,10 +480,27 @@ impl Registered {
             return (Vec::new(), false);
         };
         let before = self.registry();
+        let has_failing = changes.failing.is_some();
+        let mut to_learn = Vec::new();
+        if let Some(failing) = changes.failing.take() {
+            let mut known = lock(&self.known);
+            to_learn.extend(
+                known
+                    .failing
+                    .ages
+                    .keys()
+                    .chain(failing.ages.keys())
+                    .cloned(),
+            );
+            (known.failing, known.failing_at) = (failing, Some(clock::now()));
+        }
         let is_same = changes.stamp == before.stamp
             && changes.others == *before.others
             && changes.removed == before.removed;
         if is_same {
+            if has_failing {
+                self.tell_failing(&before, to_learn.iter());
+            }
             return (Vec::new(), false);
         }
         let changed = changes.rows.iter().map(|(one, _)| one.row.name.clone());
@@ -476,10 +512,30 @@ impl Registered {
         // A new gate does not know the pauses in the table, so it is watched.
         let new = changed.iter().filter_map(|name| next.named(name));
         self.turns().keep(|id| next.get(id).is_some());
+        self.tell_failing(&next, changed.iter().chain(&to_learn));
         let mut known = lock(&self.known);
         known.watched.extend(new.map(|one| one.id));
         known.registry = Arc::new(next);
         (bad, true)
+    }
+
+    /// The stamp of the failing destinations as known here.
+    pub(super) fn failing_stamp(&self) -> i64 {
+        lock(&self.known).failing.stamp
+    }
+
+    /// Tells the gates of these destinations for how long they have failed according to their rows.
+    fn tell_failing<'n>(&self, registry: &Registry, names: impl Iterator<Item = &'n String>) {
+        let now = clock::now();
+        let known = lock(&self.known);
+        let since = now.saturating_duration_since(known.failing_at.unwrap_or(now));
+        for name in names {
+            let one = registry.named(name);
+            if let Some(bulkhead) = one.and_then(|one| one.bulkhead.as_ref()) {
+                let age = known.failing.ages.get(name);
+                bulkhead.gate.learn_row(age.map(|age| *age + since), now);
+            }
+        }
     }
 
     /// Watches a destination, because its gate may restrict sends from here on.
@@ -498,7 +554,9 @@ impl Registered {
 
     /// Stops watching destinations whose messages flow again, or that do not exist any more.
     pub(super) fn forget_flowing(&self) {
-        let Known { registry, watched } = &mut *lock(&self.known);
+        let Known {
+            registry, watched, ..
+        } = &mut *lock(&self.known);
         watched.retain(|id| {
             let customer = registry.get(*id);
             let bulkhead = customer.and_then(|one| one.bulkhead.as_ref());

@@ -296,6 +296,8 @@ macro_rules! __outbox_tables {
                 created_at -> diesel::sql_types::Timestamptz,
                 /// When the destination was last changed. The database sets the column.
                 updated_at -> diesel::sql_types::Timestamptz,
+                /// The first failed send since the last successful one; null: the last send was successful.
+                failing_since -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
             }
         }
 

@@ -15,6 +15,7 @@ use diesel::{PgConnection, PgTextExpressionMethods, delete, insert_into, update}
 use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
+use super::live::system_time;
 use super::place::from_micros;
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
 use super::statement::{statement, statement_anew};
@@ -60,6 +61,7 @@ struct Row {
     created_at: SystemTime,
     #[diesel(deserialize_as = Time)]
     updated_at: SystemTime,
+    failing_since: Option<PgTimestamp>,
 }
 
 /// The columns of a `Row`.
@@ -81,6 +83,7 @@ macro_rules! row {
             destination::disabled_reason,
             destination::created_at,
             destination::updated_at,
+            destination::failing_since,
         )
     };
 }
@@ -112,6 +115,7 @@ impl From<Row> for RegisteredDestination {
             disabled_reason: row.disabled_reason,
             created_at: Some(row.created_at),
             updated_at: Some(row.updated_at),
+            failing_since: row.failing_since.map(system_time),
             is_unread: problem.is_some(),
             ..Self::new(row.name, row.url)
         };
@@ -298,23 +302,40 @@ pub(crate) struct AsSeen<'a> {
     pub(crate) updated_at: Option<SystemTime>,
 }
 
-/// Disables the destination for this reason, if it is enabled and unchanged since it was seen. Returns the tenant, if
-/// any. Outer `None`: the destination has changed, is already disabled, or is gone.
+/// The row as it was seen.
+#[cfg(feature = "relay")]
+fn is_as_seen(seen: AsSeen<'_>) -> On<'_, destination::table> {
+    let seen_at = seen.updated_at.map(timestamp);
+    let is_same = destination::updated_at.nullable().eq(seen_at);
+    Box::new(
+        destination::name
+            .eq(seen.name)
+            .and(is_same.assume_not_null()),
+    )
+}
+
+/// Disables the destination for this reason, if it is enabled and unchanged since it was seen and, with `failed_for`,
+/// has failed for this time. Returns the tenant, if any. Outer `None`: the destination has changed, is already disabled,
+/// or is gone, or a send has succeeded.
 #[cfg(feature = "relay")]
 pub(crate) fn disable_as_seen(
     conn: &mut PgConnection,
     name: &OutboxName,
     seen: AsSeen<'_>,
     reason: &str,
+    failed_for: Option<Duration>,
 ) -> QueryResult<Option<Option<Uuid>>> {
+    let fails: On<'_, destination::table> = all_of([given(failed_for, |time| {
+        let since = destination::failing_since;
+        let is_long = since
+            .assume_not_null()
+            .le(clock_timestamp() - interval(time));
+        since.is_not_null().and(is_long)
+    })]);
     update(registered(name))
-        .filter(destination::name.eq(seen.name))
-        .filter(
-            destination::updated_at
-                .nullable()
-                .eq(seen.updated_at.map(timestamp)),
-        )
+        .filter(is_as_seen(seen))
         .filter(destination::enabled)
+        .filter(fails)
         .set((
             destination::enabled.eq(false),
             destination::disabled_reason.eq(reason),
@@ -322,6 +343,75 @@ pub(crate) fn disable_as_seen(
         .returning(destination::tenant_id)
         .get_result(conn)
         .optional()
+}
+
+/// Records that the destination has failed for this time, unless the row shows a failure already or has changed since it
+/// was seen. Returns for how long the destination has failed according to the row. `None`: the row is gone, or has
+/// changed.
+#[cfg(feature = "relay")]
+pub(crate) fn fails(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    seen: AsSeen<'_>,
+    failed_for: Duration,
+) -> QueryResult<Option<Duration>> {
+    let since = clock_timestamp() - interval(failed_for);
+    update(registered(name))
+        .filter(is_as_seen(seen))
+        .filter(destination::failing_since.is_null())
+        .set(destination::failing_since.eq(since.nullable()))
+        .execute(conn)?;
+    let now = registered(name)
+        .filter(is_as_seen(seen))
+        .filter(destination::failing_since.is_not_null())
+        .select((
+            destination::failing_since.assume_not_null(),
+            clock_timestamp(),
+        ))
+        .get_result::<(PgTimestamp, PgTimestamp)>(conn)
+        .optional()?;
+    Ok(now.map(between))
+}
+
+/// Records that the destination works.
+#[cfg(feature = "relay")]
+pub(crate) fn works(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    seen: AsSeen<'_>,
+) -> QueryResult<()> {
+    update(registered(name))
+        .filter(is_as_seen(seen))
+        .filter(destination::failing_since.is_not_null())
+        .set(destination::failing_since.eq(None::<PgTimestamp>))
+        .execute(conn)
+        .map(drop)
+}
+
+/// The failing destinations, each with the time for which it has failed.
+#[cfg(feature = "relay")]
+pub(crate) fn failing(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Vec<(String, Duration)>> {
+    let found = registered(name)
+        .filter(destination::failing_since.is_not_null())
+        .select((
+            destination::name,
+            (
+                destination::failing_since.assume_not_null(),
+                clock_timestamp(),
+            ),
+        ))
+        .load::<(String, (PgTimestamp, PgTimestamp))>(conn)?;
+    let of_row = |(name, times)| (name, between(times));
+    Ok(found.into_iter().map(of_row).collect())
+}
+
+#[cfg(feature = "relay")]
+fn between((since, now): (PgTimestamp, PgTimestamp)) -> Duration {
+    let micros = now.0.saturating_sub(since.0);
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
 /// The tenant of the destination, if any. Outer `None`: the destination does not exist.
@@ -413,16 +503,22 @@ pub(crate) type Stamp = (i64, i64);
 const STAMP: &str = "hashtextextended(name, (extract(epoch FROM updated_at) * 1000000)::bigint
     + (coalesce(old_secrets_until > clock_timestamp(), true))::int)";
 
-/// The stamp of the whole table.
+/// A number that changes when the row begins to fail, or works again. A destination that works has 0.
+const FAILING_STAMP: &str =
+    "coalesce(hashtextextended(name, (extract(epoch FROM failing_since) * 1000000)::bigint), 0)";
+
+/// The stamp of the whole table, and the stamp of its failing destinations.
 ///
-/// Text: a sum of hashes.
-pub(crate) fn stamp(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Stamp> {
-    statement(format!(
-        "SELECT count(*), (coalesce(sum({STAMP}), 0) % 9223372036854775807)::bigint FROM {}",
+/// Text: sums of hashes.
+pub(crate) fn stamp(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Stamp, i64)> {
+    let (count, stamp, failing) = statement(format!(
+        "SELECT count(*), (coalesce(sum({STAMP}), 0) % 9223372036854775807)::bigint,
+                (coalesce(sum({FAILING_STAMP}), 0) % 9223372036854775807)::bigint FROM {}",
         name.destination()
     ))
-    .giving::<(BigInt, BigInt)>()
-    .get_result(conn)
+    .giving::<(BigInt, BigInt, BigInt)>()
+    .get_result(conn)?;
+    Ok(((count, stamp), failing))
 }
 
 /// The stamp of each row, by name. Text: like [`stamp`].

@@ -112,7 +112,7 @@ fn between(from: PgTimestamp, to: PgTimestamp) -> Duration {
 }
 
 /// The nearest time that a header can hold. Plain SQL can store any time, and infinity.
-fn system_time(timestamp: PgTimestamp) -> SystemTime {
+pub(super) fn system_time(timestamp: PgTimestamp) -> SystemTime {
     let since_1970 = u64::try_from(to_micros(timestamp)).unwrap_or(0);
     UNIX_EPOCH + Duration::from_micros(since_1970).min(LAST_SECOND)
 }

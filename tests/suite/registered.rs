@@ -755,29 +755,155 @@ fn what_they_get_is_no_message_without_a_route() {
     end(&relay);
 }
 
-/// R46: a destination that has failed for days is disabled.
+/// R46, R50: at a few messages a second, far too few for a breaker to open.
 #[test]
-fn one_that_has_failed_for_five_days_is_disabled() {
+fn what_fails_at_ordinary_traffic_is_disabled_however_it_fails() {
     let database = Database::new();
-    let receiver = Receiver::answering(|_| 500);
+    let good = Receiver::ok();
+    let (hanging, gate) = Receiver::held();
+    let receivers = [500, 404, 400, 429].map(|status| Receiver::answering(move |_| status));
+    let refusing = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        format!("http://{address}/")
+    };
+    let hook = |name: &str, url: &str| put(&database, &RegisteredDestination::new(name, url));
+    for (name, receiver) in ["500", "404", "400", "429"].iter().zip(&receivers) {
+        hook(name, &receiver.url());
+    }
+    hook("hanging", &hanging.url());
+    hook("refusing", &refusing);
+    hook("good", &good.url());
+    let after = Duration::from_secs(3);
+    let relay = relay(&database)
+        .registered_disable_after(after)
+        .max_attempts(1_000_000)
+        .start()
+        .expect("a relay");
+    let began = Instant::now();
+    let disabled =
+        "SELECT string_agg(name, ' ' ORDER BY name) FROM {o}_destination WHERE NOT enabled";
+    eventually("all that fail are disabled", || {
+        database.enqueue("order.paid", json!({}));
+        std::thread::sleep(Duration::from_millis(250));
+        let now = database.text(disabled);
+        assert!(now.is_none() || began.elapsed() >= after, "{now:?}");
+        now.as_deref() == Some("400 404 429 500 hanging refusing")
+    });
+    let reasons =
+        database.text("SELECT string_agg(DISTINCT disabled_reason, ' ') FROM {o}_destination");
+    assert_eq!(reasons.as_deref(), Some("has failed for 3s"));
+    gate.open();
+    end(&relay);
+}
+
+/// R46: the change of this column is no change of the destination.
+#[test]
+fn the_first_failure_is_written_and_a_success_clears_it() {
+    let database = Database::new();
+    let fails = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let does_fail = std::sync::Arc::clone(&fails);
+    let receiver = Receiver::answering(move |_| match does_fail.load(Ordering::SeqCst) {
+        true => 500,
+        false => 200,
+    });
     put(
         &database,
         &RegisteredDestination::new("acme", receiver.url()),
     );
-    // The breaker has opened many times since then, and the next probe is due.
-    database.execute(
-        "INSERT INTO {o}_pause (kind, name, reason, openings, paused_at, paused_until)
-         VALUES ('destination', 'acme', 'BREAKER_OPEN', 7, now() - interval '6 days', now())",
-    );
-    let relay = started(&database);
+    let updated = "SELECT updated_at::text FROM {o}_destination";
+    let before = database.text(updated);
+    let since = "SELECT failing_since::text FROM {o}_destination";
+    let relays = [started(&database), started(&database)];
+    assert_eq!(database.text(since), None);
     database.enqueue("order.paid", json!({}));
-    eventually("the destination is disabled", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
+    eventually("the failure is written", || database.text(since).is_some());
+    let first = database.text(since);
+    let sent = receiver.count();
+    eventually("more sends fail", || receiver.count() > sent + 3);
+    assert_eq!(
+        database.text(since),
+        first,
+        "only the first failure is written"
+    );
+    fails.store(false, Ordering::SeqCst);
+    eventually("the success is written", || {
+        database.enqueue("order.paid", json!({}));
+        database.text(since).is_none()
     });
-    end(&relay);
-    let reason = database.text("SELECT disabled_reason FROM {o}_destination");
-    assert_eq!(reason.as_deref(), Some("has failed for 5days"));
-    assert_eq!((receiver.count(), database.count("retrying")), (1, 1));
+    assert_eq!(
+        database.text(updated),
+        before,
+        "the destination has not changed"
+    );
+    for relay in &relays {
+        end(relay);
+    }
+}
+
+/// R50: a relay whose settings leave too little time for the receiver.
+#[test]
+fn what_one_relay_alone_cannot_reach_is_not_disabled() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| {
+        std::thread::sleep(Duration::from_millis(500));
+        200
+    });
+    put(
+        &database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
+    let after = Duration::from_secs(3);
+    let with = |timeout| {
+        let relay = relay(&database).max_attempts(1_000_000);
+        let relay = relay.registered_disable_after(after).send_timeout(timeout);
+        relay.start().expect("a relay")
+    };
+    let hasty = with(Duration::from_millis(100));
+    let patient = with(Duration::from_millis(1200));
+    let began = Instant::now();
+    let failed = "SELECT count(*) FROM {o}_attempt WHERE event = 'failed' AND happened_at > now() - interval '1 s'";
+    eventually(
+        "the hasty relay has failed for long, and still fails",
+        || {
+            database.enqueue("order.paid", json!({}));
+            std::thread::sleep(Duration::from_millis(100));
+            began.elapsed() > 3 * after && database.number(failed) > 0
+        },
+    );
+    assert!(patient.stats().delivered > 0, "the patient relay delivers");
+    assert!(hasty.stats().retried > 0, "the hasty relay fails");
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        1
+    );
+    for relay in [&hasty, &patient] {
+        end(relay);
+    }
+}
+
+/// R46
+#[test]
+fn a_new_url_and_enabling_begin_without_failures() {
+    let database = Database::new();
+    let since = || database.text("SELECT failing_since::text FROM {o}_destination");
+    let updated = || database.text("SELECT updated_at::text FROM {o}_destination");
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, headers, filter) VALUES ('acme', 'https://a.example', '{\"a\": \"b\"}', '$.a')",
+    );
+    for change in ["url = 'https://b.example'", "enabled = true"] {
+        database.execute("UPDATE {o}_destination SET enabled = false");
+        let before = updated();
+        database.execute("UPDATE {o}_destination SET failing_since = now()");
+        assert_eq!(updated(), before);
+        assert!(since().is_some());
+        database.execute(&format!(
+            "UPDATE {{o}}_destination SET description = $${change}$$, failing_since = now() - interval '1 h'",
+        ));
+        assert_ne!(updated(), before);
+        database.execute(&format!("UPDATE {{o}}_destination SET {change}"));
+        assert_eq!(since(), None, "{change}");
+    }
 }
 
 /// R46: JSON that PostgreSQL stores but cannot query harms no other message.

@@ -136,6 +136,7 @@ pub(super) fn outcome(error: &Error, timeout: Duration) -> Outcome {
         other => other.to_string(),
     };
     let mut failure = Failure::new(code, text);
+    failure.may_be_ours = may_be_ours(error);
     match whose {
         Whose::ThisMachine | Whose::Proxy => {
             failure.retry_after = Some(WAIT);
@@ -219,6 +220,21 @@ fn judge_own(error: &(dyn StdError + Send + Sync + 'static)) -> (Whose, ReasonCo
         None => ReasonCode::Failed,
     };
     (Whose::Destination, code)
+}
+
+/// Whether no connection was made and nothing shows that the receiver is the cause. The attempt counts all the same, but
+/// says little about the destination as a whole.
+fn may_be_ours(error: &Error) -> bool {
+    use ureq::Timeout;
+
+    match error {
+        Error::HostNotFound | Error::Timeout(Timeout::Resolve | Timeout::Connect) => true,
+        Error::Other(inner) if inner.is::<LookupFailed>() => true,
+        Error::Other(inner) => inner
+            .downcast_ref()
+            .is_some_and(|NotConnected(io)| io.kind() != ErrorKind::ConnectionRefused),
+        _ => false,
+    }
 }
 
 fn no_answer_within(timeout: Duration) -> String {

@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ureq::Timeout;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
@@ -77,7 +78,7 @@ impl FirstAddress {
                 let deadline = Instant::now() + (*timeout.after).min(LONGEST_WAIT);
                 self.lookups
                     .addresses(name, deadline)
-                    .ok_or(ureq::Error::Timeout(timeout.reason))?
+                    .ok_or(ureq::Error::Timeout(Timeout::Resolve))?
                     .map_err(|error| ureq::Error::Other(Box::new(error)))?
             }
         };
@@ -121,7 +122,6 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Mutex, mpsc};
 
-    use ureq::Timeout;
     use ureq::unversioned::transport::time;
 
     use super::super::lookups::{THREADS, Times};

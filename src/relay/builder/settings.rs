@@ -99,6 +99,23 @@ impl RelayBuilder {
         })
     }
 
+    /// Sets how long a registered destination may fail before the relay disables it: no send has succeeded for this long,
+    /// at any relay. Defaults to 5 days.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    /// use std::time::Duration;
+    ///
+    /// let day = Duration::from_secs(24 * 3600);
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_disable_after(2 * day);
+    /// ```
+    #[must_use]
+    pub fn registered_disable_after(self, time: Duration) -> Self {
+        self.with("OUTBOX_REGISTERED_DISABLE_AFTER", |config| {
+            config.registered_disable_after = time;
+        })
+    }
+
     /// Sets the keys that encrypt the secrets of registered destinations in the database. See
     /// [`Destinations::with_keys`](crate::destinations::Destinations::with_keys). Defaults to none.
     ///

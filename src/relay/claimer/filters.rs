@@ -63,7 +63,9 @@ impl<D: Database> Claimer<'_, D> {
             let of_one: Vec<Pair> = of_one.cloned().collect();
             match (self.ask(AfterRefusal::Reconnect, &of_one)?, of_one.first()) {
                 (Some(more), _) => met.extend(more),
-                (None, Some((_, customer))) => disable(&mut self.db, customer.as_seen(), TOO_SLOW)?,
+                (None, Some((_, customer))) => {
+                    disable(&mut self.db, customer.as_seen(), TOO_SLOW, None)?
+                }
                 (None, None) => {}
             }
         }

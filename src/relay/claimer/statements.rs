@@ -88,7 +88,7 @@ impl<D: Database> Claimer<'_, D> {
         let (shared, registered) = (self.shared, &self.shared.registered);
         let began = clock::now();
         let before = registered.registry();
-        let changes = self.db.registered(&before)?;
+        let changes = self.db.registered(&before, registered.failing_stamp())?;
         let changes = changes.zip(shared.bulkheads.last());
         let applied = changes.map(|(changes, all)| registered.change(changes, all, &shared.routes));
         // Applying many changes can take longer than reading them.
@@ -100,7 +100,7 @@ impl<D: Database> Claimer<'_, D> {
             }
             tell_refusals(&before, &registered.registry());
             for one in bad {
-                disable(&mut self.db, one.as_seen(), &one.why)?;
+                disable(&mut self.db, one.as_seen(), &one.why, None)?;
             }
         }
         Ok(())

@@ -82,9 +82,10 @@ impl Shared {
 
     /// Called after a send. If the destination's gate restricts sends, the claimer must watch the gate.
     pub(in crate::relay) fn sent_to_registered(&self, id: u32, bulkhead: &Bulkhead) {
-        if bulkhead.gate.standing() != Standing::Flowing {
+        let has_news = bulkhead.gate.has_news();
+        if has_news || bulkhead.gate.standing() != Standing::Flowing {
             self.registered.watch(id);
-            if bulkhead.gate.has_news() {
+            if has_news {
                 // The claimer may have checked before the gate was watched.
                 self.signals.doorbell.ring();
             }

@@ -280,7 +280,7 @@ impl Database for Link<'_> {
         })
     }
 
-    fn registered(&mut self, known: &Registry) -> Answer<Option<registered::Changes>> {
+    fn registered(&mut self, known: &Registry, _: i64) -> Answer<Option<registered::Changes>> {
         self.ask(|tables, _, broken, _| {
             tables.registered_since(known, broken == Some(Broken::OverlooksWhatIsRemoved))
         })
@@ -299,16 +299,20 @@ impl Database for Link<'_> {
         Ok(true)
     }
 
-    fn disable(&mut self, _: AsSeen<'_>, _: &str) -> Answer<bool> {
+    fn disable(&mut self, _: AsSeen<'_>, _: &str, _: Option<Duration>) -> Answer<bool> {
         Ok(false)
+    }
+
+    fn tell_failing(
+        &mut self,
+        _: AsSeen<'_>,
+        failed_for: Option<Duration>,
+    ) -> Answer<Option<Duration>> {
+        Ok(failed_for)
     }
 
     fn publish_refusals(&mut self, _: LeaseId, _: Option<String>) -> Answer<()> {
         Ok(())
-    }
-
-    fn has_failed_for(&mut self, _: &str, _: Duration) -> Answer<bool> {
-        Ok(false)
     }
 
     fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {

@@ -102,8 +102,10 @@ pub(crate) fn disable(
     name: &OutboxName,
     seen: AsSeen<'_>,
     reason: &str,
+    failed_for: Option<Duration>,
 ) -> QueryResult<bool> {
-    let Some(tenant_id) = destinations::disable_as_seen(conn, name, seen, reason)? else {
+    let disabled = destinations::disable_as_seen(conn, name, seen, reason, failed_for)?;
+    let Some(tenant_id) = disabled else {
         return Ok(false);
     };
     let payload = json!({ "name": seen.name, "tenant_id": text(tenant_id), "reason": reason });

@@ -218,18 +218,6 @@ pub(crate) fn until(
         .optional()
 }
 
-/// Whether the breaker of a destination has not closed for `duration`.
-pub(crate) fn has_failed_for(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    destination: &str,
-    duration: Duration,
-) -> QueryResult<bool> {
-    let long_ago = pause::paused_at.le(clock_timestamp() - interval(duration));
-    let long = QueryDsl::filter(pauses(name), is_breaker(destination).and(long_ago));
-    select(exists(long)).get_result(conn)
-}
-
 /// Takes the right to probe a destination whose breaker has been open long enough. If this relay dies, other relays
 /// get the right after `hold`. `false`: another relay has the right, or no probe is needed.
 pub(crate) fn take_probe(

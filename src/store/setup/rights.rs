@@ -78,6 +78,7 @@ const REGISTRAR: Role = Role {
         ("_part", "SELECT", ""),
         ("_dead", "SELECT, DELETE", ""),
         ("_dead", "UPDATE", "blocks_key"),
+        ("_lease", "SELECT", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
     ],
@@ -120,7 +121,7 @@ const READER: Role = Role {
         ("_lease", "SELECT", ""),
         ("_pause", "SELECT", ""),
         ("_destination", "SELECT", "name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
-            timeout, description, disabled_reason, created_at, updated_at"),
+            timeout, description, disabled_reason, created_at, updated_at, failing_since"),
         ("_messages", "SELECT", ""),
     ],
 };

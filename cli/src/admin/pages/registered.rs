@@ -333,7 +333,7 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
                     @if let Some(rate) = one.rate { dt { "Rate" } dd { (rate) } }
                     @if let Some(timeout) = one.timeout { dt { "Timeout" } dd { (humantime::format_duration(timeout)) } }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
-                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at)] {
+                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Failing since", one.failing_since)] {
                         @if let Some(time) = time {
                             dt { (name) } dd { (words::moment(&humantime::format_rfc3339_seconds(time).to_string())) }
                         }
