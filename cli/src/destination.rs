@@ -324,7 +324,9 @@ fn refusal(
 ) -> Result<Option<String>> {
     match destinations.test(conn, &one.name, config) {
         Ok(_) => Ok(None),
-        Err(DestinationError::Invalid(error)) => Ok(Some(error.to_string())),
+        Err(error @ (DestinationError::Refused(_) | DestinationError::Invalid(_))) => {
+            Ok(Some(error.to_string()))
+        }
         Err(error) => Err(error.into()),
     }
 }
