@@ -14,6 +14,7 @@ mod doubt;
 mod ending;
 mod error;
 mod fate;
+mod filters;
 mod gate;
 mod groups;
 mod handle;

@@ -164,6 +164,8 @@ reason_codes! {
     InvalidUrl = "INVALID_URL",
     /// The message expired before delivery.
     Expired = "EXPIRED",
+    /// The filter of a registered destination is not evaluated yet for the message. The message waits.
+    FilterNotEvaluated = "FILTER_NOT_EVALUATED",
     /// A message with the same idempotency key and other content was delivered before.
     IdempotencyConflict = "IDEMPOTENCY_CONFLICT",
     /// The dispatcher or the handler panicked.

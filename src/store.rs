@@ -25,6 +25,8 @@ pub(crate) mod table;
 
 #[cfg(feature = "relay")]
 pub(crate) mod destinations;
+#[cfg(feature = "relay")]
+pub(crate) mod filters;
 pub(crate) mod operate;
 #[cfg(feature = "relay")]
 pub(crate) mod relay;

@@ -17,6 +17,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use self::hand_over::By;
 use super::database::{Answer, Database};
+use super::filters::Filtering;
 use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
 use super::pauses;
@@ -43,6 +44,8 @@ pub(crate) struct Claimer<'a, D> {
     split_payloads: Payloads,
     outcomes: Outcomes,
     inbox: Receiver<Told>,
+    /// The inbox of the thread that evaluates filters.
+    to_filter: Sender<Vec<Filtering>>,
     /// When the rows of registered destinations were last checked for changes, and how long that took.
     rows_looked: Option<(Instant, Duration)>,
     /// The refused destinations in the relay's lease.
@@ -63,6 +66,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         queues: Vec<Sender<Job>>,
         outcomes: Outcomes,
         inbox: Receiver<Told>,
+        to_filter: Sender<Vec<Filtering>>,
         db: D,
     ) -> Self {
         let settings = Settings {
@@ -79,6 +83,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             split_payloads: Payloads::default(),
             outcomes,
             inbox,
+            to_filter,
             rows_looked: None,
             refusals_published: None,
         }
@@ -151,6 +156,7 @@ impl<'a, D: Database> Claimer<'a, D> {
                 // The settlers must not claim more messages of a topic without room.
                 self.publish();
             }
+            Told::Filtered(filtered) => self.filtered(filtered),
             Told::Returned(returned) => self.planner.returned(returned),
             Told::Vanished(leases) => self.planner.vanished(leases),
         }

@@ -17,6 +17,7 @@ use crate::error::DatabaseError;
 use crate::store::brief::briefly;
 use crate::store::destinations::{self, AsSeen};
 use crate::store::expired;
+use crate::store::filters::{Evaluated, Pairs, evaluate};
 use crate::store::range::Range;
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection;
@@ -59,17 +60,9 @@ pub(super) trait Database {
     /// The changes of registered destinations since `known` and since the stamp `failing`, the removed ones, and what other relays serve.
     fn registered(&mut self, known: &Registry, failing: i64) -> Answer<Option<Changes>>;
 
-    /// The pairs of message and registered destination whose filter matches, as positions in `pairs`. `None`: the query
-    /// took too long.
-    fn meeting(
-        &mut self,
-        after: AfterRefusal,
-        pairs: &[(i64, &str)],
-        moment: Duration,
-    ) -> Answer<Option<Vec<i64>>>;
-
-    /// Whether filters can read this payload.
-    fn is_filterable(&mut self, payload: &str) -> Answer<bool>;
+    /// Evaluates the filters of registered destinations for the first of these pairs, at least one. Cancels an
+    /// evaluation after `limit`.
+    fn evaluate(&mut self, pairs: &Pairs<'_>, limit: Duration) -> Answer<Vec<Evaluated>>;
 
     /// Disables a registered destination, unless the destination has changed meanwhile, or has not failed for the given
     /// time, if any. `false`: the destination was not disabled.
@@ -278,27 +271,9 @@ impl Database for Session {
         })
     }
 
-    fn meeting(
-        &mut self,
-        after: AfterRefusal,
-        pairs: &[(i64, &str)],
-        moment: Duration,
-    ) -> Answer<Option<Vec<i64>>> {
-        self.run_with(after, |conn, name| {
-            briefly(conn, moment, |conn| {
-                destinations::meeting(conn, name, pairs)
-            })
-        })
-    }
-
-    fn is_filterable(&mut self, payload: &str) -> Answer<bool> {
-        let read = self.run_with(AfterRefusal::Keep, |conn, _| {
-            destinations::read_payload(conn, payload)
-        });
-        match read {
-            Err(error) if error.is_refusal() => Ok(false),
-            read => read.map(|()| true),
-        }
+    fn evaluate(&mut self, pairs: &Pairs<'_>, limit: Duration) -> Answer<Vec<Evaluated>> {
+        // A refusal concerns these messages only. Other calls need the connection.
+        self.run_with(AfterRefusal::Keep, |conn, _| evaluate(conn, pairs, limit))
     }
 
     fn disable(

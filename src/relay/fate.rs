@@ -1,6 +1,6 @@
 //! Where a claimed message goes, or how it is settled without a send. Decided once, when the message is claimed.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,12 +23,12 @@ pub(super) struct Ways<'a> {
     pub(super) registry: Arc<Registry>,
     /// The room of registered destinations.
     pub(super) rooms: Rooms,
-    /// Which messages match the filters of which registered destinations. `None`: this was not queried.
+    /// Which messages match the filters of which registered destinations. `None`: the destinations were not looked up.
     pub(super) met: Option<Met>,
 }
 
-/// The sequences of messages, and the registered destinations whose filters they match.
-pub(super) type Met = HashSet<(i64, u32)>;
+/// Whether messages match the filters of registered destinations, by sequence and number of the destination.
+pub(super) type Met = HashMap<(i64, u32), bool>;
 
 /// Where one message goes.
 enum Where<'a> {
@@ -131,17 +131,15 @@ impl Ways<'_> {
         Where::Split(names)
     }
 
-    /// The registered destinations of a message; `None`: unknown without its payload.
+    /// The registered destinations of a message; `None`: some filters are not evaluated.
     fn customers<'r>(
         &self,
         registry: &'r Registry,
         message: &'r Message,
     ) -> Option<Vec<&'r Arc<Customer>>> {
-        let meets = |one: &Arc<Customer>| match (one.has_filter, &self.met) {
-            (false, _) => Some(true),
-            (true, met) => met
-                .as_ref()
-                .map(|met| met.contains(&(message.sequence.0, one.id))),
+        let meets = |one: &Arc<Customer>| match (&one.filter, &self.met) {
+            (None, _) => Some(true),
+            (Some(_), met) => met.as_ref()?.get(&(message.sequence.0, one.id)).copied(),
         };
         let mut customers = Vec::new();
         for one in registry.wanting(message) {

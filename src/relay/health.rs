@@ -114,6 +114,9 @@ problem_kinds! {
     NoRoute = "no_route", Nothing;
     /// The settings of the relay refuse some registered destinations: their messages wait for a relay that serves them.
     DestinationRefused = "destination_refused", Nothing;
+    /// In the last 10 minutes, the filter of a registered destination failed for a message, which therefore did not match,
+    /// or did not finish: its messages wait.
+    FilterFailed = "filter_failed", Nothing;
     /// The relay gets no notifications of new messages and finds them by polling.
     ListenerDown = "listener_down", Nothing;
     /// The settings could not be reloaded: the relay continues with the old settings.

@@ -132,6 +132,7 @@ pub(super) fn doors(
     let (taken, moving) = (turns.waiting(), turns.waiting_of_good());
     drop(turns);
     let queued: usize = intakes.iter().map(Intake::len).sum::<usize>() + taken;
+    let queued = queued + shared.filter_load.count();
     let splitting = shared.to_split();
     let settling = shared
         .in_flight_beside_handlers()
@@ -158,7 +159,8 @@ pub(super) fn doors(
     // Some of these messages may go to registered destinations at once. Others are fanned out piece by piece, and
     // wait for one another.
     let is_behind = splitting > shared.config.batch / 2;
-    let to_split = match stands_still || is_behind || moving > 2 * shared.config.batch {
+    let is_full = moving > 2 * shared.config.batch || shared.filter_load.is_full();
+    let to_split = match stands_still || is_behind || is_full {
         true => 0,
         false => to_split.batch(shared.config.batch, bytes.unwrap_or(0)),
     };

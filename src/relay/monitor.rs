@@ -60,8 +60,8 @@ pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
 /// Whether due messages of the topic may be claimed and sent at once.
 pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
     let policy = shared.policy();
-    if policy.closed().any(|closed| *closed == topic.topic) || shared.held_topics().contains(topic)
-    {
+    let is_held = shared.held_topics().contains(topic) || shared.filter_load.full().contains(topic);
+    if is_held || policy.closed().any(|closed| *closed == topic.topic) {
         return false;
     }
     match To::of(&shared.routes, &shared.registered.registry(), topic) {
@@ -172,6 +172,13 @@ pub(crate) fn health(shared: &Shared) -> Health {
             "this relay does not send to {count} registered destinations, for example {name} ({why}): their messages wait for a relay that does"
         );
         found(ProblemKind::DestinationRefused, what);
+    }
+    if let Some((first, count)) = shared.filter_troubles.first(crate::clock::now()) {
+        let more = match count {
+            1 => String::new(),
+            _ => format!(" (and {} more such destinations)", count - 1),
+        };
+        found(ProblemKind::FilterFailed, format!("{first}{more}"));
     }
     if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
         let every = humantime::format_duration(shared.config.poll_interval);

@@ -40,11 +40,11 @@ const ROUNDS_OF_SENDS: usize = 4;
 pub(crate) struct Customer {
     /// Constant for a name, as long as the name is registered.
     pub(super) id: u32,
-    stamp: i64,
+    pub(super) stamp: i64,
     updated_at: Option<SystemTime>,
     topics: Vec<String>,
     tenant_id: Option<Uuid>,
-    pub(super) has_filter: bool,
+    pub(super) filter: Option<String>,
     /// `None`: the destination is disabled.
     pub(super) bulkhead: Option<Bulkhead>,
     /// Why this relay does not send: its settings do not allow the URL, or it cannot decrypt the secret. The messages
@@ -271,7 +271,7 @@ impl Registry {
                 updated_at: row.updated_at,
                 topics: row.topics,
                 tenant_id: row.tenant_id,
-                has_filter: row.filter.is_some(),
+                filter: row.filter,
                 bulkhead,
                 refused,
             };
@@ -293,7 +293,7 @@ impl Registry {
                 let of_tenant = self.of_tenants.entry(one.tenant_id).or_default();
                 of_tenant.push(Arc::clone(name));
                 topics.extend(one.topics.iter().cloned());
-                self.has_filters |= one.has_filter;
+                self.has_filters |= one.filter.is_some();
             }
         }
         self.of_tenants
@@ -679,6 +679,22 @@ fn room_for_a_claim(most: usize, in_flight: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Customer {
+        /// An enabled destination with a filter, for tests of what is known of filters.
+        pub(in crate::relay) fn filtering() -> Arc<Self> {
+            Arc::new(Self {
+                id: 1,
+                stamp: 1,
+                updated_at: None,
+                topics: vec!["*".to_owned()],
+                tenant_id: None,
+                filter: Some("$.a".to_owned()),
+                bulkhead: None,
+                refused: None,
+            })
+        }
+    }
 
     /// R46: a destination with a backlog is claimed from in large claims.
     #[test]

@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::bulkhead::Serves;
 use super::claimer::Claimer;
+use super::filters::{self, Filters};
 use super::heartbeat::{self, Ending};
 use super::job::Job;
 use super::settlement::Outcomes;
@@ -84,10 +85,17 @@ impl Running {
                 listener::run(shared)
             })?;
         }
+        // Bounded in effect: the entries are claimed messages, whose number is bounded.
+        let (to_filter, filters_inbox) = unbounded();
+        let of_filters = outcomes.clone();
+        self.spawn(shared, Post::Filters.name(), move |shared| {
+            let session = shared.session(Post::Filters, filters::STATEMENT_TIMEOUT, Plans::Any);
+            Filters::new(shared, filters_inbox, of_filters, session).run();
+        })?;
         self.spawn(shared, Post::Claimer.name(), move |shared| {
             let session = shared.session(Post::Claimer, shared.claim_limit, Plans::ByIndex);
             let inbox = shared.signals.told.1.clone();
-            Claimer::new(shared, queues, outcomes, inbox, session).run();
+            Claimer::new(shared, queues, outcomes, inbox, to_filter, session).run();
         })
     }
 

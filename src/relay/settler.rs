@@ -18,6 +18,7 @@ use self::next::look_at_the_next;
 use self::refused::Refused;
 use self::splits::{Splits, Unfinished};
 use super::database::Database;
+use super::filters::Filtering;
 use super::pauses;
 use super::session::{AfterRefusal, Session};
 use super::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};
@@ -72,8 +73,13 @@ pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlem
     if settler.run(outcomes).is_ok() {
         // Handles the entries that the claimer has left in its inbox.
         for told in shared.signals.told.1.try_iter() {
-            if let Told::Continued(jobs) = told {
-                settler.release(&jobs);
+            match told {
+                Told::Continued(jobs) => settler.release(&jobs),
+                Told::Filtered(filtered) => {
+                    let jobs = filtered.into_iter().map(Filtering::into_job);
+                    settler.release(&jobs.collect::<Vec<_>>());
+                }
+                Told::Returned(_) | Told::Vanished(_) => {}
             }
         }
     }

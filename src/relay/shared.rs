@@ -12,6 +12,7 @@ use secrecy::SecretString;
 use self::in_flight::InFlight;
 use super::bell::Bell;
 use super::bulkhead::{Bulkhead, Serves};
+use super::filters::{Load, Troubles};
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::observer::Observers;
@@ -77,6 +78,9 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) threads: Arc<Threads>,
     in_flight: Mutex<InFlight>,
+    /// The messages that wait for their filters.
+    pub(super) filter_load: Load,
+    pub(super) filter_troubles: Troubles,
     /// Signals that the claimer has answered a question.
     answered: Condvar,
     known: Mutex<Known>,
@@ -136,6 +140,7 @@ impl Shared {
         signals: Signals,
     ) -> Self {
         let metrics = Metrics::new(&config.table, &bulkheads);
+        let filter_load = Load::new(config.batch);
         Self {
             observers: Observers::default(),
             routes: Routes::new(&config),
@@ -150,6 +155,8 @@ impl Shared {
             lease,
             stats: Mutex::default(),
             in_flight: Mutex::default(),
+            filter_load,
+            filter_troubles: Troubles::default(),
             answered: Condvar::new(),
             known: Mutex::default(),
             wanted: Wanted::default(),

@@ -41,6 +41,7 @@ fn millis(duration: Duration) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Post {
     Claimer,
+    Filters,
     Heartbeat,
     Janitor,
     Listener,
@@ -51,8 +52,9 @@ pub(crate) enum Post {
 
 impl Post {
     /// All posts in order, with their names.
-    const ALL: [(Self, &str); 7] = [
+    const ALL: [(Self, &str); 8] = [
         (Self::Claimer, "claimer"),
+        (Self::Filters, "filters"),
         (Self::Heartbeat, "heartbeat"),
         (Self::Janitor, "janitor"),
         (Self::Listener, "listener"),
@@ -306,10 +308,12 @@ impl Threads {
         &self.in_database[post as usize]
     }
 
-    /// Whether a message is being settled or sent.
+    /// Whether a message is being filtered, settled or sent.
     pub(super) fn is_busy(&self) -> bool {
-        let settlers = [Post::Settler].into_iter().chain(Post::KEYED_SETTLERS);
-        let mut stays = settlers.map(|post| self.in_database(post));
+        let posts = [Post::Filters, Post::Settler].into_iter();
+        let mut stays = posts
+            .chain(Post::KEYED_SETTLERS)
+            .map(|post| self.in_database(post));
         stays.any(Stay::is_inside) || self.senders.iter().flatten().any(Stay::is_inside)
     }
 

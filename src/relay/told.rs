@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::filters::Filtering;
 use super::job::Job;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::ordered::Key;
@@ -10,6 +11,8 @@ use crate::store::relay::ordered::Key;
 pub(crate) enum Told {
     /// Messages that a settler claimed while it settled the previous message of their key.
     Continued(Vec<Job>),
+    /// Messages whose filters are evaluated.
+    Filtered(Vec<Filtering>),
     Returned(Returned),
     /// All leases whose rows are gone while messages still name them.
     Vanished(Vec<i64>),
@@ -46,7 +49,7 @@ impl Told {
     pub(super) fn wakes(&self) -> bool {
         match self {
             Self::Returned(returned) => !returned.keys.is_empty(),
-            Self::Continued(_) | Self::Vanished(_) => false,
+            Self::Continued(_) | Self::Filtered(_) | Self::Vanished(_) => false,
         }
     }
 }

@@ -9,7 +9,7 @@ use diesel::prelude::{
     QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
-use diesel::sql_types::{Array, BigInt, Text};
+use diesel::sql_types::{BigInt, Text};
 use diesel::upsert::excluded;
 use diesel::{PgConnection, PgTextExpressionMethods, delete, insert_into, update};
 use secrecy::{ExposeSecret, SecretString};
@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::live::system_time;
 use super::place::from_micros;
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
-use super::statement::{statement, statement_anew};
+use super::statement::statement;
 use super::table::destination;
 use crate::config::words;
 use crate::name::OutboxName;
@@ -570,43 +570,6 @@ pub(crate) fn registered_as(
         }),
     };
     Ok(found.into_iter().map(of_row).collect())
-}
-
-/// The places (from 1) of the pairs whose message passes the filter of its destination. A filter that fails on a
-/// message does not let the message pass.
-///
-/// Text: operators of jsonpath, and `unnest`.
-pub(crate) fn meeting(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    pairs: &[(i64, &str)],
-) -> QueryResult<Vec<i64>> {
-    let (sequences, names): (Vec<i64>, Vec<&str>) = pairs.iter().copied().unzip();
-    statement_anew(format!(
-        "SELECT t.place
-           FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS t(sequence, name, place)
-           JOIN {outbox} o ON o.sequence = t.sequence
-           JOIN {destination} d ON d.name = t.name
-          WHERE d.filter IS NULL
-             OR jsonb_path_query_first(o.payload::jsonb, d.filter, '{{}}', true) NOT IN ('false', 'null')",
-        outbox = name.outbox(),
-        destination = name.destination(),
-    ))
-    .bind::<Array<BigInt>, _>(sequences)
-    .bind::<Array<Text>, _>(names)
-    .giving::<BigInt>()
-    .load(conn)
-}
-
-/// Fails if no filter can be applied to this payload: JSON that is not valid `jsonb`, such as `\u0000` or a number that
-/// is too large.
-///
-/// Text: Diesel cannot cast a text to `jsonb`.
-pub(crate) fn read_payload(conn: &mut PgConnection, payload: &str) -> QueryResult<()> {
-    statement("SELECT $1::jsonb IS NULL".to_owned())
-        .bind::<Text, _>(payload.to_owned())
-        .execute(conn)
-        .map(drop)
 }
 
 /// Adds a new secret before the existing secrets, which keep signing for `keep`. `false`: the destination does not

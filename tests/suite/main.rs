@@ -28,6 +28,7 @@ mod enqueue;
 mod events;
 mod failover;
 mod fan_out;
+mod filters;
 mod forget;
 mod fresh;
 mod guide;

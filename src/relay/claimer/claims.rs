@@ -10,6 +10,7 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
+use crate::relay::filters::Filtering;
 use crate::relay::planner::{Brought, PATROL_STEP, View};
 use crate::store::brief::is_over_time;
 use crate::store::range::Range;
@@ -266,7 +267,11 @@ impl<D: Database> Claimer<'_, D> {
         });
         shared.metrics.claim_seconds.record(took.as_secs_f64());
         let met = self.look_up(&claimed);
-        let jobs = shared.took(claimed, lease, met);
+        let registry = shared.registered.registry();
+        let is_filtered = |one: &Claimed| Filtering::is_for(&registry, one);
+        let (filtered, others) = claimed.into_iter().partition(is_filtered);
+        self.filter(filtered, lease);
+        let jobs = shared.took(others, lease, met);
         self.hand_over(By::Claimer, jobs);
     }
 }

@@ -10,7 +10,7 @@ pub(in crate::relay) struct KeptBack {
     pub(in crate::relay) topics: HashSet<String>,
     /// Paused destinations that are not in the settings.
     pub(in crate::relay) destinations: HashSet<String>,
-    /// Topics whose settles the database refuses.
+    /// Topics whose settles the database refuses, and topics with many messages that wait for their filters.
     pub(in crate::relay) held: HashSet<Topic>,
 }
 

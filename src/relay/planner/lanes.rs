@@ -314,7 +314,7 @@ impl Lanes {
         is_freed
     }
 
-    /// Sets the topics whose settles the database refuses. Returns `true` if some are no longer held.
+    /// Sets the topics that are held. Returns `true` if some are no longer held.
     pub(super) fn hold(&mut self, held: HashSet<Topic>) -> bool {
         let is_freed = !self.kept_back.held.is_subset(&held);
         self.kept_back.held = held;

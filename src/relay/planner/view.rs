@@ -25,7 +25,7 @@ pub(in crate::relay) struct View {
     pub(in crate::relay) room_to_split: usize,
     /// Whether messages wait for room in some queue.
     pub(in crate::relay) is_queue_full: bool,
-    /// Topics whose settles the database refuses.
+    /// Topics whose settles the database refuses, and topics with many messages that wait for their filters.
     pub(in crate::relay) held: HashSet<Topic>,
     /// How many more messages may be claimed, if there is a limit.
     pub(in crate::relay) left_to_claim: Option<usize>,

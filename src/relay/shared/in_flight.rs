@@ -13,6 +13,7 @@ use crate::lock::lock;
 use crate::relay::bulkhead::{Bulkhead, Serves};
 use crate::relay::doubt::Doubt;
 use crate::relay::fate::{Met, Ways};
+use crate::relay::filters::Filtering;
 use crate::relay::job::Job;
 use crate::relay::planner::View;
 use crate::relay::registered::Rooms;
@@ -91,6 +92,16 @@ impl InFlight {
     fn forget_splits(&mut self, ways: impl Iterator<Item = To>) {
         let count = ways.filter(|to| *to == To::Split).count();
         self.to_split = self.to_split.saturating_sub(count);
+    }
+
+    fn add_way(&mut self, to: To) {
+        self.to_split += usize::from(to == To::Split);
+        if let Some(of_bulkhead) = self.of(to) {
+            *of_bulkhead += 1;
+        }
+        if let To::Registered(id) = to {
+            *self.of_registered.entry(id).or_default() += 1;
+        }
     }
 
     fn forget_ways(&mut self, ways: impl Iterator<Item = To>) {
@@ -181,6 +192,34 @@ impl Shared {
         lease: LeaseId,
         met: Option<Met>,
     ) -> Vec<Job> {
+        self.count_claimed(&claimed);
+        let claimed = claimed.into_iter().map(|one| (one, lease));
+        let jobs = self.decide(claimed, met);
+        self.began(lease, jobs.iter().map(|job| job.to));
+        jobs
+    }
+
+    /// Takes claimed messages in whose filters must be evaluated first. They go nowhere until then.
+    pub(in crate::relay) fn took_to_filter(&self, claimed: &[Claimed], lease: LeaseId) {
+        self.count_claimed(claimed);
+        self.began(lease, claimed.iter().map(|_| To::Nowhere));
+    }
+
+    /// Decides where messages go whose filters are evaluated.
+    pub(in crate::relay) fn filtered(&self, filtered: Vec<Filtering>) -> Vec<Job> {
+        let mut met = Met::new();
+        for one in &filtered {
+            let sequence = one.message().sequence.0;
+            met.extend((one.answers.iter()).map(|(id, matches)| ((sequence, *id), *matches)));
+        }
+        let claimed = filtered.into_iter().map(|one| (one.claimed, one.lease));
+        let jobs = self.decide(claimed, Some(met));
+        let mut in_flight = self.in_flight();
+        jobs.iter().for_each(|job| in_flight.add_way(job.to));
+        jobs
+    }
+
+    fn count_claimed(&self, claimed: &[Claimed]) {
         let is_taken_over = |one: &&Claimed| one.taken_over != TakenOver::No;
         let taken_over = claimed.iter().filter(is_taken_over).count() as u64;
         for Claimed { message, .. } in claimed.iter().filter(is_taken_over) {
@@ -196,6 +235,13 @@ impl Shared {
         });
         self.metrics.claimed.increment(count);
         self.metrics.taken_over.increment(taken_over);
+    }
+
+    fn decide(
+        &self,
+        claimed: impl Iterator<Item = (Claimed, LeaseId)>,
+        met: Option<Met>,
+    ) -> Vec<Job> {
         let now = clock::now();
         let mut ways = Ways {
             routes: &self.routes,
@@ -204,14 +250,13 @@ impl Shared {
             rooms: self.rooms(),
             met,
         };
-        let jobs = claimed.into_iter().map(|one| ways.job(one, lease, now));
+        let jobs = claimed.map(|(one, lease)| ways.job(one, lease, now));
         let jobs: Vec<Job> = jobs.collect();
         for Job { to, message, .. } in &jobs {
             if let Some(bulkhead) = to.bulkhead(&self.bulkheads) {
                 bulkhead.load(message);
             }
         }
-        self.began(lease, jobs.iter().map(|job| job.to));
         jobs
     }
 
@@ -221,13 +266,7 @@ impl Shared {
         let mut count = 0;
         for to in ways {
             count += 1;
-            in_flight.to_split += usize::from(to == To::Split);
-            if let Some(of_bulkhead) = in_flight.of(to) {
-                *of_bulkhead += 1;
-            }
-            if let To::Registered(id) = to {
-                *in_flight.of_registered.entry(id).or_default() += 1;
-            }
+            in_flight.add_way(to);
         }
         *in_flight.of_leases.entry(lease).or_default() += count;
         in_flight.count += count;
@@ -312,10 +351,11 @@ impl Shared {
 
     /// The claimer's view of the messages in flight, at one point in time.
     pub(in crate::relay) fn seen_by_claimer(&self) -> View {
+        let full = self.filter_load.full();
         let in_flight = self.in_flight();
         View {
             doubt: in_flight.doubt,
-            held: in_flight.aside.held.clone(),
+            held: in_flight.aside.held.union(&full).cloned().collect(),
             question: in_flight.asked,
             is_asked: in_flight.is_asked(),
             is_nothing_in_flight: in_flight.is_nothing(),

@@ -19,6 +19,7 @@ use crate::relay::session::AfterRefusal;
 use crate::relay::settler::Settle;
 use crate::relay::settler::Written;
 use crate::store::destinations::AsSeen;
+use crate::store::filters::{Evaluated, Pairs};
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::late::{Late, LookForLate};
@@ -286,17 +287,8 @@ impl Database for Link<'_> {
         })
     }
 
-    fn meeting(
-        &mut self,
-        _: AfterRefusal,
-        _: &[(i64, &str)],
-        _: Duration,
-    ) -> Answer<Option<Vec<i64>>> {
-        Ok(Some(Vec::new()))
-    }
-
-    fn is_filterable(&mut self, _: &str) -> Answer<bool> {
-        Ok(true)
+    fn evaluate(&mut self, pairs: &Pairs<'_>, _: Duration) -> Answer<Vec<Evaluated>> {
+        Ok(pairs.pairs.iter().map(|_| Evaluated::Matches).collect())
     }
 
     fn disable(&mut self, _: AsSeen<'_>, _: &str, _: Option<Duration>) -> Answer<bool> {

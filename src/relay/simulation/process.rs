@@ -250,6 +250,7 @@ impl<'w> Process<'w> {
                 queues,
                 outcomes.clone(),
                 inbox.1.clone(),
+                unbounded().0,
                 link(Actor::Claimer),
             )),
             has_ended: false,
@@ -285,7 +286,7 @@ impl<'w> Process<'w> {
         let left = self.inbox.1.try_iter();
         let continued = left.filter_map(|told| match told {
             Told::Continued(jobs) => Some(jobs),
-            Told::Returned(_) | Told::Vanished(_) => None,
+            Told::Filtered(_) | Told::Returned(_) | Told::Vanished(_) => None,
         });
         continued.collect()
     }

@@ -319,8 +319,8 @@ fn place_sql(name: &OutboxName, is_last: bool) -> String {
             ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
             RETURNING 1
         ) SELECT count(*) FROM inserted",
-        // The attempt that a takeover counts is no send.
-        was_sent = "o.last_error_code IS DISTINCT FROM 'ABANDONED'",
+        // The attempt that a takeover counts is no send, and a message that waits for its filters was not sent.
+        was_sent = "coalesce(o.last_error_code NOT IN ('ABANDONED', 'FILTER_NOT_EVALUATED'), true)",
         first = of_row("$3::int[]", "$1"),
         last = of_row("$4::int[]", "$1"),
     )

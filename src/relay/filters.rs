@@ -1,0 +1,397 @@
+//! The thread that evaluates the filters of registered destinations.
+//!
+//! Filters belong to customers, and take as long as they like. So neither the claimer nor a settler waits for a filter:
+//! the claimer hands messages for destinations with filters to this thread, and the thread hands them back with the
+//! answers ([`Told::Filtered`]). Meanwhile the messages are in flight.
+//!
+//! * The topics of each tenant take turns. A turn is one call of the database, which begins no evaluation after 200 ms.
+//! * An error for a message is an answer: the filter does not match.
+//! * An evaluation that does not end is no answer. The message is released without an attempt, and is due again later.
+//!   Until then, the filter is not evaluated for other messages either. See [`Memory`].
+//! * While many messages of a topic wait here, the relay claims no more of the topic. See [`Load`].
+
+mod load;
+mod memory;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, TryRecvError};
+use uuid::Uuid;
+
+pub(crate) use self::load::{Load, Troubles};
+
+use self::memory::{Judged, Memory};
+use super::database::Database;
+use super::job::{Job, is_expired};
+use super::pauses::disable;
+use super::registered::{Customer, Registry};
+use super::settlement::{Outcomes, Settlement};
+use super::shared::Shared;
+use super::to::To;
+use super::told::Told;
+use super::verdict::Verdict;
+use crate::clock;
+use crate::dispatch::Failure;
+use crate::message::Message;
+use crate::status::ReasonCode;
+use crate::store::filters::{Evaluated, Pairs};
+use crate::store::relay::claim::{Claimed, Known};
+use crate::store::relay::lease::LeaseId;
+
+/// The time limit of statements without a limit of their own.
+pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
+/// The most pairs and bytes of one call. A call evaluates at least one pair.
+const MOST_PAIRS: usize = 2000;
+const MOST_BYTES: usize = 1024 * 1024;
+/// The first and the longest delay of messages whose filters the database does not evaluate.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+const LONGEST_DELAY: Duration = Duration::from_secs(30);
+/// Messages that wait for the same filter return within this time of one another.
+const SPREAD: Duration = Duration::from_millis(250);
+
+/// The reason for disabling a destination whose filter is slow.
+const TOO_SLOW: &str = "the filter is too slow: evaluating it for one message took longer than 500 ms, several times in a row";
+
+/// A claimed message whose filters must be evaluated.
+pub(crate) struct Filtering {
+    pub(super) claimed: Claimed,
+    pub(super) lease: LeaseId,
+    /// Whether the filters match that were evaluated, by the number of their destination.
+    pub(super) answers: HashMap<u32, bool>,
+}
+
+impl Filtering {
+    pub(super) fn new(claimed: Claimed, lease: LeaseId) -> Self {
+        Self {
+            claimed,
+            lease,
+            answers: HashMap::new(),
+        }
+    }
+
+    /// Whether filters decide where this message goes.
+    pub(super) fn is_for(registry: &Registry, claimed: &Claimed) -> bool {
+        let message = &claimed.message;
+        registry.has_filters
+            && message.destination.is_empty()
+            && matches!(claimed.known, Known::No)
+            && registry.wanting(message).any(|one| one.filter.is_some())
+    }
+
+    pub(super) fn message(&self) -> &Message {
+        &self.claimed.message
+    }
+
+    /// The destinations whose filters are still to be evaluated.
+    pub(super) fn unanswered<'r>(
+        &'r self,
+        registry: &'r Registry,
+    ) -> impl Iterator<Item = &'r Arc<Customer>> {
+        let is_open =
+            |one: &&Arc<Customer>| one.filter.is_some() && !self.answers.contains_key(&one.id);
+        registry.wanting(self.message()).filter(is_open)
+    }
+}
+
+/// The messages that take turns with those of other groups: those of one tenant and topic.
+type Group = (Option<Uuid>, String);
+
+pub(crate) struct Filters<'a, D> {
+    shared: &'a Shared,
+    db: D,
+    inbox: Receiver<Vec<Filtering>>,
+    outcomes: Outcomes,
+    waiting: HashMap<Group, VecDeque<Filtering>>,
+    /// The groups that wait, in the order of their turns.
+    turns: VecDeque<Group>,
+    memory: Memory,
+    /// How many calls in a row have failed.
+    failures: u32,
+}
+
+/// The inbox has no more senders: the claimer has ended.
+pub(super) struct Ended;
+
+impl<'a, D: Database> Filters<'a, D> {
+    pub(crate) fn new(
+        shared: &'a Shared,
+        inbox: Receiver<Vec<Filtering>>,
+        outcomes: Outcomes,
+        db: D,
+    ) -> Self {
+        Self {
+            shared,
+            db,
+            inbox,
+            outcomes,
+            waiting: HashMap::new(),
+            turns: VecDeque::new(),
+            memory: Memory::default(),
+            failures: 0,
+        }
+    }
+
+    /// Evaluates filters until the claimer has ended.
+    pub(crate) fn run(mut self) {
+        loop {
+            if self.turns.is_empty() {
+                match self.inbox.recv() {
+                    Ok(new) => self.take_in(new),
+                    Err(_) => return,
+                }
+            }
+            if let Err(Ended) = self.hear() {
+                self.release_all();
+                return;
+            }
+            if self.shared.is_stopping() {
+                self.release_all();
+            } else if let Some(pause) = self.turn() {
+                self.shared.pause(pause);
+            }
+        }
+    }
+
+    /// Reads the inbox.
+    pub(super) fn hear(&mut self) -> Result<(), Ended> {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(new) => self.take_in(new),
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) => return Err(Ended),
+            }
+        }
+    }
+
+    fn take_in(&mut self, new: Vec<Filtering>) {
+        for one in new {
+            let group = (one.message().tenant_id, one.message().topic.clone());
+            let waiting = self.waiting.entry(group.clone()).or_default();
+            if waiting.is_empty() {
+                self.turns.push_back(group);
+            }
+            waiting.push_back(one);
+        }
+    }
+
+    /// Evaluates filters for the next group. Returns how long to pause, if the database has failed.
+    pub(super) fn turn(&mut self) -> Option<Duration> {
+        let group = self.turns.pop_front()?;
+        let mut waiting = self.waiting.remove(&group).unwrap_or_default();
+        let registry = self.shared.registered.registry();
+        let asked = self.next_call(&registry, &mut waiting);
+        let failed = self.ask(asked, &mut waiting);
+        if !waiting.is_empty() {
+            self.waiting.insert(group.clone(), waiting);
+            self.turns.push_back(group);
+        }
+        failed
+    }
+
+    /// The first messages that one call evaluates, with the destinations to be asked about. Messages for a filter that
+    /// rests are put off.
+    fn next_call(
+        &mut self,
+        registry: &Registry,
+        waiting: &mut VecDeque<Filtering>,
+    ) -> Vec<(Filtering, Vec<Arc<Customer>>)> {
+        let now = clock::now();
+        let (mut asked, mut pairs, mut bytes) = (Vec::new(), 0, 0);
+        while let Some(one) = waiting.pop_front() {
+            let customers: Vec<_> = one.unanswered(registry).cloned().collect();
+            let resting = customers.iter().find_map(|customer| {
+                let until = self.memory.rests_until(customer, now)?;
+                Some((Arc::clone(customer), until))
+            });
+            if let Some((customer, until)) = resting {
+                self.put_off(one, &waits_for(customer.name()), until);
+                continue;
+            }
+            pairs += customers.len();
+            bytes += one.message().payload.len();
+            if !asked.is_empty() && (pairs > MOST_PAIRS || bytes > MOST_BYTES) {
+                waiting.push_front(one);
+                break;
+            }
+            asked.push((one, customers));
+        }
+        asked
+    }
+
+    /// Evaluates, and hands messages on whose filters are all evaluated. The others wait again.
+    fn ask(
+        &mut self,
+        asked: Vec<(Filtering, Vec<Arc<Customer>>)>,
+        waiting: &mut VecDeque<Filtering>,
+    ) -> Option<Duration> {
+        let of_pairs = || {
+            let messages = asked.iter().enumerate();
+            messages.flat_map(|(at, (_, customers))| customers.iter().map(move |one| (at, one)))
+        };
+        let mut places: HashMap<u32, usize> = HashMap::new();
+        let mut pairs = Pairs::default();
+        (pairs.payloads).extend(asked.iter().map(|(one, _)| one.message().payload.as_str()));
+        for (at, customer) in of_pairs() {
+            let place = *places.entry(customer.id).or_insert_with(|| {
+                pairs
+                    .filters
+                    .push(customer.filter.as_deref().unwrap_or_default());
+                pairs.filters.len() - 1
+            });
+            pairs.pairs.push((at, place));
+        }
+        let limit = self.memory.limit(of_pairs().map(|(_, customer)| customer));
+        let evaluated = match pairs.pairs.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.db.evaluate(&pairs, limit),
+        };
+        let evaluated = match evaluated {
+            Ok(evaluated) => evaluated,
+            Err(error) => {
+                // The session logs the failure.
+                let delay = FIRST_DELAY.saturating_mul(2_u32.saturating_pow(self.failures));
+                self.failures = self.failures.saturating_add(1);
+                let until = clock::now() + delay.min(LONGEST_DELAY);
+                let why = format!(
+                    "the database could not evaluate filters of registered destinations: {error}"
+                );
+                for (one, _) in asked {
+                    self.put_off(one, &why, until);
+                }
+                return Some(self.db.wait());
+            }
+        };
+        self.failures = 0;
+        let of_pairs: Vec<_> = of_pairs().map(|(at, one)| (at, Arc::clone(one))).collect();
+        let mut asked: Vec<_> = asked.into_iter().map(|(one, _)| (one, None)).collect();
+        for ((at, customer), answer) in of_pairs.into_iter().zip(evaluated) {
+            let (one, put_off) = &mut asked[at];
+            match self.learn(one, &customer, answer) {
+                Ok(matches) => {
+                    one.answers.insert(customer.id, matches);
+                }
+                Err(until) => *put_off = Some((waits_for(customer.name()), until)),
+            }
+        }
+        let registry = self.shared.registered.registry();
+        let mut done = Vec::new();
+        let mut again = Vec::new();
+        for (one, put_off) in asked {
+            match put_off {
+                Some((why, until)) => self.put_off(one, &why, until),
+                None if one.unanswered(&registry).next().is_none() => done.push(one),
+                None => again.push(one),
+            }
+        }
+        again
+            .into_iter()
+            .rev()
+            .for_each(|one| waiting.push_front(one));
+        if !done.is_empty() {
+            self.leave(&done);
+            self.shared.tell_claimer(Told::Filtered(done));
+        }
+        None
+    }
+
+    /// Takes in the result of an evaluation: whether the filter matches, or until when the filter rests.
+    fn learn(
+        &mut self,
+        one: &Filtering,
+        customer: &Arc<Customer>,
+        answer: Evaluated,
+    ) -> Result<bool, Instant> {
+        let (shared, message) = (self.shared, one.message());
+        let matches = match answer {
+            Evaluated::Matches => true,
+            Evaluated::DoesNot => false,
+            Evaluated::Failed(error) => {
+                shared.metrics.filter_errors.increment(1);
+                let now = clock::now();
+                shared
+                    .filter_troubles
+                    .failed(customer.name(), message, &error, now);
+                false
+            }
+            Evaluated::Unfinished(unfinished) => {
+                let now = clock::now();
+                let Judged { until, is_too_slow } =
+                    self.memory.unfinished(customer, message, &unfinished, now);
+                shared
+                    .filter_troubles
+                    .waits(customer.name(), &unfinished, now);
+                // A failure is logged by the session, and the next evaluation tries again.
+                if is_too_slow && disable(&mut self.db, customer.as_seen(), TOO_SLOW, None).is_ok()
+                {
+                    self.memory.forget(customer);
+                }
+                return Err(until);
+            }
+        };
+        self.memory.finished(customer, message);
+        Ok(matches)
+    }
+
+    /// Releases a message without an attempt, to be due again after `until`.
+    fn put_off(&self, one: Filtering, why: &str, until: Instant) {
+        let now = clock::now();
+        let verdict = match is_expired(one.message(), now) {
+            true => Verdict::expired(),
+            false => {
+                let failure = Failure::new(ReasonCode::FilterNotEvaluated, why);
+                let delay = until.saturating_duration_since(now);
+                Verdict::Retry(failure, delay + SPREAD.mul_f64(fastrand::f64()), 0)
+            }
+        };
+        self.settle(one, verdict);
+    }
+
+    /// Releases all messages.
+    pub(super) fn release_all(&mut self) {
+        self.turns.clear();
+        let waiting = std::mem::take(&mut self.waiting);
+        for one in waiting.into_values().flatten() {
+            self.settle(one, Verdict::Released);
+        }
+    }
+
+    fn settle(&self, one: Filtering, verdict: Verdict) {
+        self.leave(std::slice::from_ref(&one));
+        let job = one.into_job();
+        let settlement = Settlement::unsent(job, &self.shared.bulkheads, verdict);
+        // Without settlers the relay has ended, and its messages are taken over when the lease expires.
+        let _ = self.outcomes.send(settlement);
+    }
+
+    /// Counts messages as no longer waiting here.
+    fn leave(&self, ones: &[Filtering]) {
+        if self
+            .shared
+            .filter_load
+            .leave(ones.iter().map(Filtering::message))
+        {
+            self.shared.signals.doorbell.ring();
+        }
+    }
+}
+
+impl Filtering {
+    /// The message as a job that is not decided.
+    pub(super) fn into_job(self) -> Job {
+        Job {
+            message: self.claimed.message,
+            lease: self.lease,
+            to: To::Split,
+            customer: None,
+            unsent: None,
+        }
+    }
+}
+
+fn waits_for(name: &str) -> String {
+    format!(
+        "the filter of the registered destination {name} did not finish for a message: it is evaluated again later"
+    )
+}
