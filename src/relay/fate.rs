@@ -84,6 +84,10 @@ impl Ways<'_> {
             (Way::NotTaken, _) => return Where::Nowhere,
             (Way::UnknownDestination, false) => {
                 return match registry.named(destination) {
+                    Some(one) if one.is_of_another_tenant(message) => match self.met {
+                        Some(_) => Where::Removed,
+                        None => Where::Unknown,
+                    },
                     Some(one) if one.bulkhead.is_some() => Where::Customer(one),
                     None if registry.is_removed(destination) => match self.met {
                         Some(_) => Where::Removed,
@@ -196,7 +200,7 @@ fn unsent(
         Where::Split(names) => return Some(Verdict::Split(names)),
         Where::Nobody => return Some(Verdict::Nobody),
         Where::Removed => {
-            let error = "the registered destination of the message was removed";
+            let error = "the registered destination of the message was removed, or belongs to another tenant now";
             let failure = Failure::new(ReasonCode::DestinationRemoved, error);
             return Some(Verdict::Dead(failure, 0));
         }

@@ -70,6 +70,13 @@ impl Customer {
         self.refused.is_some()
     }
 
+    /// Whether message and destination belong to different tenants: the name was registered again for another tenant, or
+    /// the destination was given to another one, after the message was addressed.
+    pub(super) fn is_of_another_tenant(&self, message: &Message) -> bool {
+        let tenants = self.tenant_id.zip(message.tenant_id);
+        tenants.is_some_and(|(own, of_message)| own != of_message)
+    }
+
     /// Whether the message has a topic and the tenant of this destination.
     fn wants(&self, message: &Message) -> bool {
         let is_tenants = self

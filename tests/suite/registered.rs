@@ -1248,3 +1248,51 @@ fn a_message_of_the_transaction_that_registers_its_destination_gets_there() {
     end(&relay);
     assert_eq!(receiver.count(), 10);
 }
+
+/// R46, R50: the name was registered again for another tenant, or the row was given to another tenant.
+#[test]
+fn what_was_addressed_to_a_destination_of_one_tenant_never_reaches_one_of_another() {
+    let (mine, other) = (Uuid::now_v7(), Uuid::now_v7());
+    for is_registered_again in [true, false] {
+        let database = Database::new();
+        let receiver = Receiver::ok();
+        let hook = RegisteredDestination::new("hook", receiver.url());
+        put(&database, &hook.clone().tenant(mine));
+        for n in 0..3 {
+            database.enqueue_message(of_tenant(mine, n).destination("hook"));
+        }
+        // Without a tenant, the name alone decides.
+        database.enqueue_message(
+            NewMessage::new("order.paid", &7)
+                .expect("JSON")
+                .destination("hook"),
+        );
+        match is_registered_again {
+            true => {
+                // As if the mark of the removal were already forgotten.
+                database.execute("DELETE FROM {o}_destination");
+                put(&database, &hook.tenant(other));
+            }
+            false => put(&database, &hook.tenant(other)),
+        }
+        let relay = started(&database);
+        database.enqueue_message(of_tenant(other, 9).destination("hook"));
+        eventually("all messages are settled", || {
+            (database.count("dead"), database.count("delivered")) == (3, 2)
+        });
+        let conn = &mut database.connect();
+        let dead = database.text("SELECT string_agg(sequence::text, ' ') FROM {o}_dead");
+        let dead = dead.expect("dead letters");
+        let dead: Vec<i64> = dead.split(' ').filter_map(|one| one.parse().ok()).collect();
+        let note = admin::Note::new("alice", "");
+        let requeued = admin::requeue(conn, &database.outbox_name(), &dead, &note);
+        assert_eq!(requeued.expect("requeued"), 3);
+        eventually("they are dead letters again", || {
+            database.count("dead") == 3
+        });
+        end(&relay);
+        assert_eq!(receiver.count(), 2);
+        let reasons = database.text("SELECT string_agg(DISTINCT reason, ' ') FROM {o}_dead");
+        assert_eq!(reasons.as_deref(), Some("DESTINATION_REMOVED"));
+    }
+}

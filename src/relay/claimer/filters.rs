@@ -17,7 +17,11 @@ impl<D: Database> Claimer<'_, D> {
     pub(super) fn look_up(&mut self, claimed: &[Claimed]) -> Option<Met> {
         let registry = self.shared.registered.registry();
         // A destination that was registered again must get the messages that wait for it.
-        let is_removed = |one: &Claimed| registry.is_removed(&one.message.destination);
+        let is_removed = |one: &Claimed| {
+            let (message, named) = (&one.message, registry.named(&one.message.destination));
+            registry.is_removed(&message.destination)
+                || named.is_some_and(|named| named.is_of_another_tenant(message))
+        };
         let routes = &self.shared.routes;
         let is_for_nobody = |one: &Claimed| {
             let message = &one.message;

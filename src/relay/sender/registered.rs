@@ -147,6 +147,8 @@ impl Worker<'_> {
             To::Registered(id) => registry.get(id),
             _ => None,
         };
+        // The name may have been registered again for another tenant since the claim.
+        let customer = customer.filter(|one| !one.is_of_another_tenant(&job.message));
         let bulkhead = customer.and_then(|one| Some((one.id, one.bulkhead.as_ref()?)));
         let Some((id, bulkhead)) = bulkhead else {
             self.give_back(vec![job])?;
