@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::number::whole;
 use crate::settings::SettingFlags;
-use crate::{logging, output, pauses, signals};
+use crate::{descriptors, logging, output, pauses, signals};
 
 /// Options of `drain`.
 #[derive(Debug, clap::Args)]
@@ -45,6 +45,7 @@ const TICK: Duration = Duration::from_millis(100);
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     logging::start(&config);
+    descriptors::raise_limit();
     if !config.enabled {
         return output::line("OUTBOX_ENABLED is false: nothing was sent");
     }

@@ -9,6 +9,7 @@ mod confirm;
 mod dead;
 #[cfg(feature = "laboratory")]
 mod demo;
+mod descriptors;
 mod destination;
 mod drain;
 mod forget;

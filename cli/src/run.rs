@@ -11,7 +11,7 @@ use secrecy::ExposeSecret;
 
 use crate::admin::Bound;
 use crate::settings::SettingFlags;
-use crate::{logging, signals};
+use crate::{descriptors, logging, signals};
 
 /// How often the relay is checked for a thread that ended unexpectedly.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -19,6 +19,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     logging::start(&config);
+    descriptors::raise_limit();
     let (signals, reload) = signals::with_reload()?;
     let mut shutdown_timeout = config.shutdown_timeout;
     if !config.enabled {

@@ -102,7 +102,7 @@ pub(super) enum Sign {
     Good,
     /// The destination fails.
     Bad,
-    /// The destination cannot be reached.
+    /// This relay could not send, for reasons of its own.
     NoWay,
     /// Nothing: the outcome concerns the message.
     None,

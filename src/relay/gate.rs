@@ -25,6 +25,9 @@ use crate::status::ReasonCode;
 /// After a start or a pause, one send goes first. The other sends wait for its response, but no longer than this. So a
 /// destination that is not ready costs one attempt, and a slow destination is not held up.
 const FIRST_SEND: Duration = Duration::from_millis(100);
+/// For how long a gate is held after this relay could not send: doubled each time in a row.
+const SHORTEST_HOLD: Duration = Duration::from_millis(100);
+const LONGEST_HOLD: Duration = Duration::from_secs(10);
 /// A waiting sender checks its lease at least this often.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
@@ -55,6 +58,17 @@ struct State {
     news: Option<News>,
     /// For a registered destination.
     failing: Option<Failing>,
+    /// Why this relay could not send, until a send has had a response.
+    trouble: Option<Trouble>,
+}
+
+/// Why this relay could not send, for reasons of its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Trouble {
+    pub(crate) code: ReasonCode,
+    pub(crate) what: String,
+    /// How often in a row the gate was held.
+    times: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +84,10 @@ enum Phase {
     Closed {
         until: Option<Instant>,
         then_probe: bool,
+    },
+    /// This relay could not send, for reasons of its own. Other relays and the table do not learn of it.
+    Held {
+        until: Instant,
     },
 }
 
@@ -103,6 +121,8 @@ pub(crate) enum Standing {
     Trying,
     Paused,
     BreakerOpen,
+    /// This relay could not send, for reasons of its own.
+    Held,
 }
 
 impl Standing {
@@ -112,6 +132,7 @@ impl Standing {
             Self::Trying => "trying",
             Self::Paused => "paused",
             Self::BreakerOpen => "breaker_open",
+            Self::Held => "held",
         }
     }
 }
@@ -159,6 +180,7 @@ impl Gate {
             may_probe_until: None,
             news: None,
             failing: None,
+            trouble: None,
         };
         Self {
             name: name.into(),
@@ -225,7 +247,7 @@ impl Gate {
 
     fn try_admit(&self, state: &mut State, now: Instant) -> Admission {
         match state.phase {
-            Phase::Closed { .. } => return Admission::Closed,
+            Phase::Closed { .. } | Phase::Held { .. } => return Admission::Closed,
             Phase::Probing { is_under_way: true } => return Admission::Wait(LONGEST_WAIT),
             Phase::Trying(Some(began)) => {
                 let waited = now.saturating_duration_since(began);
@@ -271,9 +293,16 @@ impl Gate {
         }
         self.count_good(&mut state, now);
         let before = state.phase;
-        let news = match pause_of(outcome) {
-            Some((pause, failure)) => state.pause(pause, failure.code, now),
-            None => state.count(pass, sign(outcome), now),
+        let news = match (pause_of(outcome), own_trouble(outcome)) {
+            (Some((pause, failure)), _) => state.pause(pause, failure.code, now),
+            (None, Some(failure)) => {
+                self.hold(&mut state, failure, now);
+                None
+            }
+            (None, None) => {
+                state.trouble = None;
+                state.count(pass, sign(outcome), now)
+            }
         };
         if state.phase != before {
             self.changed(&state);
@@ -287,10 +316,41 @@ impl Gate {
         has_news
     }
 
+    /// Holds the gate for a while, because this relay could not send. The destination has not failed.
+    fn hold(&self, state: &mut State, failure: &Failure, now: Instant) {
+        if matches!(state.phase, Phase::Closed { .. } | Phase::Held { .. }) {
+            return;
+        }
+        let times = state.trouble.as_ref().map_or(0, |trouble| trouble.times);
+        if times == 0 {
+            log::warn!(event = "send_held", destination:% = self.name, reason = failure.code.as_str(), error = failure.error; "cannot send to {} ({}: {}): holding its messages, no attempts used, trying again soon", self.name, failure.code, failure.error);
+        }
+        state.trouble = Some(Trouble {
+            code: failure.code,
+            what: failure.error.clone(),
+            times: times.saturating_add(1),
+        });
+        // The right to probe stays with this relay: no send was made.
+        if matches!(state.phase, Phase::Probing { .. }) {
+            state.phase = UNUSED_PROBE;
+            return;
+        }
+        let hold = SHORTEST_HOLD.saturating_mul(2_u32.saturating_pow(times.min(16)));
+        let until = later(now, hold.min(LONGEST_HOLD));
+        state.phase = Phase::Held { until };
+    }
+
+    /// Why this relay cannot send to the destination, for reasons of its own.
+    pub(crate) fn trouble(&self) -> Option<Trouble> {
+        let has_sent = self.good.load(Ordering::Relaxed) > 0;
+        self.lock().trouble.clone().filter(|_| !has_sent)
+    }
+
     /// Counts the successful sends that passed without the lock, at most a poll interval later.
     fn count_good(&self, state: &mut State, now: Instant) {
         let good = self.good.swap(0, Ordering::Relaxed);
         if good > 0 {
+            state.trouble = None;
             state.openings = 0;
             if let Some(window) = &mut state.window {
                 window.count_good(good, now);
@@ -303,7 +363,7 @@ impl Gate {
         match self.lock().phase {
             Phase::Flowing | Phase::Trying(_) => Room::Free,
             Phase::Probing { is_under_way } if !is_under_way => Room::One,
-            Phase::Probing { .. } | Phase::Closed { .. } => Room::Closed,
+            Phase::Probing { .. } | Phase::Closed { .. } | Phase::Held { .. } => Room::Closed,
         }
     }
 
@@ -319,6 +379,7 @@ impl Gate {
             Phase::Trying(_) | Phase::Probing { .. } => Standing::Trying,
             Phase::Closed { then_probe, .. } if then_probe => Standing::BreakerOpen,
             Phase::Closed { .. } => Standing::Paused,
+            Phase::Held { .. } => Standing::Held,
         }
     }
 
@@ -333,6 +394,7 @@ impl Gate {
     pub(crate) fn opens_at(&self) -> Option<Instant> {
         match self.lock().phase {
             Phase::Closed { until, .. } => until,
+            Phase::Held { until } => Some(until),
             Phase::Flowing | Phase::Trying(_) | Phase::Probing { .. } => None,
         }
     }
@@ -346,6 +408,12 @@ impl Gate {
             // There was no message to send. Another relay may have the right to probe by now.
             state.close(Some(now), true);
             self.changed(&state);
+        }
+        if let Phase::Held { until } = state.phase {
+            if until <= now {
+                self.turn(&mut state, Phase::Trying(None));
+            }
+            return Due::Nothing;
         }
         let Phase::Closed {
             until: Some(until),
@@ -407,7 +475,7 @@ impl State {
         match &mut self.phase {
             Phase::Trying(began) => *began = now,
             Phase::Probing { is_under_way } => *is_under_way = now.is_some(),
-            Phase::Flowing | Phase::Closed { .. } => return false,
+            Phase::Flowing | Phase::Closed { .. } | Phase::Held { .. } => return false,
         }
         true
     }
@@ -432,6 +500,18 @@ fn pause_of(outcome: &Outcome) -> Option<(Pause, &Failure)> {
             .pause
             .filter(|pause| *pause != Pause::For(Duration::ZERO))
             .map(|pause| (pause, failure)),
+    }
+}
+
+/// The failure of this relay itself, of its machine or its proxy.
+fn own_trouble(outcome: &Outcome) -> Option<&Failure> {
+    match outcome {
+        Outcome::Wait(failure)
+            if matches!(failure.code, ReasonCode::Shortage | ReasonCode::Proxy) =>
+        {
+            Some(failure)
+        }
+        _ => None,
     }
 }
 

@@ -121,6 +121,11 @@ problem_kinds! {
     ListenerDown = "listener_down", Nothing;
     /// The settings could not be reloaded: the relay continues with the old settings.
     ReloadFailed = "reload_failed", Nothing;
+    /// This machine lacks file descriptors, ports or memory for some sends, or has no network. The messages wait and use no
+    /// attempts.
+    Shortage = "shortage", Nothing;
+    /// The HTTP proxy is unreachable, or refuses the credentials. The messages wait and use no attempts.
+    Proxy = "proxy", Nothing;
     /// `OUTBOX_ENABLED` is false: the relay claims and sends nothing.
     Disabled = "disabled", Nothing;
 }

@@ -13,6 +13,7 @@ use super::shared::Shared;
 use super::threads::{MARGIN, Post, State};
 use super::to::To;
 use crate::handlers::MOST_LATE;
+use crate::status::ReasonCode;
 use crate::store::relay::claim::Topic;
 
 /// The interval of the checks.
@@ -193,12 +194,38 @@ pub(crate) fn health(shared: &Shared) -> Health {
         );
         found(ProblemKind::ReloadFailed, what);
     }
+    for (kind, code) in [
+        (ProblemKind::Shortage, ReasonCode::Shortage),
+        (ProblemKind::Proxy, ReasonCode::Proxy),
+    ] {
+        if let Some(what) = cannot_send(shared, code) {
+            found(kind, what);
+        }
+    }
     if !shared.config.enabled {
         let what = "OUTBOX_ENABLED is false: this relay claims and sends nothing";
         found(ProblemKind::Disabled, what.to_owned());
     }
     problems.sort_by_key(|problem| problem.kind);
     Health::new(problems)
+}
+
+/// The destinations that this relay cannot send to for a reason of its own.
+fn cannot_send(shared: &Shared, code: ReasonCode) -> Option<String> {
+    let registry = shared.registered.registry();
+    let registered = registry.each().filter_map(|one| one.bulkhead.as_ref());
+    let mut troubles = (shared.bulkheads.iter().chain(registered)).filter_map(|bulkhead| {
+        let trouble = bulkhead.gate.trouble()?;
+        (trouble.code == code).then(|| (bulkhead.name.to_string(), trouble.what))
+    });
+    let (name, what) = troubles.next()?;
+    let more = match troubles.count() {
+        0 => String::new(),
+        count => format!(" and {count} more destinations"),
+    };
+    Some(format!(
+        "{what}: messages to {name:?}{more} wait, and use no attempts"
+    ))
 }
 
 /// The problem with the database or the outbox.

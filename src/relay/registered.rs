@@ -190,6 +190,10 @@ impl Registry {
         self.by_name.get(name)
     }
 
+    pub(super) fn each(&self) -> impl Iterator<Item = &Arc<Customer>> {
+        self.by_name.values()
+    }
+
     pub(super) fn get(&self, id: u32) -> Option<&Arc<Customer>> {
         self.by_id.get(&id)
     }

@@ -67,6 +67,7 @@ mod sealed;
 mod secrets;
 mod settings;
 mod several;
+mod shortage;
 mod testing;
 mod throwaway_server;
 mod tls;

@@ -12,15 +12,14 @@
 
 use std::error::Error as StdError;
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use rustix::io::Errno;
 use ureq::Error;
 
 use super::egress::Blocked;
 use super::lookups::LookupFailed;
 use super::proxy::ProxyFailed;
+use super::shortage::{NotConnected, Shortage};
 use super::tls::HandshakeFailed;
 use crate::dispatch::{Failure, Outcome};
 use crate::status::ReasonCode;
@@ -35,89 +34,6 @@ enum Whose {
     Proxy,
     Destination,
     Message,
-}
-
-/// This machine could not send: it lacks something, and the destination was not asked.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("this machine {lacks}: {error}")]
-pub(super) struct Shortage {
-    lacks: &'static str,
-    error: String,
-}
-
-/// No connection was established, so nothing was sent.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct NotConnected(pub(super) io::Error);
-
-impl Shortage {
-    pub(super) fn new(lacks: &'static str, error: impl ToString) -> Self {
-        Self {
-            lacks,
-            error: error.to_string(),
-        }
-    }
-
-    /// Whether an error at any point of a send says that this machine lacks something.
-    pub(super) fn of(error: &io::Error) -> Option<Self> {
-        let lacks = match Errno::from_io_error(error) {
-            Some(Errno::MFILE | Errno::NFILE) => "has no free file descriptor",
-            Some(Errno::NOBUFS | Errno::NOMEM) => "has no memory for sockets",
-            Some(Errno::NETDOWN) => "has no network",
-            _ if error.kind() == ErrorKind::OutOfMemory => "has no memory for sockets",
-            _ => return None,
-        };
-        Some(Self::new(lacks, error))
-    }
-
-    /// The same for a lookup of a name, which may hide why it failed.
-    pub(super) fn of_lookup(error: &io::Error) -> Option<Self> {
-        let is_full = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).err();
-        Self::of(error).or_else(|| Self::of(&is_full()?))
-    }
-}
-
-/// The error of a connection that was not established. A connect of a UDP socket sends nothing: it asks this machine
-/// alone for a way to an address.
-pub(super) fn not_connected(error: io::Error, addresses: &[SocketAddr]) -> Error {
-    let has_way = |address: &SocketAddr| way_to(*address).is_ok();
-    let lacks = match Errno::from_io_error(&error) {
-        // Without a way, the address is of a family that this machine does not have.
-        Some(Errno::ADDRNOTAVAIL) if addresses.iter().any(has_way) => Some("has no free port"),
-        // A router can also say so; and this machine may have a way to all but this address.
-        Some(Errno::NETUNREACH) if is_offline() && !addresses.iter().any(has_way) => {
-            Some("has no network")
-        }
-        _ => None,
-    };
-    match lacks {
-        Some(lacks) => Error::Other(Box::new(Shortage::new(lacks, error))),
-        None => Error::Other(Box::new(NotConnected(error))),
-    }
-}
-
-fn way_to(address: SocketAddr) -> io::Result<()> {
-    let socket = match address {
-        SocketAddr::V4(_) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)),
-        SocketAddr::V6(_) => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)),
-    };
-    socket?.connect(address)
-}
-
-/// Whether this machine has no way to addresses elsewhere. These two are reserved for documentation (RFC 5737, RFC 3849).
-fn is_offline() -> bool {
-    let elsewhere: [SocketAddr; 2] = [
-        (Ipv4Addr::new(192, 0, 2, 1), 9).into(),
-        (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into(),
-    ];
-    elsewhere
-        .into_iter()
-        .all(|address| way_to(address).is_err())
-}
-
-/// Whether an error is a shortage of this machine.
-pub(super) fn is_shortage(error: &Error) -> bool {
-    judge(error).0 == Whose::ThisMachine
 }
 
 /// The outcome of a request without a response.
@@ -201,11 +117,8 @@ fn judge_own(error: &(dyn StdError + Send + Sync + 'static)) -> (Whose, ReasonCo
             ProxyFailed::Silent { .. } => (Whose::Destination, ReasonCode::Timeout),
         };
     }
-    if let Some(failed) = error.downcast_ref::<LookupFailed>() {
-        return match failed.is_shortage {
-            true => shortage,
-            false => (Whose::Destination, ReasonCode::Dns),
-        };
+    if error.is::<LookupFailed>() {
+        return (Whose::Destination, ReasonCode::Dns);
     }
     if let Some(HandshakeFailed(io)) = error.downcast_ref() {
         return match is_short(io) {
@@ -214,7 +127,6 @@ fn judge_own(error: &(dyn StdError + Send + Sync + 'static)) -> (Whose, ReasonCo
         };
     }
     let code = match error.downcast_ref::<NotConnected>() {
-        Some(NotConnected(io)) if is_short(io) => return shortage,
         Some(NotConnected(io)) if io.kind() == ErrorKind::TimedOut => ReasonCode::Timeout,
         Some(_) => ReasonCode::Connect,
         None => ReasonCode::Failed,
@@ -243,9 +155,13 @@ fn no_answer_within(timeout: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
+    use rustix::io::Errno;
     use ureq::Timeout;
 
     use super::super::egress::Egress;
+    use super::super::shortage::{is_shortage, not_connected};
     use super::*;
 
     fn own(error: impl StdError + Send + Sync + 'static) -> Error {
@@ -268,7 +184,7 @@ mod tests {
         let lookup_failed = LookupFailed {
             host: "shop.example".into(),
             reason: "no".to_owned(),
-            is_shortage: false,
+            shortage: None,
         };
         let retried = [
             (own(lookup_failed), Code::Dns),
@@ -399,19 +315,12 @@ mod tests {
         ] {
             for error in [
                 Error::Io(os(errno)),
-                own(NotConnected(os(errno))),
+                not_connected(os(errno), &[]),
                 own(HandshakeFailed(os(errno))),
             ] {
                 assert_eq!(waits(&error).0, ReasonCode::Shortage, "{error:?}");
-                assert!(is_shortage(&error));
             }
         }
-        let lookup = LookupFailed {
-            host: "shop.example".into(),
-            reason: "no descriptor".to_owned(),
-            is_shortage: true,
-        };
-        assert_eq!(waits(&own(lookup)).0, ReasonCode::Shortage);
     }
 
     /// R50

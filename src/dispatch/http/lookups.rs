@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased, unbounded};
 
-use super::blame::Shortage;
+use super::shortage::Shortage;
 use crate::lock::lock;
 
 /// How long addresses are kept. The time is short because receivers may move.
@@ -48,8 +48,8 @@ pub(super) type Answer = Result<Arc<[SocketAddr]>, LookupFailed>;
 pub(super) struct LookupFailed {
     pub(super) host: Arc<str>,
     pub(super) reason: String,
-    /// Whether this machine could not ask.
-    pub(super) is_shortage: bool,
+    /// Why this machine could not ask.
+    pub(super) shortage: Option<Shortage>,
 }
 
 /// How long results are kept, and how long to wait for them.
@@ -180,7 +180,7 @@ impl Lookups {
                 None => {
                     if let Err(error) = self.start(&mut under_way.threads) {
                         let shortage = Shortage::new("cannot start a thread", error);
-                        return Some(Err(short(&name.0, &shortage)));
+                        return Some(Err(short(&name.0, shortage)));
                     }
                     let queues = self.queues.as_ref()?;
                     let queue = match self.shared.has_failed(name) {
@@ -296,7 +296,7 @@ impl Shared {
         let found = catch_unwind(AssertUnwindSafe(|| (self.lookup)(host, *port)))
             .map_err(|_| failed("the lookup panicked".to_owned()))?
             .map_err(|error| match Shortage::of_lookup(&error) {
-                Some(shortage) => short(host, &shortage),
+                Some(shortage) => short(host, shortage),
                 None => failed(error.to_string()),
             })?;
         if found.is_empty() {
@@ -310,14 +310,14 @@ fn failed(host: &Arc<str>, reason: String) -> LookupFailed {
     LookupFailed {
         host: Arc::clone(host),
         reason,
-        is_shortage: false,
+        shortage: None,
     }
 }
 
 /// The error of a lookup that this machine could not make.
-fn short(host: &Arc<str>, shortage: &Shortage) -> LookupFailed {
+fn short(host: &Arc<str>, shortage: Shortage) -> LookupFailed {
     LookupFailed {
-        is_shortage: true,
+        shortage: Some(shortage.clone()),
         ..failed(host, shortage.to_string())
     }
 }

@@ -19,8 +19,8 @@ use ureq::unversioned::transport::{
 use url::Url;
 use uuid::Uuid;
 
-use super::blame::{is_shortage, not_connected};
 use super::credentials::basic;
+use super::shortage::{is_shortage, not_connected};
 use crate::config::{Config, ConfigError, Destination, Proxy};
 
 /// The most bytes of the heads of a proxy's response, interim responses included.

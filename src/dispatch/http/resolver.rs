@@ -79,7 +79,10 @@ impl FirstAddress {
                 self.lookups
                     .addresses(name, deadline)
                     .ok_or(ureq::Error::Timeout(Timeout::Resolve))?
-                    .map_err(|error| ureq::Error::Other(Box::new(error)))?
+                    .map_err(|error| match error.shortage {
+                        Some(shortage) => ureq::Error::Other(Box::new(shortage)),
+                        None => ureq::Error::Other(Box::new(error)),
+                    })?
             }
         };
         self.egress

@@ -16,6 +16,8 @@ use super::egress::Egress;
 use super::lookups::{Lookup, Lookups, THREADS, THREADS_OF_REGISTERED, Times};
 use super::proxy::{AbsoluteForm, FirstHop, Via};
 use super::resolver::FirstAddress;
+use super::shortage::Shortage;
+use super::sockets::{Permit, most_sockets};
 use super::tls::{Tls, TlsSettings};
 use super::{USER_AGENT, blame};
 use crate::config::{Config, ConfigError, Destination};
@@ -52,10 +54,20 @@ pub(super) struct Target {
     refused_since: Mutex<Option<Instant>>,
 }
 
+/// An agent, which has at most one connection, and the right to it.
+#[derive(Debug)]
+struct Line {
+    agent: Agent,
+    permit: Permit,
+}
+
+/// A wait for a connection that does not shorten the time of a send.
+const NO_WAIT: Duration = Duration::from_millis(5);
+
 /// Idle agents.
 #[derive(Debug)]
 enum Idle {
-    Own(Mutex<Vec<Agent>>),
+    Own(Mutex<Vec<Line>>),
     /// Shared by all destinations of an origin.
     Shared(Arc<Agents>, Arc<str>),
 }
@@ -65,21 +77,21 @@ enum Idle {
 struct Agents(Mutex<ByOrigin>);
 
 /// Idle agents by origin, each with the time since which it has been idle.
-type ByOrigin = HashMap<Arc<str>, Vec<(Instant, Agent)>>;
+type ByOrigin = HashMap<Arc<str>, Vec<(Instant, Line)>>;
 
 impl Agents {
-    fn take(&self, origin: &str) -> Option<Agent> {
+    fn take(&self, origin: &str) -> Option<Line> {
         let mut all = lock(&self.0);
         let of_origin = all.get_mut(origin)?;
-        let (_, agent) = of_origin.pop()?;
+        let (_, line) = of_origin.pop()?;
         if of_origin.is_empty() {
             all.remove(origin);
         }
-        Some(agent)
+        Some(line)
     }
 
     /// Keeps an agent for the next send. If there are too many, drops agents whose connections are too old to reuse.
-    fn put(&self, origin: &Arc<str>, agent: Agent) {
+    fn put(&self, origin: &Arc<str>, line: Line) {
         let mut all = lock(&self.0);
         let count = |all: &HashMap<_, Vec<_>>| all.values().map(Vec::len).sum::<usize>();
         if all.len() >= MOST_SHARED / 2 && count(&all) >= MOST_SHARED {
@@ -92,7 +104,7 @@ impl Agents {
             }
         }
         let of_origin = all.entry(Arc::clone(origin)).or_default();
-        of_origin.push((Instant::now(), agent));
+        of_origin.push((Instant::now(), line));
     }
 }
 
@@ -232,28 +244,35 @@ impl Target {
         })
     }
 
-    /// An agent for exclusive use. Each agent has its own connection, so no send waits for another.
-    fn agent(&self) -> Agent {
+    /// An agent for exclusive use. Each agent has its own connection, so no send waits for another. `None`: this process
+    /// may have no more connections, and none was closed for a part of the timeout.
+    fn line(&self) -> Option<Line> {
         let idle = match &self.idle {
-            Idle::Own(agents) => lock(agents).pop(),
+            Idle::Own(lines) => lock(lines).pop(),
             Idle::Shared(agents, origin) => agents.take(origin),
         };
-        idle.unwrap_or_else(|| {
-            Agent::with_parts(
+        idle.or_else(|| {
+            let permit = Permit::take(self.timeout / 4)?;
+            let agent = Agent::with_parts(
                 ureq::config::Config::clone(&self.agent_config),
                 FirstHop::new(self.via.clone())
                     .chain(AbsoluteForm::new(self.via.as_deref()))
                     .chain(self.tls.clone())
                     .chain(OneWriteConnector),
                 self.resolver.clone(),
-            )
+            );
+            Some(Line { agent, permit })
         })
     }
 
-    fn give_back(&self, agent: Agent) {
+    /// Keeps the connection for the next send, unless others need it.
+    fn give_back(&self, line: Line) {
+        if line.permit.is_scarce() {
+            return;
+        }
         match &self.idle {
-            Idle::Own(agents) => lock(agents).push(agent),
-            Idle::Shared(agents, origin) => agents.put(origin, agent),
+            Idle::Own(lines) => lock(lines).push(line),
+            Idle::Shared(agents, origin) => agents.put(origin, line),
         }
     }
 
@@ -275,14 +294,25 @@ impl Target {
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = headers;
         self.authorize(request.headers_mut());
-        let agent = self.agent();
-        if self.has_own_timeout {
-            request = (agent.configure_request(request))
-                .timeout_global(Some(self.timeout))
-                .timeout_connect(Some(self.timeout))
+        let began = Instant::now();
+        let Some(line) = self.line() else {
+            let most = most_sockets();
+            let shortage = Shortage::new(
+                "has no free file descriptor for another receiver",
+                format!("all {most} connections are in use (raise the limit of open files)"),
+            );
+            let error = ureq::Error::Other(Box::new(shortage));
+            return Err(blame::outcome(&error, self.timeout));
+        };
+        let waited = began.elapsed();
+        if self.has_own_timeout || waited > NO_WAIT {
+            let timeout = Some(self.timeout.saturating_sub(waited));
+            request = (line.agent.configure_request(request))
+                .timeout_global(timeout)
+                .timeout_connect(timeout)
                 .build();
         }
-        let result = agent.run(request).and_then(|answer| {
+        let result = line.agent.run(request).and_then(|answer| {
             if let Some(via) = &self.via {
                 via.check_response(answer.status(), answer.headers())?;
             }
@@ -299,7 +329,7 @@ impl Target {
                 },
             }
         });
-        self.give_back(agent);
+        self.give_back(line);
         let result = result.map_err(|error| blame::outcome(&error, self.timeout));
         self.follow_refusals(&result);
         result

@@ -32,7 +32,7 @@ impl State {
     pub(super) fn count(&mut self, pass: &Pass, sign: Sign, now: Instant) -> Option<News> {
         match (self.phase, sign) {
             // A send that began before the gate closed.
-            (Phase::Closed { .. }, _) => None,
+            (Phase::Closed { .. } | Phase::Held { .. }, _) => None,
             (Phase::Probing { .. }, Sign::Good) => {
                 self.phase = Phase::Flowing;
                 self.openings = 0;

@@ -1,0 +1,101 @@
+//! A process with few file descriptors: nobody is blamed, and every send is recorded.
+
+use std::process::Command;
+use std::time::Duration;
+
+use diesel_outbox::config::Proxy;
+use diesel_outbox::{Destination, ProblemKind};
+use serde_json::json;
+
+use crate::support::{Database, File, Receiver, Running, end, eventually};
+
+/// The same command with at most this many descriptors.
+fn with_descriptors(command: &Command, most: usize) -> Command {
+    let mut limited = Command::new("prlimit");
+    limited
+        .arg(format!("--nofile={most}:{most}"))
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    limited
+}
+
+/// R50
+#[test]
+fn more_threads_than_descriptors_deliver_and_record_every_message_once() {
+    const DESTINATIONS: usize = 12;
+    const EACH: usize = 30;
+
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| {
+        std::thread::sleep(Duration::from_millis(150));
+        200
+    });
+    let mut file = String::new();
+    for number in 0..DESTINATIONS {
+        file += &format!(
+            "[destinations.d{number}]\nurl = \"{}\"\nconcurrency = 16\n\n",
+            receiver.url()
+        );
+        for _ in 0..EACH {
+            database.enqueue(&format!("topic{number}"), json!(number));
+        }
+    }
+    for number in 0..DESTINATIONS {
+        file += &format!("[[routes]]\ntopic = \"topic{number}\"\nto = \"d{number}\"\n\n");
+    }
+    let file = File::new(&file);
+    let mut command = database.binary(&["run"]);
+    command
+        .env("OUTBOX_CONFIG", file.path())
+        .env("OUTBOX_SEND_TIMEOUT", "5s")
+        .env("OUTBOX_LEASE", "15s");
+    let running = Running::start(with_descriptors(&command, 96));
+    let all = i64::try_from(DESTINATIONS * EACH).expect("a few");
+    eventually("every message is delivered and recorded", || {
+        database.count("delivered") == all
+    });
+    assert_eq!(receiver.count(), DESTINATIONS * EACH, "{}", running.log());
+    assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
+}
+
+/// R50
+#[test]
+fn a_proxy_that_is_down_is_a_problem_of_this_relay_and_opens_no_breaker_for_all() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut destination = Destination::new("shop", &receiver.url()).expect("a URL");
+    // Nobody listens on this address.
+    destination.proxy = Some(Proxy::parse("proxy", "http://127.0.77.9:1").expect("a URL"));
+    let relay = database
+        .relay()
+        .destination(destination)
+        .route("*", "shop")
+        .start()
+        .expect("a relay");
+    database.enqueue_many(20);
+    let problem = || {
+        let health = relay.health();
+        let mut problems = health.problems().iter();
+        let problem = problems.find(|problem| problem.kind == ProblemKind::Proxy);
+        problem.map(|problem| problem.what.clone())
+    };
+    eventually("the problem is named", || problem().is_some());
+    let what = problem().expect("a problem");
+    assert!(
+        what.starts_with("proxy 127.0.77.9:1 cannot be reached"),
+        "{what}"
+    );
+    assert!(relay.health().is_ready());
+    let held = || relay.destinations().iter().any(|one| one.state == "held");
+    eventually("the destination is held", held);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
+    assert_eq!(database.number("SELECT max(attempts) FROM {o}"), 0);
+    end(&relay);
+}
