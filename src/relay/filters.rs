@@ -10,6 +10,7 @@
 //!   Until then, the filter is not evaluated for other messages either. See [`Memory`].
 //! * While many messages of a topic wait here, the relay claims no more of the topic. See [`Load`].
 
+mod filtering;
 mod load;
 mod memory;
 
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, TryRecvError};
 use uuid::Uuid;
 
+pub(crate) use self::filtering::Filtering;
 pub(crate) use self::load::{Load, Troubles};
 
 use self::memory::{Judged, Memory};
@@ -34,11 +36,8 @@ use super::told::Told;
 use super::verdict::Verdict;
 use crate::clock;
 use crate::dispatch::Failure;
-use crate::message::Message;
 use crate::status::ReasonCode;
 use crate::store::filters::{Evaluated, Pairs};
-use crate::store::relay::claim::{Claimed, Known};
-use crate::store::relay::lease::LeaseId;
 
 /// The time limit of statements without a limit of their own.
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -53,47 +52,6 @@ const SPREAD: Duration = Duration::from_millis(250);
 
 /// The reason for disabling a destination whose filter is slow.
 const TOO_SLOW: &str = "the filter is too slow: evaluating it for one message took longer than 500 ms, several times in a row";
-
-/// A claimed message whose filters must be evaluated.
-pub(crate) struct Filtering {
-    pub(super) claimed: Claimed,
-    pub(super) lease: LeaseId,
-    /// Whether the filters match that were evaluated, by the number of their destination.
-    pub(super) answers: HashMap<u32, bool>,
-}
-
-impl Filtering {
-    pub(super) fn new(claimed: Claimed, lease: LeaseId) -> Self {
-        Self {
-            claimed,
-            lease,
-            answers: HashMap::new(),
-        }
-    }
-
-    /// Whether filters decide where this message goes.
-    pub(super) fn is_for(registry: &Registry, claimed: &Claimed) -> bool {
-        let message = &claimed.message;
-        registry.has_filters
-            && message.destination.is_empty()
-            && matches!(claimed.known, Known::No)
-            && registry.wanting(message).any(|one| one.filter.is_some())
-    }
-
-    pub(super) fn message(&self) -> &Message {
-        &self.claimed.message
-    }
-
-    /// The destinations whose filters are still to be evaluated.
-    pub(super) fn unanswered<'r>(
-        &'r self,
-        registry: &'r Registry,
-    ) -> impl Iterator<Item = &'r Arc<Customer>> {
-        let is_open =
-            |one: &&Arc<Customer>| one.filter.is_some() && !self.answers.contains_key(&one.id);
-        registry.wanting(self.message()).filter(is_open)
-    }
-}
 
 /// The messages that take turns with those of other groups: those of one tenant and topic.
 type Group = (Option<Uuid>, String);
