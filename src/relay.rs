@@ -106,7 +106,7 @@ impl Incarnation {
         let (bulkheads, queues) = Bulkhead::all(&config, dispatchers);
         let source = match manager {
             Some(manager) => Source::Manager(manager),
-            None => Source::Url(config.database_url()?.clone()),
+            None => Source::of_url(config.database_url()?.clone()),
         };
         let limits = Limits::of_relay(START_TIMEOUT, Plans::Any);
         let mut conn = source.connect("start", limits)?.conn;

@@ -7,8 +7,8 @@ use super::threads::{Cause, MARGIN, Post};
 use crate::error::DatabaseError;
 use crate::store::relay::notifications::{Listener, Lock};
 
-/// The time limit of each statement of the listener.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time limit of each statement of the listener, and how long it waits for the answer.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A listener that stays in the database longer than this is stuck.
 const LONGEST_STAY: Duration = STATEMENT_TIMEOUT.saturating_add(MARGIN);
 /// While an open insert will not notify, the claimer checks after this time, then after twice this time, and so on.
@@ -19,6 +19,8 @@ const LOOK_WHILE_INSERTING: Duration = Duration::from_millis(100);
 /// The wait between attempts while another relay holds the lock. That relay releases the lock without notice when it
 /// finds work or ends.
 const TRY_AFTER_ANOTHER: Duration = Duration::from_secs(1);
+/// How often a listener that hears nothing asks whether the server still answers.
+const PROVE: Duration = Duration::from_secs(10);
 /// The wait between attempts to reach a lost database.
 const RECONNECT: Duration = Duration::from_secs(1);
 
@@ -72,9 +74,19 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
     let mut has_lock = false;
     let mut next_try: Option<Duration> = None;
     let mut looked = Instant::now();
+    let mut answered = Instant::now();
     while !shared.is_stopping() {
-        listener.wait(sleep.descriptor(), next_try)?;
+        let left = PROVE.saturating_sub(answered.elapsed());
+        listener.wait(
+            sleep.descriptor(),
+            Some(next_try.map_or(left, |time| time.min(left))),
+        )?;
         sleep.drain();
+        if answered.elapsed() >= PROVE {
+            // Before the notifications are read: they may come with the answer.
+            asking(shared, || listener.prove())?;
+            answered = Instant::now();
+        }
         let is_news = listener.notifications() > 0;
         if is_news {
             sleep.interrupt();

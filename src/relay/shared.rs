@@ -284,7 +284,8 @@ impl Shared {
     /// sockets.
     pub(crate) fn listener_url(&self) -> Option<&SecretString> {
         match (&self.config.listener_url, &self.source) {
-            (Some(url), _) | (None, Source::Url(url)) => Some(url),
+            (Some(url), _) => Some(url),
+            (None, Source::Url(address)) => Some(&address.url),
             (None, Source::Manager(_)) => None,
         }
     }

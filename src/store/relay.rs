@@ -1,5 +1,6 @@
 //! The statements of relays.
 
+mod address;
 pub(crate) mod claim;
 pub(crate) mod claimable;
 pub(crate) mod clean;

@@ -25,6 +25,11 @@ const PROGRAMS: &[&str] = &["pgbouncer", "/usr/sbin/pgbouncer"];
 
 impl Pooler {
     fn start() -> Self {
+        Self::with("")
+    }
+
+    /// With one more line of settings.
+    fn with(setting: &str) -> Self {
         let server = Url::parse(&database_url()).expect("a URL");
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|free| free.local_addr())
@@ -44,6 +49,7 @@ impl Pooler {
              pool_mode = transaction
              default_pool_size = 3
              max_client_conn = 200
+             {setting}
             ",
             server.host_str().expect("a host"),
             server.port().unwrap_or(5432),
@@ -194,17 +200,7 @@ fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
     enqueue(&database, &pooler, 30);
     receiver.wait_for(60);
     assert_eq!(relay.log().matches("is behind a pooler").count(), 1);
-    let mut through = PgConnection::establish(&pooler.url).expect("the pooler is there");
-    through.set_prepared_statement_cache_size(CacheSize::Disabled);
-    for _ in 0..5 {
-        through
-            .transaction(|conn| {
-                assert_eq!(setting(conn, "statement_timeout"), "0");
-                assert_eq!(setting(conn, "enable_seqscan"), "on");
-                Ok::<(), diesel::result::Error>(())
-            })
-            .expect("the pooler answers");
-    }
+    expect_untouched(&pooler);
     let status = database
         .binary(&["status", "--json"])
         .env("DATABASE_URL", &pooler.url)
@@ -225,6 +221,68 @@ fn without_a_direct_connection_a_relay_behind_a_pooler_polls_and_says_so() {
         .code(0)
         .stdout;
     assert!(!direct.contains(told), "{direct}");
+}
+
+/// The sessions that an application gets from the pooler have no setting of a relay or a command.
+fn expect_untouched(pooler: &Pooler) {
+    // At once, so that the pooler uses all its connections.
+    let mut through: Vec<PgConnection> = (0..3)
+        .map(|_| {
+            let mut conn = PgConnection::establish(&pooler.url).expect("the pooler is there");
+            conn.set_prepared_statement_cache_size(CacheSize::Disabled);
+            conn.batch_execute("BEGIN").expect("the pooler answers");
+            conn
+        })
+        .collect();
+    for conn in &mut through {
+        for (name, value) in [
+            ("statement_timeout", "0"),
+            ("lock_timeout", "0"),
+            ("enable_seqscan", "on"),
+            ("search_path", "\"$user\", public"),
+            ("row_security", "on"),
+        ] {
+            assert_eq!(setting(conn, name), value, "{name}");
+        }
+        conn.batch_execute("ROLLBACK").expect("the pooler answers");
+    }
+}
+
+/// R9, R50: a pooler that drops `options` shares sessions all the same.
+#[test]
+fn options_in_the_url_do_not_make_a_pooler_a_direct_connection() {
+    let database = Database::new();
+    let pooler = Pooler::with("ignore_startup_parameters = extra_float_digits,options");
+    let receiver = Receiver::ok();
+    let with_options = format!("{}?options=-c%20geqo%3Doff", pooler.url);
+    for url in [&with_options, &pooler.url] {
+        let mut command = database.binary(&["run", "--url", &receiver.url()]);
+        command.env("DATABASE_URL", url);
+        let relay = Running::start(command);
+        enqueue(&database, &pooler, 30);
+        eventually("all messages are settled", || {
+            database.number("SELECT count(*) FROM {o}") == 0
+        });
+        expect_untouched(&pooler);
+        let mut status = database.binary(&["status"]);
+        status.env("DATABASE_URL", url);
+        finish(status).code(0);
+        expect_untouched(&pooler);
+        drop(relay);
+    }
+    assert_eq!(database.count("delivered"), 60);
+}
+
+/// R50: the relay and the commands read the schema that the application reads.
+#[test]
+fn options_of_the_environment_are_kept() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    database.execute("INSERT INTO {o} (topic, payload) VALUES ('t', '1')");
+    let mut drain = database.binary(&["drain", "--table", "outbox", "--url", &receiver.url()]);
+    drain.env("PGOPTIONS", format!("-c search_path={}", database.schema()));
+    finish(drain).code(0);
+    assert_eq!(database.count("delivered"), 1);
 }
 
 /// R9: a listener URL that leads through the pooler as well.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::Write;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -265,6 +266,77 @@ fn a_listener_that_was_cut_off_listens_again() {
         eventually("the relay sleeps again", || database.is_relay_asleep());
     }
     assert!(relay.is_healthy());
+}
+
+/// A TCP proxy that can lose its connections to the server without a word to its clients.
+struct Proxy {
+    port: u16,
+    to_server: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Proxy {
+    fn start(server: &str) -> Self {
+        let listens = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listens.local_addr().expect("an address").port();
+        let to_server: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
+        let (server, kept) = (server.to_owned(), Arc::clone(&to_server));
+        std::thread::spawn(move || {
+            for client in listens.incoming() {
+                let client = client.expect("a client");
+                let server = TcpStream::connect(&server).expect("the server is there");
+                kept.lock()
+                    .expect("no panic holds it")
+                    .push(server.try_clone().expect("a descriptor"));
+                let copies = [
+                    (client.try_clone(), server.try_clone()),
+                    (Ok(server), Ok(client)),
+                ];
+                for (from, to) in copies {
+                    let (mut from, mut to) = (from.expect("a stream"), to.expect("a stream"));
+                    // At the end of one side, the other stays open.
+                    std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+                }
+            }
+        });
+        Self { port, to_server }
+    }
+
+    fn lose_the_server(&self) {
+        for server in self.to_server.lock().expect("no panic holds it").drain(..) {
+            server.shutdown(Shutdown::Both).expect("it was open");
+        }
+    }
+}
+
+/// R9, R50: the client's side of a connection stays open although the server's side is gone.
+#[test]
+fn a_listener_that_the_server_does_not_hear_any_more_listens_again() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut url = url::Url::parse(&database.url).expect("a URL");
+    let server = format!(
+        "{}:{}",
+        url.host_str().expect("a host"),
+        url.port().unwrap_or(5432)
+    );
+    let proxy = Proxy::start(&server);
+    url.set_port(Some(proxy.port)).expect("a port");
+    let relay = database.relay().listener_url(url.as_str());
+    let relay = database.sleeper(relay.url(&receiver.url()));
+    eventually("the relay sleeps", || database.is_relay_asleep());
+    proxy.lose_the_server();
+    eventually("the server has no listener", || !database.is_relay_asleep());
+    let began = Instant::now();
+    while !database.is_relay_asleep() {
+        assert!(
+            began.elapsed() < Duration::from_secs(30),
+            "the listener is still deaf"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    database.enqueue("t", json!(1));
+    receiver.wait_for(1);
+    end(&relay);
 }
 
 /// R9: polling remains the guarantee. Without a listener, without the trigger, and by `wake`.

@@ -32,7 +32,7 @@ pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
     let rings = signals.doorbell.ear.clone();
-    let source = Source::Url(SecretString::from(""));
+    let source = Source::of_url(SecretString::from(""));
     let registered = Registered::new(&config, None);
     let shared = Shared::new(config, source, bulkheads, registered, clock, signals);
     (shared, rings)

@@ -210,7 +210,7 @@ impl<'w> Process<'w> {
                 Some(Broken::OutlivesItsSession) => LeaseClock::new(config.lease, longest, None),
                 _ => LeaseClock::of(&config),
             };
-            let source = Source::Url(SecretString::from(""));
+            let source = Source::of_url(SecretString::from(""));
             let registered = Registered::new(&config, customers);
             let mut shared = Shared::new(config, source, bulkheads, registered, clock, signals);
             shared.claim_limit = CLAIM_LIMIT;

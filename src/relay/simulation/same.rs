@@ -346,7 +346,7 @@ fn compare_on<'w>(
     let name = &outbox.name;
     let session = || {
         Session::new(
-            Source::Url(outbox.url.clone().into()),
+            Source::of_url(outbox.url.clone().into()),
             name.clone(),
             Arc::clone(&shared.threads),
             Post::Claimer,

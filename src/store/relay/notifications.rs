@@ -14,15 +14,25 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::fd::RawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pq_sys::{ConnStatusType, ExecStatusType, PGconn, PGresult};
 use secrecy::{ExposeSecret, SecretString};
 
-use super::connection::{with_parameters, without_password};
+use super::address::{OF_SESSION, with_parameters, without_password};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::millis;
+
+/// How long a pooler may let its client wait for a server.
+const LONGEST_TURN: Duration = Duration::from_secs(120);
+
+/// Whether this URL leads to a server process that serves this client alone, and not to a pooler: a pooler greets its
+/// clients with an invented process id. Only then may settings last longer than a transaction. That a process stays the
+/// same for some transactions proves nothing: a pooler may give its clients the same one again.
+pub(crate) fn has_own_process(url: &SecretString) -> Result<bool, DatabaseError> {
+    Raw::connect(url, LONGEST_TURN)?.has_own_process()
+}
 
 /// A connection that listens for messages of one outbox.
 pub(crate) struct Listener {
@@ -59,17 +69,18 @@ impl Listener {
         statement_timeout: Duration,
         is_direct: bool,
     ) -> Result<Option<Self>, DatabaseError> {
-        let mut raw = Raw::connect(url)?;
-        // A pooler greets its clients with an invented process id.
-        let pid = raw.execute("SELECT pg_catalog.pg_backend_pid()")?;
-        let is_pooled = pid != Some(raw.greeted_by().to_string());
+        let mut raw = Raw::connect(url, LONGEST_TURN)?;
+        let is_pooled = !raw.has_own_process()?;
         if is_pooled && !is_direct {
             return Ok(None);
         }
         let timeout = millis(statement_timeout).max(1);
         raw.execute(&format!(
-            "SET application_name = 'diesel-outbox listener'; SET statement_timeout = {timeout}"
+            "SET application_name = 'diesel-outbox listener'; SET statement_timeout = {timeout}; {OF_SESSION}"
         ))?;
+        if !is_pooled {
+            raw.answer = statement_timeout;
+        }
         let table = format!("'{}'", name.outbox().replace('\'', "''"));
         let oid: u32 = raw
             .execute(&format!(
@@ -116,6 +127,14 @@ impl Listener {
         })
     }
 
+    /// Proves that the server still answers. A proxy between may keep a connection whose server is gone.
+    ///
+    /// # Errors
+    /// If there is no answer in time.
+    pub(crate) fn prove(&mut self) -> Result<(), DatabaseError> {
+        self.raw.execute("SELECT 1").map(drop)
+    }
+
     /// Releases the lock.
     pub(crate) fn unlock(&mut self) -> Result<(), DatabaseError> {
         let number = self.number();
@@ -151,13 +170,15 @@ impl Listener {
 struct Raw {
     conn: *mut PGconn,
     url: SecretString,
+    /// How long to wait for the answer to a statement.
+    answer: Duration,
 }
 
 // SAFETY: any thread may use a connection, one thread at a time; `&mut self` ensures that.
 unsafe impl Send for Raw {}
 
 impl Raw {
-    fn connect(url: &SecretString) -> Result<Self, DatabaseError> {
+    fn connect(url: &SecretString, answer: Duration) -> Result<Self, DatabaseError> {
         let parameters = CString::new(with_parameters(url.expose_secret(), &[]))
             .map_err(|_| DatabaseError::Connect("the URL contains a NUL byte".to_owned()))?;
         // SAFETY: `parameters` lives until the call returns.
@@ -168,6 +189,7 @@ impl Raw {
         let raw = Self {
             conn,
             url: url.clone(),
+            answer,
         };
         // SAFETY: `conn` is a connection, in any state. The notice processor needs no argument.
         let status = unsafe {
@@ -180,53 +202,90 @@ impl Raw {
         Ok(raw)
     }
 
-    /// The process id that the server announced for this connection.
-    fn greeted_by(&self) -> i32 {
+    /// Whether the server process is the one that greeted this client.
+    fn has_own_process(&mut self) -> Result<bool, DatabaseError> {
         // SAFETY: `conn` is a connection.
-        unsafe { pq_sys::PQbackendPID(self.conn) }
+        let greeted_by = unsafe { pq_sys::PQbackendPID(self.conn) };
+        let pid = self.execute("SELECT pg_catalog.pg_backend_pid()")?;
+        Ok(pid == Some(greeted_by.to_string()))
     }
 
-    /// Runs SQL and returns the first value of the result.
+    /// Runs SQL and returns the first value of the last result.
+    ///
+    /// # Errors
+    /// Also if there is no answer in time. The connection cannot be used afterwards.
     fn execute(&mut self, sql: &str) -> Result<Option<String>, DatabaseError> {
         let sql = CString::new(sql)
             .map_err(|_| DatabaseError::Connect("a statement contains a NUL byte".to_owned()))?;
-        // SAFETY: `conn` is a connection, `sql` lives until the call returns. The result is freed
-        // below, after its text is copied.
-        unsafe {
-            let result: *mut PGresult = pq_sys::PQexec(self.conn, sql.as_ptr());
-            let value = match pq_sys::PQresultStatus(result) {
-                ExecStatusType::PGRES_COMMAND_OK => Ok(None),
-                ExecStatusType::PGRES_TUPLES_OK if pq_sys::PQntuples(result) > 0 => {
-                    Ok(Some(text(pq_sys::PQgetvalue(result, 0, 0))))
+        // SAFETY: `conn` is a connection, `sql` lives until the call returns.
+        if unsafe { pq_sys::PQsendQuery(self.conn, sql.as_ptr()) } != 1 {
+            return Err(self.error());
+        }
+        let until = Instant::now() + self.answer;
+        let mut last = Ok(None);
+        loop {
+            self.wait_for_result(until)?;
+            // SAFETY: `conn` is a connection. The result is freed below, after its text is copied.
+            unsafe {
+                let result: *mut PGresult = pq_sys::PQgetResult(self.conn);
+                if result.is_null() {
+                    return last;
                 }
-                ExecStatusType::PGRES_TUPLES_OK => Ok(None),
-                _ => Err(self.error()),
-            };
-            // `PQclear` accepts a null result.
-            pq_sys::PQclear(result);
-            value
+                let of_this = match pq_sys::PQresultStatus(result) {
+                    ExecStatusType::PGRES_COMMAND_OK => Ok(None),
+                    ExecStatusType::PGRES_TUPLES_OK if pq_sys::PQntuples(result) > 0 => {
+                        Ok(Some(text(pq_sys::PQgetvalue(result, 0, 0))))
+                    }
+                    ExecStatusType::PGRES_TUPLES_OK => Ok(None),
+                    _ => Err(self.error()),
+                };
+                pq_sys::PQclear(result);
+                last = last.and(of_this);
+            }
         }
     }
 
+    /// Waits until [`PQgetResult`](pq_sys::PQgetResult) has an answer without waiting.
+    fn wait_for_result(&mut self, until: Instant) -> Result<(), DatabaseError> {
+        // SAFETY: `conn` is a connection.
+        while unsafe { pq_sys::PQisBusy(self.conn) } == 1 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let answer = self.answer;
+                return Err(DatabaseError::Connect(format!(
+                    "the server did not answer within {answer:?}"
+                )));
+            }
+            self.wait_for(&[], Some(left))?;
+        }
+        Ok(())
+    }
+
     fn wait(&mut self, other: RawFd, time: Option<Duration>) -> Result<(), DatabaseError> {
+        self.wait_for(&[readable(other)], time)
+    }
+
+    /// Waits until the server sends something, one of the others is readable, or the time has passed.
+    fn wait_for(
+        &mut self,
+        others: &[libc::pollfd],
+        time: Option<Duration>,
+    ) -> Result<(), DatabaseError> {
         // SAFETY: `conn` is a connection.
         let socket = unsafe { pq_sys::PQsocket(self.conn) };
         if socket < 0 {
             return Err(self.error());
         }
-        let readable = |fd| libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let mut descriptors = [readable(socket), readable(other)];
+        let mut descriptors = vec![readable(socket)];
+        descriptors.extend_from_slice(others);
         // Rounded up: a wait that is too short would be repeated in a busy loop.
         let time = time.map_or(-1, |time| {
             i32::try_from(time.as_millis().saturating_add(1)).unwrap_or(i32::MAX)
         });
+        let count = libc::nfds_t::try_from(descriptors.len()).unwrap_or(1);
         // SAFETY: the pointer and the count describe an array that lives until the call returns.
         // The result of the call does not matter: the caller checks for notifications.
-        unsafe { libc::poll(descriptors.as_mut_ptr(), 2, time) };
+        unsafe { libc::poll(descriptors.as_mut_ptr(), count, time) };
         if descriptors[0].revents == 0 {
             return Ok(());
         }
@@ -265,6 +324,14 @@ impl Drop for Raw {
     fn drop(&mut self) {
         // SAFETY: `conn` is a connection, and is not used afterwards.
         unsafe { pq_sys::PQfinish(self.conn) };
+    }
+}
+
+fn readable(fd: RawFd) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
     }
 }
 
