@@ -29,7 +29,7 @@ fn a_dead_letter_is_requeued_and_delivered() {
     ground.accept();
     let page = ground.page(&[]);
     ground.scenario(&page, "requeue", json!({ "letter": letter }));
-    assert_eq!(ground.warehouse.count(), 2);
+    ground.warehouse.wait_for(2);
     let log = page.process.log();
     let line = log.lines().find(|line| line.contains("\"admin_requeue\""));
     let line: serde_json::Value = serde_json::from_str(line.expect("an audit line")).expect("JSON");
