@@ -80,7 +80,9 @@ pub fn register(shop: &Shop, customer: Uuid, request: &Request) -> Result<Respon
     });
     match registered {
         Ok(()) => Ok(Response::redirect_303(format!("/webhooks/{name}"))),
-        Err(DestinationError::Invalid(error)) => refused(error.reason()),
+        Err(error @ (DestinationError::Invalid(_) | DestinationError::Refused(_))) => {
+            refused(&error.public_error())
+        }
         Err(error) => Err(error.into()),
     }
 }
