@@ -104,7 +104,10 @@ fn try_to_split(
     let mut left = piece;
     for one in &held {
         let (sequence, bytes, split_to, _) = one;
-        let destinations = destinations_of.get(sequence).copied().unwrap_or_default();
+        // Without a list the message would end with no part.
+        let Some(destinations) = destinations_of.get(sequence).copied() else {
+            continue;
+        };
         let rest = behind(destinations, split_to.as_deref());
         let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX).max(1);
         // A part may exceed the bytes if it is the first of the piece.
