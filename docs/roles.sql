@@ -16,6 +16,7 @@ CREATE ROLE outbox_receiver;
 GRANT INSERT (message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
     digest, tenant_id, available_at, expires_at, occurred_at), SELECT (sequence, message_id,
     destination, idempotency_key, digest) ON "outbox" TO outbox_enqueuer;
+GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_enqueuer;
 
 -- Cancels and reschedules waiting messages (Outbox::cancel, Outbox::reschedule). GRANT it in addition
 -- to outbox_enqueuer. It can remove any waiting message.
@@ -43,6 +44,7 @@ GRANT SELECT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_registrar;
 GRANT SELECT ON "outbox_lease" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
+GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_registrar;
 
 -- Runs a relay, and all commands of an operator except migrate and forget. INSERT is for fan-outs and requeued
 -- messages; UPDATE on one column of the dead letters allows locking them.
@@ -59,7 +61,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_lease" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_relay;
 GRANT SELECT ON "outbox_messages" TO outbox_relay;
+GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_relay;
 GRANT EXECUTE ON FUNCTION "outbox_rotate"(interval) TO outbox_relay;
+GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_relay;
 
 -- Reads: status, dead list, pause list, the view. It cannot see payloads, headers or secrets, but it
 -- can see responses of receivers in dead letters.
@@ -76,6 +80,7 @@ GRANT SELECT (name, url, topics, tenant_id, filter, enabled, mode, concurrency, 
     description, disabled_reason, created_at, updated_at, failing_since) ON "outbox_destination" TO
     outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;
+GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_reader;
 
 -- Handles each message once (inbox::once). The database has one inbox.
 GRANT INSERT (source, message_id) ON outbox_inbox TO outbox_receiver;

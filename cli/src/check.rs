@@ -7,6 +7,7 @@ mod secrets;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use diesel::PgConnection;
 use diesel_outbox::admin::{self, BlockedKey, LiveTopic, Severity, WakeUp};
 use diesel_outbox::{Config, DatabaseError, HttpDispatcher, Status};
 use serde_json::{Value, json};
@@ -184,8 +185,8 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Err(error) => findings.push(bad("doctor", error.to_string())),
     }
     findings.extend(secrets::at_rest(&mut conn, config));
-    match admin::topics(&mut conn, &config.table) {
-        Ok(topics) => findings.extend(topics.iter().map(|topic| goes(topic, dispatcher))),
+    match topics(&mut conn, config, dispatcher) {
+        Ok(topics) => findings.extend(topics),
         Err(error) => findings.push(bad("topics", error.to_string())),
     }
     match admin::blocked_keys(&mut conn, &config.table, MOST_KEYS) {
@@ -284,6 +285,30 @@ fn wake_up(found: Result<WakeUp, DatabaseError>, config: &Config) -> Finding {
         Err(error) => format!("the listener cannot connect: {error}"),
     };
     warning("wake-up", format!("{why}: {polls}"))
+}
+
+/// Where the live messages go, by these settings and by the running relays.
+fn topics(
+    conn: &mut PgConnection,
+    config: &Config,
+    dispatcher: &HttpDispatcher,
+) -> Result<Vec<Finding>, DatabaseError> {
+    let leases = admin::leases(conn, &config.table)?;
+    // Nothing here says what the relay will serve that is not running now.
+    let is_unknown =
+        routes::name_none(config) && leases.iter().all(|lease| lease.seconds_left <= 0.0);
+    let topics = admin::topics(conn, &config.table)?;
+    let found = topics.iter().map(|topic| match is_unknown {
+        true => Finding {
+            level: Level::Skipped,
+            ..good(
+                "topic",
+                format!("{} waits for a relay: none is running", topic.topic),
+            )
+        },
+        false => goes(topic, dispatcher),
+    });
+    Ok(found.collect())
 }
 
 fn goes(live: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {

@@ -247,7 +247,7 @@ BEGIN
     -- The ledger and the history are stored in a ring of parts, by time. New rows go into the open part. Rows older
     -- than the retention are removed with their whole part, by TRUNCATE. So retention deletes no single rows, and no
     -- index grows without limit. An empty part has no opened_at; the open part has no closed_at. Exactly one part is
-    -- open.
+    -- open. The first relay inserts the rows, so that a dump of the data alone can be restored into a new outbox.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             part      smallint NOT NULL,
@@ -257,8 +257,6 @@ BEGIN
         )$sql$, s, t || '_part', t || '_part_pkey');
     EXECUTE format('CREATE UNIQUE INDEX %3$I ON %1$I.%2$I ((true)) WHERE opened_at IS NOT NULL AND closed_at IS NULL',
         s, t || '_part', t || '_part_open');
-    EXECUTE format('INSERT INTO %1$I.%2$I SELECT n, CASE n WHEN 0 THEN clock_timestamp() END FROM generate_series(0, 7) n',
-        s, t || '_part');
 
     -- The ledger: the result of each message at each destination, the authoritative record. Entries are written once,
     -- and changed only to forget a tenant. A message that was dead-lettered, requeued and delivered has two entries.
@@ -343,11 +341,15 @@ BEGIN
             SELECT part, opened_at INTO open_part, opened FROM %1$I.%3$I
              WHERE opened_at IS NOT NULL AND closed_at IS NULL FOR UPDATE SKIP LOCKED;
             IF NOT FOUND THEN
-                -- The rows are missing, for example in a copy of the schema without data: then settling writes into
-                -- part 0.
+                -- No row says which part is open: the outbox is new, or its rows were lost. Settling writes into part 0
+                -- until then. Other parts with entries count as closed just now, so that they are kept for the
+                -- retention.
                 IF NOT EXISTS (SELECT FROM %1$I.%3$I WHERE opened_at IS NOT NULL AND closed_at IS NULL) THEN
                     INSERT INTO %1$I.%3$I (part) SELECT generate_series(0, 7) ON CONFLICT DO NOTHING;
                     UPDATE %1$I.%3$I SET opened_at = clock_timestamp(), closed_at = NULL WHERE part = 0;
+                    UPDATE %1$I.%3$I AS p SET opened_at = clock_timestamp(), closed_at = clock_timestamp()
+                     WHERE opened_at IS NULL AND (EXISTS (SELECT FROM %1$I.%7$I e WHERE e.part = p.part)
+                        OR EXISTS (SELECT FROM %1$I.%8$I e WHERE e.part = p.part));
                 END IF;
                 RETURN;
             END IF;
@@ -484,7 +486,7 @@ BEGIN
             CONSTRAINT outbox_destination_name_is_a_word CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
             CONSTRAINT outbox_destination_topics_are_1_to_100_patterns CHECK (
-                cardinality(topics) BETWEEN 1 AND 100 AND array_position(topics, NULL) IS NULL AND array_position(topics, '') IS NULL
+                cardinality(topics) >= 1 AND cardinality(topics) <= 100 AND array_position(topics, NULL) IS NULL AND array_position(topics, '') IS NULL
                 AND octet_length(topics::text) <= 32768),
             CONSTRAINT outbox_destination_filter_is_at_most_4_kib CHECK (octet_length(filter::text) <= 4096),
             CONSTRAINT outbox_destination_secret_is_at_most_4_kib CHECK (octet_length(secret) <= 4096),

@@ -128,12 +128,13 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
     super::check_schema(conn, &config.table)?;
     let mut findings = Vec::new();
     type Check = fn(&mut PgConnection, &Config) -> QueryResult<Vec<Finding>>;
-    let checks: [(&'static str, Check); 14] = [
+    let checks: [(&'static str, Check); 15] = [
         ("drift", schema::drift),
         ("indexes", schema::indexes),
         ("vacuum", health::vacuum),
         ("snapshots", health::snapshots),
         ("sequence", health::sequence),
+        ("inserts", health::inserts),
         ("leases", health::leases),
         ("ledger", health::ledger),
         ("inbox", health::inbox),

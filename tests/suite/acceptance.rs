@@ -387,6 +387,7 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
                 CASE WHEN n <= 2500 THEN now() - interval '3 h' ELSE now() END
            FROM generate_series(1, 2600) n",
     );
+    database.number("SELECT emptied FROM {o}_rotate('30 days')");
     database.execute(
         "UPDATE {o}_part SET opened_at = now() - interval '4 h', closed_at = now() - interval '2 h'
           WHERE part = 1",
@@ -505,6 +506,7 @@ fn a_retention_of_any_length_is_kept() {
          SELECT part, part::text, '', 1, gen_random_uuid(), 't', '', 'delivered', 1, now(), time::timestamptz
            FROM (VALUES (1, '-infinity'), (2, '1900-01-01')) AS v (part, time)",
     );
+    database.number("SELECT emptied FROM {o}_rotate('30 days')");
     database.execute(
         "UPDATE {o}_part AS p SET (opened_at, closed_at) = (v.time::timestamptz, v.time::timestamptz)
            FROM (VALUES (1, '-infinity'), (2, '1900-01-01')) AS v (part, time) WHERE v.part = p.part",

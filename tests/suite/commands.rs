@@ -9,8 +9,8 @@ use diesel_outbox::NewMessage;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Database, File, Finished, Gate, Receiver, Running, binary, database_url, eventually, finish,
-    status,
+    Database, File, Finished, Gate, Receiver, Running, binary, database_url, end, eventually,
+    finish, status,
 };
 
 /// Commands that need settings and a database, each with its required arguments.
@@ -337,16 +337,46 @@ fn a_database_that_does_not_exist_is_named() {
 #[test]
 fn check_accepts_a_relay_of_registered_destinations_alone() {
     let database = Database::new();
-    let nothing = finish(database.binary(&["check"])).code(1).stdout;
-    assert!(
-        nothing.contains("set OUTBOX_REGISTERED_THREADS"),
-        "{nothing}"
-    );
     let mut command = database.binary(&["check"]);
     command.env("OUTBOX_REGISTERED_THREADS", "8");
     let found = finish(command).code(0).stdout;
     let route = "every topic -> the registered destinations that subscribe to it";
     assert!(found.contains(route), "{found}");
+}
+
+/// R32: an application has the relay in its process, and an operator only DATABASE_URL.
+#[test]
+fn check_without_destinations_judges_the_database_and_the_running_relays() {
+    let database = Database::new();
+    let check = || finish(database.binary(&["check"]));
+    let unknown = "these settings name no destination";
+    let found = check().code(0).stdout;
+    assert!(found.contains(unknown), "{found}");
+    database.execute(
+        "INSERT INTO {o} (topic, payload, available_at) VALUES ('order.paid', '1', now() + interval '1 h')",
+    );
+    let found = check().code(0).stdout;
+    assert!(
+        found.contains("order.paid waits for a relay: none is running"),
+        "{found}"
+    );
+
+    let receiver = Receiver::ok();
+    let destination = diesel_outbox::Destination::new("billing", &receiver.url()).expect("a URL");
+    let relay = database
+        .relay()
+        .destination(destination)
+        .route("order.*", "billing")
+        .start()
+        .expect("a relay");
+    let found = check().code(0).stdout;
+    assert!(found.contains("order.paid is served by"), "{found}");
+    database.execute(
+        "INSERT INTO {o} (topic, payload, available_at) VALUES ('invoice.sent', '1', now() + interval '1 h')",
+    );
+    let found = check().code(1).stdout;
+    assert!(found.contains("invoice.sent waits (NO_ROUTE)"), "{found}");
+    end(&relay);
 }
 
 /// R16.
@@ -358,7 +388,9 @@ fn a_topic_without_a_route_is_visible_at_once() {
         "[destinations.billing]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'invoice.*'\nto = 'billing'\n",
     );
     // The check sees the topic before any relay does.
-    let check = finish(database.binary(&["check"])).code(1);
+    let mut check = database.binary(&["check"]);
+    check.env("OUTBOX_CONFIG", file.path());
+    let check = finish(check).code(1);
     assert!(check.stdout.contains("NO_ROUTE"), "{}", check.stdout);
     let mut relay = Running::start(
         database

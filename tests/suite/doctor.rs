@@ -89,6 +89,7 @@ fn nothing_is_wrong_with_a_new_outbox() {
         "indexes",
         "vacuum",
         "sequence",
+        "inserts",
         "leases",
         "ledger",
         "registered",
@@ -396,6 +397,44 @@ fn a_sequence_near_its_end_is_told() {
         "problem",
         None,
     );
+}
+
+/// After logical replication, or a RESTART: inserts fail, or repeat the numbers of dead letters.
+#[test]
+fn a_sequence_behind_its_rows_is_told_with_what_mends_it() {
+    let dead = "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, available_at, created_at, attempts, reason)
+        VALUES (1000, gen_random_uuid(), 't', '', '1', now(), now(), 1, 'REJECTED')";
+    let live = "INSERT INTO {o} (topic, payload, available_at) VALUES ('t', '1', 'infinity'), ('t', '1', 'infinity');
+        ALTER TABLE {o} ALTER COLUMN sequence RESTART";
+    let set = "INSERT INTO {o} (topic, payload, available_at)
+        SELECT 't', '1', 'infinity' FROM generate_series(1, 7); SELECT setval('{o}_sequence_seq', 3)";
+    for sql in [dead, live, set] {
+        provoked(sql, "sequence", "inserts fail", "problem", None);
+    }
+}
+
+/// Hardened servers revoke EXECUTE from PUBLIC.
+#[test]
+fn a_role_that_cannot_call_the_default_of_its_inserts_is_told() {
+    let own = Own::new();
+    let role = format!("few_{}", uuid::Uuid::now_v7().simple());
+    own.fresh.execute(&format!(
+        "CREATE ROLE {role}; GRANT INSERT (topic, payload) ON outbox TO {role};
+         REVOKE EXECUTE ON FUNCTION outbox_message_id() FROM PUBLIC"
+    ));
+    let (finished, findings) = own.check(&own.fresh.url);
+    let (found, advice) = level(&findings, "inserts", &role).expect("reported");
+    assert_eq!(found, "problem");
+    finished.code(1);
+    own.fresh.execute(advice);
+    own.fresh.execute(&format!(
+        "SET ROLE {role}; INSERT INTO outbox (topic, payload) VALUES ('t', '1')"
+    ));
+    let (finished, findings) = own.check(&own.fresh.url);
+    assert_eq!(level(&findings, "inserts", &role), None);
+    finished.code(0);
+    own.fresh
+        .execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
 #[test]

@@ -60,6 +60,7 @@ mod refusals;
 mod registered;
 mod reload;
 mod replay;
+mod restored;
 mod retention;
 mod roles;
 mod schema;

@@ -5,9 +5,16 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, Running, end, eventually};
 
+/// With the parts of the ring listed, as by a relay.
+fn listed() -> Database {
+    let database = Database::new();
+    database.number("SELECT emptied FROM {o}_rotate('30 days')");
+    database
+}
+
 /// Gives each of these parts, closed long ago, one entry of the ledger and one of the history.
 fn with_old_parts(parts: &[i16]) -> Database {
-    let database = Database::new();
+    let database = listed();
     for part in parts {
         enter(&database, &part.to_string(), 0, "1 day");
         database.execute(&format!(
@@ -78,7 +85,7 @@ const PART: i64 = RETENTION / 6;
 /// R26. Three days: every hour an entry is written, all entries grow older by an hour, and the relay cleans.
 #[test]
 fn an_entry_is_kept_for_the_retention_and_goes_one_part_later_at_most() {
-    let database = Database::new();
+    let database = listed();
     for now in 0..3 * RETENTION {
         enter(&database, OPEN, now, "0");
         for (table, column) in [
@@ -110,11 +117,24 @@ fn an_entry_is_kept_for_the_retention_and_goes_one_part_later_at_most() {
     assert!(database.number(full) > RETENTION / PART);
 }
 
-/// R3, G2: as in a copy of the schema without its data.
+/// R26: the list of the parts was lost, for example when a dump of the data was restored in part.
 #[test]
-fn a_ledger_whose_parts_are_not_listed_is_written_and_listed_again() {
+fn an_entry_of_a_part_that_is_not_listed_is_kept_for_the_retention() {
     let database = Database::new();
-    database.execute("DELETE FROM {o}_part");
+    enter(&database, "3", 1, "1 day");
+    database.number("SELECT emptied FROM {o}_rotate('1 day')");
+    let closed = "SELECT part FROM {o}_part WHERE closed_at IS NOT NULL";
+    assert_eq!((database.number(closed), database.number(OPEN)), (3, 0));
+    database.execute("UPDATE {o}_part SET closed_at = now() - interval '2 days' WHERE part = 3");
+    let emptied = database.number("SELECT emptied FROM {o}_rotate('1 day')");
+    assert_eq!(emptied, 1);
+}
+
+/// R3, G2: as in a new outbox, or in a copy of the schema without its data.
+#[test]
+fn a_ledger_whose_parts_are_not_listed_is_written_and_listed() {
+    let database = Database::new();
+    assert_eq!(database.number("SELECT count(*) FROM {o}_part"), 0);
     let receiver = Receiver::ok();
     let mut relay = database.binary(&["run"]);
     relay.env("OUTBOX_URL", receiver.url());

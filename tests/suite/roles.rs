@@ -77,6 +77,8 @@ impl Ground {
         if let Some((schema, _)) = outbox.split_once('.') {
             database.execute(&format!("CREATE SCHEMA {schema}"));
         }
+        // As on a hardened server.
+        database.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC");
         let print = ["migrate", "--print", "--table", outbox];
         database.execute(&finish(binary(&print)).code(0).stdout);
         database.execute(&ground.printed());
@@ -341,6 +343,7 @@ fn a_relay_works_with_its_role() {
         "INSERT INTO hrm.events_ledger (part, idempotency_key, destination, sequence, message_id, topic,
              digest, status, attempts, created_at, settled_at)
          VALUES (1, 'old', '', 0, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '2 h');
+         SELECT hrm.events_rotate('30 days');
          UPDATE hrm.events_part SET opened_at = now() - interval '3 h', closed_at = now() - interval '2 h'
           WHERE part = 1",
     );

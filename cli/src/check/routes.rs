@@ -3,7 +3,7 @@
 use diesel_outbox::{Config, Route};
 use serde_json::{Value, json};
 
-use super::{Finding, bad, good};
+use super::{Finding, Level, bad, good};
 
 /// The pattern that serves every topic without a route of its own.
 const REST: &str = "*";
@@ -14,15 +14,21 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
         let registered = "every topic -> the registered destinations that subscribe to it";
         return vec![good("route", registered.to_owned())];
     }
+    if name_none(config) {
+        return vec![Finding {
+            what: "route",
+            level: Level::Skipped,
+            detail: "these settings name no destination, so only the database and the running relays are checked"
+                .to_owned(),
+            advice: Some(
+                "to check the settings of a relay, run this command with them: OUTBOX_URL, OUTBOX_CONFIG or OUTBOX_REGISTERED_THREADS"
+                    .to_owned(),
+            ),
+        }];
+    }
     if routes.is_empty() {
-        let nothing = match config.destinations.as_slice() {
-            [] => {
-                "there is no route and no OUTBOX_URL: nothing can be sent; set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). If all destinations are registered in the database, set OUTBOX_REGISTERED_THREADS"
-            }
-            _ => {
-                "there is no route and no OUTBOX_URL: only messages that name a destination are sent"
-            }
-        };
+        let nothing =
+            "there is no route and no OUTBOX_URL: only messages that name a destination are sent";
         return vec![bad("route", nothing.to_owned())];
     }
     let mut findings: Vec<Finding> = routes.iter().map(in_words).collect();
@@ -31,6 +37,11 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
         findings.push(good("route", rest.to_owned()));
     }
     findings
+}
+
+/// Whether these settings are those of no relay, as in the shell of an operator whose application has the relay.
+pub(super) fn name_none(config: &Config) -> bool {
+    config.all_destinations().is_empty() && !config.expects_registered()
 }
 
 fn in_words(route: &Route) -> Finding {

@@ -124,7 +124,13 @@ pub(super) fn sequence(conn: &mut PgConnection, config: &Config) -> QueryResult<
     let mut found = Findings::new("sequence");
     let row = tables::sequence(conn, &config.table)?;
     let name = row.sequence_name.unwrap_or_default();
-    let used = row.used.unwrap_or(0.0);
+    let last = match row.is_readable {
+        true => Some(tables::last_number(conn, &name)?),
+        false => None,
+    };
+    let highest = row.highest.unwrap_or(0);
+    #[allow(clippy::cast_precision_loss, reason = "a share")]
+    let used = last.unwrap_or(0).max(highest) as f64 / row.most.unwrap_or(i64::MAX) as f64;
     let advice =
         "create a new outbox, which has a new sequence: enqueue there, and let this outbox drain";
     let what = format!(
@@ -142,10 +148,45 @@ pub(super) fn sequence(conn: &mut PgConnection, config: &Config) -> QueryResult<
             format!("ALTER SEQUENCE {name} NO CYCLE"),
         );
     }
+    match last {
+        Some(last) if last < highest => found.error(
+            format!(
+                "the next number of {name} is {}, but message {highest} exists: inserts fail, or repeat numbers",
+                last.saturating_add(1)
+            ),
+            // The ledger has no index by number, so only the cure reads it.
+            format!(
+                "SELECT setval('{}', greatest((SELECT max(sequence) FROM {}), (SELECT max(sequence) FROM {}), (SELECT max(sequence) FROM {})))",
+                name.replace('\'', "''"),
+                config.table.outbox(),
+                config.table.dead(),
+                config.table.ledger(),
+            ),
+        ),
+        Some(_) => {}
+        None => found.add(
+            Severity::Skipped,
+            format!("this role may not read {name}: nothing is known of its next number"),
+            Some(format!("GRANT SELECT ON SEQUENCE {name} TO this role")),
+        ),
+    }
     Ok(found.or_ok(format!(
         "{:.1} % of the outbox's sequence is used",
         used * 100.0
     )))
+}
+
+/// Inserts that leave the message id to the table call `outbox_message_id` as the inserting role.
+pub(super) fn inserts(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("inserts");
+    for row in tables::without_id(conn, &config.table)? {
+        let (role, function) = (row.role, row.function);
+        found.error(
+            format!("{role} may insert messages, but not call {function}: inserts without a message_id fail"),
+            format!("GRANT EXECUTE ON FUNCTION {function} TO {role}"),
+        );
+    }
+    Ok(found.or_ok("roles that may insert messages may also call outbox_message_id"))
 }
 
 pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {

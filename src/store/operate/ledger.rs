@@ -243,7 +243,7 @@ fn at_the_end(
         between(conn, name, filter, times, limit, Pages::From(open, page))
     })?;
     Ok(Searched {
-        is_complete: found.is_some() && from == 0 && in_use.len() == 1,
+        is_complete: found.is_some() && from == 0 && in_use.len() <= 1,
         rows: found.unwrap_or_default(),
     })
 }

@@ -6,7 +6,6 @@ use diesel::connection::SimpleConnection;
 use diesel::prelude::{Connection, ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::Bool;
-use diesel::upsert::excluded;
 use diesel::{PgConnection, insert_into, select};
 
 use super::inspect;
@@ -17,8 +16,8 @@ use crate::store::sql::{outbox_create, pg_advisory_xact_lock};
 use crate::store::statement::statement_anew;
 
 diesel::table! {
-    /// The applied steps.
-    outbox_migrations (version) {
+    /// The applied steps. A step has several rows if it was applied again, or if a dump of the data was restored.
+    outbox_migrations (version, applied_at) {
         version -> diesel::sql_types::Text,
         applied_at -> diesel::sql_types::Timestamptz,
     }
@@ -108,8 +107,9 @@ pub(crate) fn migrate(
         let mut done = Vec::new();
         conn.batch_execute(
             "CREATE TABLE IF NOT EXISTS outbox_migrations (
-                version    pg_catalog.text PRIMARY KEY,
-                applied_at pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.now()
+                version    pg_catalog.text NOT NULL,
+                applied_at pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.now(),
+                PRIMARY KEY (version, applied_at)
             )",
         )?;
         let applied: Vec<String> = outbox_migrations::table
@@ -128,9 +128,7 @@ pub(crate) fn migrate(
             }
             insert_into(outbox_migrations::table)
                 .values(outbox_migrations::version.eq(step.version))
-                .on_conflict(outbox_migrations::version)
-                .do_update()
-                .set(outbox_migrations::applied_at.eq(excluded(outbox_migrations::applied_at)))
+                .on_conflict_do_nothing()
                 .execute(conn)?;
             done.push(if found {
                 format!("found {} applied by a migration of yours", step.version)

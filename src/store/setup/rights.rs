@@ -156,8 +156,21 @@ CREATE ROLE outbox_receiver;
             let grant = grant(rights.collect(), &name.suffixed(of_table[0].0), role.name);
             let _ = writeln!(sql, "{};", wrapped(&grant));
         }
+        // The default of message_id. Servers may revoke EXECUTE from PUBLIC.
+        let inserts = |(table, what, _): &Right| table.is_empty() && *what == "INSERT";
+        if role.rights.iter().any(inserts) {
+            let _ = writeln!(
+                sql,
+                "GRANT EXECUTE ON FUNCTION outbox_message_id() TO {};",
+                role.name
+            );
+        }
         if role.name == RELAY.name {
             let _ = writeln!(sql, "{};", grant_rotate(name, role.name));
+        }
+        if [RELAY.name, READER.name].contains(&role.name) {
+            let sequence = name.suffixed("_sequence_seq");
+            let _ = writeln!(sql, "GRANT SELECT ON SEQUENCE {sequence} TO {};", role.name);
         }
     }
     sql.push_str(

@@ -62,7 +62,7 @@ fn the_relay_cleans_the_inbox_when_it_is_told_to() {
     let old_ledger_row = |key: &str| {
         database.execute(&format!(
             "INSERT INTO outbox_ledger (part, idempotency_key, destination, sequence, message_id, topic, digest, status, attempts, created_at, settled_at)
-             VALUES ((SELECT part FROM outbox_part WHERE opened_at IS NOT NULL AND closed_at IS NULL), '{key}', '', 1, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '9 days')"
+             VALUES (coalesce((SELECT part FROM outbox_part WHERE opened_at IS NOT NULL AND closed_at IS NULL), 0), '{key}', '', 1, gen_random_uuid(), 't', '', 'delivered', 1, now(), now() - interval '9 days')"
         ));
         eventually("the ledger is cleaned", || {
             database.number("SELECT count(*) FROM outbox_ledger") == 0

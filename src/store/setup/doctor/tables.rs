@@ -51,29 +51,77 @@ pub(crate) fn vacuum(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     .load(conn)
 }
 
-/// The sequence of an outbox, and its used share.
+/// The sequence of an outbox.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct SequenceRow {
     pub(crate) sequence_name: Option<String>,
     /// The sequence restarts at its end, and would assign numbers twice.
     pub(crate) cycles: bool,
-    pub(crate) used: Option<f64>,
+    /// The highest possible number.
+    pub(crate) most: Option<i64>,
+    /// The highest number of a message in the outbox or of a dead letter.
+    pub(crate) highest: Option<i64>,
+    /// This role may read the sequence.
+    pub(crate) is_readable: bool,
 }
 
 pub(crate) fn sequence(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<SequenceRow> {
     statement_anew(format!(
-        "SELECT s.name AS sequence_name, coalesce(q.seqcycle, false) AS cycles,
-                greatest(CASE WHEN has_sequence_privilege(s.name::regclass, 'SELECT, USAGE')
-                              THEN pg_sequence_last_value(s.name::regclass) END,
-                         m.highest)::float8 / q.seqmax AS used
+        "SELECT s.name AS sequence_name, coalesce(q.seqcycle, false) AS cycles, q.seqmax AS most,
+                greatest((SELECT max(sequence) FROM {}), (SELECT max(sequence) FROM {})) AS highest,
+                coalesce(has_sequence_privilege(s.name::regclass, 'SELECT'), false) AS is_readable
            FROM (SELECT pg_get_serial_sequence($1, 'sequence') AS name) s
-           CROSS JOIN (SELECT max(sequence) AS highest FROM {}) m
            LEFT JOIN pg_sequence q ON q.seqrelid = s.name::regclass",
-        name.outbox()
+        name.outbox(),
+        name.dead(),
     ))
     .bind::<Text, _>(name.outbox())
-    .giving::<(Nullable<Text>, Bool, Nullable<Double>)>()
+    .giving::<(
+        Nullable<Text>,
+        Bool,
+        Nullable<BigInt>,
+        Nullable<BigInt>,
+        Bool,
+    )>()
     .get_result(conn)
+}
+
+/// The last number that this sequence has assigned; 0 if none.
+pub(crate) fn last_number(conn: &mut PgConnection, sequence: &str) -> QueryResult<i64> {
+    // pg_sequence_last_value does not tell a restarted sequence from a new one.
+    statement_anew(format!(
+        "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}"
+    ))
+    .giving::<BigInt>()
+    .get_result(conn)
+}
+
+/// A role that may insert messages, but not call the function that gives them an id.
+#[derive(Debug, diesel::Queryable)]
+pub(crate) struct WithoutIdRow {
+    pub(crate) role: String,
+    pub(crate) function: String,
+}
+
+/// The roles whose plain inserts fail because EXECUTE on `outbox_message_id` was revoked from PUBLIC.
+pub(crate) fn without_id(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Vec<WithoutIdRow>> {
+    statement_anew(
+        "SELECT quote_ident(r.rolname) AS role, d.refobjid::regprocedure::text AS function
+           FROM pg_attribute a
+           JOIN pg_attrdef v ON v.adrelid = a.attrelid AND v.adnum = a.attnum
+           JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = v.oid AND d.refclassid = 'pg_proc'::regclass
+          CROSS JOIN pg_roles r
+          WHERE a.attrelid = to_regclass($1) AND a.attname = 'message_id' AND r.rolname !~ '^pg_'
+            AND has_column_privilege(r.oid, a.attrelid, 'payload', 'INSERT')
+            AND NOT has_function_privilege(r.oid, d.refobjid, 'EXECUTE')
+          ORDER BY 1",
+    )
+    .bind::<Text, _>(name.outbox())
+    .giving::<(Text, Text)>()
+    .load(conn)
 }
 
 /// The age and the size of a table whose rows are kept for a time.

@@ -1,0 +1,198 @@
+//! What `pg_dump` writes can be restored: as a whole, and the data alone into an outbox that was just created.
+
+use std::process::{Command, Stdio};
+
+use diesel::RunQueryDsl;
+use diesel::connection::SimpleConnection;
+use serde_json::{Value, json};
+
+use crate::fresh::FreshDatabase;
+use crate::support::{Receiver, binary, end, eventually, finish};
+
+/// Runs a program of PostgreSQL's client to its end.
+fn run(program: &str, arguments: &[&str]) {
+    let done = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{program} of PostgreSQL's client is installed: {error}"));
+    let told = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{program} {arguments:?}: {told}");
+}
+
+/// Whether the installed `pg_dump` is as new as the server, which it has to be.
+fn can_dump(database: &FreshDatabase) -> bool {
+    let version = Command::new("pg_dump").arg("--version").output();
+    let version = version.expect("pg_dump of PostgreSQL's client is installed");
+    let version = String::from_utf8_lossy(&version.stdout).into_owned();
+    let words = version.split_whitespace();
+    let mut majors = words.filter_map(|word| word.split('.').next()?.parse::<i64>().ok());
+    let client = majors.next().expect("pg_dump names its version");
+    let server = "SELECT current_setting('server_version_num')::int / 10000";
+    let server = database.number(server);
+    if client < server {
+        eprintln!("not run: pg_dump {client} cannot dump from PostgreSQL {server}");
+    }
+    client >= server
+}
+
+/// A database whose outbox has something in each table, in several parts of the ledger.
+fn used() -> FreshDatabase {
+    let database = migrated();
+    let receiver = Receiver::answering(|request| match request.json()["n"].as_i64() {
+        Some(1) => 400,
+        _ => 200,
+    });
+    let relay = || {
+        let relay = diesel_outbox::Relay::builder(&database.url).url(&receiver.url());
+        relay.start().expect("a relay")
+    };
+    let send = |n: i64| {
+        database.execute(&format!(
+            "INSERT INTO outbox (topic, payload) VALUES ('order.paid', '{{\"n\": {n}}}')"
+        ));
+        eventually("the message is settled", || {
+            database.number("SELECT count(*) FROM outbox") == 0
+        });
+    };
+    let first = relay();
+    send(1);
+    send(2);
+    end(&first);
+    // The next part is opened.
+    database.execute(
+        "UPDATE outbox_part SET opened_at = now() - interval '1 year' WHERE part = 0;
+         SELECT outbox_rotate('2 years'); SELECT outbox_rotate('2 years')",
+    );
+    let second = relay();
+    send(3);
+    end(&second);
+    database.execute(
+        "INSERT INTO outbox_destination (name, url) VALUES ('acme', 'https://a.example/'), ('gone', 'https://a.example/');
+         DELETE FROM outbox_destination WHERE name = 'gone';
+         INSERT INTO outbox (topic, payload, available_at) VALUES ('order.paid', '{\"n\": 4}', 'infinity')",
+    );
+    database
+}
+
+fn migrated() -> FreshDatabase {
+    let database = FreshDatabase::new();
+    let conn = &mut database.connect();
+    diesel_outbox::migrate(conn, &"outbox".parse().expect("a name")).expect("migrated");
+    database
+}
+
+/// The findings of `check` that are not good, besides those of messages.
+fn findings(database: &FreshDatabase) -> Vec<Value> {
+    let mut check = binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
+    check.env("DATABASE_URL", &database.url);
+    let found = finish(check).code(0).json();
+    let found = found["findings"].as_array().expect("an array").clone();
+    let bad = |finding: &Value| finding["level"] != json!("ok");
+    found.into_iter().filter(bad).collect()
+}
+
+/// All rows of the outbox, of its ring, and the next number.
+fn content(database: &FreshDatabase) -> String {
+    let tables = [
+        "outbox",
+        "outbox_part",
+        "outbox_ledger",
+        "outbox_attempt",
+        "outbox_dead",
+        "outbox_lease",
+        "outbox_pause",
+        "outbox_destination",
+        "outbox_inbox",
+        "(SELECT last_value FROM outbox_sequence_seq)",
+    ];
+    let rows = tables.map(|table| {
+        let select = format!(
+            "(SELECT coalesce(string_agg(r::text, E'\\n' ORDER BY r::text), '') FROM {table} r)"
+        );
+        diesel::select(diesel::dsl::sql::<diesel::sql_types::Text>(&select))
+            .get_result::<String>(&mut database.connect())
+            .unwrap_or_else(|error| panic!("{table}: {error}"))
+    });
+    rows.join("\n")
+}
+
+/// R32: constraints, indexes, triggers, view and functions are those of this version.
+#[test]
+fn a_restored_outbox_is_equal_and_works() {
+    let (from, to) = (used(), FreshDatabase::new());
+    if !can_dump(&from) {
+        return;
+    }
+    let file = tempfile();
+    run("pg_dump", &["--format=custom", "--file", &file, &from.url]);
+    run(
+        "pg_restore",
+        &[
+            "--exit-on-error",
+            "--clean",
+            "--if-exists",
+            "--no-owner",
+            "--dbname",
+            &to.url,
+            &file,
+        ],
+    );
+    std::fs::remove_file(&file).expect("removed");
+    assert_eq!(content(&to), content(&from));
+    assert_eq!(findings(&to), Vec::<Value>::new());
+    works(&to);
+}
+
+/// R26: with an application that migrates before its data is restored.
+#[test]
+fn restored_data_fits_a_new_outbox() {
+    let from = used();
+    if !can_dump(&from) {
+        return;
+    }
+    for format in [
+        &["--format=custom"][..],
+        &["--format=custom", "--rows-per-insert=1"],
+    ] {
+        let (to, file) = (migrated(), tempfile());
+        let dump = ["--data-only", "--file", &file, &from.url];
+        run("pg_dump", &[format, &dump].concat());
+        run(
+            "pg_restore",
+            &[
+                "--data-only",
+                "--single-transaction",
+                "--dbname",
+                &to.url,
+                &file,
+            ],
+        );
+        std::fs::remove_file(&file).expect("removed");
+        assert_eq!(content(&to), content(&from), "{format:?}");
+        assert_eq!(findings(&to), Vec::<Value>::new());
+        // The recorded migrations still count.
+        let name = "outbox".parse().expect("a name");
+        let again = diesel_outbox::admin::migrate(&mut to.connect(), &name);
+        assert_eq!(again.expect("migrated"), Vec::<String>::new());
+        works(&to);
+    }
+}
+
+fn tempfile() -> String {
+    let name = format!("outbox-{}.dump", uuid::Uuid::now_v7().simple());
+    let path = std::env::temp_dir().join(name);
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+fn works(database: &FreshDatabase) {
+    let receiver = Receiver::ok();
+    let relay = diesel_outbox::Relay::builder(&database.url).url(&receiver.url());
+    let relay = relay.start().expect("a relay");
+    database
+        .connect()
+        .batch_execute("INSERT INTO outbox (topic, payload) VALUES ('order.paid', '{}')")
+        .expect("inserted");
+    receiver.wait_for(1);
+    end(&relay);
+}
