@@ -65,8 +65,8 @@ struct How {
 const SOME_REGISTERED: usize = 10;
 /// The default reason.
 pub(crate) const OPERATOR: &str = "OPERATOR";
-/// The reasons by which relays recognise a pause of the circuit breaker, and the mark of a removed destination.
-const RESERVED: [&str; 2] = ["BREAKER_OPEN", "DESTINATION_REMOVED"];
+/// The reason by which relays recognise a pause of the circuit breaker.
+const RESERVED: &str = "BREAKER_OPEN";
 /// The most bytes of a reason.
 const LONGEST_REASON: usize = 200;
 
@@ -75,7 +75,7 @@ pub(crate) fn check_reason(reason: &str) -> Result<(), String> {
     if reason.is_empty() || reason.len() > LONGEST_REASON {
         return Err(format!("must have 1 to {LONGEST_REASON} bytes"));
     }
-    match RESERVED.contains(&reason) {
+    match reason == RESERVED {
         true => Err("is reserved for relays: give another reason".to_owned()),
         false => Ok(()),
     }

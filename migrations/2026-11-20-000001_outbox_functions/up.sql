@@ -86,9 +86,9 @@ BEGIN
 END
 $function$;
 
--- After registered destinations are deleted, and before all are (TRUNCATE): records the removal as a pause, so that
--- relays dead-letter the waiting messages, even if no relay runs now. A destination that is inserted again deletes this
--- record.
+-- After registered destinations are deleted, and before all are (TRUNCATE): records the removal beside the pauses, so
+-- that relays dead-letter the waiting messages, even if no relay runs now. A destination that is inserted again deletes
+-- this record. Pauses of the name stay: a relay may have configured a destination of this name.
 CREATE FUNCTION outbox_destination_gone() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -96,11 +96,11 @@ DECLARE
     removed text := CASE TG_OP WHEN 'TRUNCATE' THEN format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME) ELSE 'rows' END;
 BEGIN
     IF TG_OP IN ('DELETE', 'TRUNCATE') THEN
-        EXECUTE format('INSERT INTO %s AS p (kind, name, reason) SELECT ''destination'', name, ''DESTINATION_REMOVED'' FROM %s ORDER BY name
-            ON CONFLICT (kind, name) DO UPDATE SET reason = excluded.reason, openings = 0, paused_at = clock_timestamp(), paused_until = NULL',
+        EXECUTE format('INSERT INTO %s AS p (kind, name, reason) SELECT ''removed'', name, ''DESTINATION_REMOVED'' FROM %s ORDER BY name
+            ON CONFLICT (kind, name) DO UPDATE SET paused_at = clock_timestamp()',
             pauses, removed);
     ELSE
-        EXECUTE format('DELETE FROM %s WHERE kind = ''destination'' AND reason = ''DESTINATION_REMOVED'' AND name IN (SELECT name FROM rows)',
+        EXECUTE format('DELETE FROM %s WHERE kind = ''removed'' AND name IN (SELECT name FROM rows)',
             pauses);
     END IF;
     RETURN NULL;
@@ -446,10 +446,10 @@ BEGIN
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 
     -- Paused destinations and topics: why, and until when (null: until resumed). openings: how often in a row a circuit
-    -- breaker has opened.
+    -- breaker has opened. Also registered destinations that were removed, and that waiting messages may name.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            kind         text NOT NULL CHECK (kind IN ('destination', 'topic')),
+            kind         text NOT NULL CHECK (kind IN ('destination', 'topic', 'removed')),
             name         text NOT NULL,
             reason       text NOT NULL,
             paused_at    timestamptz NOT NULL DEFAULT clock_timestamp(),

@@ -59,7 +59,7 @@ pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, 
 
 /// Pauses a destination or a topic, until it is resumed or for a time. Its messages wait and use no attempts.
 /// Relays notice the pause within a second. Messages of a topic that are already claimed are still sent.
-/// The reasons `BREAKER_OPEN` and `DESTINATION_REMOVED` are reserved for relays.
+/// The reason `BREAKER_OPEN` is reserved for relays.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;

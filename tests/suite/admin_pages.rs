@@ -367,7 +367,6 @@ fn a_topic_is_paused_and_resumed_and_what_cannot_be_is_said() {
         "kind=topic&name=a&for=soon",
         "kind=topic&name=a&for=900000y",
         "kind=destination&name=a&reason=BREAKER_OPEN",
-        "kind=destination&name=a&reason=DESTINATION_REMOVED",
     ] {
         let answer = post_overview(&page, "/pause", fields);
         assert_eq!(answer.status, 400, "{fields}");

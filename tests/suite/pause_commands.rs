@@ -324,7 +324,6 @@ fn a_pause_that_would_do_nothing_is_refused() {
         ("--for", "0s"),
         ("--reason", " "),
         ("--reason", "BREAKER_OPEN"),
-        ("--reason", "DESTINATION_REMOVED"),
     ] {
         let pause = ["pause", "destination", "billing", option, value];
         refused(command(&pause), &[option]);

@@ -273,7 +273,7 @@ fn a_row_keeps_its_name_and_loses_it_only_with_the_table() {
     sql("UPDATE {o}_destination SET name = name, url = 'https://b.example'").expect("changed");
     let removed = || {
         database.text(
-            "SELECT string_agg(name, ' ' ORDER BY name) FROM {o}_pause WHERE reason = 'DESTINATION_REMOVED'",
+            "SELECT string_agg(name, ' ' ORDER BY name) FROM {o}_pause WHERE kind = 'removed'",
         )
     };
     assert_eq!(removed(), None);

@@ -26,7 +26,7 @@ use crate::store::relay::late::{Late, LookForLate, Writers};
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Head, Key, Page};
 use crate::store::relay::patrol::Free;
-use crate::store::relay::pause::{BREAKER_OPEN, Paused, REMOVED};
+use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 use crate::store::relay::settle::Claim;
 use crate::store::relay::streams::Found;
 use crate::store::relay::unserved;
@@ -109,6 +109,8 @@ pub(super) struct Tables {
     pub(super) pauses: BTreeMap<(String, String), (String, u32, Option<i64>)>,
     /// The registered destinations.
     pub(super) registered: BTreeMap<&'static str, Registered>,
+    /// The registered destinations that were removed.
+    pub(super) removed: BTreeSet<&'static str>,
     pub(super) last_stamp: i64,
     pub(super) last_sequence: i64,
     /// Rows that an open transaction has changed.
@@ -333,19 +335,13 @@ impl Tables {
         self.last_stamp += 1;
         let stamp = self.last_stamp;
         self.registered.insert(name, Registered { enabled, stamp });
-        let key = ("destination".to_owned(), name.to_owned());
-        let is_removed = |(reason, ..): &(String, u32, Option<i64>)| reason == REMOVED;
-        if self.pauses.get(&key).is_some_and(is_removed) {
-            self.pauses.remove(&key);
-        }
+        self.removed.remove(name);
     }
 
     pub(super) fn remove(&mut self, name: &'static str) {
-        if self.registered.remove(name).is_none() {
-            return;
+        if self.registered.remove(name).is_some() {
+            self.removed.insert(name);
         }
-        let key = ("destination".to_owned(), name.to_owned());
-        self.pauses.insert(key, (REMOVED.to_owned(), 0, None));
     }
 
     /// The changes since the known state of the registered destinations.
@@ -354,9 +350,8 @@ impl Tables {
         known: &Registry,
         overlooks_removed: bool,
     ) -> Option<registered::Changes> {
-        let removed = self.pauses.iter().filter(|_| !overlooks_removed);
-        let removed = removed.filter(|(_, (reason, ..))| reason == REMOVED);
-        let removed = removed.map(|((_, name), _)| name.clone()).collect();
+        let removed = self.removed.iter().filter(|_| !overlooks_removed);
+        let removed = removed.map(|name| (*name).to_owned()).collect();
         if self.registered.is_empty() && !known.is_in_use() && removed == known.removed {
             return None;
         }
@@ -391,9 +386,7 @@ impl Tables {
             openings: *openings,
             left: until.map(|until| Duration::from_micros(u64::try_from(until - now).unwrap_or(0))),
         };
-        let pauses = self.pauses.iter();
-        let pauses = pauses.filter(|(_, (reason, ..))| reason != REMOVED);
-        pauses.map(paused).collect()
+        self.pauses.iter().map(paused).collect()
     }
 
     pub(super) fn streams(&self, behind: i64, beside: &[Stream]) -> Vec<Found> {

@@ -166,7 +166,7 @@ pub(crate) fn remove_destinations(
         delete(pause::table(name.pause()))
             .filter(
                 pause::kind
-                    .eq("destination")
+                    .eq_any(["destination", "removed"])
                     .and(pause::name.eq_any(unnamed)),
             )
             .execute(conn)?;

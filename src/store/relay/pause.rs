@@ -22,8 +22,8 @@ use crate::store::table::{candidate, destination, pause};
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
 
-/// The reason of a row for a registered destination that was removed. A trigger writes the row.
-pub(crate) const REMOVED: &str = "DESTINATION_REMOVED";
+/// The kind of a row for a registered destination that was removed. A trigger writes the row.
+const REMOVED: &str = "removed";
 
 /// What can be paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +78,7 @@ fn pauses(name: &OutboxName) -> pause::table {
 
 /// The row marks a removed registered destination, and is no pause.
 fn is_removal() -> On<'static, pause::table> {
-    let kind = Pausable::Destination.as_str();
-    Box::new(pause::kind.eq(kind).and(pause::reason.eq(REMOVED)))
+    Box::new(pause::kind.eq(REMOVED))
 }
 
 /// The removed registered destinations that may still have messages.
@@ -259,7 +258,7 @@ pub(crate) fn close_breaker(
         .map(drop)
 }
 
-/// Ends a pause. `false`: there was none. The row of a removed destination stays.
+/// Ends a pause. `false`: there was none.
 pub(crate) fn resume(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -268,7 +267,6 @@ pub(crate) fn resume(
 ) -> QueryResult<bool> {
     delete(pauses(name))
         .filter(is(kind, which))
-        .filter(not(is_removal()))
         .execute(conn)
         .map(|count| count > 0)
 }
@@ -309,7 +307,7 @@ pub(crate) fn forget_removed(
 }
 
 /// Forgets the removal of registered destinations that exist. Inserting a row does so, too, but not in a transaction
-/// whose snapshot is older than the removal. Then the mark would stay in the place of the destination's pauses.
+/// whose snapshot is older than the removal.
 fn forget_returned(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<usize> {
     let removed = removed(conn, name)?;
     if removed.is_empty() {
@@ -402,11 +400,6 @@ mod tests {
             left
         };
         assert_eq!(left(conn, MINUTE).len(), 2, "both were just removed");
-        // The same reason marks nothing in another row.
-        pause(conn, name, Pausable::Topic, "free", REMOVED, None, 0).expect("a pause");
-        left(conn, Duration::ZERO);
-        assert_eq!(all(conn, name).map(|rows| rows.len()), Ok(1));
-        assert_eq!(resume(conn, name, Pausable::Topic, "free"), Ok(true));
         assert_eq!(resume(conn, name, Pausable::Destination, "acme"), Ok(false));
         assert_eq!(left(conn, Duration::ZERO), ["acme", "other"]);
         conn.batch_execute(&format!("DELETE FROM {} WHERE topic = 'b'", name.outbox()))
@@ -447,8 +440,42 @@ mod tests {
         assert!(is_marked(conn));
         forget_removed(conn, name, MINUTE).expect("an answer");
         assert!(!is_marked(conn));
-        let kind = Pausable::Destination;
-        pause(conn, name, kind, "acme", "GONE", None, 0).expect("paused");
-        assert_eq!(all(conn, name).expect("pauses")[0].reason, "GONE");
+    }
+
+    /// R46, R50: another relay may have configured a destination of the name that is registered here.
+    #[test]
+    fn pauses_and_breakers_of_a_name_outlast_its_registration() {
+        let outbox = Outbox::new();
+        let (conn, name) = (&mut outbox.connect(), &outbox.name);
+        let pause_it = |conn: &mut PgConnection, which, reason| {
+            let kind = Pausable::Destination;
+            pause(conn, name, kind, which, reason, None, 0).expect("paused");
+        };
+        pause_it(conn, "gone", "GONE");
+        pause_it(conn, "paused", "OPERATOR");
+        open_breaker(conn, name, "open", MINUTE, 3).expect("an answer");
+        let before = all(conn, name).expect("pauses");
+        let shown = |rows: &[Paused]| {
+            let shown = |one: &Paused| (one.name.clone(), one.reason.clone(), one.openings);
+            rows.iter().map(shown).collect::<Vec<_>>()
+        };
+        let table = name.destination();
+        for _ in 0..2 {
+            conn.batch_execute(&format!(
+                "INSERT INTO {table} (name, url) SELECT unnest('{{gone,paused,open}}'::text[]), 'https://a.example'"
+            ))
+            .expect("registered");
+            assert_eq!(removed(conn, name), Ok(Vec::new()));
+            conn.batch_execute(&format!("DELETE FROM {table}"))
+                .expect("removed");
+            assert_eq!(removed(conn, name).map(|names| names.len()), Ok(3));
+            let after = all(conn, name).expect("pauses");
+            assert_eq!(shown(&after), shown(&before));
+        }
+        assert_eq!(
+            resume(conn, name, Pausable::Destination, "paused"),
+            Ok(true)
+        );
+        assert_eq!(removed(conn, name).map(|names| names.len()), Ok(3));
     }
 }
