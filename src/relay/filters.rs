@@ -91,6 +91,12 @@ impl<'a, D: Database> Filters<'a, D> {
         }
     }
 
+    /// Whether messages wait here.
+    #[cfg(test)]
+    pub(super) fn has_work(&self) -> bool {
+        !self.turns.is_empty() || !self.inbox.is_empty()
+    }
+
     /// Evaluates filters until the claimer has ended.
     pub(crate) fn run(mut self) {
         loop {

@@ -38,7 +38,7 @@ const ROUNDS_OF_SENDS: usize = 4;
 
 /// One registered destination.
 pub(crate) struct Customer {
-    /// Constant for a name, as long as the name is registered.
+    /// Constant for a name, as long as the name is registered for the same tenant.
     pub(super) id: u32,
     pub(super) stamp: i64,
     updated_at: Option<SystemTime>,
@@ -258,8 +258,10 @@ impl Registry {
         }
         let mut bad = Vec::new();
         for (Row { row, secrets }, stamp) in changes.rows {
-            let id = next.by_name.get(row.name.as_str()).map(|before| before.id);
-            let id = id.unwrap_or_else(|| {
+            // Messages that wait for a destination by its number must not reach another tenant.
+            let before = next.by_name.get(row.name.as_str());
+            let before = before.filter(|one| one.tenant_id == row.tenant_id);
+            let id = before.map(|one| one.id).unwrap_or_else(|| {
                 next.last_id += 1;
                 next.last_id
             });

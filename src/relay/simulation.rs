@@ -11,6 +11,7 @@ mod promises;
 mod same;
 mod stage;
 mod tables;
+mod wants;
 
 use std::cell::OnceCell;
 use std::sync::Mutex;

@@ -51,6 +51,16 @@ pub(super) enum Broken {
     PrefersOne,
     /// The pool for registered destinations counts failures as successes.
     TrustsWhatFails,
+    /// A relay takes a URL that its own settings refuse for a row that no relay can use.
+    RefusesForAll,
+    /// The relay does not know the tenants of registered destinations.
+    OverlooksTenants,
+    /// A filter that was not evaluated does not match.
+    TakesNoAnswerForNo,
+    /// An error of a filter for one message fails the evaluation for all.
+    FailsFiltersForAll,
+    /// The relay takes the time of a busy server for that of a filter.
+    BlamesFiltersForLoad,
     /// A key continues after the settle's transaction, not within it.
     ContinuesLater,
     /// The messages of a rolled-back transaction stay.
@@ -85,7 +95,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 25] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 30] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -127,7 +137,18 @@ impl Broken {
         (Self::LosesTurns, &[Promise::Late, Promise::Lost]),
         (Self::PrefersOne, &[Promise::Fair, Promise::Late]),
         (Self::TrustsWhatFails, &[Promise::Late]),
-        (Self::ForgetsHowFar, &[Promise::Doubled, Promise::Late]),
+        (
+            Self::ForgetsHowFar,
+            &[Promise::Lost, Promise::Doubled, Promise::Late],
+        ),
+        (Self::RefusesForAll, &[Promise::Others]),
+        (
+            Self::OverlooksTenants,
+            &[Promise::Tenant, Promise::Recipients],
+        ),
+        (Self::TakesNoAnswerForNo, &[Promise::Recipients]),
+        (Self::FailsFiltersForAll, &[Promise::Lost]),
+        (Self::BlamesFiltersForLoad, &[Promise::Others]),
     ];
 
     /// The variants of statements that the comparison with PostgreSQL must find.

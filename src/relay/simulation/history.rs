@@ -37,6 +37,12 @@ pub(super) struct History {
     pub(super) has_registered: bool,
     /// There are many registered destinations: see [`History::crowd`].
     pub(super) has_crowd: bool,
+    /// The settings of all relays but the first refuse the port of `x`.
+    pub(super) settings_differ: bool,
+    /// The registered destinations have filters.
+    pub(super) has_filters: bool,
+    /// Registered destinations and messages belong to tenants.
+    pub(super) has_tenants: bool,
 }
 
 /// Registered destinations. In a crowd, all of them have a large backlog from the same moment on.
@@ -103,6 +109,8 @@ pub(super) enum Event {
     /// A registered destination is disabled, or removed. It returns after this time, or (`None`) never.
     Disable(&'static str, Duration),
     Remove(&'static str, Option<Duration>),
+    /// A registered destination is given to the other tenant.
+    Give(&'static str),
     /// The application asks whether nothing is due.
     Ask(usize),
     /// The process is killed, and another process starts after this time.
@@ -159,6 +167,9 @@ impl History {
             lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],
             has_registered: false,
             has_crowd: false,
+            settings_differ: false,
+            has_filters: false,
+            has_tenants: false,
         };
         if is_calm {
             (history.troubles, history.slow) = (0, 0);
@@ -264,7 +275,11 @@ impl History {
         // Separate dice, so that the other decisions of a seed stay the same.
         let mut rng = Rng::with_seed(seed.rotate_left(17) ^ 0x5851_f42d_4c95_7f2d);
         match rng.u8(..12) {
-            0..4 => history.register(&mut rng, is_calm),
+            0..4 => {
+                history.register(&mut rng, is_calm);
+                let rng = Rng::with_seed(seed.rotate_left(29) ^ 0x2545_f491_4f6c_dd1d);
+                history.divide(rng, is_calm);
+            }
             4 => history.crowd(&mut rng),
             _ => {}
         }
@@ -305,6 +320,20 @@ impl History {
                 }
             };
             self.add(rng, event);
+        }
+    }
+
+    /// Gives relays different settings, and registered destinations filters and tenants.
+    fn divide(&mut self, mut rng: Rng, is_calm: bool) {
+        // Of relays with different settings, the only active one would keep the messages that it does not send.
+        self.settings_differ = rng.u8(..3) == 0 && self.relays > 1 && !self.single_active;
+        self.has_filters = rng.u8(..3) == 0;
+        self.has_tenants = rng.u8(..3) == 0;
+        if self.has_tenants && !is_calm {
+            for _ in 0..rng.usize(..3) {
+                let event = Event::Give(REGISTERED[rng.usize(..2)]);
+                self.add(&mut rng, event);
+            }
         }
     }
 
@@ -457,11 +486,25 @@ impl History {
             | Event::Stop(..)
             | Event::Deaf(..)
             | Event::Disable(..)
-            | Event::Remove(..) => true,
+            | Event::Remove(..)
+            | Event::Give(_) => true,
             Event::Enqueue { messages, .. } => messages.iter().any(|new| new.fails > 0),
             _ => false,
         };
-        self.is_fair() && !self.has_dead_entries && !self.has(holds_up)
+        // A message whose filter was not evaluated is due again later, without a notification.
+        self.is_fair() && !self.has_dead_entries && !self.has_filters && !self.has(holds_up)
+    }
+
+    /// Whether the same destinations are registered all the time, so that each message has the same recipients whenever
+    /// it is fanned out.
+    pub(super) fn has_same_recipients(&self) -> bool {
+        let changes = |event: &Event| {
+            matches!(
+                event,
+                Event::Disable(..) | Event::Remove(..) | Event::Give(_)
+            )
+        };
+        self.has_registered && !self.has_crowd && self.is_lawful() && !self.has(changes)
     }
 }
 
@@ -469,7 +512,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}",
+            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, settings differ {}, filters {}, tenants {}",
             self.seed,
             self.relays,
             self.single_active,
@@ -477,7 +520,10 @@ impl fmt::Display for History {
             self.troubles,
             self.slow,
             self.has_dead_entries,
-            self.is_crowded
+            self.is_crowded,
+            self.settings_differ,
+            self.has_filters,
+            self.has_tenants
         )?;
         for item in &self.items {
             writeln!(

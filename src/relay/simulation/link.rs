@@ -7,8 +7,10 @@ use diesel::result::{DatabaseErrorKind, Error};
 
 use super::broken::Broken;
 use super::process::Actor;
+use super::promises::Promise;
 use super::stage::{Stage, Trouble};
 use super::tables::{Changes, Now, Tables};
+use super::wants;
 use crate::error::DatabaseError;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
@@ -282,17 +284,38 @@ impl Database for Link<'_> {
     }
 
     fn registered(&mut self, known: &Registry, _: i64) -> Answer<Option<registered::Changes>> {
-        self.ask(|tables, _, broken, _| {
-            tables.registered_since(known, broken == Some(Broken::OverlooksWhatIsRemoved))
-        })
+        let is_strict = self.stage.is_strict_relay(self.process);
+        self.ask(|tables, _, _, _| tables.registered_since(known, is_strict))
     }
 
     fn evaluate(&mut self, pairs: &Pairs<'_>, _: Duration) -> Answer<Vec<Evaluated>> {
-        Ok(pairs.pairs.iter().map(|_| Evaluated::Matches).collect())
+        self.ask(|_, _, _, _| ())?;
+        let stage = self.stage;
+        let evaluate = |&(payload, filter): &(usize, usize)| {
+            let id = pairs.payloads[payload].parse().expect("a number");
+            let is_busy = !stage.is_calm_now() && stage.rng(|rng| rng.u8(..6)) == 0;
+            match is_busy {
+                true if stage.broken == Some(Broken::TakesNoAnswerForNo) => Evaluated::DoesNot,
+                true => wants::unfinished(stage.broken),
+                false => wants::evaluated(pairs.filters[filter], id),
+            }
+        };
+        let answers: Vec<_> = pairs.pairs.iter().map(evaluate).collect();
+        let has_failed = answers
+            .iter()
+            .any(|one| matches!(one, Evaluated::Failed(_)));
+        if has_failed && stage.broken == Some(Broken::FailsFiltersForAll) {
+            return Err(failure(DatabaseErrorKind::Unknown, "no number"));
+        }
+        Ok(answers)
     }
 
-    fn disable(&mut self, _: AsSeen<'_>, _: &str, _: Option<Duration>) -> Answer<bool> {
-        Ok(false)
+    fn disable(&mut self, seen: AsSeen<'_>, why: &str, _: Option<Duration>) -> Answer<bool> {
+        // Each row of this world is good for some relay, and no filter is slow.
+        self.stage.fall(Promise::Others, || {
+            format!("{} is disabled: {why}", seen.name)
+        });
+        Ok(true)
     }
 
     fn tell_failing(

@@ -23,6 +23,7 @@ use crate::dispatch::{Customers, Failure, Outcome, Response};
 use crate::message::Message;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers, Serves};
 use crate::relay::claimer::{Claimer, SOON, Turn};
+use crate::relay::filters::{Ended, Filters};
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::heartbeat::Heartbeat;
 use crate::relay::job::{Job, is_expired};
@@ -63,6 +64,7 @@ pub(super) enum Actor {
     Heartbeat,
     Sender(usize),
     Listener,
+    Filters,
 }
 
 /// The state of the claimer.
@@ -133,6 +135,8 @@ pub(super) struct Process<'w> {
     claiming: Claiming,
     turns: (Duration, u32),
     settling: [Settling<'w>; 2],
+    filters: Option<Filters<'w, Link<'w>>>,
+    next_evaluation: Duration,
     heartbeat: Option<Heartbeat<'w, Link<'w>>>,
     next_beat: Duration,
     queues: Vec<Receiver<Job>>,
@@ -144,10 +148,18 @@ pub(super) struct Process<'w> {
     _channels: (Sender<()>, Sender<()>),
 }
 
-/// The factory of dispatchers, which are not used here. It is shared by all processes, because it has threads.
-fn customers() -> Arc<Customers> {
-    static ALL: OnceLock<Arc<Customers>> = OnceLock::new();
-    Arc::clone(ALL.get_or_init(|| Arc::new(Customers::new(Config::default()))))
+/// The factory of dispatchers, which are not used here. It is shared by all processes with the same settings, because
+/// it has threads.
+fn customers(is_strict: bool) -> Arc<Customers> {
+    static ALL: [OnceLock<Arc<Customers>>; 2] = [const { OnceLock::new() }; 2];
+    let make = || {
+        let config = Config {
+            registered_ports: if is_strict { vec![80] } else { Vec::new() },
+            ..Config::default()
+        };
+        Arc::new(Customers::new(config))
+    };
+    Arc::clone(ALL[usize::from(is_strict)].get_or_init(make))
 }
 
 fn config(stage: &Stage<'_>) -> Config {
@@ -194,8 +206,9 @@ impl<'w> Process<'w> {
         let signals = Signals::new(stop, abandon).expect("a pair of sockets");
         let mut queues = Vec::new();
         let shared = slot.get_or_init(|| {
+            let is_strict = stage.history.settings_differ && relay > 0;
             let config = config(stage);
-            let customers = stage.history.has_registered.then(customers);
+            let customers = (stage.history.has_registered).then(|| customers(is_strict));
             let dispatchers = Dispatchers {
                 customers: customers.clone(),
                 ..Dispatchers::idle(&config)
@@ -231,6 +244,13 @@ impl<'w> Process<'w> {
             left: Vec::new(),
             next: Duration::ZERO,
         };
+        let (to_filter, filters_inbox) = unbounded();
+        let filters = Filters::new(
+            shared,
+            filters_inbox,
+            outcomes.clone(),
+            link(Actor::Filters),
+        );
         shared.signals.news.ring();
         Self {
             relay,
@@ -250,7 +270,7 @@ impl<'w> Process<'w> {
                 queues,
                 outcomes.clone(),
                 inbox.1.clone(),
-                unbounded().0,
+                to_filter,
                 link(Actor::Claimer),
             )),
             has_ended: false,
@@ -260,6 +280,8 @@ impl<'w> Process<'w> {
                 settling(Keys::None, plain_queue),
                 settling(Keys::GoOn, keyed_queue),
             ],
+            filters: Some(filters),
+            next_evaluation: Duration::ZERO,
             heartbeat: Some(Heartbeat::new(
                 shared,
                 registration(&shared.config, "relay", shared.registered.can_send()),
@@ -344,6 +366,7 @@ impl<'w> Process<'w> {
             Actor::Settler(1),
             Actor::Heartbeat,
             Actor::Listener,
+            Actor::Filters,
         ]
         .into_iter()
         .chain(senders)
@@ -382,6 +405,10 @@ impl<'w> Process<'w> {
                 }
                 stage.enter_as(self);
                 settler.next_try().map(|at| stage.when(self, at))
+            }
+            Actor::Filters => {
+                let filters = self.filters.as_ref()?;
+                filters.has_work().then_some(self.next_evaluation)
             }
             Actor::Heartbeat => {
                 self.heartbeat.as_ref()?;
@@ -439,6 +466,7 @@ impl<'w> Stage<'w> {
                 false => self.run_sender(number, bulkhead),
             },
             Actor::Listener => self.run_listener(number),
+            Actor::Filters => self.run_filters(number),
         }
     }
 
@@ -550,6 +578,25 @@ impl<'w> Stage<'w> {
         settling.settler = Some(settler);
         drop(processes);
         self.end_where_it_is_done(number);
+    }
+
+    fn run_filters(&'w self, number: usize) {
+        let mut processes = self.processes.borrow_mut();
+        let process = &mut processes[number];
+        let (filters, shared) = (process.filters.take(), process.shared);
+        drop(processes);
+        let Some(mut filters) = filters else { return };
+        let pause = match filters.hear() {
+            Ok(()) if !shared.is_stopping() => filters.turn(),
+            Ok(()) | Err(Ended) => {
+                filters.release_all();
+                None
+            }
+        };
+        let mut processes = self.processes.borrow_mut();
+        let process = &mut processes[number];
+        process.next_evaluation = self.now() + pause.unwrap_or_default();
+        process.filters = Some(filters);
     }
 
     /// A relay that stops has ended when everything is settled.
@@ -779,6 +826,10 @@ impl<'w> Stage<'w> {
     ) {
         let (message, lease) = (&job.message, job.lease);
         self.check_send(message, lease);
+        if let Some((_, customer)) = registered.as_ref().filter(|_| self.is_strict()) {
+            let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
+            self.check_tenant(id, customer.stamp, name);
+        }
         let (outcome, lasts) = self.answer(message, name);
         self.tell(|| {
             format!(
@@ -1006,4 +1057,33 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     while claimer.is_woken() {}
     assert_eq!(process.queues[0].len(), shared.bulkheads[0].queue());
     assert!(shared.wanted.is(Want::Room));
+}
+
+/// Messages wait for the turn of a destination by its number. When another tenant gets the destination, they must not
+/// be sent there.
+#[test]
+fn a_destination_that_another_tenant_gets_has_another_number() {
+    let history = History {
+        has_registered: true,
+        has_tenants: true,
+        ..History::of(1)
+    };
+    let slots = [OnceCell::new()];
+    let stage = Stage::new(&history, None, &slots, false);
+    stage.set_clocks(Duration::ZERO);
+    let process = Process::new(&stage, 0, 0, &slots[0]);
+    let (shared, registered) = (process.shared, &process.shared.registered);
+    let number_now = || {
+        let changes = (stage.tables.borrow()).registered_since(&registered.registry(), false);
+        let pool = shared.bulkheads.last().expect("the pool");
+        registered.change(changes.expect("changes"), pool, &shared.routes);
+        registered.registry().named("x").expect("registered").id
+    };
+    stage.tables.borrow_mut().put("x", true);
+    let first = number_now();
+    stage.tables.borrow_mut().put("x", false);
+    assert_eq!(number_now(), first);
+    stage.tables.borrow_mut().give("x");
+    assert_ne!(number_now(), first);
+    assert!(registered.registry().get(first).is_none());
 }

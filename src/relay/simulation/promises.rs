@@ -23,6 +23,12 @@ pub(super) enum Promise {
     Idle,
     /// R46: registered destinations with waiting messages are served equally.
     Fair,
+    /// R50: a relay disables no destination for a reason of its own.
+    Others,
+    /// A message of one tenant is not sent to a destination of another.
+    Tenant,
+    /// A message reaches each registered destination that wants it, and no other.
+    Recipients,
     /// No thread runs in a busy loop.
     Busy,
 }

@@ -36,7 +36,7 @@ use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::threads::Post;
 use crate::relay::verdict::Verdict;
-use crate::store::operate::dead;
+use crate::store::operate::{dead, why};
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease;
 use crate::store::statement::statement;
@@ -496,6 +496,14 @@ fn compare_on<'w>(
             real.told_rows(rows_of_postgres(&mut operator, name)),
         ];
         story.push(format!("{question:?}\n    {}", answers[0]));
+        let told = why::behind_others(&mut operator, name).expect("the live messages");
+        let behind = stage.tables.borrow().behind(now);
+        if let Some(told) = told.filter(|told| *told != behind) {
+            return Err(format!(
+                "{}\nbehind others of their keys: {behind:?}, but operators are told: {told:?}",
+                story.join("\n")
+            ));
+        }
         if answers[0] != answers[1] || rows[0] != rows[1] {
             let [simulated, real] = rows;
             return Err(format!(

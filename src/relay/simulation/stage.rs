@@ -17,16 +17,18 @@ use super::history::{BAD, Event, History, Item, LENGTH, Mood, New, QUIET, REGIST
 use super::process::{Actor, Process, Send};
 use super::promises::{Fall, Promise};
 use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
+use super::wants;
 use crate::clock::simulated;
 use crate::relay::settler::Settle;
 use crate::relay::shared::Shared;
+use crate::store::filters::Evaluated;
 
 /// The time at which a history begins: the clocks do not start at 0.
 const BEGIN: Duration = Duration::from_secs(100);
 /// The start of the database's clock.
 const EPOCH: i64 = 1_800_000_000_000_000;
 /// When all messages must have ended.
-const END: Duration = Duration::from_secs(120);
+const END: Duration = Duration::from_secs(180);
 /// How often the promises about time are checked.
 const TICK: Duration = Duration::from_millis(25);
 /// The time until a claim is on disk.
@@ -44,6 +46,8 @@ pub(super) const MOST_PROCESSES: usize = 40;
 const LATE: Duration = Duration::from_millis(1100);
 /// The same for a message whose commit is announced.
 const SOON: Duration = Duration::from_millis(600);
+/// A message is fanned out to at most this many destinations.
+const MOST_PARTS: usize = 4;
 /// The most statements of one process in a second.
 const MOST_STATEMENTS: u32 = 4000;
 /// The same after two seconds with an empty outbox.
@@ -210,6 +214,8 @@ impl<'w> Stage<'w> {
             tables: RefCell::new(Tables {
                 looked_at: history.is_crowded.then_some(1),
                 broken,
+                has_tenants: history.has_tenants,
+                has_filters: history.has_filters,
                 ..Tables::default()
             }),
             server: Cell::new(1),
@@ -374,8 +380,13 @@ impl<'w> Stage<'w> {
         trouble
     }
 
-    fn is_calm_now(&self) -> bool {
+    pub(super) fn is_calm_now(&self) -> bool {
         self.now.get() >= BEGIN + LENGTH
+    }
+
+    /// Whether the settings of this process refuse a registered destination that those of others allow.
+    pub(super) fn is_strict_relay(&self, process: usize) -> bool {
+        self.history.settings_differ && self.processes.borrow()[process].relay > 0
     }
 
     pub(super) fn next_backend(&self, process: usize) -> i32 {
@@ -776,6 +787,7 @@ impl<'w> Stage<'w> {
                     self.after(*lasts, Happens::Put(name));
                 }
             }
+            Event::Give(name) => self.tables.borrow_mut().give(name),
             Event::Ask(relay) => {
                 if let Some(number) = self.process_of(*relay) {
                     self.enter(number);
@@ -1060,6 +1072,7 @@ impl<'w> Stage<'w> {
         if self.inserting.get() > 0 || !self.tables.borrow().rows.is_empty() {
             self.busy_at.set(now);
         }
+        self.check_count();
         self.check_answers();
         self.check_quiet();
         if self.history.is_calm() {
@@ -1179,6 +1192,8 @@ impl<'w> Stage<'w> {
             let is_told = row.attempts == 0
                 && !self.history.has_pauses()
                 && !may_wait_for_parts
+                // No notification tells other relays of the parts that this relay refuses to send.
+                && !self.history.settings_differ
                 && messages[row.id].delay.is_zero();
             let most = match is_told {
                 true => SOON,
@@ -1195,6 +1210,19 @@ impl<'w> Stage<'w> {
                     )
                 });
             }
+        }
+    }
+
+    /// Checks that fan-outs do not insert parts again and again.
+    fn check_count(&self) {
+        let (rows, messages) = (
+            self.tables.borrow().rows.len(),
+            self.messages.borrow().len(),
+        );
+        if rows > MOST_PARTS * messages {
+            self.fall(Promise::Doubled, || {
+                format!("{messages} messages have become {rows}")
+            });
         }
     }
 
@@ -1244,6 +1272,7 @@ impl<'w> Stage<'w> {
         if !self.history.is_lawful() {
             return;
         }
+        self.check_recipients(&tables);
         for (id, truth) in self.messages.borrow().iter().enumerate() {
             let entries: Vec<_> = tables
                 .ledger
@@ -1275,6 +1304,62 @@ impl<'w> Stage<'w> {
                     return self.fall(Promise::Doubled, || format!("recorded twice: {entry:?}"));
                 }
             }
+        }
+    }
+
+    /// Checks that each message for registered destinations has reached those that want it, and no others.
+    fn check_recipients(&self, tables: &Tables) {
+        if !self.history.has_same_recipients() {
+            return;
+        }
+        let mut reached: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
+        for entry in tables
+            .ledger
+            .iter()
+            .filter(|one| one.row.topic == wants::TOPIC)
+        {
+            // A message may expire before it is fanned out.
+            let is_fanned_out = entry.is_delivered || !entry.row.destination.is_empty();
+            let of = reached.entry(entry.row.id).or_default();
+            of.insert(if is_fanned_out {
+                &entry.row.destination
+            } else {
+                "*"
+            });
+        }
+        for (id, reached) in reached {
+            let want = |name: &&str| {
+                let tenant = (tables.registered.get(name))
+                    .and_then(|one| tables.tenants.get(&one.stamp).copied());
+                let is_tenants = tenant.is_none() || tenant == wants::tenant_of(id);
+                let matches = wants::evaluated(name, id) == Evaluated::Matches;
+                is_tenants && (matches || !tables.has_filters)
+            };
+            let wanted: BTreeSet<&str> = REGISTERED[..2].iter().copied().filter(want).collect();
+            let is_so = match wanted.is_empty() {
+                true => reached == BTreeSet::from([""]),
+                false => reached == wanted,
+            };
+            if !is_so && !reached.contains("*") {
+                self.fall(Promise::Recipients, || {
+                    format!("message {id} is for {wanted:?} and was settled for {reached:?}")
+                });
+            }
+        }
+    }
+
+    /// Checks that a message is not sent to a destination of another tenant.
+    pub(super) fn check_tenant(&self, id: usize, stamp: i64, name: &str) {
+        let tables = self.tables.borrow();
+        let tenants = tables
+            .tenants
+            .get(&stamp)
+            .copied()
+            .zip(wants::tenant_of(id));
+        if let Some((its, of_message)) = tenants.filter(|(its, of)| its != of) {
+            self.fall(Promise::Tenant, || {
+                format!("message {id} of tenant {of_message} is sent to {name} of {its}")
+            });
         }
     }
 

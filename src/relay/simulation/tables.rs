@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::broken::Broken;
+use super::history::REGISTERED;
+use super::wants;
 use crate::message::{Message, Sequence};
 use crate::registered::RegisteredDestination;
 use crate::relay::planner::{PATROL_STEP, Part, WALK_STEP};
@@ -111,6 +113,10 @@ pub(super) struct Tables {
     pub(super) registered: BTreeMap<&'static str, Registered>,
     /// The registered destinations that were removed.
     pub(super) removed: BTreeSet<&'static str>,
+    /// The tenant of each destination that is or was registered, by its stamp.
+    pub(super) tenants: BTreeMap<i64, Uuid>,
+    pub(super) has_tenants: bool,
+    pub(super) has_filters: bool,
     pub(super) last_stamp: i64,
     pub(super) last_sequence: i64,
     /// Rows that an open transaction has changed.
@@ -128,6 +134,8 @@ pub(super) struct Tables {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Registered {
     pub(super) enabled: bool,
+    /// The number of its tenant, if destinations have tenants.
+    tenant: usize,
     /// Changes with each update.
     pub(super) stamp: i64,
 }
@@ -334,8 +342,29 @@ impl Tables {
     pub(super) fn put(&mut self, name: &'static str, enabled: bool) {
         self.last_stamp += 1;
         let stamp = self.last_stamp;
-        self.registered.insert(name, Registered { enabled, stamp });
+        let own = REGISTERED.iter().position(|one| *one == name);
+        let before = self.registered.get(name).map(|one| one.tenant);
+        let tenant = before.or(own).unwrap_or_default();
+        if self.has_tenants {
+            self.tenants.insert(stamp, wants::tenant(tenant));
+        }
+        let registered = Registered {
+            enabled,
+            tenant,
+            stamp,
+        };
+        self.registered.insert(name, registered);
         self.removed.remove(name);
+    }
+
+    /// Gives a destination to the other tenant.
+    pub(super) fn give(&mut self, name: &'static str) {
+        let Some(one) = self.registered.get_mut(name) else {
+            return;
+        };
+        one.tenant += 1;
+        let enabled = one.enabled;
+        self.put(name, enabled);
     }
 
     pub(super) fn remove(&mut self, name: &'static str) {
@@ -348,8 +377,10 @@ impl Tables {
     pub(super) fn registered_since(
         &self,
         known: &Registry,
-        overlooks_removed: bool,
+        is_strict: bool,
     ) -> Option<registered::Changes> {
+        let broken = self.broken;
+        let overlooks_removed = broken == Some(Broken::OverlooksWhatIsRemoved);
         let removed = self.removed.iter().filter(|_| !overlooks_removed);
         let removed = removed.map(|name| (*name).to_owned()).collect();
         if self.registered.is_empty() && !known.is_in_use() && removed == known.removed {
@@ -361,8 +392,20 @@ impl Tables {
         let mut rows = Vec::new();
         for (name, one) in &self.registered {
             if gone.remove(*name) != Some(one.stamp) {
-                let mut row = RegisteredDestination::new(*name, "http://x").topics(["c"]);
+                // The port of `x` is refused by a relay with other settings.
+                let port = if *name == REGISTERED[0] { 81 } else { 80 };
+                let url = format!("http://x:{port}");
+                let mut row = RegisteredDestination::new(*name, &url).topics([wants::TOPIC]);
                 row.enabled = one.enabled;
+                row.filter = self.has_filters.then(|| (*name).to_owned());
+                row.tenant_id = self.tenants.get(&one.stamp).copied();
+                match broken {
+                    Some(Broken::OverlooksTenants) => row.tenant_id = None,
+                    Some(Broken::RefusesForAll) if is_strict && *name == REGISTERED[0] => {
+                        row.problem = Some("the port is refused".to_owned());
+                    }
+                    _ => {}
+                }
                 rows.push((destinations::Registered { row, secrets: None }, one.stamp));
             }
         }
@@ -508,7 +551,7 @@ impl Tables {
                 position: row.position(),
                 known: self.known(&row),
                 taken_over,
-                message: message(&row, now),
+                message: self.message(&row, now),
             };
             changes.rows.insert(row.sequence, Some(row));
             claimed
@@ -517,6 +560,39 @@ impl Tables {
         Batch {
             claimed: claimed.collect(),
             is_cut,
+        }
+    }
+
+    fn message(&self, row: &Row, now: Now) -> Message {
+        let expires = row.expires_at.map(|at| {
+            let left = Duration::from_micros(u64::try_from(at - now.micros).unwrap_or(0));
+            now.here + left
+        });
+        // The filters of this world read the number.
+        let payload = match self.has_filters {
+            true => row.id.to_string(),
+            false => "{}".to_owned(),
+        };
+        Message {
+            sequence: Sequence(row.sequence),
+            message_id: Uuid::from_u128(row.id as u128),
+            topic: row.topic.to_owned(),
+            destination: row.destination.clone(),
+            payload,
+            headers: None,
+            ordering_key: row.ordering_key.map(str::to_owned),
+            idempotency_key: row.id.to_string(),
+            tenant_id: wants::tenant_of(row.id).filter(|_| self.has_tenants),
+            created_at: std::time::UNIX_EPOCH,
+            occurred_at: None,
+            age: Duration::ZERO,
+            claimed: now.here,
+            attempts: row.attempts.unsigned_abs(),
+            expires,
+            available_at: row.available_at,
+            claimed_at: row.held.map_or(0, |held| held.at),
+            in_a_row: 0,
+            split_to: row.split_to.clone(),
         }
     }
 
@@ -532,6 +608,18 @@ impl Tables {
             Some(one) if one.row.has_content_of(row) => Known::Delivered,
             Some(_) => Known::OtherContent,
         }
+    }
+
+    /// The due messages that wait for others of their keys.
+    pub(super) fn behind(&self, now: i64) -> Vec<i64> {
+        let waits = |row: &&Row| {
+            let goes_to = Some(goes_to(row.topic, &row.destination));
+            let is_due = row.held.is_none() && row.available_at <= now;
+            let is_free = self.is_first(row, goes_to) && self.is_not_kept_back(row, goes_to);
+            is_due && row.ordering_key.is_some() && !is_free
+        };
+        let waiting = self.rows.values().filter(waits);
+        waiting.map(|row| row.sequence).collect()
     }
 
     fn none_before(&self, row: &Row, is_it: impl Fn(&Row) -> bool) -> bool {
@@ -1152,32 +1240,4 @@ fn head(key: Key, row: &Row, expired: &[i64], now: i64) -> Option<Head> {
         topic: row.of_topic(),
         sequence: row.sequence,
     })
-}
-
-fn message(row: &Row, now: Now) -> Message {
-    let expires = row.expires_at.map(|at| {
-        let left = Duration::from_micros(u64::try_from(at - now.micros).unwrap_or(0));
-        now.here + left
-    });
-    Message {
-        sequence: Sequence(row.sequence),
-        message_id: Uuid::from_u128(row.id as u128),
-        topic: row.topic.to_owned(),
-        destination: row.destination.clone(),
-        payload: "{}".to_owned(),
-        headers: None,
-        ordering_key: row.ordering_key.map(str::to_owned),
-        idempotency_key: row.id.to_string(),
-        tenant_id: None,
-        created_at: std::time::UNIX_EPOCH,
-        occurred_at: None,
-        age: Duration::ZERO,
-        claimed: now.here,
-        attempts: row.attempts.unsigned_abs(),
-        expires,
-        available_at: row.available_at,
-        claimed_at: row.held.map_or(0, |held| held.at),
-        in_a_row: 0,
-        split_to: row.split_to.clone(),
-    }
 }

@@ -461,16 +461,44 @@ pub(crate) fn due_in_test(
     name: &OutboxName,
     ended: &[i64],
 ) -> QueryResult<Vec<(MessageRecord, WaitReason)>> {
-    let is_other = Box::new(outbox::sequence.ne_all(ended.to_vec()));
-    let left = messages::live(name, is_other, Content::Without).order(outbox::sequence);
-    let left: Vec<MessageRecord> = planned_anew(left).load(conn)?;
     let facts = Facts::of_test(conn, name)?;
-    let reasons = facts.of_all(conn, name, &left)?;
-    let due = left.into_iter().zip(reasons);
-    let due = due.filter_map(|(record, reason)| Some((record, reason?)));
-    Ok(due
+    let left = of_live(conn, name, &facts, ended)?.into_iter();
+    Ok(left
         .filter(|(_, reason)| !matches!(reason, WaitReason::NotDue { .. }))
         .collect())
+}
+
+/// All live messages except these, and why each waits.
+fn of_live(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    facts: &Facts,
+    except: &[i64],
+) -> QueryResult<Vec<(MessageRecord, WaitReason)>> {
+    let is_other = Box::new(outbox::sequence.ne_all(except.to_vec()));
+    let live = messages::live(name, is_other, Content::Without).order(outbox::sequence);
+    let live: Vec<MessageRecord> = planned_anew(live).load(conn)?;
+    let reasons = facts.of_all(conn, name, &live)?;
+    let all = live.into_iter().zip(reasons);
+    Ok(all
+        .filter_map(|(record, reason)| Some((record, reason?)))
+        .collect())
+}
+
+/// The live messages that wait for others of their keys. `None`: no relay is active, so their destinations are not
+/// known.
+#[cfg(test)]
+pub(crate) fn behind_others(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Option<Vec<i64>>> {
+    let facts = Facts::load(conn, name)?;
+    if facts.served.as_ref().is_some_and(Served::is_empty) {
+        return Ok(None);
+    }
+    let all = of_live(conn, name, &facts, &[])?.into_iter();
+    let behind = all.filter(|(_, reason)| matches!(reason, WaitReason::BehindKey { .. }));
+    Ok(Some(behind.map(|(record, _)| record.sequence.0).collect()))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::relay::doubt::Doubt;
 use crate::relay::gate::News;
 use crate::relay::job::Job;
 use crate::relay::planner::{Part, Streams};
+use crate::relay::registration;
 use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::Settlement;
 use crate::relay::settler::Settle;
@@ -166,7 +167,7 @@ impl<'a, D: Database> Side<'a, D> {
             relay: "relay".to_owned(),
             lease: turns(lasts),
             is_single_active,
-            serves: None,
+            serves: registration(self.config, "relay", false).serves,
         })?;
         self.leases.push(id);
         Ok(String::new())
