@@ -11,7 +11,7 @@ use crate::store::millis;
 
 /// Runs read-only statements in a transaction, or a savepoint of the caller's. It is always rolled back, so the
 /// settings end with the statements. The server chooses the plans, but without JIT compilation and parallel
-/// workers, which would cost more than they save. `timeout` limits each statement; `None` keeps the connection's
+/// workers, which would cost more than they save, and describes types and expressions as it does by default. `timeout` limits each statement; `None` keeps the connection's
 /// limit.
 pub(crate) fn looking<T>(
     conn: &mut PgConnection,
@@ -24,7 +24,7 @@ pub(crate) fn looking<T>(
     let mut seen = None;
     let end = conn.transaction::<(), Error, _>(|conn| {
         conn.batch_execute(&format!(
-            "{limit} SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0;
+            "{limit} SET LOCAL quote_all_identifiers = off; SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0;
              SET LOCAL enable_seqscan = on; SET LOCAL enable_bitmapscan = on"
         ))?;
         seen = Some(look(conn)?);

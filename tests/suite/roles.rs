@@ -285,6 +285,35 @@ fn an_enqueuer_whose_key_a_plain_insert_wrote_needs_one_right_more() {
     assert!(matches!(error, EnqueueError::Conflict { .. }), "{error:?}");
 }
 
+/// R30: a setting that changes how the server writes the names of types and columns.
+#[test]
+fn a_relay_works_for_a_role_whose_identifiers_are_all_quoted() {
+    let ground = Ground::new();
+    let receiver = Receiver::ok();
+    ground.database.execute(&format!(
+        "ALTER ROLE {} SET quote_all_identifiers = on;
+         ALTER DATABASE {} SET quote_all_identifiers = on",
+        ground.roles.login("relay"),
+        ground.database.name
+    ));
+    let relay = ground.relay().url(&receiver.url()).start();
+    let relay = relay.expect("the relay starts");
+    ground.enqueue(message("order.paid", 1));
+    receiver.wait_for(1);
+    end(&relay);
+    let mut check = binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
+    check.env("DATABASE_URL", &ground.database.url);
+    let checked = finish(check).code(0).stdout;
+    assert!(!checked.contains("\"problem\""), "{checked}");
+    assert!(!checked.contains("changed by hand"), "{checked}");
+    let migrated = finish({
+        let mut migrate = binary(&["migrate"]);
+        migrate.env("DATABASE_URL", &ground.database.url);
+        migrate
+    });
+    migrated.code(0);
+}
+
 /// Everything that a relay does: notifications, fan-out, retries, dead letters, pauses, order, cleaning.
 #[test]
 fn a_relay_works_with_its_role() {

@@ -13,6 +13,7 @@ use super::{columns, setting, table_exists};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::catalogue::{pg_attribute, pg_class, pg_inherits};
+use crate::store::looking::looking;
 use crate::store::sql::{format_type, to_regclass, to_regprocedure};
 use crate::store::statement::statement;
 use crate::store::table::{
@@ -203,6 +204,15 @@ pub(in crate::store::setup) fn check_migrated(
 }
 
 fn check_after(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    migrations: Migrations,
+) -> Result<(), DatabaseError> {
+    // The server describes types and expressions by settings of the role.
+    looking(conn, None, |conn| Ok(compare(conn, name, migrations)))?
+}
+
+fn compare(
     conn: &mut PgConnection,
     name: &OutboxName,
     migrations: Migrations,
