@@ -22,6 +22,7 @@ use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
 use super::pauses;
 use super::planner::{Planner, Settings, Step, View, Wait};
+use super::registered::Bad;
 use super::settlement::{Outcomes, Settlement};
 use super::shared::Shared;
 use super::told::Told;
@@ -48,6 +49,8 @@ pub(crate) struct Claimer<'a, D> {
     to_filter: Sender<Vec<Filtering>>,
     /// When the rows of registered destinations were last checked for changes, and how long that took.
     rows_looked: Option<(Instant, Duration)>,
+    /// Rows that no relay can use, and that are to be disabled once they are not locked.
+    unusable: Vec<Bad>,
     /// The refused destinations in the relay's lease.
     refusals_published: Option<(LeaseId, Arc<Refuses>)>,
 }
@@ -85,6 +88,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             inbox,
             to_filter,
             rows_looked: None,
+            unusable: Vec::new(),
             refusals_published: None,
         }
     }

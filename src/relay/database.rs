@@ -5,7 +5,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use diesel::Connection;
+use diesel::result::QueryResult;
+use diesel::{Connection, PgConnection};
 
 use super::doubt::Doubt;
 use super::gate::News;
@@ -14,7 +15,8 @@ use super::registered::{Changes, Failing, Registry};
 use super::session::{AfterRefusal, Session};
 use super::settler::{Settle, Written, write_down};
 use crate::error::DatabaseError;
-use crate::store::brief::briefly;
+use crate::name::OutboxName;
+use crate::store::brief::{Tried, briefly, without_waiting};
 use crate::store::destinations::{self, AsSeen};
 use crate::store::expired;
 use crate::store::filters::{Evaluated, Pairs, evaluate};
@@ -71,7 +73,7 @@ pub(super) trait Database {
         seen: AsSeen<'_>,
         why: &str,
         failed_for: Option<Duration>,
-    ) -> Answer<bool>;
+    ) -> Answer<Tried<bool>>;
 
     /// Records in its row that a registered destination has failed for this time or, without a time, that it works.
     /// Returns for how long it has failed according to the row.
@@ -79,7 +81,7 @@ pub(super) trait Database {
         &mut self,
         seen: AsSeen<'_>,
         failed_for: Option<Duration>,
-    ) -> Answer<Option<Duration>>;
+    ) -> Answer<Tried<Option<Duration>>>;
 
     /// Records in the lease which registered destinations this relay refuses, as JSON.
     fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()>;
@@ -148,12 +150,16 @@ pub(super) trait Database {
     fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>>;
 
     /// Records a change of a gate for other relays.
-    fn tell_pause(&mut self, destination: &str, news: News) -> Answer<()>;
+    fn tell_pause(&mut self, destination: &str, news: News) -> Answer<Tried<()>>;
 
     /// Whether this relay may probe a destination for the time `hold`, and the pauses.
-    fn take_probe(&mut self, destination: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)>;
+    fn take_probe(
+        &mut self,
+        destination: &str,
+        hold: Duration,
+    ) -> Answer<Tried<(bool, Vec<Paused>)>>;
 
-    fn give_back_probe(&mut self, destination: &str) -> Answer<()>;
+    fn give_back_probe(&mut self, destination: &str) -> Answer<Tried<()>>;
 
     fn register(&mut self, registration: &Registration) -> Answer<LeaseId>;
 
@@ -169,6 +175,16 @@ pub(super) trait Database {
     ) -> Answer<bool>;
 
     fn end(&mut self, lease: LeaseId) -> Answer<()>;
+}
+
+impl Session {
+    /// For rows that people and applications may lock, too.
+    fn run_without_waiting<T>(
+        &mut self,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
+    ) -> Answer<Tried<T>> {
+        self.run(|conn, name| without_waiting(conn, |conn| statements(conn, name)))
+    }
 }
 
 impl Database for Session {
@@ -281,15 +297,12 @@ impl Database for Session {
         seen: AsSeen<'_>,
         why: &str,
         failed_for: Option<Duration>,
-    ) -> Answer<bool> {
-        if self.own_events {
-            return self.run(|conn, name| {
-                conn.transaction(|conn| own::disable(conn, name, seen, why, failed_for))
-            });
-        }
-        self.run(|conn, name| {
-            let disabled = destinations::disable_as_seen(conn, name, seen, why, failed_for)?;
-            Ok(disabled.is_some())
+    ) -> Answer<Tried<bool>> {
+        let own_events = self.own_events;
+        self.run_without_waiting(|conn, name| match own_events {
+            true => own::disable(conn, name, seen, why, failed_for),
+            false => destinations::disable_as_seen(conn, name, seen, why, failed_for)
+                .map(|disabled| disabled.is_some()),
         })
     }
 
@@ -297,8 +310,8 @@ impl Database for Session {
         &mut self,
         seen: AsSeen<'_>,
         failed_for: Option<Duration>,
-    ) -> Answer<Option<Duration>> {
-        self.run(|conn, name| match failed_for {
+    ) -> Answer<Tried<Option<Duration>>> {
+        self.run_without_waiting(|conn, name| match failed_for {
             Some(age) => destinations::fails(conn, name, seen, age),
             None => destinations::works(conn, name, seen).map(|()| None),
         })
@@ -447,35 +460,37 @@ impl Database for Session {
         self.run(|conn, name| whereabouts(conn, name, missed))
     }
 
-    fn tell_pause(&mut self, which: &str, news: News) -> Answer<()> {
+    fn tell_pause(&mut self, which: &str, news: News) -> Answer<Tried<()>> {
         // The time that is left now: the database may have been unavailable meanwhile.
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let (reason, duration, openings) = match news {
             News::Paused(code, until) => (code.as_str(), until.map(left), 0),
             News::Opened(until, openings) if self.own_events => {
-                return self.run(|conn, name| {
-                    let left = left(until);
-                    conn.transaction(|conn| own::open_breaker(conn, name, which, left, openings))
+                return self.run_without_waiting(|conn, name| {
+                    own::open_breaker(conn, name, which, left(until), openings)
                 });
             }
             News::Opened(until, openings) => (BREAKER_OPEN, Some(left(until)), openings),
             News::Recovered => {
-                return self.run(|conn, name| pause::close_breaker(conn, name, which));
+                return self
+                    .run_without_waiting(|conn, name| pause::close_breaker(conn, name, which));
             }
         };
         let kind = Pausable::Destination;
-        self.run(|conn, name| pause::pause(conn, name, kind, which, reason, duration, openings))
+        self.run_without_waiting(|conn, name| {
+            pause::pause(conn, name, kind, which, reason, duration, openings)
+        })
     }
 
-    fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)> {
-        self.run(|conn, name| {
+    fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<Tried<(bool, Vec<Paused>)>> {
+        self.run_without_waiting(|conn, name| {
             let is_ours = pause::take_probe(conn, name, which, hold)?;
             Ok((is_ours, pause::all(conn, name)?))
         })
     }
 
-    fn give_back_probe(&mut self, which: &str) -> Answer<()> {
-        self.run(|conn, name| pause::give_back_probe(conn, name, which).map(drop))
+    fn give_back_probe(&mut self, which: &str) -> Answer<Tried<()>> {
+        self.run_without_waiting(|conn, name| pause::give_back_probe(conn, name, which))
     }
 
     fn register(&mut self, registration: &Registration) -> Answer<LeaseId> {

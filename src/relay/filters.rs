@@ -37,6 +37,7 @@ use super::verdict::Verdict;
 use crate::clock;
 use crate::dispatch::Failure;
 use crate::status::ReasonCode;
+use crate::store::brief::Tried;
 use crate::store::filters::{Evaluated, Pairs};
 
 /// The time limit of statements without a limit of their own.
@@ -286,10 +287,12 @@ impl<'a, D: Database> Filters<'a, D> {
                 shared
                     .filter_troubles
                     .waits(customer.name(), &unfinished, now);
-                // A failure is logged by the session, and the next evaluation tries again.
-                if is_too_slow && disable(&mut self.db, customer.as_seen(), TOO_SLOW, None).is_ok()
-                {
-                    self.memory.forget(customer);
+                // A failure is logged by the session. After it, and if the row is locked, the next evaluation tries again.
+                if is_too_slow {
+                    let told = disable(&mut self.db, customer.as_seen(), TOO_SLOW, None);
+                    if matches!(told, Ok(Tried::Done(()))) {
+                        self.memory.forget(customer);
+                    }
                 }
                 return Err(until);
             }

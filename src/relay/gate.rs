@@ -30,6 +30,8 @@ const SHORTEST_HOLD: Duration = Duration::from_millis(100);
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 /// A waiting sender checks its lease at least this often.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// A row that another session has locked is tried again after this time. Each try may take 20 ms.
+const LOCKED_ROW: Duration = Duration::from_secs(1);
 
 /// The gate of one destination.
 pub(crate) struct Gate {
@@ -56,6 +58,8 @@ struct State {
     may_probe_until: Option<Instant>,
     /// The change to record in the table.
     news: Option<News>,
+    /// When to try again to change a row of this destination, which another session has locked.
+    row_wanted_at: Option<Instant>,
     /// For a registered destination.
     failing: Option<Failing>,
     /// Why this relay could not send, until a send has had a response.
@@ -179,6 +183,7 @@ impl Gate {
             openings: 0,
             may_probe_until: None,
             news: None,
+            row_wanted_at: None,
             failing: None,
             trouble: None,
         };
@@ -390,9 +395,13 @@ impl Gate {
         until.is_some_and(|until| clock::now() < until) && state.phase == UNUSED_PROBE
     }
 
-    /// When the pause expires.
+    /// When the pause expires, or a locked row is to be tried again.
     pub(crate) fn opens_at(&self) -> Option<Instant> {
-        match self.lock().phase {
+        let state = self.lock();
+        if state.row_wanted_at.is_some() {
+            return state.row_wanted_at;
+        }
+        match state.phase {
             Phase::Closed { until, .. } => until,
             Phase::Held { until } => Some(until),
             Phase::Flowing | Phase::Trying(_) | Phase::Probing { .. } => None,

@@ -14,6 +14,7 @@ use super::registered::Customer;
 use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
+use crate::store::brief::Tried;
 use crate::store::destinations::AsSeen;
 use crate::store::relay::pause::{Pausable, Paused};
 
@@ -29,13 +30,21 @@ pub(super) fn follow_up(
 ) -> Result<(), DatabaseError> {
     let watched = shared.registered.watched();
     for bulkhead in with_watched(shared, &watched) {
-        if let Some(news) = bulkhead.gate.take_news()
-            && let Err(error) = tell(shared, db, bulkhead, news)
-        {
-            bulkhead.gate.keep_news(news);
-            return Err(error);
+        let gate = &bulkhead.gate;
+        if gate.waits_for_row(clock::now()) {
+            continue;
         }
-        if bulkhead.gate.open_in_time(clock::now()) == Due::Probe && may_probe {
+        if let Some(news) = gate.take_news() {
+            let told = tell(shared, db, bulkhead, news);
+            if !matches!(told, Ok(Tried::Done(()))) {
+                gate.keep_news(news);
+            }
+            if told? == Tried::Locked {
+                gate.wait_for_row(clock::now());
+                continue;
+            }
+        }
+        if gate.open_in_time(clock::now()) == Due::Probe && may_probe {
             probe(shared, db, bulkhead)?;
         }
     }
@@ -55,30 +64,37 @@ fn follow_row(
     let Some(gate) = customer.bulkhead.as_ref().map(|one| &one.gate) else {
         return Ok(());
     };
+    if gate.waits_for_row(clock::now()) {
+        return Ok(());
+    }
     let Some(news) = gate.take_row_news() else {
         return Ok(());
     };
     let seen = customer.as_seen();
     let after = shared.config.registered_disable_after;
+    let failed_for = match news {
+        RowNews::Fails(since) => Some(clock::now().saturating_duration_since(since)),
+        RowNews::Works | RowNews::HasFailedLong => None,
+    };
     let told = match news {
-        RowNews::Fails(since) => {
-            let age = clock::now().saturating_duration_since(since);
-            let age = db.tell_failing(seen, Some(age));
-            age.map(|age| gate.learn_row(age, clock::now()))
-        }
-        RowNews::Works => {
-            let age = db.tell_failing(seen, None);
-            age.map(|age| gate.learn_row(age, clock::now()))
-        }
+        RowNews::Fails(_) | RowNews::Works => db.tell_failing(seen, failed_for).map(|told| {
+            if let Tried::Done(age) = told {
+                gate.learn_row(age, clock::now());
+            }
+            matches!(told, Tried::Done(_))
+        }),
         RowNews::HasFailedLong => {
             let why = format!("has failed for {}", humantime::format_duration(after));
-            disable(db, seen, &why, Some(after))
+            disable(db, seen, &why, Some(after)).map(|told| matches!(told, Tried::Done(_)))
         }
     };
-    if told.is_err() {
+    if !matches!(told, Ok(true)) {
         gate.keep_row_news(news);
     }
-    told
+    if !told? {
+        gate.wait_for_row(clock::now());
+    }
+    Ok(())
 }
 
 /// All bulkheads, including those of registered destinations whose gates are watched.
@@ -95,13 +111,13 @@ fn tell(
     db: &mut impl Database,
     bulkhead: &Bulkhead,
     news: News,
-) -> Result<(), DatabaseError> {
-    db.tell_pause(&bulkhead.name, news)?;
-    if matches!(news, News::Opened(..)) {
+) -> Result<Tried<()>, DatabaseError> {
+    let told = db.tell_pause(&bulkhead.name, news)?;
+    if told == Tried::Done(()) && matches!(news, News::Opened(..)) {
         let metrics = &shared.metrics.destinations[bulkhead.number];
         metrics.breaker_opened.increment(1);
     }
-    Ok(())
+    Ok(told)
 }
 
 /// Disables a registered destination, unless it has changed since it was seen or, with `failed_for`, has not failed for
@@ -111,12 +127,15 @@ pub(super) fn disable(
     seen: AsSeen<'_>,
     why: &str,
     failed_for: Option<Duration>,
-) -> Result<(), DatabaseError> {
-    if db.disable(seen, why, failed_for)? {
+) -> Result<Tried<()>, DatabaseError> {
+    let Tried::Done(is_disabled) = db.disable(seen, why, failed_for)? else {
+        return Ok(Tried::Locked);
+    };
+    if is_disabled {
         let name = seen.name;
         log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}; messages already addressed to it wait until it is enabled, and it gets no new ones");
     }
-    Ok(())
+    Ok(Tried::Done(()))
 }
 
 fn probe(
@@ -125,11 +144,10 @@ fn probe(
     bulkhead: &Bulkhead,
 ) -> Result<(), DatabaseError> {
     let hold = 2 * bulkhead.send_timeout + PROBE_TIME;
-    let (is_ours, rows) = db.take_probe(&bulkhead.name, hold)?;
-    if is_ours {
-        bulkhead.gate.begin_probe(hold);
-    } else {
-        learn(shared, &rows);
+    match db.take_probe(&bulkhead.name, hold)? {
+        Tried::Done((true, _)) => bulkhead.gate.begin_probe(hold),
+        Tried::Done((false, rows)) => drop(learn(shared, &rows)),
+        Tried::Locked => bulkhead.gate.wait_for_row(clock::now()),
     }
     Ok(())
 }
@@ -140,11 +158,15 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
     let watched = shared.registered.watched();
     let mut tell_all = || {
         for bulkhead in with_watched(shared, &watched) {
+            let mut told = Tried::Done(());
             if bulkhead.gate.has_unused_probe() {
-                db.give_back_probe(&bulkhead.name)?;
+                told = db.give_back_probe(&bulkhead.name)?;
             }
             if let Some(news) = bulkhead.gate.take_news() {
-                tell(shared, db, bulkhead, news)?;
+                told = tell(shared, db, bulkhead, news)?;
+            }
+            if told == Tried::Locked {
+                log::warn!(event = "pause_lost", destination:% = bulkhead.name; "could not record the pause of {} at shutdown, because another session has locked its row: other relays will discover the failing destination on their own", bulkhead.name);
             }
         }
         for customer in &watched {

@@ -626,11 +626,11 @@ impl Rooms {
             let Some(bulkhead) = &one.bulkhead else {
                 continue;
             };
+            let opens = bulkhead.gate.opens_at();
+            rooms.opens_at = rooms.opens_at.into_iter().chain(opens).min();
             match bulkhead.gate.room() {
                 Room::Closed => {
                     rooms.closed.insert(one.id);
-                    let opens = bulkhead.gate.opens_at();
-                    rooms.opens_at = rooms.opens_at.into_iter().chain(opens).min();
                 }
                 Room::One => {
                     rooms.probed.insert(one.id);

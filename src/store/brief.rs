@@ -8,6 +8,39 @@ use diesel::{Connection, PgConnection};
 
 use crate::store::millis;
 
+/// How long a statement that must not wait waits for a lock.
+#[cfg(feature = "relay")]
+const NO_WAIT: Duration = Duration::from_millis(20);
+
+/// The result of statements that do not wait for locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg(feature = "relay")]
+pub(crate) enum Tried<T> {
+    Done(T),
+    /// Another session holds a lock. Nothing was changed.
+    Locked,
+}
+
+/// Runs statements in a transaction. If another session holds a row that they change, rolls back at once: a row that
+/// people and applications may lock must not hold up a relay.
+#[cfg(feature = "relay")]
+pub(crate) fn without_waiting<T>(
+    conn: &mut PgConnection,
+    work: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+) -> QueryResult<Tried<T>> {
+    let began = Instant::now();
+    let done = conn.transaction(|conn| {
+        let limit = millis(NO_WAIT);
+        conn.batch_execute(&format!("SET LOCAL lock_timeout = {limit}"))?;
+        work(conn)
+    });
+    match done {
+        Ok(done) => Ok(Tried::Done(done)),
+        Err(error) if is_over_time(&error, began.elapsed(), NO_WAIT) => Ok(Tried::Locked),
+        Err(error) => Err(error),
+    }
+}
+
 /// Runs statements in a transaction. If a statement takes longer than `timeout`, rolls back and returns `None`.
 pub(crate) fn briefly<T>(
     conn: &mut PgConnection,
@@ -62,6 +95,31 @@ mod tests {
             "server closed the connection",
         );
         assert!(!is_over_time(&gone, limit * 4, limit));
+    }
+
+    /// R50
+    #[test]
+    #[cfg(feature = "relay")]
+    fn a_row_that_another_session_holds_is_not_waited_for() {
+        let outbox = Outbox::new();
+        let (mut conn, mut other) = (outbox.connect(), outbox.connect());
+        let pause = outbox.name.pause();
+        let put = |conn: &mut PgConnection| {
+            let row = format!(
+                "INSERT INTO {pause} (kind, name, reason) VALUES ('topic', 't', 'BY_HAND')
+                 ON CONFLICT (kind, name) DO UPDATE SET reason = 'AGAIN'"
+            );
+            sql_query(row).execute(conn)
+        };
+        other.begin_test_transaction().expect("begun");
+        put(&mut other).expect("held");
+        let began = Instant::now();
+        assert_eq!(without_waiting(&mut conn, put), Ok(Tried::Locked));
+        assert!(began.elapsed() < Duration::from_secs(5));
+        other.batch_execute("ROLLBACK").expect("free");
+        assert_eq!(without_waiting(&mut conn, put), Ok(Tried::Done(1)));
+        let broken = |conn: &mut PgConnection| sql_query("SELECT FROM nowhere").execute(conn);
+        assert!(without_waiting(&mut conn, broken).is_err());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use diesel::connection::SimpleConnection;
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::{Breaker, Class, Mode, Rate};
 use diesel_outbox::{
@@ -401,6 +402,61 @@ fn relays_share_a_breaker_and_one_of_them_probes() {
     for relay in &relays {
         end(relay);
     }
+}
+
+/// R50, R54: a person's transaction holds the row of the breaker, and later the row of the pause.
+#[test]
+fn who_locks_the_row_of_one_pause_holds_up_no_other_destination() {
+    let database = Database::new();
+    let (broken, good) = (Receiver::answering(|_| 500), Receiver::ok());
+    let settings = |open| {
+        let failing = destination("broken", &broken, |one| {
+            one.breaker = Some(breaker(5, open));
+        });
+        vec![failing, destination("good", &good, |_| {})]
+    };
+    let relay = relay_to(&database, settings(Duration::from_millis(200)))
+        .start()
+        .expect("a relay");
+    let mut person = database.connect();
+    let mut hold = |sql: &str| {
+        let sql = sql.replace("{o}", &database.name());
+        person.batch_execute(&sql).expect("held");
+    };
+    let flows = || {
+        let until = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < until {
+            let sent = good.count();
+            let began = Instant::now();
+            enqueue(&database, "good", 1);
+            good.wait_for(sent + 1);
+            let took = began.elapsed();
+            assert!(took < Duration::from_secs(1), "{took:?}");
+        }
+    };
+    hold(
+        "BEGIN; INSERT INTO {o}_pause (kind, name, reason, openings, paused_until)
+          VALUES ('destination', 'broken', 'HELD', 0, now())",
+    );
+    enqueue(&database, "broken", 20);
+    broken.wait_for(5);
+    flows();
+    hold("ROLLBACK");
+    eventually("the breaker is recorded once the row is free", || {
+        paused(&database).as_deref() == Some("destination broken BREAKER_OPEN")
+    });
+    hold("BEGIN; SELECT FROM {o}_pause FOR UPDATE");
+    let sent = broken.count();
+    flows();
+    assert!(
+        broken.count() <= sent + 1,
+        "who holds the row holds the probe"
+    );
+    hold("ROLLBACK");
+    eventually("the probe is made once the row is free", || {
+        broken.count() > sent + 1
+    });
+    end(&relay);
 }
 
 // --- Rate and concurrency -----------------------------------------------------------------

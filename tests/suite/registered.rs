@@ -841,6 +841,44 @@ fn the_first_failure_is_written_and_a_success_clears_it() {
     }
 }
 
+/// R50: the application's transaction holds the row and the mark of its removal.
+#[test]
+fn who_removes_a_failing_destination_slowly_holds_up_no_other() {
+    let database = Database::new();
+    let (failing, good) = (Receiver::answering(|_| 500), Receiver::ok());
+    put(
+        &database,
+        &RegisteredDestination::new("acme", failing.url()),
+    );
+    put(&database, &RegisteredDestination::new("good", good.url()));
+    let relay = started(&database);
+    let mut application = database.connect();
+    application
+        .batch_execute(&format!(
+            "BEGIN; DELETE FROM {}_destination WHERE name = 'acme'",
+            database.name()
+        ))
+        .expect("removed");
+    let until = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < until {
+        let (sent, began) = (good.count(), Instant::now());
+        for _ in 0..10 {
+            database.enqueue("order.paid", json!({}));
+        }
+        good.wait_for(sent + 10);
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
+    assert!(failing.count() > 0);
+    application.batch_execute("ROLLBACK").expect("kept");
+    eventually("the failure is written once the row is free", || {
+        database.number(
+            "SELECT count(*) FROM {o}_destination WHERE name = 'acme' AND failing_since IS NOT NULL",
+        ) == 1
+    });
+    end(&relay);
+}
+
 /// R50: a relay whose settings leave too little time for the receiver.
 #[test]
 fn what_one_relay_alone_cannot_reach_is_not_disabled() {

@@ -11,6 +11,7 @@ use crate::relay::pauses::{self, disable};
 use crate::relay::planner::{Part, Survey, Wait};
 use crate::relay::registered::Registry;
 use crate::relay::wanted::Want;
+use crate::store::brief::Tried;
 use crate::store::relay::lease::LeaseId;
 
 /// The checks of the rows of registered destinations for changes take at most this part of the time, because each check
@@ -99,10 +100,15 @@ impl<D: Database> Claimer<'_, D> {
                 self.planner.registered(registered.registry());
             }
             tell_refusals(&before, &registered.registry());
-            for one in bad {
-                disable(&mut self.db, one.as_seen(), &one.why, None)?;
+            self.unusable.extend(bad);
+        }
+        let mut locked = Vec::new();
+        for one in std::mem::take(&mut self.unusable) {
+            if disable(&mut self.db, one.as_seen(), &one.why, None)? == Tried::Locked {
+                locked.push(one);
             }
         }
+        self.unusable = locked;
         Ok(())
     }
 

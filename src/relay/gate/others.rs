@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Gate, News, Phase, later};
+use super::{Gate, LOCKED_ROW, News, Phase, later};
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
 impl Gate {
@@ -54,6 +54,18 @@ impl Gate {
     /// Keeps a change that could not be recorded.
     pub(crate) fn keep_news(&self, news: News) {
         self.lock().news.get_or_insert(news);
+    }
+
+    /// Another session has locked a row of this destination: tries again later.
+    pub(crate) fn wait_for_row(&self, now: Instant) {
+        self.lock().row_wanted_at = Some(later(now, LOCKED_ROW));
+    }
+
+    /// Whether it is too early to try again to change a row of this destination.
+    pub(crate) fn waits_for_row(&self, now: Instant) -> bool {
+        let mut state = self.lock();
+        state.row_wanted_at = state.row_wanted_at.filter(|at| now < *at);
+        state.row_wanted_at.is_some()
     }
 
     /// Wakes all waiting senders, so that they check again.

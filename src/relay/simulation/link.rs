@@ -20,6 +20,7 @@ use crate::relay::registered::{self, Registry};
 use crate::relay::session::AfterRefusal;
 use crate::relay::settler::Settle;
 use crate::relay::settler::Written;
+use crate::store::brief::Tried;
 use crate::store::destinations::AsSeen;
 use crate::store::filters::{Evaluated, Pairs};
 use crate::store::range::Range;
@@ -310,20 +311,20 @@ impl Database for Link<'_> {
         Ok(answers)
     }
 
-    fn disable(&mut self, seen: AsSeen<'_>, why: &str, _: Option<Duration>) -> Answer<bool> {
+    fn disable(&mut self, seen: AsSeen<'_>, why: &str, _: Option<Duration>) -> Answer<Tried<bool>> {
         // Each row of this world is good for some relay, and no filter is slow.
         self.stage.fall(Promise::Others, || {
             format!("{} is disabled: {why}", seen.name)
         });
-        Ok(true)
+        Ok(Tried::Done(true))
     }
 
     fn tell_failing(
         &mut self,
         _: AsSeen<'_>,
         failed_for: Option<Duration>,
-    ) -> Answer<Option<Duration>> {
-        Ok(failed_for)
+    ) -> Answer<Tried<Option<Duration>>> {
+        Ok(Tried::Done(failed_for))
     }
 
     fn publish_refusals(&mut self, _: LeaseId, _: Option<String>) -> Answer<()> {
@@ -519,29 +520,34 @@ impl Database for Link<'_> {
         self.ask(|_, _, _, _| Vec::new())
     }
 
-    fn tell_pause(&mut self, which: &str, news: News) -> Answer<()> {
+    fn tell_pause(&mut self, which: &str, news: News) -> Answer<Tried<()>> {
         let left = |until: Instant| until.saturating_duration_since(crate::clock::now());
         let (reason, left, openings) = match news {
             News::Paused(code, until) => (code.as_str(), until.map(left), 0),
             News::Opened(until, openings) => (BREAKER_OPEN, Some(left(until)), openings),
             News::Recovered => {
-                return self.ask(|tables, _, _, _| tables.close_breaker(which));
+                return self
+                    .ask(|tables, _, _, _| tables.close_breaker(which))
+                    .map(Tried::Done);
             }
         };
         self.ask(|tables, now, _, _| {
             tables.pause("destination", which, reason, left, openings, now.micros);
         })
+        .map(Tried::Done)
     }
 
-    fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<(bool, Vec<Paused>)> {
+    fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<Tried<(bool, Vec<Paused>)>> {
         self.ask(|tables, now, _, _| {
             let is_ours = tables.take_probe(which, hold, now.micros);
             (is_ours, tables.all_pauses(now.micros))
         })
+        .map(Tried::Done)
     }
 
-    fn give_back_probe(&mut self, which: &str) -> Answer<()> {
+    fn give_back_probe(&mut self, which: &str) -> Answer<Tried<()>> {
         self.ask(|tables, now, _, _| tables.give_back_probe(which, now.micros))
+            .map(Tried::Done)
     }
 
     fn register(&mut self, registration: &Registration) -> Answer<LeaseId> {

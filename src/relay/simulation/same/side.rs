@@ -21,6 +21,7 @@ use crate::relay::settler::Settle;
 use crate::relay::to::To;
 use crate::relay::verdict::Verdict;
 use crate::status::ReasonCode;
+use crate::store::brief::Tried;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::late::LookForLate;
@@ -346,10 +347,10 @@ impl<'a, D: Database> Side<'a, D> {
                 told(db.tell_pause(which, News::Opened(until, *openings))?)
             }
             Ask::Recover(which) => told(db.tell_pause(which, News::Recovered)?),
-            Ask::TakeProbe(which, hold) => {
-                let (is_ours, pauses) = db.take_probe(which, turns(*hold))?;
-                told((is_ours, told_pauses(pauses)))
-            }
+            Ask::TakeProbe(which, hold) => told(match db.take_probe(which, turns(*hold))? {
+                Tried::Done((is_ours, pauses)) => Tried::Done((is_ours, told_pauses(pauses))),
+                Tried::Locked => Tried::Locked,
+            }),
             Ask::GiveBackProbe(which) => told(db.give_back_probe(which)?),
         })
     }
