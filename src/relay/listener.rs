@@ -103,7 +103,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
                 fall_asleep(shared);
                 None
             }
-            (false, false) => match asking(shared, || listener.try_lock())? {
+            (false, false) => match asking(shared, || listener.try_lock(shared.lease.current()))? {
                 Lock::Insert => {
                     // The insert, and others with it, may be committed by now.
                     if looked.elapsed() >= LOOK_WHILE_INSERTING {

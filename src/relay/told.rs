@@ -45,11 +45,13 @@ impl Returned {
 
 impl Told {
     /// Whether the entry wakes the claimer. Returned keys do: the claimer checks them at once, or waits for room.
-    /// Nothing else would report messages that a settler has claimed and the claimer has released.
+    /// Nothing else would report messages that a settler has claimed and the claimer has released, or messages whose
+    /// lease is gone.
     pub(super) fn wakes(&self) -> bool {
         match self {
             Self::Returned(returned) => !returned.keys.is_empty(),
-            Self::Continued(_) | Self::Filtered(_) | Self::Vanished(_) => false,
+            Self::Vanished(leases) => !leases.is_empty(),
+            Self::Continued(_) | Self::Filtered(_) => false,
         }
     }
 }

@@ -14,6 +14,7 @@ pub(crate) mod patrol;
 pub(crate) mod pause;
 pub(crate) mod served;
 pub(crate) mod settle;
+pub(crate) mod sleep_lock;
 pub(crate) mod split;
 pub(crate) mod streams;
 pub(crate) mod unserved;

@@ -113,6 +113,9 @@ extern "SQL" {
     #[sql_name = "pg_catalog.pg_try_advisory_lock"]
     fn pg_try_advisory_lock(key: BigInt) -> Bool;
 
+    #[sql_name = "pg_catalog.pg_terminate_backend"]
+    fn pg_terminate_backend(pid: diesel::sql_types::Integer) -> Bool;
+
     /// Like `pg_try_advisory_lock`, but keeps the lock until the transaction ends.
     #[sql_name = "pg_catalog.pg_try_advisory_xact_lock"]
     fn pg_try_advisory_xact_lock(key: BigInt) -> Bool;

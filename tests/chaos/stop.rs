@@ -1,6 +1,6 @@
 //! SIGSTOP: relays that are stopped past the end of their lease and then continue.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::unbounded;
 
@@ -202,6 +202,36 @@ fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
     // Only the four messages whose responses came while the relay was stopped may be sent again.
     assert!(duplicates(&[&receiver]) <= 4);
     assert!(database.number("SELECT max(attempts) FROM {o}_ledger") <= 2);
+    sleeper.signal("TERM");
+    assert_eq!(sleeper.wait().code(), Some(0), "{}", sleeper.log());
+}
+
+/// R9, R13: each insert notifies while a session holds the lock of a sleeping relay.
+#[test]
+fn a_relay_that_is_stopped_asleep_keeps_its_lock_no_longer_than_its_lease() {
+    let _alone = alone();
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let settings = [("OUTBOX_LEASE", "3s"), ("OUTBOX_POLL_INTERVAL", "600s")];
+    let mut sleeper = Running::start(relay(&database, &receiver, &settings));
+    eventually("the relay sleeps", || database.is_relay_asleep());
+    sleeper.stop();
+    let mut other = relay(&database, &receiver, SETTINGS);
+    other.env("OUTBOX_LISTENER", "false");
+    let mut other = Running::start(other);
+    let began = Instant::now();
+    eventually("the lock is free", || !database.is_relay_asleep());
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(15), "{took:?}: {}", other.log());
+    assert_eq!(lines_with(&other, "event=sleep_lock_kept"), 0);
+
+    sleeper.signal("CONT");
+    sleeper.wait_for_log("event=lease_registered");
+    other.signal("TERM");
+    assert_eq!(other.wait().code(), Some(0), "{}", other.log());
+    eventually("the relay sleeps again", || database.is_relay_asleep());
+    enqueue(&database, 1, 1);
+    receiver.wait_for(1);
     sleeper.signal("TERM");
     assert_eq!(sleeper.wait().code(), Some(0), "{}", sleeper.log());
 }

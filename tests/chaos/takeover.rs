@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::ground::{
-    all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, let_pass,
+    all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, leases_of, let_pass,
     lines_with, relay,
 };
 use crate::lost_answers::Proxy;
@@ -112,6 +112,48 @@ fn is_taken_over_soon(before: bool) {
 #[test]
 fn what_a_killed_relay_held_another_one_delivers_in_seconds() {
     is_taken_over_soon(true);
+}
+
+/// R15: the janitor of the other relay would find the messages once an hour.
+#[test]
+fn what_a_lease_held_whose_row_is_removed_another_relay_delivers_in_seconds() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let victim = scene.begin(None);
+    let mut other = scene.another();
+    eventually("the other relay runs", || {
+        scene
+            .database
+            .number("SELECT count(*) FROM {o}_lease WHERE takeover_after IS NOT NULL")
+            == 2
+    });
+    let process = victim.pid();
+    victim.kill();
+    let removed = scene.database.execute(&format!(
+        "DELETE FROM {{o}}_lease WHERE id = ANY({})",
+        leases_of(&scene.database, process)
+    ));
+    assert_eq!(removed, 1);
+    let began = Instant::now();
+    eventually("all messages are settled", || {
+        scene.database.number("SELECT count(*) FROM {o}") == 0
+    });
+    let took = began.elapsed();
+    // The other relay looks for missing rows every five seconds, and cannot know that the first relay is dead.
+    assert!(
+        took < SOON + Duration::from_secs(8),
+        "{took:?}: {}",
+        other.log()
+    );
+    all_are_delivered(&scene.database, MESSAGES);
+    assert_eq!(
+        lines_with(&other, "event=lease_vanished"),
+        1,
+        "{}",
+        other.log()
+    );
+    other.signal("TERM");
+    assert_eq!(other.wait().code(), Some(0), "{}", other.log());
 }
 
 /// R15.

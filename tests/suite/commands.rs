@@ -418,6 +418,22 @@ fn a_topic_without_a_route_is_visible_at_once() {
     assert!(shown.contains("no relay is registered"), "{shown}");
 }
 
+/// R32, R54.
+#[test]
+fn status_says_that_the_row_of_a_lease_that_holds_messages_is_gone() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, locked_by, locked_at) VALUES ('order.paid', '1', 7, now())",
+    );
+    let shown = finish(database.binary(&["status", "--json"]));
+    let shown = shown.code(0).json();
+    assert_eq!(shown["troubles"][0]["reason"], "LEASE_REMOVED");
+    assert_eq!(shown["troubles"][0]["status"], "sending");
+    assert_eq!(shown["troubles"][0]["count"], 1);
+    let shown = finish(database.binary(&["status"])).code(0).stdout;
+    assert!(shown.contains("the lease 7,"), "{shown}");
+}
+
 /// R32.
 #[test]
 fn status_counts_every_state() {

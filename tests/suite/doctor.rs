@@ -438,6 +438,41 @@ fn a_role_that_cannot_call_the_default_of_its_inserts_is_told() {
 }
 
 #[test]
+fn messages_of_a_lease_without_a_row_are_told() {
+    provoked(
+        "INSERT INTO {o} (topic, payload, locked_by, locked_at) VALUES ('t', '1', 7, now())",
+        "leases",
+        "the lease 7 locks messages (1)",
+        "warning",
+        Some("DELETE FROM {o}"),
+    );
+}
+
+/// A role needs no right to take an advisory lock.
+#[test]
+fn a_stranger_that_holds_the_lock_of_a_sleeping_relay_is_named() {
+    let db = Database::new();
+    let mut stranger = db.connect();
+    stranger
+        .batch_execute(&format!(
+            "SET application_name = 'a stranger';
+             SELECT pg_advisory_lock('{}'::regclass::oid::bigint::bit(32)::integer, 1)",
+            db.name()
+        ))
+        .expect("locked");
+    let (finished, findings) = checked(check(&db, "60s"));
+    let (found, advice) = level(&findings, "leases", "application a stranger").expect("a finding");
+    assert_eq!(found, "warning");
+    finished.code(0);
+    db.execute(advice);
+    eventually("nobody holds the lock", || !db.is_relay_asleep());
+    let relay = db.sleeper(db.relay().url("http://127.0.0.1:9/"));
+    let (_, findings) = checked(check(&db, "60s"));
+    assert_eq!(level(&findings, "leases", "holds the lock"), None);
+    crate::support::end(&relay);
+}
+
+#[test]
 fn an_expired_lease_is_told_when_no_relay_is_alive() {
     provoked(
         "INSERT INTO {o}_lease (relay, expires_at) VALUES ('host/7', now() - interval '1 min')",

@@ -165,7 +165,7 @@ fn a_relay_that_sleeps_behind_anothers_lock_takes_it_when_the_other_one_ends() {
     let _second = relay.start().expect("the relay starts");
     let asks_who_has_it = format!(
         "SELECT count(*) FROM pg_stat_activity
-          WHERE application_name = 'diesel-outbox listener' AND state = 'idle'
+          WHERE application_name LIKE 'diesel-outbox listener%' AND state = 'idle'
             AND query LIKE '%pg_locks%classid = {} %'",
         database.number("'{o}'::regclass::oid::bigint")
     );

@@ -7,9 +7,10 @@ use diesel::result::QueryResult;
 
 use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
-use crate::store::operate::status;
+use crate::store::operate::{status, troubles};
 use crate::store::pinned::located_by_default;
 use crate::store::relay::served::{self, RefusedDestination};
+use crate::store::relay::sleep_lock;
 use crate::store::setup::doctor::registered::{Disabled, disabled};
 use crate::store::setup::doctor::{server, snapshots, tables};
 use crate::store::write::inbox as receiving;
@@ -214,6 +215,28 @@ pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
                 None,
             ),
         }
+    }
+    let removed = troubles::removed_leases(conn, &config.table)?;
+    for (id, count) in removed.into_iter().flatten() {
+        found.warning(
+            format!(
+                "the lease {id} locks messages ({count}), and somebody has removed its row from {}",
+                config.table.lease()
+            ),
+            match alive {
+                0 => "start a relay, which takes the messages over: diesel-outbox run",
+                _ => "wait some seconds: a relay takes the messages over",
+            },
+        );
+    }
+    for one in sleep_lock::holders(conn, &config.table)? {
+        found.warning(
+            format!(
+                "the session {} ({}) holds the lock of a sleeping relay without a live lease: each commit notifies relays, and commits wait for one another",
+                one.pid, one.who
+            ),
+            format!("SELECT pg_terminate_backend({})", one.pid),
+        );
     }
     Ok(found.or_ok(match alive {
         0 => "no relay is registered".to_owned(),

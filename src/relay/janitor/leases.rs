@@ -1,17 +1,20 @@
 //! Scans the outbox from time to time for the leases that hold messages. The scan finds leases that can be removed, and
-//! messages whose lease is gone.
+//! messages whose lease is gone. If the row of a lease disappears that had not ended, a scan begins as soon as its relay
+//! sends nothing more. Its relay has removed the row when it ended, or somebody else has.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::error::DatabaseError;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::told::Told;
-use crate::store::relay::{lease, pause};
+use crate::store::relay::{lease, pause, sleep_lock};
 
 /// The interval between two scans.
 const INTERVAL: Duration = Duration::from_secs(3600);
+/// The interval between two checks for leases whose rows have disappeared.
+const WATCH: Duration = Duration::from_secs(5);
 /// How long a lease or a pause is kept after its end.
 const AGE: Duration = Duration::from_secs(3600);
 /// The most messages that one statement scans.
@@ -24,6 +27,13 @@ const A_LITTLE: Duration = Duration::from_millis(100);
 pub(super) struct Leases {
     round: Option<Round>,
     next: Instant,
+    /// The leases that had not ended at the last check, and for how long their relays may send without a row.
+    alive: BTreeMap<i64, Duration>,
+    next_check: Instant,
+    /// The ended leases after which no session is named any more that keeps inserts notifying.
+    silent: BTreeSet<i64>,
+    /// When to scan for messages of a lease that has disappeared.
+    wanted_at: Option<Instant>,
 }
 
 struct Round {
@@ -38,19 +48,67 @@ impl Leases {
         Self {
             round: None,
             next: Instant::now(),
+            alive: BTreeMap::new(),
+            next_check: Instant::now(),
+            silent: BTreeSet::new(),
+            wanted_at: None,
         }
     }
 
     pub(super) fn next(&self) -> Instant {
-        self.next
+        let next = self.next.min(self.next_check);
+        // A scan that has begun ends first: it may have passed the messages.
+        match self.wanted_at.filter(|_| self.round.is_none()) {
+            Some(wanted) => next.min(wanted),
+            None => next,
+        }
     }
 
-    /// Continues the scan, if it is due.
+    /// Wants a scan if the row of a lease has disappeared that had not ended.
+    fn check(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
+        let now = Instant::now();
+        if now >= self.next_check {
+            let leases = session.run(lease::all)?;
+            let is_gone = |id: &i64| leases.iter().all(|lease| lease.id != *id);
+            let gone = self.alive.iter().filter(|(id, _)| is_gone(id));
+            let quiet_at = gone.map(|(_, sends_for)| now + *sends_for);
+            self.wanted_at = self.wanted_at.into_iter().chain(quiet_at).max();
+            let alive = leases.iter().filter(|lease| !lease.has_ended);
+            self.alive = alive.map(|lease| (lease.id, lease.sends_for)).collect();
+            let ended = leases.iter().filter(|lease| lease.has_ended);
+            self.end_sessions(session, ended.map(|lease| lease.id).collect())?;
+            self.next_check = now + WATCH;
+        }
+        if self.round.is_none() && self.wanted_at.is_some_and(|at| now >= at) {
+            (self.wanted_at, self.next) = (None, now);
+        }
+        Ok(())
+    }
+
+    /// Ends the sessions of ended leases that keep inserts notifying.
+    fn end_sessions(
+        &mut self,
+        session: &mut Session,
+        ended: BTreeSet<i64>,
+    ) -> Result<(), DatabaseError> {
+        let news: Vec<i64> = ended.difference(&self.silent).copied().collect();
+        if !news.is_empty() {
+            let kept = session.run(|conn, name| sleep_lock::end_holders(conn, name, &news))?;
+            for one in kept {
+                log::warn!(event = "sleep_lock_kept", pid = one.pid, lease = one.lease; "the lease of a sleeping relay has ended, but not its session {} ({}), and this role may not end it: each commit notifies relays, and commits wait for one another, until the session ends", one.pid, one.who);
+            }
+        }
+        self.silent = ended;
+        Ok(())
+    }
+
+    /// Checks the leases, and continues the scan, if that is due.
     pub(super) fn look(
         &mut self,
         shared: &Shared,
         session: &mut Session,
     ) -> Result<(), DatabaseError> {
+        self.check(session)?;
         if Instant::now() < self.next {
             return Ok(());
         }

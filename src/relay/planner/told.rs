@@ -204,6 +204,12 @@ impl Planner<'_> {
 
     /// Messages name these leases, but the rows of the leases are gone.
     pub(in crate::relay) fn vanished(&mut self, leases: Vec<i64>) {
+        if leases.iter().any(|id| !self.vanished.contains(id)) {
+            // Their messages may be anywhere. The next survey lets claims take them over.
+            self.lanes.forget_places();
+            self.walk.restart();
+            self.surveyed = None;
+        }
         self.vanished = leases;
     }
 

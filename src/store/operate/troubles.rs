@@ -39,13 +39,14 @@ pub struct StatusCount {
 #[derive(Debug, Clone, diesel::QueryableByName)]
 #[non_exhaustive]
 pub struct TroubleCount {
-    /// The state of the messages: pending (waiting without attempts), retrying or dead.
+    /// The state of the messages: pending (waiting without attempts), sending, retrying or dead.
     #[diesel(sql_type = Text)]
     pub status: Status,
     /// The topic.
     #[diesel(sql_type = Text)]
     pub topic: String,
-    /// The reason: the name of a [`ReasonCode`](crate::ReasonCode).
+    /// The reason: the name of a [`ReasonCode`](crate::ReasonCode), or `LEASE_REMOVED`: somebody has removed the row of
+    /// the lease that holds the messages. A running relay takes the messages over within seconds.
     #[diesel(sql_type = Text)]
     pub reason: String,
     /// The number of messages.
@@ -160,6 +161,7 @@ pub(crate) fn troubles(
     looking(conn, None, |conn| {
         let (from, factor) = sample_of(conn, &name.outbox(), care)?;
         add(live_troubles(conn, &from)?, factor);
+        add(of_removed_leases(conn, name, &from)?, factor);
         if factor.is_some() {
             add(of_lanes(conn, name)?, Some(1.0));
         }
@@ -190,6 +192,41 @@ fn live_of(from: &str) -> String {
                 false AS is_estimate
            FROM {from} WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code"
     )
+}
+
+/// Messages in flight under leases whose rows are gone.
+fn of_removed_leases(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    from: &str,
+) -> QueryResult<Vec<TroubleCount>> {
+    statement_anew(format!(
+        "SELECT 'sending' AS status, topic, 'LEASE_REMOVED' AS reason, count(*) AS count,
+                'locked by the lease ' || min(locked_by) || ', whose row somebody has removed' AS example,
+                false AS is_estimate
+           FROM {from} WHERE locked_by IS NOT NULL AND NOT EXISTS (SELECT FROM {lease} l WHERE l.id = locked_by)
+          GROUP BY topic",
+        lease = name.lease()
+    ))
+    .load(conn)
+}
+
+/// The leases whose rows are gone, with the messages that they lock. `None`: the outbox is too large to look.
+pub(crate) fn removed_leases(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Option<Vec<(i64, i64)>>> {
+    looking_briefly(conn, PATIENCE, |conn| {
+        statement_anew(format!(
+            "SELECT o.locked_by, count(*) FROM {outbox} o
+              WHERE o.locked_by IS NOT NULL AND NOT EXISTS (SELECT FROM {lease} l WHERE l.id = o.locked_by)
+              GROUP BY 1 ORDER BY 1",
+            outbox = name.outbox(),
+            lease = name.lease()
+        ))
+        .giving::<(BigInt, BigInt)>()
+        .load(conn)
+    })
 }
 
 fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use diesel::dsl::{array, exists, max, not};
 use diesel::internal::table_macro::{BoxedSelectStatement, FromClause};
 use diesel::pg::Pg;
-use diesel::pg::data_types::PgTimestamp;
+use diesel::pg::data_types::{PgInterval, PgTimestamp};
 use diesel::prelude::{
     BoolExpressionMethods, Connection, ExpressionMethods, Insertable, IntoSql,
     NullableExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl,
@@ -319,6 +319,39 @@ pub(crate) fn holders(
     .bind::<BigInt, _>(count)
     .giving::<(Nullable<BigInt>, Array<BigInt>, Array<BigInt>)>()
     .get_result(conn)
+}
+
+/// A lease that may disappear.
+pub(crate) struct Watched {
+    pub(crate) id: i64,
+    pub(crate) has_ended: bool,
+    /// How long the relay may still send after the row has disappeared: as long as other relays wait after the end of
+    /// its session, if the row says so, and else the time left.
+    pub(crate) sends_for: Duration,
+}
+
+/// All leases.
+pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Watched>> {
+    type Row = (i64, bool, Option<PgInterval>, PgTimestamp, PgTimestamp);
+    let rows: Vec<Row> = leases(name)
+        .select((
+            lease::id,
+            lease::ended,
+            lease::takeover_after,
+            lease::expires_at,
+            clock_timestamp(),
+        ))
+        .load(conn)?;
+    let of_row = |(id, has_ended, after, until, now): Row| {
+        let micros = after.map_or(until.0.saturating_sub(now.0), |after| after.microseconds);
+        let sends_for = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+        Watched {
+            id,
+            has_ended,
+            sends_for,
+        }
+    };
+    Ok(rows.into_iter().map(of_row).collect())
 }
 
 /// Forgets leases that expired longer ago than `age`, except `holders`: the leases that held messages when the whole

@@ -20,6 +20,8 @@ use pq_sys::{ConnStatusType, ExecStatusType, PGconn, PGresult};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, with_parameters, without_password};
+use super::lease::LeaseId;
+use super::sleep_lock::name_of;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::millis;
@@ -76,7 +78,8 @@ impl Listener {
         }
         let timeout = millis(statement_timeout).max(1);
         raw.execute(&format!(
-            "SET application_name = 'diesel-outbox listener'; SET statement_timeout = {timeout}; {OF_SESSION}"
+            "SET application_name = '{}'; SET statement_timeout = {timeout}; {OF_SESSION}",
+            name_of(None)
         ))?;
         if !is_pooled {
             raw.answer = statement_timeout;
@@ -104,12 +107,13 @@ impl Listener {
         self.oid.cast_signed()
     }
 
-    /// Tries to take the lock that makes inserts notify.
-    pub(crate) fn try_lock(&mut self) -> Result<Lock, DatabaseError> {
+    /// Tries to take the lock that makes inserts notify. The session is named after the relay's lease, and ends with it.
+    pub(crate) fn try_lock(&mut self, lease: Option<LeaseId>) -> Result<Lock, DatabaseError> {
         let number = self.number();
-        let taken = self
-            .raw
-            .execute(&format!("SELECT pg_try_advisory_lock({number}, 1)"))?;
+        let taken = self.raw.execute(&format!(
+            "SET application_name = '{}'; SELECT pg_try_advisory_lock({number}, 1)",
+            name_of(lease)
+        ))?;
         if taken.as_deref() == Some("t") {
             return Ok(Lock::Taken);
         }
