@@ -22,7 +22,7 @@ GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_enqueuer;
 -- to outbox_enqueuer. It can remove any waiting message.
 GRANT DELETE, SELECT (sequence, message_id, topic, destination, payload, ordering_key,
     idempotency_key, digest, tenant_id, available_at, created_at, occurred_at, attempts, locked_by,
-    split_from), UPDATE (available_at) ON "outbox" TO outbox_canceller;
+    split_from, registration), UPDATE (available_at) ON "outbox" TO outbox_canceller;
 GRANT SELECT, INSERT ON "outbox_ledger" TO outbox_canceller;
 GRANT SELECT ON "outbox_part" TO outbox_canceller;
 GRANT SELECT (sequence, message_id, destination, named_destination, idempotency_key, reason,
@@ -34,9 +34,9 @@ GRANT SELECT (sequence, message_id, destination, named_destination, idempotency_
 -- requeue any dead letter.
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
-    last_error_code, last_error, split_from), INSERT (sequence, message_id, topic, destination,
-    payload, headers, ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at,
-    occurred_at, split_from, split_to) ON "outbox" TO outbox_registrar;
+    last_error_code, last_error, split_from, registration), INSERT (sequence, message_id, topic,
+    destination, payload, headers, ordering_key, idempotency_key, digest, tenant_id, expires_at,
+    created_at, occurred_at, split_from, split_to, registration) ON "outbox" TO outbox_registrar;
 GRANT SELECT ON "outbox_ledger" TO outbox_registrar;
 GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_registrar;
 GRANT SELECT ON "outbox_part" TO outbox_registrar;
@@ -50,9 +50,10 @@ GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_registrar;
 -- messages; UPDATE on one column of the dead letters allows locking them.
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
     ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
-    occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from, split_to),
-    UPDATE (destination, available_at, attempts, locked_by, locked_at, last_attempt_at,
-    last_error_code, last_error, split_to) ON "outbox" TO outbox_relay;
+    occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from, split_to,
+    registration), UPDATE (destination, available_at, attempts, locked_by, locked_at,
+    last_attempt_at, last_error_code, last_error, split_to, registration) ON "outbox" TO
+    outbox_relay;
 GRANT SELECT, INSERT ON "outbox_ledger" TO outbox_relay;
 GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_relay;
 GRANT SELECT ON "outbox_part" TO outbox_relay;
@@ -69,16 +70,17 @@ GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_relay;
 -- can see responses of receivers in dead letters.
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
-    last_attempt_at, last_error_code, last_error, split_from, split_to) ON "outbox" TO outbox_reader;
+    last_attempt_at, last_error_code, last_error, split_from, split_to, registration) ON "outbox" TO
+    outbox_reader;
 GRANT SELECT (sequence, message_id, topic, destination, named_destination, ordering_key,
     idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
-    last_error, http_status, response, died_at, split_from, split_to, blocks_key) ON "outbox_dead"
-    TO outbox_reader;
+    last_error, http_status, response, died_at, split_from, split_to, blocks_key, registration) ON
+    "outbox_dead" TO outbox_reader;
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT (name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout,
-    description, disabled_reason, created_at, updated_at, failing_since) ON "outbox_destination" TO
-    outbox_reader;
+    description, disabled_reason, created_at, updated_at, failing_since, id) ON "outbox_destination"
+    TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;
 GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_reader;
 

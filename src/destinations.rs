@@ -702,7 +702,7 @@ impl<'a> Destinations<'a> {
         let found = pinned(conn, self.name, |conn, outbox| {
             store::registered_as(conn, outbox, &[name.to_owned()])
         })?;
-        let Some(store::Registered { row, secrets }) = found.into_iter().next() else {
+        let Some(store::Registered { row, secrets, .. }) = found.into_iter().next() else {
             return Ok(None);
         };
         if let Some(problem) = &row.problem {

@@ -143,7 +143,7 @@ impl Which {
             reason,
             destination: self.destination.clone(),
             tenant_id: self.tenant.as_deref().map(tenant).transpose()?,
-            before: None,
+            ..DeadFilter::default()
         })
     }
 

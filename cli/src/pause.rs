@@ -209,7 +209,7 @@ fn pause(
     let pauses = admin::pauses(conn, &config.table)?;
     let Some(pause) = pauses::find(&pauses, kind, name) else {
         bail!(
-            "{} {name:?} is not paused: the pause has already ended, or the destination was removed",
+            "{} {name:?} is not paused: the pause has already ended",
             kind.as_str()
         );
     };

@@ -1,4 +1,4 @@
--- outbox_create(name) creates one outbox: eight tables, a function and a view. It is a function instead of a list of
+-- outbox_create(name) creates one outbox: eight tables, two functions and a view. It is a function instead of a list of
 -- CREATE statements, so that each module of an application can create its own outbox in its own migration:
 -- SELECT outbox_create('org_outbox').
 --
@@ -48,8 +48,8 @@ END
 $function$;
 
 -- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at. The name stays:
--- waiting messages name the destination, and its secret may be encrypted for this name. A destination with another URL,
--- or that is enabled again, has not failed yet.
+-- waiting messages name the destination, and its secret may be encrypted for this name. With another tenant, the row is
+-- another registration. A destination with another URL, or that is enabled again, has not failed yet.
 CREATE FUNCTION outbox_destination_changes() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -59,6 +59,7 @@ BEGIN
         RAISE EXCEPTION 'a registered destination cannot be renamed: insert a new row and delete the old row'
             USING ERRCODE = 'feature_not_supported';
     END IF;
+    NEW.id := CASE WHEN NEW.tenant_id IS NOT DISTINCT FROM OLD.tenant_id THEN OLD.id ELSE gen_random_uuid() END;
     IF NEW.url <> OLD.url OR NEW.enabled > OLD.enabled THEN
         NEW.failing_since := NULL;
     END IF;
@@ -181,6 +182,9 @@ BEGIN
     --
     -- A key is stored only if the caller gave one, and a digest only if there is a key: random keys in an index bloat
     -- a table with age.
+    --
+    -- registration: the registered destination that the message is addressed to. A name that is registered again is
+    -- another destination. Null: by its name alone, because no row had the name, or by its topic.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             sequence        bigint GENERATED ALWAYS AS IDENTITY,
@@ -205,6 +209,7 @@ BEGIN
             last_error      text,
             split_from      bigint,
             split_to        text COLLATE "C",
+            registration    uuid,
             CONSTRAINT %3$I PRIMARY KEY (sequence),
             CONSTRAINT outbox_topic_is_a_word CHECK (topic <> '' AND octet_length(topic) <= 255 AND topic !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_is_at_most_255_bytes CHECK (octet_length(destination) <= 255),
@@ -282,7 +287,8 @@ BEGIN
             payload           json,
             created_at        timestamptz NOT NULL,
             occurred_at       timestamptz,
-            settled_at        timestamptz NOT NULL DEFAULT clock_timestamp()
+            settled_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+            registration      uuid
         ) PARTITION BY LIST (part)$sql$, s, t || '_ledger');
 
     -- The history: failed attempts, and actions of operators except settling, which the ledger records. A message that
@@ -406,6 +412,7 @@ BEGIN
             split_from        bigint,
             split_to          text COLLATE "C",
             blocks_key        boolean NOT NULL DEFAULT false,
+            registration      uuid,
             CONSTRAINT %3$I PRIMARY KEY (sequence)
         )$sql$, s, t || '_dead', t || '_dead_pkey');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (message_id)',
@@ -461,7 +468,7 @@ BEGIN
     -- Registered destinations: webhooks of an application's customers. Plain SQL may write the rows; relays use a
     -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default.
     -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. failing_since: the first
-    -- failed send since the last successful one.
+    -- failed send since the last successful one. id: tells this registration from others of the same name.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             name              text COLLATE "C" NOT NULL,
@@ -482,6 +489,7 @@ BEGIN
             created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
             updated_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
             failing_since     timestamptz,
+            id                uuid NOT NULL DEFAULT gen_random_uuid(),
             CONSTRAINT %3$I PRIMARY KEY (name),
             CONSTRAINT outbox_destination_name_is_a_word CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
@@ -515,6 +523,22 @@ BEGIN
         s, t || '_destination', most);
     EXECUTE format('CREATE TRIGGER outbox_destination_most_moved AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows OLD TABLE AS rows_before FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
         s, t || '_destination', most);
+
+    -- Addresses a new message to the registration that has the name now. The function runs as its owner, because roles
+    -- that enqueue may not read registered destinations.
+    EXECUTE format($sql$
+        CREATE FUNCTION %1$I.%2$I() RETURNS trigger
+        LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        BEGIN
+            SELECT id INTO NEW.registration FROM %1$I.%3$I WHERE name = NEW.destination;
+            RETURN NEW;
+        END
+        $body$$sql$, s, t || '_address', t || '_destination');
+    EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I() FROM PUBLIC', s, t || '_address');
+    EXECUTE format($sql$
+        CREATE TRIGGER outbox_address BEFORE INSERT ON %1$I.%2$I FOR EACH ROW
+        WHEN (NEW.destination <> '' AND NEW.registration IS NULL) EXECUTE FUNCTION %1$I.%3$I()$sql$,
+        s, t, t || '_address');
 
     -- Every message with its status; cancelled messages are dead. idempotency_key is the message id if the caller gave
     -- no key. Example: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
@@ -561,6 +585,7 @@ BEGIN
     FOREACH suffix IN ARRAY ARRAY['_destination', '_pause', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
+    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', s, parts[2] || '_address');
     PERFORM set_config('search_path', path, true);
 END
 $function$;

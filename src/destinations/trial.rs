@@ -103,6 +103,7 @@ impl DestinationTest {
                 age: Duration::ZERO,
                 in_a_row: 0,
                 split_to: None,
+                registration: None,
             },
         })
     }

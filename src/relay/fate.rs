@@ -15,6 +15,7 @@ use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
 use crate::store::relay::claim::{Claimed, Known, TakenOver};
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::split::Parts;
 
 /// The facts that decide where claimed messages go.
 pub(super) struct Ways<'a> {
@@ -34,7 +35,7 @@ pub(super) type Met = HashMap<(i64, u32), bool>;
 enum Where<'a> {
     Bulkhead(usize),
     Customer(&'a Arc<Customer>),
-    Split(Vec<String>),
+    Split(Parts),
     /// No registered destination subscribes to the message, and no route serves it.
     Nobody,
     /// The message names a registered destination that was removed.
@@ -49,6 +50,10 @@ impl Ways<'_> {
     pub(super) fn job(&mut self, claimed: Claimed, lease: LeaseId, now: Instant) -> Job {
         let registry = Arc::clone(&self.registry);
         let place = self.find(&registry, &claimed.message);
+        let registration = match &place {
+            Where::Customer(one) => Some(one.registration),
+            _ => None,
+        };
         let (to, customer) = match &place {
             Where::Bulkhead(number) => (To::Bulkhead(*number), None),
             Where::Customer(one) => {
@@ -70,6 +75,7 @@ impl Ways<'_> {
             unsent,
             to,
             customer,
+            registration,
             lease,
             message: claimed.message,
         }
@@ -84,7 +90,7 @@ impl Ways<'_> {
             (Way::NotTaken, _) => return Where::Nowhere,
             (Way::UnknownDestination, false) => {
                 return match registry.named(destination) {
-                    Some(one) if one.is_of_another_tenant(message) => match self.met {
+                    Some(one) if one.is_another(message) => match self.met {
                         Some(_) => Where::Removed,
                         None => Where::Unknown,
                     },
@@ -112,7 +118,7 @@ impl Ways<'_> {
             // Without an answer to the query, a destination that was just registered may be unknown here.
             (Way::NoRoute, []) if registry.is_nobodys(topic) => {
                 return match self.met {
-                    Some(_) if is_begun => Where::Split(Vec::new()),
+                    Some(_) if is_begun => Where::Split(Parts::default()),
                     Some(_) => Where::Nobody,
                     None => Where::Unknown,
                 };
@@ -132,7 +138,14 @@ impl Ways<'_> {
         names.sort_unstable();
         names.dedup();
         names.retain(|name| message.split_to.as_ref().is_none_or(|last| name > last));
-        Where::Split(names)
+        let registration = |name: &String| {
+            let named = customers.iter().find(|one| one.name() == name);
+            named.map(|one| one.registration)
+        };
+        Where::Split(Parts {
+            registrations: names.iter().map(registration).collect(),
+            to: names,
+        })
     }
 
     /// The registered destinations of a message; `None`: some filters are not evaluated.
@@ -197,10 +210,10 @@ fn unsent(
     let retries = match place {
         Where::Bulkhead(number) => &bulkheads[number].retries,
         Where::Customer(one) => &one.bulkhead.as_ref()?.retries,
-        Where::Split(names) => return Some(Verdict::Split(names)),
+        Where::Split(parts) => return Some(Verdict::Split(parts)),
         Where::Nobody => return Some(Verdict::Nobody),
         Where::Removed => {
-            let error = "the registered destination of the message was removed, or belongs to another tenant now";
+            let error = "the registered destination of the message was removed, was registered again, or belongs to another tenant now";
             let failure = Failure::new(ReasonCode::DestinationRemoved, error);
             return Some(Verdict::Dead(failure, 0));
         }
@@ -347,6 +360,6 @@ mod tests {
         let waiting = unsent("none", |one| one.message.expires = Some(later));
         assert!(matches!(waiting, Some(Verdict::Released)));
         let split = unsent("fan", |_| {});
-        assert!(matches!(split, Some(Verdict::Split(to)) if to == ["a", "b"]));
+        assert!(matches!(split, Some(Verdict::Split(parts)) if parts.to == ["a", "b"]));
     }
 }

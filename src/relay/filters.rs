@@ -352,6 +352,7 @@ impl Filtering {
             lease: self.lease,
             to: To::Split,
             customer: None,
+            registration: None,
             unsent: None,
         }
     }

@@ -187,6 +187,7 @@ mod tests {
                 lease: LeaseId(1),
                 to: To::Bulkhead(0),
                 customer: None,
+                registration: None,
                 unsent: None,
             });
         }

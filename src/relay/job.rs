@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use super::to::To;
 use super::verdict::Verdict;
+use uuid::Uuid;
+
 use crate::message::Message;
 use crate::store::relay::lease::LeaseId;
 
@@ -15,6 +17,8 @@ pub(crate) struct Job {
     pub(crate) to: To,
     /// The name of the registered destination that the message goes to.
     pub(crate) customer: Option<Arc<str>>,
+    /// The registration of that name.
+    pub(crate) registration: Option<Uuid>,
     /// The verdict on a message that is settled without a send.
     pub(crate) unsent: Option<Verdict>,
 }

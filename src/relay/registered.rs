@@ -38,8 +38,10 @@ const ROUNDS_OF_SENDS: usize = 4;
 
 /// One registered destination.
 pub(crate) struct Customer {
-    /// Constant for a name, as long as the name is registered for the same tenant.
+    /// Constant for a registration.
     pub(super) id: u32,
+    /// The registration of the name: messages are addressed to it.
+    pub(super) registration: Uuid,
     pub(super) stamp: i64,
     updated_at: Option<SystemTime>,
     topics: Vec<String>,
@@ -70,11 +72,14 @@ impl Customer {
         self.refused.is_some()
     }
 
-    /// Whether message and destination belong to different tenants: the name was registered again for another tenant, or
-    /// the destination was given to another one, after the message was addressed.
-    pub(super) fn is_of_another_tenant(&self, message: &Message) -> bool {
+    /// Whether a message that names the destination is not for it: the name was registered again, or the row was given to
+    /// another tenant, after the message was addressed; or both belong to different tenants.
+    pub(super) fn is_another(&self, message: &Message) -> bool {
         let tenants = self.tenant_id.zip(message.tenant_id);
-        tenants.is_some_and(|(own, of_message)| own != of_message)
+        message
+            .registration
+            .is_some_and(|one| one != self.registration)
+            || tenants.is_some_and(|(own, of_message)| own != of_message)
     }
 
     /// Whether the message has a topic and the tenant of this destination.
@@ -257,10 +262,11 @@ impl Registry {
             next.by_name.remove(name.as_str());
         }
         let mut bad = Vec::new();
-        for (Row { row, secrets }, stamp) in changes.rows {
-            // Messages that wait for a destination by its number must not reach another tenant.
+        for (Row { row, id, secrets }, stamp) in changes.rows {
+            // Messages that wait for a destination by its number must not reach another registration.
+            let registration = id;
             let before = next.by_name.get(row.name.as_str());
-            let before = before.filter(|one| one.tenant_id == row.tenant_id);
+            let before = before.filter(|one| one.registration == registration);
             let id = before.map(|one| one.id).unwrap_or_else(|| {
                 next.last_id += 1;
                 next.last_id
@@ -280,6 +286,7 @@ impl Registry {
             let Made { bulkhead, refused } = made.unwrap_or_default();
             let customer = Customer {
                 id,
+                registration,
                 stamp,
                 updated_at: row.updated_at,
                 topics: row.topics,
@@ -698,6 +705,7 @@ mod tests {
         pub(in crate::relay) fn filtering() -> Arc<Self> {
             Arc::new(Self {
                 id: 1,
+                registration: Uuid::nil(),
                 stamp: 1,
                 updated_at: None,
                 topics: vec!["*".to_owned()],

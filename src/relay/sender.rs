@@ -263,6 +263,7 @@ impl SenderThread<'_> {
                 lease,
                 to: To::Bulkhead(self.desk.bulkhead.number),
                 customer: None,
+                registration: None,
                 unsent: None,
             };
             if is_batch && is_refusal(&outcome) {

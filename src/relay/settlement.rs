@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use uuid::Uuid;
 
 pub(super) use self::told::{Failures, log_conflict, log_settled};
 
@@ -20,6 +21,7 @@ use crate::store::relay::claim::Topic;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::settle::{Claim, Delivered, Failed, Trace};
+use crate::store::relay::split::Parts;
 
 /// The longest delay, a hundred years. The database's interval type has no room for the longest `Duration`.
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -57,6 +59,7 @@ pub(crate) struct Settlement {
     pub(super) lease: LeaseId,
     pub(super) to: To,
     customer: Option<Arc<str>>,
+    registration: Option<Uuid>,
     verdict: Verdict,
     latency: Duration,
     /// How many destinations of a fan-out have their parts.
@@ -78,6 +81,7 @@ impl Settlement {
             lease: job.lease,
             to: job.to,
             customer: job.customer,
+            registration: job.registration,
             verdict,
             latency,
             placed: 0,
@@ -134,12 +138,17 @@ impl Settlement {
         }
     }
 
+    /// The parts of a message to be fanned out.
+    pub(super) fn parts(&self) -> Option<&Parts> {
+        match &self.verdict {
+            Verdict::Split(parts) => Some(parts),
+            _ => None,
+        }
+    }
+
     /// The destinations of a message to be fanned out.
     pub(super) fn destinations(&self) -> &[String] {
-        match &self.verdict {
-            Verdict::Split(destinations) => destinations,
-            _ => &[],
-        }
+        self.parts().map_or(&[], |parts| &parts.to)
     }
 
     /// The destinations of a fan-out that may lack their parts.
@@ -213,7 +222,7 @@ impl Settlement {
     /// the old index position of the message, which claims may have passed.
     fn destinations_before(&self) -> &[String] {
         match &self.verdict {
-            Verdict::Split(destinations) => destinations,
+            Verdict::Split(parts) => &parts.to,
             _ => std::slice::from_ref(&self.message.destination),
         }
     }
@@ -338,6 +347,7 @@ pub(super) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Opti
     Some(Delivered {
         claim: settlement.claim(),
         destination: settlement.destination(bulkheads),
+        registration: settlement.registration,
         http_status: response.and_then(|response| response.status.map(i32::from)),
         response: body.map(storable),
         code,
@@ -359,6 +369,7 @@ pub(super) fn failed(
         claim: settlement.claim(),
         destination: settlement.destination(bulkheads),
         names: settlement.names(),
+        registration: settlement.registration,
         code: failure.code,
         error: storable(&failure.error).chars().take(ERROR_CHARS).collect(),
         http_status: failure.response.status.map(i32::from),

@@ -299,6 +299,7 @@ mod tests {
             lease: LeaseId(1),
             to: To::Registered(id),
             customer: None,
+            registration: None,
             unsent: None,
         }
     }

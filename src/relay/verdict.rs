@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::backoff::Backoff;
 use crate::dispatch::{Failure, Outcome, Pause, Response};
 use crate::status::ReasonCode;
+use crate::store::relay::split::Parts;
 
 /// The result to record for a message.
 #[derive(Debug, Clone)]
@@ -18,7 +19,7 @@ pub(crate) enum Verdict {
     /// Dead-letter. The number is the counted attempts: 1, or 0 if nothing was sent.
     Dead(Failure, i32),
     /// Fan out: insert a message for each of these destinations.
-    Split(Vec<String>),
+    Split(Parts),
     Released,
 }
 

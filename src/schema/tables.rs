@@ -70,6 +70,8 @@ macro_rules! __outbox_tables {
                 split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
                 /// For a message that is being fanned out: the last destination, in byte order, that has its part.
                 split_to -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// The registered destination that the message is addressed to, by its `id`; null: by its name or topic.
+                registration -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
             }
         }
 
@@ -118,6 +120,8 @@ macro_rules! __outbox_tables {
                 occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// When the message was settled.
                 settled_at -> diesel::sql_types::Timestamptz,
+                /// The registered destination that was used, by its `id`; null: none.
+                registration -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
             }
         }
 
@@ -210,6 +214,8 @@ macro_rules! __outbox_tables {
                 split_to -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// Whether the dead letter blocks its ordering key.
                 blocks_key -> diesel::sql_types::Bool,
+                /// The registered destination that was used, by its `id`; null: none.
+                registration -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
             }
         }
 
@@ -298,6 +304,8 @@ macro_rules! __outbox_tables {
                 updated_at -> diesel::sql_types::Timestamptz,
                 /// The first failed send since the last successful one; null: the last send was successful.
                 failing_since -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// Tells this registration from others of the same name, and from the same row under another tenant.
+                id -> diesel::sql_types::Uuid,
             }
         }
 

@@ -428,6 +428,19 @@ pub(crate) fn tenant(
         .optional()
 }
 
+/// The registration that has this name now.
+pub(crate) fn registration(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+) -> QueryResult<Option<Uuid>> {
+    registered(name)
+        .filter(destination::name.eq(which))
+        .select(destination::id)
+        .get_result(conn)
+        .optional()
+}
+
 /// Removes the destination. `false`: the destination does not exist.
 pub(crate) fn remove(conn: &mut PgConnection, name: &OutboxName, which: &str) -> QueryResult<bool> {
     delete(registered(name))
@@ -535,6 +548,8 @@ pub(crate) fn stamps(
 #[derive(Debug, Clone)]
 pub(crate) struct Registered {
     pub(crate) row: RegisteredDestination,
+    /// Tells this registration from others of the same name.
+    pub(crate) id: Uuid,
     /// The secrets that sign now.
     pub(crate) secrets: Option<SecretString>,
 }
@@ -560,10 +575,11 @@ pub(crate) fn registered_as(
 ) -> QueryResult<Vec<Registered>> {
     let found = registered(name)
         .filter(destination::name.eq_any(names))
-        .select((row!(), (destination::secret, all_sign())))
-        .load::<(Row, (Option<String>, bool))>(conn)?;
-    let of_row = |(row, (secrets, all_sign)): (Row, (Option<String>, bool))| Registered {
+        .select((row!(), destination::id, (destination::secret, all_sign())))
+        .load::<(Row, Uuid, (Option<String>, bool))>(conn)?;
+    let of_row = |(row, id, (secrets, all_sign)): (Row, Uuid, (Option<String>, bool))| Registered {
         row: row.into(),
+        id,
         secrets: secrets.map(|column| {
             let secrets: Vec<&str> = signing(&column, all_sign).collect();
             secrets.join(" ").into()

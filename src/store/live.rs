@@ -36,6 +36,7 @@ pub(super) struct Row {
     expires_at: Option<PgTimestamp>,
     attempts: i32,
     split_to: Option<String>,
+    registration: Option<Uuid>,
 }
 
 impl Row {
@@ -76,6 +77,7 @@ impl Row {
             claimed_at: claimed_at.0,
             in_a_row: 0,
             split_to: self.split_to,
+            registration: self.registration,
         }
     }
 }

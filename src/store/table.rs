@@ -297,12 +297,12 @@ tables! {
     outbox, candidate, other = outbox {
         sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
         digest, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, locked_by,
-        locked_at, last_attempt_at, last_error_code, last_error, split_from, split_to
+        locked_at, last_attempt_at, last_error_code, last_error, split_from, split_to, registration
     }
     ledger = outbox_ledger {
         message_id, part, sequence, topic, destination, named_destination, ordering_key, idempotency_key,
         digest, tenant_id, status, reason, error, http_status, response, attempts, payload, created_at,
-        occurred_at, settled_at
+        occurred_at, settled_at, registration
     }
     part = outbox_part { part, opened_at, closed_at }
     attempt = outbox_attempt {
@@ -312,13 +312,13 @@ tables! {
     dead = outbox_dead {
         sequence, message_id, topic, destination, named_destination, payload, headers, ordering_key,
         idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
-        last_error, http_status, response, died_at, split_from, split_to, blocks_key
+        last_error, http_status, response, died_at, split_from, split_to, blocks_key, registration
     }
     messages = outbox_messages { sequence, status, settled_at }
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }
     destination = outbox_destination {
         name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, mode, concurrency, rate,
-        timeout, description, disabled_reason, created_at, updated_at, failing_since
+        timeout, description, disabled_reason, created_at, updated_at, failing_since, id
     }
     inbox = outbox_inbox { source, message_id }
 }

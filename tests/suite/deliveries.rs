@@ -570,3 +570,62 @@ fn the_command_shows_the_answer_to_a_test() {
     assert!(missing.contains("no registered destination"), "{missing}");
     assert_eq!(receiver.count(), 2);
 }
+
+/// R50: who registers a name after somebody else sees and sends nothing of before.
+#[test]
+fn deliveries_are_those_of_the_registration_that_has_the_name() {
+    let database = Database::new();
+    let (first, second) = (
+        Receiver::answering(|request| match request.json()["n"].as_i64() {
+            Some(1) => 400,
+            _ => 200,
+        }),
+        Receiver::ok(),
+    );
+    put(&database, &RegisteredDestination::new("hook", first.url()));
+    let relay = keeping(&database).start().expect("a relay");
+    for n in 1..=2 {
+        database.enqueue("order.paid", json!({ "n": n }));
+    }
+    eventually("both are settled", || {
+        (database.count("dead"), database.count("delivered")) == (1, 1)
+    });
+    let all = DeliveryFilter::default();
+    let before = deliveries(&database, "hook", &all);
+    assert_eq!(before.len(), 2);
+    let outbox = database.outbox();
+    let again = |id| {
+        let conn = &mut database.connect();
+        outbox.destinations().send_again(conn, "hook", id)
+    };
+    assert!(again(before[0].message_id).expect("sent again"));
+    eventually("it is settled", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    database.execute("DELETE FROM {o}_destination");
+    put(&database, &RegisteredDestination::new("hook", second.url()));
+    assert_eq!(states(&deliveries(&database, "hook", &all)), "");
+    let conn = &mut database.connect();
+    let minute = std::time::Duration::from_secs(60);
+    let counts = outbox
+        .destinations()
+        .delivery_counts(conn, "hook", minute, 5)
+        .expect("counts");
+    let counts: u64 = counts
+        .iter()
+        .flatten()
+        .map(|one| one.delivered + one.dead)
+        .sum();
+    assert_eq!(counts, 0);
+    for one in &before {
+        assert!(!again(one.message_id).expect("an answer"));
+    }
+    database.enqueue("order.paid", json!({ "n": 3 }));
+    second.wait_for(1);
+    eventually("it is settled", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    assert_eq!(states(&deliveries(&database, "hook", &all)), "delivered");
+    assert_eq!(second.count(), 1);
+}

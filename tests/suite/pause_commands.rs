@@ -262,9 +262,10 @@ fn a_removed_destination_is_not_paused() {
         error.contains("destination \"busy\" is not paused"),
         "{error}"
     );
-    let error = shop.run(&["pause", "destination", "busy", "--force"]);
-    let error = error.code(1).stderr;
-    assert!(error.contains("the destination was removed"), "{error}");
+    // A relay may configure a destination of the name.
+    shop.run(&["pause", "destination", "busy", "--force"])
+        .code(0);
+    shop.run(&["resume", "destination", "busy"]).code(0);
     assert_eq!(shop.database.number("SELECT count(*) FROM {o}_pause"), 1);
 }
 

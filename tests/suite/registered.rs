@@ -226,9 +226,9 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
     assert_eq!(receiver.count(), before + 1);
 }
 
-/// R46: no relay delivers while the row is removed, and the row may come back before a relay does.
+/// R46, R50: no relay delivers while the row is removed, and the name may be registered again before a relay does.
 #[test]
-fn what_waits_for_a_removed_row_dies_and_for_one_that_came_again_it_goes_on() {
+fn what_waits_for_a_removed_row_dies_also_if_its_name_is_registered_again() {
     let database = Database::new();
     let receiver = Receiver::ok();
     for name in ["acme", "other"] {
@@ -243,13 +243,18 @@ fn what_waits_for_a_removed_row_dies_and_for_one_that_came_again_it_goes_on() {
         &RegisteredDestination::new("other", receiver.url()),
     );
     let relay = started(&database);
-    eventually("both messages are settled", || {
-        (database.count("delivered"), database.count("dead")) == (1, 1)
+    eventually("both messages are settled", || database.count("dead") == 2);
+    database.execute(
+        "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'other')",
+    );
+    eventually("a new message is delivered", || {
+        database.count("delivered") == 1
     });
     end(&relay);
+    assert_eq!(receiver.count(), 1);
     assert_eq!(
         ledger(&database),
-        "acme dead DESTINATION_REMOVED, other delivered"
+        "acme dead DESTINATION_REMOVED, other dead DESTINATION_REMOVED, other delivered"
     );
 }
 
@@ -1299,7 +1304,6 @@ fn what_was_addressed_to_a_destination_of_one_tenant_never_reaches_one_of_anothe
         for n in 0..3 {
             database.enqueue_message(of_tenant(mine, n).destination("hook"));
         }
-        // Without a tenant, the name alone decides.
         database.enqueue_message(
             NewMessage::new("order.paid", &7)
                 .expect("JSON")
@@ -1307,7 +1311,6 @@ fn what_was_addressed_to_a_destination_of_one_tenant_never_reaches_one_of_anothe
         );
         match is_registered_again {
             true => {
-                // As if the mark of the removal were already forgotten.
                 database.execute("DELETE FROM {o}_destination");
                 put(&database, &hook.tenant(other));
             }
@@ -1316,7 +1319,7 @@ fn what_was_addressed_to_a_destination_of_one_tenant_never_reaches_one_of_anothe
         let relay = started(&database);
         database.enqueue_message(of_tenant(other, 9).destination("hook"));
         eventually("all messages are settled", || {
-            (database.count("dead"), database.count("delivered")) == (3, 2)
+            (database.count("dead"), database.count("delivered")) == (4, 1)
         });
         let conn = &mut database.connect();
         let dead = database.text("SELECT string_agg(sequence::text, ' ') FROM {o}_dead");
@@ -1324,13 +1327,80 @@ fn what_was_addressed_to_a_destination_of_one_tenant_never_reaches_one_of_anothe
         let dead: Vec<i64> = dead.split(' ').filter_map(|one| one.parse().ok()).collect();
         let note = admin::Note::new("alice", "");
         let requeued = admin::requeue(conn, &database.outbox_name(), &dead, &note);
-        assert_eq!(requeued.expect("requeued"), 3);
-        eventually("they are dead letters again", || {
-            database.count("dead") == 3
+        assert_eq!(requeued.expect("requeued"), 4);
+        // An operator's requeue addresses a message anew, but a tenant's message stays with its tenant.
+        eventually("the tenant's are dead letters again", || {
+            (database.count("dead"), database.count("delivered")) == (3, 2)
         });
         end(&relay);
         assert_eq!(receiver.count(), 2);
         let reasons = database.text("SELECT string_agg(DISTINCT reason, ' ') FROM {o}_dead");
         assert_eq!(reasons.as_deref(), Some("DESTINATION_REMOVED"));
     }
+}
+
+/// R50: a name that is registered again is another destination, also without tenants.
+#[test]
+fn what_was_addressed_to_a_registration_never_reaches_another_of_the_same_name() {
+    let database = Database::new();
+    let ((first, gate), second) = (Receiver::held(), Receiver::ok());
+    put(&database, &RegisteredDestination::new("hook", first.url()));
+    let relay = started(&database);
+    // One is being sent, and others are claimed, by topic and by name.
+    database.enqueue_many(3);
+    for n in 0..3 {
+        let message = NewMessage::new("order.paid", &json!({ "named": n })).expect("JSON");
+        database.enqueue_message(message.destination("hook"));
+    }
+    first.wait_for(1);
+    eventually("others are claimed", || {
+        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL") > 2
+    });
+    database.execute("DELETE FROM {o}_destination");
+    put(
+        &database,
+        &RegisteredDestination::new("hook", second.url()).topics(["invoice.*"]),
+    );
+    gate.open();
+    eventually("all are settled", || {
+        gate.open();
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    // A change of the row is no other registration.
+    database.execute("UPDATE {o}_destination SET topics = '{*}', description = 'mine'");
+    database.execute(
+        "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'hook')",
+    );
+    second.wait_for(1);
+    eventually("all are settled", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    assert_eq!(second.count(), 1, "{}", ledger(&database));
+    let of_none = "SELECT count(*) FROM {o}_ledger WHERE registration IS NULL AND reason IS DISTINCT FROM 'NO_SUBSCRIBER'";
+    assert_eq!(database.number(of_none), 0, "{}", ledger(&database));
+    let registrations =
+        "SELECT count(DISTINCT registration) FROM {o}_ledger WHERE destination = 'hook'";
+    assert_eq!(database.number(registrations), 2);
+}
+
+/// R50: a message that has failed is for the registration that it failed at.
+#[test]
+fn a_failed_message_stays_with_its_registration() {
+    let database = Database::new();
+    let (first, second) = (Receiver::answering(|_| 500), Receiver::ok());
+    put(&database, &RegisteredDestination::new("hook", first.url()));
+    let relay = relay(&database)
+        .backoff(Backoff::Table(vec![Duration::from_secs(2)]))
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    eventually("an attempt has failed", || database.count("retrying") == 1);
+    database.execute("DELETE FROM {o}_destination");
+    put(&database, &RegisteredDestination::new("hook", second.url()));
+    database.execute("UPDATE {o} SET available_at = now()");
+    eventually("it is a dead letter", || database.count("dead") == 1);
+    end(&relay);
+    assert_eq!(second.count(), 0);
+    assert_eq!(ledger(&database), "hook dead DESTINATION_REMOVED");
 }

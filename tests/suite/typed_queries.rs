@@ -118,7 +118,7 @@ macro_rules! tuples {
     };
     (@ [$($done:ident)*]) => {};
 }
-tuples!(A B C D E F G H I J K L M N O P Q R S T U V W X);
+tuples!(A B C D E F G H I J K L M N O P Q R S T U V W X Y Z);
 
 fn declared<T: Table>(conn: &mut PgConnection, _: T) -> Vec<Described>
 where

@@ -164,6 +164,9 @@ fn is_missing(found: &mut Findings, made: &Part, schema: &str) {
 fn consequence(trigger: &str) -> &'static str {
     match trigger {
         "outbox_wake" => "commits do not wake relays",
+        "outbox_address" => {
+            "a message may reach another destination that got the name of a removed one"
+        }
         "outbox_destination_wake" => "changes of registered destinations do not wake relays",
         "outbox_destination_changes" => "relays do not see changes of registered destinations",
         "outbox_destination_gone" => "messages of a removed destination stay in the outbox",

@@ -20,7 +20,7 @@ impl<D: Database> Claimer<'_, D> {
         let is_removed = |one: &Claimed| {
             let (message, named) = (&one.message, registry.named(&one.message.destination));
             registry.is_removed(&message.destination)
-                || named.is_some_and(|named| named.is_of_another_tenant(message))
+                || named.is_some_and(|named| named.is_another(message))
         };
         let routes = &self.shared.routes;
         let is_for_nobody = |one: &Claimed| {

@@ -80,7 +80,7 @@ impl<D: Database> Claimer<'_, D> {
 /// The memory of the list of a message's destinations, if the message is to be fanned out.
 fn bytes_of_destinations(job: &Job) -> usize {
     let destinations = match &job.unsent {
-        Some(Verdict::Split(destinations)) => destinations.as_slice(),
+        Some(Verdict::Split(parts)) => parts.to.as_slice(),
         _ => &[],
     };
     let bytes = |name: &String| size_of::<String>() + name.len();

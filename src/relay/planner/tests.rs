@@ -93,6 +93,7 @@ pub(in crate::relay) fn claimed(sequence: i64, topic: &str, ordering_key: Option
         age: Duration::ZERO,
         in_a_row: 0,
         split_to: None,
+        registration: None,
     };
     Claimed {
         message,

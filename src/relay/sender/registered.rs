@@ -21,6 +21,7 @@ use crate::relay::to::To;
 use crate::relay::turns::Next;
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
+use crate::store::relay::split::Parts;
 
 /// An idle thread checks for work again after this time.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
@@ -147,8 +148,8 @@ impl Worker<'_> {
             To::Registered(id) => registry.get(id),
             _ => None,
         };
-        // The name may have been registered again for another tenant since the claim.
-        let customer = customer.filter(|one| !one.is_of_another_tenant(&job.message));
+        // The name may have been registered again since the claim, or belong to another tenant.
+        let customer = customer.filter(|one| !one.is_another(&job.message));
         let bulkhead = customer.and_then(|one| Some((one.id, one.bulkhead.as_ref()?)));
         let Some((id, bulkhead)) = bulkhead else {
             self.give_back(vec![job])?;
@@ -173,9 +174,10 @@ impl Worker<'_> {
     fn give_back(&self, jobs: Vec<Job>) -> Result<(), NobodyListens> {
         for job in jobs {
             let verdict = match &job.customer {
-                Some(name) if job.message.destination.is_empty() => {
-                    Verdict::Split(vec![name.to_string()])
-                }
+                Some(name) if job.message.destination.is_empty() => Verdict::Split(Parts {
+                    to: vec![name.to_string()],
+                    registrations: vec![job.registration],
+                }),
                 _ => Verdict::Released,
             };
             let settlement = Settlement::unsent(job, &self.shared.bulkheads, verdict);

@@ -93,10 +93,10 @@ impl Settlement {
                     "gave up on {topic} to {to} after {attempts} attempt{plural}: {error} (message {id})"
                 )
             }
-            Verdict::Split(to) => {
+            Verdict::Split(parts) => {
                 format!(
                     "fanned {topic} out to {} destinations (message {id})",
-                    to.len()
+                    parts.to.len()
                 )
             }
             Verdict::Released => {

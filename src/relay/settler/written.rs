@@ -76,7 +76,8 @@ pub(in crate::relay) fn write_down(
         Kind::Split => {
             // All destinations: the row says which of them have their parts. A standby that took over may have forgotten
             // the last piece.
-            let messages = group.iter().map(|one| (one.claim(), one.destinations()));
+            let messages = group.iter();
+            let messages = messages.filter_map(|one| Some((one.claim(), one.parts()?)));
             let messages: Vec<Split> = messages.collect();
             let done = split::split(conn, name, lease, &messages, settle.piece)?;
             let mut written = Written {

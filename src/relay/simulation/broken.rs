@@ -45,6 +45,8 @@ pub(super) enum Broken {
     OverlooksWhatIsLate,
     /// The relay never hears that a registered destination was removed.
     OverlooksWhatIsRemoved,
+    /// A message goes to whoever has the name of its destination.
+    KnowsOnlyNames,
     /// The end of a send to a registered destination frees no place for the next send.
     LosesTurns,
     /// While one registered destination has messages, the pool serves no other.
@@ -95,7 +97,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 30] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 31] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -134,6 +136,7 @@ impl Broken {
         (Self::OverlooksWhatIsLate, &[Promise::Late]),
         (Self::ContinuesLater, &[Promise::Order]),
         (Self::OverlooksWhatIsRemoved, &[Promise::Lost]),
+        (Self::KnowsOnlyNames, &[Promise::Address]),
         (Self::LosesTurns, &[Promise::Late, Promise::Lost]),
         (Self::PrefersOne, &[Promise::Fair, Promise::Late]),
         (Self::TrustsWhatFails, &[Promise::Late]),

@@ -796,6 +796,7 @@ impl<'w> Stage<'w> {
                 };
                 match (verdict, customer) {
                     (None, Some((customer, bulkhead))) => {
+                        self.check_address(&job.message, customer);
                         self.check_fairness(&bulkhead.name, |name| {
                             let turns = shared.registered.turns();
                             (registry.named(name)).is_some_and(|one| turns.awaits_first(one.id))
@@ -815,6 +816,18 @@ impl<'w> Stage<'w> {
             }
         };
         self.processes.borrow_mut()[number].sending[which].next = next;
+    }
+
+    fn check_address(&self, message: &Message, customer: &Customer) {
+        let tables = self.tables.borrow();
+        let row = tables.rows.get(&message.sequence.0);
+        let addressed = row.and_then(|row| row.registration);
+        if addressed.is_some_and(|one| one != customer.registration) {
+            self.fall(Promise::Address, || {
+                let (sequence, name) = (message.sequence.0, customer.name());
+                format!("{sequence} is sent to another registration of the name {name}")
+            });
+        }
     }
 
     fn begin_send(

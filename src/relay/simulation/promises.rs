@@ -21,6 +21,8 @@ pub(super) enum Promise {
     Late,
     /// The relay reports that nothing is due only if that is true.
     Idle,
+    /// R50: a message that is addressed to a registration of a name reaches no other registration.
+    Address,
     /// R46: registered destinations with waiting messages are served equally.
     Fair,
     /// R50: a relay disables no destination for a reason of its own.

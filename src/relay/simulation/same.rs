@@ -185,6 +185,7 @@ fn enqueue_in_tables(
             held: None,
             split_from: None,
             split_to: None,
+            registration: None,
         };
         let is_it = |other: &&tables::Row| other.is_known_by(one.idempotency_key, one.destination);
         // A row that the index refuses uses up a sequence, except for the same key twice in one statement.

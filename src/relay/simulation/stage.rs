@@ -937,6 +937,7 @@ impl<'w> Stage<'w> {
                 held: None,
                 split_from: None,
                 split_to: None,
+                registration: tables.registered.get(new.destination).map(|one| one.id),
             }
         };
         let rows = messages.iter().map(row).collect();

@@ -53,6 +53,8 @@ pub(super) struct Row {
     pub(super) split_from: Option<i64>,
     /// The last destination that has its part.
     pub(super) split_to: Option<String>,
+    /// The registration that the message is addressed to.
+    pub(super) registration: Option<Uuid>,
 }
 
 /// The lease that holds a message, and the time of the claim.
@@ -134,6 +136,7 @@ pub(super) struct Tables {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Registered {
     pub(super) enabled: bool,
+    pub(super) id: Uuid,
     /// The number of its tenant, if destinations have tenants.
     tenant: usize,
     /// Changes with each update.
@@ -343,13 +346,16 @@ impl Tables {
         self.last_stamp += 1;
         let stamp = self.last_stamp;
         let own = REGISTERED.iter().position(|one| *one == name);
-        let before = self.registered.get(name).map(|one| one.tenant);
-        let tenant = before.or(own).unwrap_or_default();
+        let before = self.registered.get(name);
+        let tenant = before.map(|one| one.tenant).or(own).unwrap_or_default();
+        let id = before.map(|one| one.id);
+        let id = id.unwrap_or_else(|| Uuid::from_u128(stamp.unsigned_abs().into()));
         if self.has_tenants {
             self.tenants.insert(stamp, wants::tenant(tenant));
         }
         let registered = Registered {
             enabled,
+            id,
             tenant,
             stamp,
         };
@@ -363,6 +369,7 @@ impl Tables {
             return;
         };
         one.tenant += 1;
+        one.id = Uuid::from_u128(one.id.as_u128() + (1 << 64));
         let enabled = one.enabled;
         self.put(name, enabled);
     }
@@ -406,7 +413,8 @@ impl Tables {
                     }
                     _ => {}
                 }
-                rows.push((destinations::Registered { row, secrets: None }, one.stamp));
+                let (id, secrets) = (one.id, None);
+                rows.push((destinations::Registered { row, id, secrets }, one.stamp));
             }
         }
         Some(registered::Changes {
@@ -593,6 +601,9 @@ impl Tables {
             claimed_at: row.held.map_or(0, |held| held.at),
             in_a_row: 0,
             split_to: row.split_to.clone(),
+            registration: row
+                .registration
+                .filter(|_| self.broken != Some(Broken::KnowsOnlyNames)),
         }
     }
 
@@ -1002,6 +1013,7 @@ impl Tables {
                         },
                         is_abandoned: failed.code == ReasonCode::Abandoned,
                         destination: failed.names.to_string(),
+                        registration: failed.registration.or(row.registration),
                         ..freed(&row)
                     })
                 }
@@ -1017,6 +1029,7 @@ impl Tables {
                         row: Row {
                             attempts: row.attempts + failed.counted,
                             destination: failed.names.to_string(),
+                            registration: failed.registration.or(row.registration),
                             ..freed(&row)
                         },
                     });
@@ -1029,11 +1042,16 @@ impl Tables {
                         if is_there {
                             continue;
                         }
+                        let number = one.destinations().iter().position(|to| to == destination);
+                        let of = one.parts().zip(number);
+                        let of = of.and_then(|(parts, number)| *parts.registrations.get(number)?);
+                        let living = self.registered.get(destination.as_str()).map(|one| one.id);
                         let part = Row {
                             sequence: self.last_sequence,
                             destination: destination.clone(),
                             split_from: Some(row.place()),
                             split_to: None,
+                            registration: of.or(living),
                             attempts: if row.is_abandoned { 0 } else { row.attempts },
                             is_abandoned: false,
                             ..freed(&row)

@@ -4,8 +4,8 @@ mod groups;
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    Connection, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable,
-    RunQueryDsl,
+    BoolExpressionMethods, Connection, ExpressionMethods, IntoSql, NullableExpressionMethods,
+    QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Text};
@@ -40,6 +40,8 @@ pub struct DeadFilter {
     pub destination: Option<String>,
     /// Only this tenant.
     pub tenant_id: Option<Uuid>,
+    /// Only this registration of the destination, or none.
+    pub registration: Option<Uuid>,
     /// Only dead letters from before this place: the next page of the list.
     pub before: Option<Place>,
 }
@@ -131,6 +133,10 @@ fn is_meant(filter: &DeadFilter) -> Condition<'_> {
         given(filter.tenant_id, |id| {
             dead::tenant_id.assume_not_null().eq(id)
         }),
+        given(filter.registration, |id| {
+            let is_it = dead::registration.assume_not_null().eq(id);
+            dead::registration.is_null().or(is_it)
+        }),
         given(filter.before, |place| when.lt(place.of_row())),
     ])
 }
@@ -215,6 +221,27 @@ pub(crate) fn find_by_message_id(
     Ok(letters)
 }
 
+/// The dead letters of a message for this destination. If the name is registered, only those of its registration.
+pub(super) fn of_delivery(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_id: Uuid,
+    destination: &str,
+    registration: Option<Uuid>,
+) -> QueryResult<Vec<i64>> {
+    let filter = DeadFilter {
+        destination: Some(destination.to_owned()),
+        registration,
+        ..DeadFilter::default()
+    };
+    let sequences = dead::table(name.dead())
+        .filter(dead::message_id.eq(message_id))
+        .filter(is_meant(&filter))
+        .order(dead::sequence)
+        .select(dead::sequence);
+    planned_anew(sequences).load(conn)
+}
+
 /// Puts dead letters back into the outbox: due at once, with no attempts, and without an expiry that has passed.
 /// A letter stays dead if its idempotency key is in the outbox again. `operator`: who requeues, and why. Returns
 /// the number of requeued letters.
@@ -227,7 +254,8 @@ pub(crate) fn requeue(
     requeue_to(conn, name, sequences, "", operator)
 }
 
-/// The same. `asked`: the destination of letters that name none; empty: the current routes decide.
+/// The same. `asked`: the destination of letters that name none; empty: the current routes decide. Letters of a removed
+/// registration are addressed anew: to the registration that has the name now.
 ///
 /// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
 pub(super) fn requeue_to(
@@ -255,12 +283,14 @@ pub(super) fn requeue_to(
         )
         INSERT INTO {outbox} (sequence, message_id, topic, destination, payload, headers,
             ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at,
-            split_from, split_to)
+            split_from, split_to, registration)
         OVERRIDING SYSTEM VALUE
         SELECT sequence, message_id, topic, coalesce(nullif(named_destination, ''), $3), payload, headers,
                ordering_key, idempotency_key, digest, tenant_id,
                CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at,
-               occurred_at, split_from, split_to
+               occurred_at, split_from, split_to,
+               CASE WHEN reason <> 'DESTINATION_REMOVED' AND destination = coalesce(nullif(named_destination, ''), $3)
+                    THEN registration END
           FROM gone",
         dead = name.dead(),
         outbox = name.outbox(),

@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use diesel::dsl::array;
 use diesel::prelude::{
-    ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
+    RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
@@ -22,6 +23,7 @@ use super::waiting::is_so;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::{ReasonCode, Status};
+use crate::store::destinations;
 use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, as_micros, to_micros};
 use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
@@ -153,7 +155,8 @@ pub(crate) fn in_public(code: ReasonCode) -> &'static str {
     }
 }
 
-/// The deliveries to this destination, newest first.
+/// The deliveries to this destination, newest first. If the name is registered, only those of its registration, and those
+/// that were addressed by the name alone.
 pub(crate) fn deliveries(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -162,6 +165,7 @@ pub(crate) fn deliveries(
     limit: usize,
 ) -> QueryResult<Deliveries> {
     let deadline = Deadline::new();
+    let registration = destinations::registration(conn, name, destination)?;
     // One more row tells whether there is another page.
     let one_more = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
     let asks = |state| filter.state.is_none_or(|asked| asked == state);
@@ -170,7 +174,8 @@ pub(crate) fn deliveries(
         .into_iter()
         .any(asks)
     {
-        match waiting(conn, name, destination, filter, one_more, deadline)? {
+        let of = (destination, registration);
+        match waiting(conn, name, of, filter, one_more, deadline)? {
             Some(found) => rows.extend(found),
             None => is_complete = false,
         }
@@ -179,6 +184,7 @@ pub(crate) fn deliveries(
         let filter = DeadFilter {
             destination: Some(destination.to_owned()),
             tenant_id: filter.tenant_id,
+            registration,
             before: filter.after,
             ..DeadFilter::default()
         };
@@ -189,6 +195,7 @@ pub(crate) fn deliveries(
         let filter = LedgerFilter {
             destination: Some(destination.to_owned()),
             tenant_id: filter.tenant_id,
+            registration,
             status: Some(Status::Delivered),
             before: filter.after,
             ..LedgerFilter::default()
@@ -248,7 +255,7 @@ fn page(
 fn waiting(
     conn: &mut PgConnection,
     name: &OutboxName,
-    destination: &str,
+    (destination, registration): (&str, Option<Uuid>),
     filter: &DeliveryFilter,
     limit: i64,
     deadline: Deadline,
@@ -262,7 +269,7 @@ fn waiting(
             if deadline.left(ALL).is_none_or(|left| left < ALL / 2) {
                 return Ok(None);
             }
-            let last = |lane| last_of(name, lane, filter, limit);
+            let last = |lane| last_of(name, lane, registration, filter, limit);
             let Some(all) = claim::concatenated(lanes.iter().map(last)) else {
                 continue;
             };
@@ -286,6 +293,7 @@ pub(crate) fn counts(
     windows: usize,
 ) -> QueryResult<Vec<Option<DeliveryCount>>> {
     let deadline = Deadline::new();
+    let registration = destinations::registration(conn, name, destination)?;
     let micros = i64::try_from(window.as_micros()).unwrap_or(i64::MAX).max(1);
     let mut end = select(clock_timestamp()).get_result(conn).map(to_micros)?;
     let mut counts = vec![None; windows];
@@ -296,7 +304,7 @@ pub(crate) fn counts(
         };
         let begin = end.saturating_sub(micros);
         *count = looking_briefly(conn, left, |conn| {
-            ledger::count(conn, name, destination, (begin, end))
+            ledger::count(conn, name, destination, registration, (begin, end))
         })?;
         if count.is_none() {
             break;
@@ -310,6 +318,7 @@ pub(crate) fn counts(
 fn last_of<'a>(
     name: &OutboxName,
     lane: &'a Stream,
+    registration: Option<Uuid>,
     filter: &'a DeliveryFilter,
     limit: i64,
 ) -> Sequences<'a> {
@@ -319,6 +328,10 @@ fn last_of<'a>(
         Some(is_of(lane)),
         given(filter.state, is_so),
         given(filter.tenant_id, of_tenant),
+        given(registration, |id| {
+            let is_it = candidate::registration.assume_not_null().eq(id);
+            candidate::registration.is_null().or(is_it)
+        }),
         given(filter.after, |place| when.lt(place.of_row())),
     ]);
     let last = candidate::table(name.outbox())
@@ -432,7 +445,8 @@ pub(crate) enum SentAgain {
     NotKept,
 }
 
-/// Sends a dead or delivered message of this destination there once more.
+/// Sends a dead or delivered message of this destination there once more. If the name is registered, only a message of
+/// its registration.
 pub(crate) fn send_again(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -440,20 +454,23 @@ pub(crate) fn send_again(
     message_id: Uuid,
     operator: &str,
 ) -> QueryResult<SentAgain> {
-    let letters = dead::find_by_message_id(conn, name, message_id)?;
-    let of_it = letters
-        .iter()
-        .filter(|letter| letter.destination == destination);
-    let sequences: Vec<i64> = of_it.map(|letter| letter.sequence.0).collect();
+    let registration = destinations::registration(conn, name, destination)?;
+    let sequences = dead::of_delivery(conn, name, message_id, destination, registration)?;
     if !sequences.is_empty() {
         // A letter that is not requeued already has its key in the outbox.
         dead::requeue_to(conn, name, &sequences, destination, operator)?;
         return Ok(SentAgain::Yes);
     }
-    if is_on_its_way(conn, name, destination, message_id)? {
+    if is_on_its_way(conn, name, (destination, registration), message_id)? {
         return Ok(SentAgain::Yes);
     }
-    let replayed = super::replay::once_more(conn, name, destination, message_id, operator)?;
+    let replayed = super::replay::once_more(
+        conn,
+        name,
+        (destination, registration),
+        message_id,
+        operator,
+    )?;
     Ok(match replayed {
         None => SentAgain::NotFound,
         Some(done) if done.without_payload > 0 => SentAgain::NotKept,
@@ -466,7 +483,7 @@ pub(crate) fn send_again(
 fn is_on_its_way(
     conn: &mut PgConnection,
     name: &OutboxName,
-    destination: &str,
+    (destination, registration): (&str, Option<Uuid>),
     message_id: Uuid,
 ) -> QueryResult<bool> {
     let known = attempt::table(name.attempt())
@@ -476,6 +493,10 @@ fn is_on_its_way(
     let waits = outbox::table(name.outbox())
         .filter(outbox::sequence.eq_any(known))
         .filter(outbox::destination.eq(destination))
+        .filter(all_of([given(registration, |id| {
+            let is_it = outbox::registration.assume_not_null().eq(id);
+            outbox::registration.is_null().or(is_it)
+        })]))
         .select(outbox::sequence)
         .limit(1);
     let found: Vec<i64> = planned_anew(waits).load(conn)?;

@@ -15,9 +15,11 @@ use uuid::Uuid;
 
 pub(crate) use super::replay_keys::LONGEST_RUN;
 
+use super::ledger::is_not_another;
 use super::replay_keys::replayed;
 use crate::name::OutboxName;
 use crate::status::Status;
+use crate::store::destinations;
 use crate::store::digest_of;
 use crate::store::looking::looking;
 use crate::store::open_part;
@@ -89,6 +91,8 @@ pub(crate) struct Walk {
     end: i64,
     /// The time span that is read at once, in microseconds.
     window: i64,
+    /// If only one destination is meant, and its name is registered: its registration.
+    registration: Option<Uuid>,
 }
 
 /// What one step has done. `None`: the walk has ended.
@@ -108,7 +112,12 @@ pub(crate) fn begin(
         None => None,
     };
     let until = filter.until.map_or(i64::MAX, as_micros);
+    let registration = match filter.destination.as_deref() {
+        Some(which) => destinations::registration(conn, name, which)?,
+        None => None,
+    };
     Ok(Walk {
+        registration,
         run: run.map_or_else(|| run_of(now), str::to_owned),
         place: Place::before(since.unwrap_or(i64::MIN)),
         end: until.min(to_micros(now).saturating_add(1)),
@@ -172,6 +181,7 @@ pub(crate) fn count(
     let (with_payload, all): (i64, i64) = looking(conn, None, |conn| {
         let counts = ledger::table(name.ledger())
             .filter(is_meant(filter, walk.place.micros, walk.end))
+            .filter(all_of([given(walk.registration, is_not_another)]))
             .select((dsl::count(ledger::payload), count_star()));
         planned_anew(counts).get_result(conn)
     })?;
@@ -230,6 +240,7 @@ fn next(
         let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
         let rows = ledger::table(name.ledger())
             .filter(is_meant(filter, walk.place.micros, to))
+            .filter(all_of([given(walk.registration, is_not_another)]))
             .filter(when.gt(walk.place.of_row()))
             .order((ledger::settled_at, ledger::sequence))
             .limit(BATCH)
@@ -262,7 +273,7 @@ fn next(
 pub(crate) fn once_more(
     conn: &mut PgConnection,
     name: &OutboxName,
-    destination: &str,
+    (destination, registration): (&str, Option<Uuid>),
     message_id: Uuid,
     operator: &str,
 ) -> QueryResult<Option<Replayed>> {
@@ -270,6 +281,7 @@ pub(crate) fn once_more(
         .filter(ledger::message_id.eq(message_id))
         .filter(ledger::destination.eq(destination))
         .filter(ledger::status.eq(Status::Delivered.as_str()))
+        .filter(all_of([given(registration, is_not_another)]))
         .order(ledger::settled_at.desc())
         .select((
             ledger::message_id,
@@ -319,9 +331,10 @@ fn insert(
     statement_anew(format!(
         "WITH replayed AS (
             INSERT INTO {outbox} (message_id, topic, destination, payload, ordering_key,
-                idempotency_key, digest, tenant_id, occurred_at)
+                idempotency_key, digest, tenant_id, occurred_at, registration)
             SELECT coalesce(r.new_id, l.message_id), l.topic, {goes_to}, l.payload, l.ordering_key,
-                   r.key, {digest}, l.tenant_id, l.occurred_at
+                   r.key, {digest}, l.tenant_id, l.occurred_at,
+                   CASE WHEN l.destination = {goes_to} THEN l.registration END
               FROM unnest($1::uuid[], $2::bigint[], $3::timestamptz[], $4::uuid[], $5::text[])
                    WITH ORDINALITY AS r(message_id, sequence, settled_at, new_id, key, n)
               JOIN {ledger} l ON l.message_id = r.message_id AND l.sequence = r.sequence

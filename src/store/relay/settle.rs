@@ -19,7 +19,9 @@ use diesel::prelude::{
     PgArrayExpressionMethods, QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Timestamptz};
+use diesel::sql_types::{
+    Array, BigInt, Bool, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
+};
 use diesel::{PgConnection, delete, update};
 use uuid::Uuid;
 
@@ -58,6 +60,8 @@ pub(crate) struct Delivered {
     pub(crate) claim: Claim,
     /// The destination that has the message.
     pub(crate) destination: Arc<str>,
+    /// The registration of the destination, if it is registered.
+    pub(crate) registration: Option<Uuid>,
     pub(crate) http_status: Option<i32>,
     pub(crate) response: Option<String>,
     /// Set if no destination subscribes to the message. No attempt is counted then.
@@ -72,6 +76,8 @@ pub(crate) struct Failed {
     pub(crate) destination: Arc<str>,
     /// The destination that the message names from now on; empty: none.
     pub(crate) names: Arc<str>,
+    /// The registration of the destination, if it is registered and the message was for it.
+    pub(crate) registration: Option<Uuid>,
     pub(crate) code: ReasonCode,
     pub(crate) error: String,
     pub(crate) http_status: Option<i32>,
@@ -99,11 +105,12 @@ pub(crate) fn delivered(
     let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
     let codes = messages.iter().map(|m| m.code.map(ReasonCode::as_str));
     let codes: Vec<Option<&str>> = codes.collect();
+    let registrations: Vec<Option<Uuid>> = messages.iter().map(|m| m.registration).collect();
     statement(format!(
         "WITH outcome AS (
             SELECT *, NULL AS error, CASE WHEN code IS NULL THEN 1 ELSE 0 END AS counted
-              FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[], $8::text[])
-                AS t(sequence, http_status, response, destination, code)
+              FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[], $8::text[], $9::uuid[])
+                AS t(sequence, http_status, response, destination, code, registration)
         ), {gone}, recorded AS ({recorded})
         SELECT sequence FROM gone",
         gone = gone(name, "$4", "$6"),
@@ -117,6 +124,7 @@ pub(crate) fn delivered(
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Array<Text>, _>(messages.iter().map(|m| &*m.destination).collect::<Vec<_>>())
     .bind::<Array<Nullable<Text>>, _>(codes)
+    .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
     .giving::<BigInt>()
     .load(conn)
 }
@@ -151,17 +159,19 @@ pub(crate) fn retry(
             SET available_at = clock_timestamp() + {delay} * interval '1 millisecond',
                 attempts = o.attempts + {counted}, last_attempt_at = clock_timestamp(),
                 last_error_code = {code}, last_error = {error}, destination = {names},
+                registration = coalesce({registration}, o.registration),
                 locked_by = NULL, locked_at = NULL
           WHERE o.sequence = ANY($1) AND o.locked_by = $2
             AND o.locked_at = {claimed_at}
         RETURNING o.*",
         outbox = name.outbox(),
-        delay = of_row("$11::bigint[]", "$1"),
+        delay = of_row("$12::bigint[]", "$1"),
         counted = of_row("$3::int[]", "$1"),
         code = of_row("$4::text[]", "$1"),
         error = of_row("$5::text[]", "$1"),
-        claimed_at = of_row("$10::timestamptz[]", "$1"),
-        names = of_row("$12::text[]", "$1"),
+        registration = of_row("$10::uuid[]", "$1"),
+        claimed_at = of_row("$11::timestamptz[]", "$1"),
+        names = of_row("$13::text[]", "$1"),
     );
     statement(format!(
         "WITH {OUTCOME}, changed AS ({changed}), noted AS ({noted}) SELECT sequence FROM changed",
@@ -185,12 +195,12 @@ fn names<'a>(messages: &[&'a Failed]) -> Vec<&'a str> {
 /// The failures as rows: $1 and the values of [`Statement::bind_failures`].
 const OUTCOME: &str = "outcome AS (
     SELECT * FROM unnest($1::bigint[], $3::int[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[],
-                         $9::bigint[])
-        AS t(sequence, counted, code, error, http_status, response, destination, took)
+                         $9::bigint[], $10::uuid[])
+        AS t(sequence, counted, code, error, http_status, response, destination, took, registration)
 )";
 
 impl<'a> Statement<'a> {
-    /// Binds $3 to $9.
+    /// Binds $3 to $10.
     fn bind_failures(self, messages: &[&'a Failed]) -> Self {
         fn each<'a, T>(messages: &[&'a Failed], value: impl Fn(&'a Failed) -> T) -> Vec<T> {
             messages.iter().map(|&message| value(message)).collect()
@@ -202,6 +212,7 @@ impl<'a> Statement<'a> {
             .bind::<Array<Nullable<Text>>, _>(each(messages, |m| m.response.as_deref()))
             .bind::<Array<Text>, _>(each(messages, |m| &*m.destination))
             .bind::<Array<BigInt>, _>(each(messages, |m| millis(m.took)))
+            .bind::<Array<Nullable<SqlUuid>>, _>(each(messages, |m| m.registration))
     }
 }
 
@@ -244,20 +255,21 @@ pub(crate) fn dead(
             INSERT INTO {dead} (sequence, message_id, topic, destination, named_destination, payload,
                 headers, ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at,
                 created_at, occurred_at, attempts, reason, last_error, http_status, response,
-                split_from, split_to, blocks_key)
+                split_from, split_to, blocks_key, registration)
             SELECT g.sequence, g.message_id, g.topic, o.destination, {names}, g.payload,
                    g.headers, g.ordering_key, g.idempotency_key, g.digest, g.tenant_id, g.available_at,
                    g.expires_at, g.created_at, g.occurred_at, g.attempts + o.counted, o.code, o.error,
                    o.http_status, o.response, g.split_from, g.split_to,
-                   g.sequence = ANY($12) AND g.ordering_key IS NOT NULL
+                   g.sequence = ANY($13) AND g.ordering_key IS NOT NULL,
+                   coalesce(o.registration, g.registration)
               FROM gone g JOIN outcome o USING (sequence)
         ), recorded AS ({recorded}), noted AS ({noted})
         SELECT sequence FROM gone",
-        gone = gone(name, "$2", "$10"),
+        gone = gone(name, "$2", "$11"),
         dead = name.dead(),
-        recorded = record(name, "dead", "$11"),
+        recorded = record(name, "dead", "$12"),
         noted = note_attempts(name, "gone", "g.attempts + o.counted"),
-        names = "($13::text[])[width_bucket(g.sequence, $1::bigint[])]",
+        names = "($14::text[])[width_bucket(g.sequence, $1::bigint[])]",
     ))
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<BigInt, _>(lease.0)
@@ -288,11 +300,11 @@ fn record(name: &OutboxName, status: &str, keep_payload: &str) -> String {
     format!(
         "INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
              ordering_key, idempotency_key, digest, tenant_id, status, reason, error, http_status, response,
-             attempts, payload, created_at, occurred_at)
+             attempts, payload, created_at, occurred_at, registration)
          SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.destination, g.ordering_key,
                 g.idempotency_key, {digest}, g.tenant_id, '{status}', o.code, o.error, o.http_status,
                 o.response, g.attempts + o.counted, CASE WHEN {keep_payload} THEN g.payload END,
-                g.created_at, g.occurred_at
+                g.created_at, g.occurred_at, coalesce(o.registration, g.registration)
            FROM gone g JOIN outcome o USING (sequence)",
         ledger = name.ledger(),
         part = open_part(name),

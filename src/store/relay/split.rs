@@ -14,8 +14,11 @@ mod tests;
 use std::collections::HashMap;
 
 use diesel::result::{Error, QueryResult};
-use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, Text, Timestamptz};
+use diesel::sql_types::{
+    Array, BigInt, Binary, Bool, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
+};
 use diesel::{Connection, PgConnection, RunQueryDsl};
+use uuid::Uuid;
 
 use super::lease::LeaseId;
 use super::settle::{Claim, in_order, of_row};
@@ -23,8 +26,33 @@ use crate::name::OutboxName;
 use crate::store::digest_of;
 use crate::store::statement::statement;
 
-/// A claimed message, and the destinations that it goes to, in byte order.
-pub(crate) type Split<'a> = (Claim, &'a [String]);
+/// The parts of a fan-out.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Parts {
+    /// The destinations, in byte order.
+    pub(crate) to: Vec<String>,
+    /// The registrations of the destinations, in the same order. `None`, or missing: that which has the name when the part
+    /// is placed, if any.
+    pub(crate) registrations: Vec<Option<Uuid>>,
+}
+
+impl From<Vec<String>> for Parts {
+    fn from(to: Vec<String>) -> Self {
+        Self {
+            to,
+            registrations: Vec::new(),
+        }
+    }
+}
+
+impl Parts {
+    fn registration(&self, number: usize) -> Option<Uuid> {
+        self.registrations.get(number).copied().flatten()
+    }
+}
+
+/// A claimed message, and its parts.
+pub(crate) type Split<'a> = (Claim, &'a Parts);
 
 /// The most that one call does, except that it always places at least one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +112,7 @@ type Held = (i64, i64, Option<String>, Option<String>);
 struct Taken<'a> {
     held: &'a Held,
     destinations: &'a [String],
+    registrations: Vec<Option<Uuid>>,
     is_last: bool,
 }
 
@@ -94,9 +123,9 @@ fn try_to_split(
     messages: &[Split<'_>],
     piece: Piece,
 ) -> QueryResult<Done> {
-    let destinations_of: HashMap<i64, &[String]> = messages
+    let parts_of: HashMap<i64, &Parts> = messages
         .iter()
-        .map(|(claim, destinations)| (claim.sequence, *destinations))
+        .map(|(claim, parts)| (claim.sequence, *parts))
         .collect();
     let held = lock(conn, name, lease, messages)?;
     let mut done = Done::default();
@@ -105,10 +134,11 @@ fn try_to_split(
     for one in &held {
         let (sequence, bytes, split_to, _) = one;
         // Without a list the message would end with no part.
-        let Some(destinations) = destinations_of.get(sequence).copied() else {
+        let Some(parts) = parts_of.get(sequence).copied() else {
             continue;
         };
-        let rest = behind(destinations, split_to.as_deref());
+        let rest = behind(&parts.to, split_to.as_deref());
+        let first = parts.to.len() - rest.len();
         let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX).max(1);
         // A part may exceed the bytes if it is the first of the piece.
         let least = usize::from(left == piece);
@@ -125,6 +155,9 @@ fn try_to_split(
         taken.push(Taken {
             held: one,
             destinations: &rest[..count],
+            registrations: (first..first + count)
+                .map(|number| parts.registration(number))
+                .collect(),
             is_last: count == rest.len(),
         });
     }
@@ -268,12 +301,14 @@ fn place<'a>(
     is_last: bool,
 ) -> QueryResult<usize> {
     let (mut sequences, mut destinations, mut split_to) = (Vec::new(), Vec::new(), Vec::new());
+    let mut registrations = Vec::new();
     // The first and the last part of each message, counted from 1.
     let (mut first, mut last) = (Vec::new(), Vec::new());
     for one in taken {
         let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
         first.push(number(destinations.len() + 1));
         destinations.extend(one.destinations.iter().map(String::as_str));
+        registrations.extend_from_slice(&one.registrations);
         last.push(number(destinations.len()));
         sequences.push(one.held.0);
         split_to.push(one.destinations.last().map(String::as_str));
@@ -286,7 +321,8 @@ fn place<'a>(
         .bind::<Array<BigInt>, _>(sequences)
         .bind::<Array<Text>, _>(destinations)
         .bind::<Array<Integer>, _>(first)
-        .bind::<Array<Integer>, _>(last);
+        .bind::<Array<Integer>, _>(last)
+        .bind::<Array<Nullable<SqlUuid>>, _>(registrations);
     let insert = match is_last {
         true => insert,
         false => insert.bind::<Array<Nullable<Text>>, _>(split_to),
@@ -302,22 +338,23 @@ fn place_sql(name: &OutboxName, is_last: bool) -> String {
         true => format!("DELETE FROM {outbox} o {these}"),
         false => format!(
             "UPDATE {outbox} o SET split_to = {split_to} {these}",
-            split_to = of_row("$5::text[]", "$1")
+            split_to = of_row("$6::text[]", "$1")
         ),
     };
     format!(
         "WITH taken AS ({taken}), inserted AS (
             INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
                 idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at,
-                attempts, last_attempt_at, last_error_code, last_error, split_from)
+                attempts, last_attempt_at, last_error_code, last_error, split_from, registration)
             SELECT o.message_id, o.topic, part.destination, o.payload, o.headers, o.ordering_key,
                    o.idempotency_key, o.digest, o.tenant_id, o.available_at, o.expires_at, o.created_at,
                    o.occurred_at, CASE WHEN {was_sent} THEN o.attempts ELSE 0 END,
                    CASE WHEN {was_sent} THEN o.last_attempt_at END,
                    CASE WHEN {was_sent} THEN o.last_error_code END, CASE WHEN {was_sent} THEN o.last_error END,
-                   coalesce(o.split_from, o.sequence)
+                   coalesce(o.split_from, o.sequence), part.registration
               FROM taken o
-             CROSS JOIN LATERAL unnest(($2::text[])[{first}:{last}]) WITH ORDINALITY AS part(destination, place)
+             CROSS JOIN LATERAL unnest(($2::text[])[{first}:{last}], ($5::uuid[])[{first}:{last}])
+                   WITH ORDINALITY AS part(destination, registration, place)
              ORDER BY o.sequence, part.place
             ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
             RETURNING 1

@@ -47,7 +47,7 @@ const CANCELLER: Role = Role {
             "SELECT",
             "sequence, message_id, topic, destination, payload, ordering_key, \
             idempotency_key, digest, tenant_id, available_at, created_at, occurred_at, \
-            attempts, locked_by, split_from",
+            attempts, locked_by, split_from, registration",
         ),
         ("", "UPDATE", "available_at"),
         ("_ledger", "SELECT, INSERT", ""),
@@ -70,9 +70,10 @@ const REGISTRAR: Role = Role {
     rights: &[
         ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
-            locked_by, locked_at, last_error_code, last_error, split_from"),
+            locked_by, locked_at, last_error_code, last_error, split_from, registration"),
         ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
-            idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at, split_from, split_to"),
+            idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at, split_from, split_to, \
+            registration"),
         ("_ledger", "SELECT", ""),
         ("_attempt", "SELECT, INSERT", ""),
         ("_part", "SELECT", ""),
@@ -92,9 +93,10 @@ const RELAY: Role = Role {
         ("", "SELECT, DELETE", ""),
         ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
             idempotency_key, digest, tenant_id, available_at, expires_at, created_at, \
-            occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from, split_to"),
+            occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from, split_to, \
+            registration"),
         ("", "UPDATE", "destination, available_at, attempts, locked_by, locked_at, last_attempt_at, \
-            last_error_code, last_error, split_to"),
+            last_error_code, last_error, split_to, registration"),
         ("_ledger", "SELECT, INSERT", ""),
         ("_attempt", "SELECT, INSERT", ""),
         ("_part", "SELECT", ""),
@@ -114,14 +116,16 @@ const READER: Role = Role {
     rights: &[
         ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
-            locked_by, locked_at, last_attempt_at, last_error_code, last_error, split_from, split_to"),
+            locked_by, locked_at, last_attempt_at, last_error_code, last_error, split_from, split_to, \
+            registration"),
         ("_dead", "SELECT", "sequence, message_id, topic, destination, named_destination, ordering_key, \
             idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, \
-            attempts, reason, last_error, http_status, response, died_at, split_from, split_to, blocks_key"),
+            attempts, reason, last_error, http_status, response, died_at, split_from, split_to, blocks_key, \
+            registration"),
         ("_lease", "SELECT", ""),
         ("_pause", "SELECT", ""),
         ("_destination", "SELECT", "name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
-            timeout, description, disabled_reason, created_at, updated_at, failing_since"),
+            timeout, description, disabled_reason, created_at, updated_at, failing_since, id"),
         ("_messages", "SELECT", ""),
     ],
 };

@@ -70,7 +70,7 @@ impl<'a> Asked<'a> {
             reason: reason.transpose().map_err(|error| error.to_string())?,
             since: time(self.since)?,
             until: time(self.until)?,
-            before: None,
+            ..LedgerFilter::default()
         })
     }
 }

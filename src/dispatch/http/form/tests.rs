@@ -28,6 +28,7 @@ pub(in crate::dispatch::http) fn message(payload: &str) -> Message {
         age: std::time::Duration::ZERO,
         in_a_row: 0,
         split_to: None,
+        registration: None,
     }
 }
 

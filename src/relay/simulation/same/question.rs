@@ -307,7 +307,10 @@ impl<'a> Dice<'a> {
             4 => Verdict::Deduplicated,
             5 | 6 => Verdict::Retry(failure, turns(self.rng.u32(0..3)), counted),
             7 | 8 => Verdict::Dead(failure, counted),
-            9..12 if may_be_split => Verdict::Split(parts.map(|&one| one.to_owned()).collect()),
+            9..12 if may_be_split => {
+                let to: Vec<String> = parts.map(|&one| one.to_owned()).collect();
+                Verdict::Split(to.into())
+            }
             _ => Verdict::Released,
         };
         // The same rule as in the settler.

@@ -297,6 +297,7 @@ impl<'a, D: Database> Side<'a, D> {
                         lease,
                         to: To::Bulkhead(0),
                         customer: None,
+                        registration: None,
                         unsent: None,
                     };
                     Settlement::unsent(job, self.bulkheads, Verdict::clone(verdict))

@@ -3,7 +3,7 @@
 use diesel::connection::SimpleConnection;
 
 use super::*;
-use crate::store::relay::split::{Piece, Split, split};
+use crate::store::relay::split::{Parts, Piece, Split, split};
 use crate::store::tests::Outbox;
 
 /// Enough messages that comparing each with each would take many seconds.
@@ -45,6 +45,7 @@ fn delivered_by(claim: Claim) -> Delivered {
     Delivered {
         claim,
         destination: "there".into(),
+        registration: None,
         http_status: Some(200),
         response: Some(format!("of {}", claim.sequence)),
         code: None,
@@ -56,6 +57,7 @@ fn failed(claim: Claim) -> Failed {
         claim,
         destination: "there".into(),
         names: "".into(),
+        registration: None,
         code: ReasonCode::Timeout,
         error: format!("of {}", claim.sequence),
         http_status: Some(500),
@@ -140,8 +142,8 @@ fn no_settle_changes_another_message_that_has_the_sequence() {
     let settle_all = |conn: &mut PgConnection, claims: &[Claim]| {
         let delivered_them: Vec<Delivered> = claims.iter().copied().map(delivered_by).collect();
         let failures: Vec<Failed> = claims.iter().copied().map(failed).collect();
-        let parts = ["a".to_owned(), "b".to_owned()];
-        let to_split: Vec<Split<'_>> = claims.iter().map(|one| (*one, &parts[..])).collect();
+        let parts = Parts::from(vec!["a".to_owned(), "b".to_owned()]);
+        let to_split: Vec<Split<'_>> = claims.iter().map(|one| (*one, &parts)).collect();
         let mut changed = vec![
             delivered(conn, name, lease, &delivered_them, false),
             deduplicated(conn, name, lease, claims),

@@ -7,10 +7,11 @@ use super::*;
 use crate::store::tests::Outbox;
 
 /// The parts of a fan-out: how often each destination has one.
-type Parts = Vec<(String, i64)>;
+type Counts = Vec<(String, i64)>;
 
-fn destinations(count: usize) -> Vec<String> {
-    (0..count).map(|n| format!("customer-{n:05}")).collect()
+fn destinations(count: usize) -> Parts {
+    let names = (0..count).map(|n| format!("customer-{n:05}"));
+    names.collect::<Vec<String>>().into()
 }
 
 fn enqueue(conn: &mut PgConnection, name: &OutboxName, count: usize, payload: &str, key: &str) {
@@ -38,7 +39,7 @@ fn claim_all(conn: &mut PgConnection, name: &OutboxName, lease: i64) -> Vec<Clai
         .collect()
 }
 
-fn parts(conn: &mut PgConnection, name: &OutboxName) -> Parts {
+fn parts(conn: &mut PgConnection, name: &OutboxName) -> Counts {
     statement(format!(
         "SELECT destination, count(*) FROM {} WHERE destination <> '' GROUP BY 1 ORDER BY 1",
         name.outbox()
@@ -60,7 +61,7 @@ fn split_all(
     conn: &mut PgConnection,
     name: &OutboxName,
     claims: &[Claim],
-    destinations: &[String],
+    destinations: &Parts,
     piece: Piece,
 ) -> usize {
     let messages: Vec<Split<'_>> = claims.iter().map(|claim| (*claim, destinations)).collect();
@@ -91,7 +92,7 @@ fn twenty_thousand_parts_are_placed_in_seconds() {
         let destinations = destinations(500);
         let began = std::time::Instant::now();
         // One call: even so the work must not grow with the square of the parts.
-        let all: Vec<Split<'_>> = claims.iter().map(|one| (*one, &destinations[..])).collect();
+        let all: Vec<Split<'_>> = claims.iter().map(|one| (*one, &destinations)).collect();
         let done = split(&mut conn, name, LeaseId(1), &all, Piece::WHOLE).expect("a split");
         eprintln!("20,000 parts with the key {key}: {:?}", began.elapsed());
         assert_eq!(done.split.len(), 40);
@@ -118,7 +119,11 @@ fn a_piece_has_at_most_its_parts() {
             split_all(&mut conn, name, &claims, &destinations(10), piece),
             5
         );
-        let expected: Parts = destinations(10).into_iter().map(|one| (one, 3)).collect();
+        let expected: Counts = destinations(10)
+            .to
+            .into_iter()
+            .map(|one| (one, 3))
+            .collect();
         assert_eq!(parts(&mut conn, name), expected);
         conn.batch_execute(&format!("TRUNCATE {}", name.outbox()))
             .expect("empty");
@@ -172,7 +177,7 @@ fn another_relay_continues_where_a_fan_out_has_ended() {
     let done = split(&mut conn, name, LeaseId(1), &[(before[0], &all)], piece).expect("a piece");
     assert_eq!(
         done.unfinished,
-        [(before[0].sequence, Some(all[2].clone()))]
+        [(before[0].sequence, Some(all.to[2].clone()))]
     );
     // The first relay is gone. The second has lost one destination that has its part, and one that has none, and knows
     // a new one.
@@ -184,7 +189,7 @@ fn another_relay_continues_where_a_fan_out_has_ended() {
         "customer-00005",
         "customer-00009",
     ];
-    let others = others.map(str::to_owned);
+    let others = Parts::from(others.map(str::to_owned).to_vec());
     let done = split(&mut conn, name, LeaseId(1), &[(before[0], &all)], piece).expect("a piece");
     assert!(
         done.split.is_empty() && done.unfinished.is_empty(),
@@ -211,7 +216,14 @@ fn a_fan_out_without_further_destinations_ends() {
         },
     );
     split(&mut conn, name, LeaseId(1), &[(claims[0], &all)], piece).expect("a piece");
-    let done = split(&mut conn, name, LeaseId(1), &[(claims[0], &[])], piece).expect("a piece");
+    let done = split(
+        &mut conn,
+        name,
+        LeaseId(1),
+        &[(claims[0], &Parts::default())],
+        piece,
+    )
+    .expect("a piece");
     assert_eq!(done.split, [claims[0].sequence]);
     assert_eq!(rows(&mut conn, name), 2);
 }
@@ -231,13 +243,13 @@ fn a_conflict_in_a_later_piece_is_found() {
     for (payload, is_same) in [("1", true), ("2", false)] {
         enqueue(&mut conn, name, 1, "1", "'key'");
         let claims = claim_all(&mut conn, name, 1);
-        let message = [(claims[0], &all[..])];
+        let message = [(claims[0], &all)];
         let done = split(&mut conn, name, LeaseId(1), &message, piece).expect("a piece");
         assert_eq!(done.unfinished.len(), 1);
         conn.batch_execute(&format!(
             "INSERT INTO {} (topic, destination, payload, idempotency_key) VALUES ('a', '{}', '{payload}', 'key')",
             name.outbox(),
-            all[3]
+            all.to[3]
         ))
         .expect("a message");
         let done = split(&mut conn, name, LeaseId(1), &message, piece).expect("a piece");
