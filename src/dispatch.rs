@@ -9,13 +9,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 #[cfg(feature = "http")]
-pub(crate) use self::http::Customers;
-#[cfg(feature = "http")]
 pub use self::http::HttpDispatcher;
 #[cfg(feature = "http")]
 pub(crate) use self::http::signature::{Signer, signed_content};
+#[cfg(feature = "http")]
+pub(crate) use self::http::{Customers, close_idle};
 #[cfg(not(feature = "http"))]
-pub(crate) use self::without_http::{Customers, HttpDispatcher};
+pub(crate) use self::without_http::{Customers, HttpDispatcher, close_idle};
 use crate::config::ConfigError;
 use crate::message::Message;
 use crate::status::ReasonCode;

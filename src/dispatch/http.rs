@@ -7,7 +7,9 @@ mod connection;
 mod credentials;
 mod egress;
 mod form;
+mod head;
 mod headers;
+mod lines;
 mod lookups;
 mod pinned;
 mod proxy;
@@ -15,6 +17,7 @@ mod resolver;
 mod response;
 mod shortage;
 pub(crate) mod signature;
+mod socket;
 mod sockets;
 mod stored;
 mod target;
@@ -28,6 +31,7 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use self::form::{Checked, Form, Request};
+pub(crate) use self::lines::close_idle;
 use self::lookups::{Lookup, system_lookup};
 use self::target::{Common, Target};
 use super::{CustomerError, Dispatcher, Failure, Outcome};
@@ -312,11 +316,10 @@ impl Dispatcher for Place {
 
 impl Place {
     fn send(&self, message: &Message) -> Outcome {
-        let request = self
-            .form
-            .check(message)
-            .and_then(|checked| self.form.one(checked, SystemTime::now()));
-        let outcome = self.post(request);
+        let outcome = self.post(|| {
+            let checked = self.form.check(message)?;
+            self.form.one(checked, SystemTime::now())
+        });
         self.target.or_give_up(outcome, message.attempts)
     }
 
@@ -341,7 +344,7 @@ impl Place {
             }
         }
         if !batch.is_empty() {
-            let outcome = self.send_batch(batch);
+            let outcome = self.send_batch(&batch);
             outcomes.extend(numbers.into_iter().map(|(number, attempts)| {
                 let outcome = self.target.or_give_up(outcome.clone(), attempts);
                 (number, outcome)
@@ -351,26 +354,24 @@ impl Place {
     }
 
     /// Sends all messages with one request, whose outcome applies to each message.
-    fn send_batch(&self, mut batch: Vec<Checked<'_>>) -> Outcome {
-        let now = SystemTime::now();
-        let request = match batch.pop() {
-            Some(only) if batch.is_empty() => self.form.one(only, now),
-            last => {
-                batch.extend(last);
-                self.form.several(&batch, now)
-            }
-        };
-        self.post(request)
+    fn send_batch(&self, batch: &[Checked<'_>]) -> Outcome {
+        match batch {
+            [only] => self.post(|| {
+                let checked = self.form.check(only.message())?;
+                self.form.one(checked, SystemTime::now())
+            }),
+            several => self.post(|| self.form.several(several, SystemTime::now())),
+        }
     }
 
-    fn post(&self, request: Result<Request<'_>, Failure>) -> Outcome {
-        let Request { headers, body } = match request {
-            Ok(request) => request,
-            Err(failure) => return Outcome::Dead(failure),
-        };
-        match self.target.post(headers, &body) {
+    /// Posts a request. `build` is called again if the request has to be sent again.
+    fn post<'m>(&self, build: impl Fn() -> Result<Request<'m>, Failure>) -> Outcome {
+        match self.target.post(build) {
             Ok(answer) => response::outcome(answer, &self.target.destination, SystemTime::now()),
             Err(outcome) => outcome,
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,5 @@
-//! The monitor thread: checks every second whether the other threads make progress, and updates the gauges. The
-//! monitor has no database connection.
+//! The monitor thread: checks every second whether the other threads make progress, and updates the gauges. It
+//! also closes connections that receivers have closed. The monitor has no database connection.
 
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use super::health::{DestinationState, Health, Problem, ProblemKind};
 use super::shared::Shared;
 use super::threads::{MARGIN, Post, State};
 use super::to::To;
+use crate::dispatch::close_idle;
 use crate::handlers::MOST_LATE;
 use crate::status::ReasonCode;
 use crate::store::relay::claim::Topic;
@@ -26,6 +27,7 @@ pub(crate) fn run(shared: &Shared) {
     loop {
         look(shared);
         record(shared);
+        close_idle();
         match shared.signals.stop.recv_timeout(INTERVAL) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => break,

@@ -139,8 +139,16 @@ fn a_receiver_that_hangs_costs_its_message_an_attempt_by_timeout() {
 }
 
 #[test]
-fn a_receiver_that_drips_its_head_costs_its_message_an_attempt_by_timeout() {
+fn a_receiver_that_stops_in_its_status_costs_its_message_an_attempt_by_timeout() {
     dies_of("TIMEOUT", |stream| {
+        stream.write_all(b"HTTP/1.1 20")?;
+        until_it_goes(stream)
+    });
+}
+
+#[test]
+fn a_receiver_that_drips_its_head_has_the_message() {
+    is_delivered(|stream| {
         stream.write_all(b"HTTP/1.1 200 OK\r\nx-a: ")?;
         drip(stream, b"a")
     });
@@ -162,9 +170,9 @@ fn a_receiver_that_closes_before_it_answers_is_tried_again() {
 }
 
 #[test]
-fn a_receiver_that_closes_in_the_middle_of_its_head_is_tried_again() {
+fn a_receiver_that_closes_in_the_middle_of_its_status_is_tried_again() {
     dies_of("CONNECTION_LOST", |stream| {
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-le")?;
+        stream.write_all(b"HTTP/1.1 20")?;
         Err(std::io::ErrorKind::ConnectionAborted.into())
     });
 }
@@ -387,9 +395,51 @@ fn an_answer_as_of_http_0_9_is_a_protocol_failure() {
     });
 }
 
+// --- Answers with 200 and something wrong with the rest of the head ------------------------
+
+/// Sends a message to a receiver that writes `answer` and closes the connection, and then another message.
+#[track_caller]
+fn is_delivered_by(answer: impl Into<Vec<u8>>) {
+    let answer = answer.into();
+    is_delivered(move |stream| {
+        stream.write_all(&answer)?;
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+}
+
 #[test]
-fn endless_headers_are_a_protocol_failure() {
-    dies_of("PROTOCOL", |stream| {
+fn a_head_that_ends_in_the_middle_is_a_delivery() {
+    is_delivered_by("HTTP/1.1 200 OK\r\ncontent-le");
+}
+
+#[test]
+fn odd_lines_in_a_head_are_a_delivery() {
+    let lines = "x-a: 1\r\n folded\r\nx-b : 2\r\nx-c: \u{1}\r\nno colon\r\n";
+    is_delivered_by(format!(
+        "HTTP/1.1 200 OK\r\n{lines}content-length: 2\r\n\r\nok"
+    ));
+}
+
+#[test]
+fn many_headers_or_a_long_one_are_a_delivery() {
+    let many = "x-a: 1\r\n".repeat(150);
+    let long = format!("x-b: {}\r\n", "b".repeat(70_000));
+    is_delivered_by(format!(
+        "HTTP/1.1 200 OK\r\n{many}{long}content-length: 2\r\n\r\nok"
+    ));
+}
+
+#[test]
+fn an_interim_answer_with_headers_is_passed_over() {
+    is_delivered(|stream| {
+        stream.write_all(b"HTTP/1.1 100 Continue\r\nx-a: 1\r\n\r\n")?;
+        stream.write_all(&status(200))
+    });
+}
+
+#[test]
+fn endless_headers_are_a_delivery() {
+    is_delivered(|stream| {
         stream.write_all(b"HTTP/1.1 200 OK\r\n")?;
         loop {
             stream.write_all(b"x-and-so-on: and so on and so on and so on\r\n")?;
@@ -398,8 +448,8 @@ fn endless_headers_are_a_protocol_failure() {
 }
 
 #[test]
-fn one_endless_header_is_a_protocol_failure() {
-    dies_of("PROTOCOL", |stream| {
+fn one_endless_header_is_a_delivery() {
+    is_delivered(|stream| {
         stream.write_all(b"HTTP/1.1 200 OK\r\nx-a: ")?;
         loop {
             stream.write_all(&[b'a'; 4096])?;
@@ -659,6 +709,8 @@ fn the_next_attempt_is_not_before_what_retry_after_says_in_either_form() {
                 .as_secs();
             let until = UNIX_EPOCH + Duration::from_secs(seconds + 2);
             (httpdate::fmt_http_date(until), until)
+        } else if request.json()["form"] == "odd" {
+            ("0.5, 0.5".to_owned(), now + Duration::from_secs(1))
         } else {
             ("1".to_owned(), now + Duration::from_secs(1))
         };
@@ -677,19 +729,19 @@ fn the_next_attempt_is_not_before_what_retry_after_says_in_either_form() {
         .start()
         .expect("a relay");
     for status in [408, 425, 429, 503] {
-        for form in ["seconds", "date"] {
+        for form in ["seconds", "odd", "date"] {
             database.enqueue("order.paid", json!({ "status": status, "form": form }));
         }
     }
     eventually("all messages are delivered", || {
-        database.count("delivered") == 8
+        database.count("delivered") == 12
     });
     assert_eq!(
         was_early.try_iter().collect::<Vec<_>>(),
         Vec::<serde_json::Value>::new(),
         "these messages came too early"
     );
-    assert_eq!(receiver.count(), 16);
+    assert_eq!(receiver.count(), 24);
     end(&relay);
 }
 
@@ -743,6 +795,40 @@ fn a_receiver_that_closes_idle_connections_loses_nothing() {
     }
     assert_eq!(receiver.ids().len(), 20);
     end(&relay);
+}
+
+#[test]
+fn a_receiver_that_closes_soon_after_each_answer_costs_no_attempt() {
+    const MESSAGES: usize = 400;
+    let database = Database::new();
+    let waits = Mutex::new(fastrand::Rng::with_seed(18));
+    let receiver = Receiver::start(move |_, stream| {
+        stream.write_all(&status(200))?;
+        let wait = waits
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .u64(..5_000);
+        std::thread::sleep(Duration::from_micros(wait));
+        Err(std::io::ErrorKind::ConnectionAborted.into())
+    });
+    database.enqueue_many(MESSAGES);
+    let relay = database
+        .relay()
+        .concurrency(4)
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("all messages are delivered", || {
+        usize::try_from(database.count("delivered")) == Ok(MESSAGES)
+    });
+    end(&relay);
+    assert_eq!(
+        database.number("SELECT max(attempts) FROM {o}_ledger"),
+        1,
+        "{:?}",
+        database.text("SELECT string_agg(DISTINCT error, ', ') FROM {o}_ledger")
+    );
+    assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
 }
 
 #[test]

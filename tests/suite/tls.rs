@@ -300,6 +300,35 @@ fn senders_of_a_destination_share_what_tls_remembers() {
     end(&relay);
 }
 
+// --- Responses ----------------------------------------------------------------------------
+
+#[test]
+fn an_answer_before_the_body_was_read_counts_with_tls() {
+    let authority = Authority::new();
+    let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
+    let database = Database::new();
+    // Longer than the buffers of both ends of a connection.
+    database.execute("ALTER TABLE {o} DROP CONSTRAINT outbox_payload_is_at_most_1_mib");
+    database.execute(
+        "INSERT INTO {o} (topic, payload)
+         VALUES ('order.paid', to_json(repeat('x', 10000000)))",
+    );
+    let relay = database
+        .relay()
+        .destination(authority.trusting(receiver.port))
+        .route("*", "billing")
+        .start()
+        .expect("a relay");
+    eventually("the message is settled", || {
+        database.number("SELECT count(*) FROM {o}_ledger") == 1
+    });
+    end(&relay);
+    assert_eq!(
+        database.text("SELECT reason || ' ' || attempts || ' ' || http_status FROM {o}_dead"),
+        Some("REJECTED 1 413".to_owned())
+    );
+}
+
 // --- With a proxy -------------------------------------------------------------------------
 
 #[test]

@@ -63,6 +63,11 @@ pub(super) fn outcome(error: &Error, timeout: Duration) -> Outcome {
     }
 }
 
+/// Whether a connection has ended.
+pub(super) fn is_lost(error: &Error) -> bool {
+    judge(error).1 == ReasonCode::ConnectionLost
+}
+
 fn judge(error: &Error) -> (Whose, ReasonCode) {
     let code = match error {
         Error::Other(inner) => return judge_own(inner.as_ref()),

@@ -55,6 +55,12 @@ pub(super) struct Request<'a> {
     pub(super) body: Cow<'a, str>,
 }
 
+impl<'a> Checked<'a> {
+    pub(super) fn message(&self) -> &'a Message {
+        self.message
+    }
+}
+
 impl Form {
     pub(super) fn new(
         destination: &Destination,

@@ -6,7 +6,8 @@
 //! (RFC 9112, 3.2.2), because many proxies allow CONNECT to port 443 only.
 
 use std::io::{self, Read, Write};
-use std::sync::{Arc, LazyLock};
+use std::net::IpAddr;
+use std::sync::{Arc, LazyLock, Mutex};
 
 use ::http::header::{HeaderMap, HeaderValue, PROXY_AUTHENTICATE};
 use ::http::{StatusCode, Uri};
@@ -14,14 +15,18 @@ use secrecy::{ExposeSecret, SecretString};
 use ureq::Error;
 use ureq::unversioned::transport::time::{Duration, Instant};
 use ureq::unversioned::transport::{
-    Buffers, ConnectionDetails, Connector, NextTimeout, TcpConnector, Transport, TransportAdapter,
+    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport, TransportAdapter,
 };
 use url::Url;
 use uuid::Uuid;
 
 use super::credentials::basic;
+use super::head::status_of;
+use super::lines::Watch;
 use super::shortage::{is_shortage, not_connected};
+use super::socket::{Socket, connect_to_first};
 use crate::config::{Config, ConfigError, Destination, Proxy};
+use crate::lock::lock;
 
 /// The most bytes of the heads of a proxy's response, interim responses included.
 const MOST_HEAD_BYTES: usize = 16 * 1024;
@@ -257,12 +262,6 @@ fn ask(connect: &SecretString, stream: &mut (impl Read + Write)) -> io::Result<A
     Err(io::Error::other("the response head is too long"))
 }
 
-fn status_of(head: &[u8]) -> Option<u16> {
-    let line = head.strip_prefix(b"HTTP/1.")?.get(1..)?;
-    let digits = line.strip_prefix(b" ")?.get(..3)?;
-    std::str::from_utf8(digits).ok()?.parse().ok()
-}
-
 fn has_challenge(head: &[u8]) -> bool {
     let name = |line: &[u8]| line.split(|byte| *byte == b':').next().map(<[u8]>::to_vec);
     head.split(|byte| *byte == b'\n')
@@ -287,42 +286,47 @@ pub(super) fn left(details: &ConnectionDetails) -> NextTimeout {
 /// Connects to the destination, directly or through its proxy.
 #[derive(Debug)]
 pub(super) struct FirstHop {
-    tcp: TcpConnector,
-    via: Option<Arc<Via>>,
+    pub(super) via: Option<Arc<Via>>,
+    pub(super) watch: Arc<Watch>,
+    /// The address that worked when the first did not.
+    pub(super) worked: Arc<Mutex<Option<IpAddr>>>,
 }
 
 impl FirstHop {
-    pub(super) fn new(via: Option<Arc<Via>>) -> Self {
-        Self {
-            tcp: TcpConnector::default(),
-            via,
-        }
+    fn connect(&self, details: &ConnectionDetails) -> Result<Socket, Error> {
+        let worked = *lock(&self.worked);
+        let (stream, address) = connect_to_first(&details.addrs, worked, left(details)).map_err(
+            |error| match error {
+                Error::Io(error) => not_connected(error, &details.addrs),
+                other => other,
+            },
+        )?;
+        let is_first = details.addrs.first() == Some(&address);
+        *lock(&self.worked) = (!is_first).then_some(address.ip());
+        let stream = Arc::new(stream);
+        self.watch.connects(&stream);
+        let config = details.config;
+        let buffers = LazyBuffers::new(config.input_buffer_size(), config.output_buffer_size());
+        Ok(Socket::new(stream, buffers))
     }
 }
 
 impl Connector for FirstHop {
-    type Out = <TcpConnector as Connector>::Out;
+    type Out = Socket;
 
     fn connect(
         &self,
         details: &ConnectionDetails,
-        chained: Option<()>,
+        _: Option<()>,
     ) -> Result<Option<Self::Out>, Error> {
-        let connected = (self.tcp)
-            .connect(details, chained)
-            .map_err(|error| match error {
-                Error::Io(error) => not_connected(error, &details.addrs),
-                other => other,
-            });
+        let connected = self.connect(details);
         let Some(via) = &self.via else {
-            return connected;
+            return connected.map(Some);
         };
         let to_proxy = connected.map_err(|error| via.unreachable(error))?;
         match &via.way {
-            Way::Forward { .. } => Ok(to_proxy),
-            Way::Tunnel(connect) => to_proxy
-                .map(|to_proxy| via.open(connect, to_proxy, details))
-                .transpose(),
+            Way::Forward { .. } => Ok(Some(to_proxy)),
+            Way::Tunnel(connect) => via.open(connect, to_proxy, details).map(Some),
         }
     }
 }
@@ -530,21 +534,5 @@ mod tests {
         assert!(!has_challenge(
             b"HTTP/1.1 407 Proxy-Authenticate\r\nvia: proxy-authenticate\r\n\r\n"
         ));
-    }
-
-    #[test]
-    fn statuses_are_read_from_the_first_line() {
-        assert_eq!(status_of(b"HTTP/1.1 200 OK\r\n\r\n"), Some(200));
-        assert_eq!(status_of(b"HTTP/1.0 407\r\n\r\n"), Some(407));
-        for line in [
-            "",
-            "HTTP/1.1",
-            "HTTP/1.1 20",
-            "HTTP/2 200 OK",
-            "SSH-2.0",
-            "HTTP/1.1 abc",
-        ] {
-            assert_eq!(status_of(line.as_bytes()), None, "{line}");
-        }
     }
 }

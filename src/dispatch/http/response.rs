@@ -55,16 +55,38 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
 /// Longer waits are cut to this duration.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Parses both forms of `Retry-After` (RFC 9110, 10.2.3): seconds, or a date.
+/// Parses both forms of `Retry-After` (RFC 9110, 10.2.3): seconds, or a date. Of what else receivers write (`30.5`,
+/// `30, 30`, `30s`, `500ms`) it takes the first number, rounded up.
 fn parse_retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
-    if !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit()) {
-        // A number that overflows exceeds the longest wait, too.
-        let wait = value.parse().map_or(LONGEST, Duration::from_secs);
-        return Some(wait.min(LONGEST));
+    let is_digit = |byte: &char| byte.is_ascii_digit();
+    let digits = value.chars().take_while(is_digit).count();
+    if digits == 0 {
+        let date = httpdate::parse_http_date(value).ok()?;
+        return Some(date.duration_since(now).unwrap_or_default());
     }
-    let date = httpdate::parse_http_date(value).ok()?;
-    Some(date.duration_since(now).unwrap_or_default())
+    let (whole, rest) = value.split_at(digits);
+    let fraction: String = match rest.strip_prefix('.') {
+        Some(rest) => rest.chars().take_while(is_digit).collect(),
+        None => String::new(),
+    };
+    let unit = rest.trim_start_matches(|c: char| c == '.' || c.is_ascii_digit());
+    let unit = unit.trim_start();
+    // Another form of date or time.
+    if unit.starts_with(['-', ':', '/']) {
+        return None;
+    }
+    // A number that overflows exceeds the longest wait, too.
+    let wait = whole
+        .parse()
+        .map_or(LONGEST, Duration::from_secs)
+        .min(LONGEST);
+    let has_fraction = fraction.contains(|digit| digit != '0');
+    let wait = wait + Duration::from_secs(u64::from(has_fraction));
+    match unit.to_ascii_lowercase().starts_with("ms") {
+        true => Some(Duration::from_secs(wait.as_secs().div_ceil(1000))),
+        false => Some(wait.min(LONGEST)),
+    }
 }
 
 #[cfg(test)]
@@ -166,7 +188,20 @@ mod tests {
         );
         let long_ago = "Sun, 06 Nov 1994 08:49:37 GMT";
         assert_eq!(parse_retry_after(long_ago, now), Some(Duration::ZERO));
-        for nonsense in ["", "-1", "soon", "1.5"] {
+        for (odd, seconds) in [
+            ("30.5", 31),
+            ("30.0", 30),
+            ("30, 30", 30),
+            ("30,60", 30),
+            ("30s", 30),
+            ("30 seconds", 30),
+            ("30; x", 30),
+            ("1500ms", 2),
+        ] {
+            let wait = Some(Duration::from_secs(seconds));
+            assert_eq!(parse_retry_after(odd, now), wait, "{odd}");
+        }
+        for nonsense in ["", "-1", "soon", ".5", "2026-11-25T10:00:00Z", "10:30"] {
             assert_eq!(parse_retry_after(nonsense, now), None, "{nonsense}");
         }
     }

@@ -1,7 +1,7 @@
 //! The target of sends to one destination: its ureq agents.
 
-use std::collections::HashMap;
 use std::io::Read;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,8 @@ use ureq::unversioned::transport::Connector;
 use super::connection::OneWriteConnector;
 use super::credentials::{basic, without_user};
 use super::egress::Egress;
+use super::form;
+use super::lines::{IDLE_AGE, Line, Lines, Reuse, Watch};
 use super::lookups::{Lookup, Lookups, THREADS, THREADS_OF_REGISTERED, Times};
 use super::proxy::{AbsoluteForm, FirstHop, Via};
 use super::resolver::FirstAddress;
@@ -21,7 +23,7 @@ use super::sockets::{Permit, most_sockets};
 use super::tls::{Tls, TlsSettings};
 use super::{USER_AGENT, blame};
 use crate::config::{Config, ConfigError, Destination};
-use crate::dispatch::{Outcome, Response};
+use crate::dispatch::{Failure, Outcome, Response};
 use crate::lock::lock;
 use crate::status::ReasonCode;
 
@@ -29,11 +31,8 @@ use crate::status::ReasonCode;
 const READ_BYTES: u64 = 64 * 1024;
 /// The most bytes to keep of a response body, for the ledger.
 const KEEP_BYTES: usize = 2048;
-/// The number of idle connections of an agent, and their maximum age.
+/// The number of idle connections of an agent.
 const IDLE_CONNECTIONS: usize = 1;
-const IDLE_AGE: Duration = Duration::from_secs(15);
-/// The most idle agents of destinations that share agents.
-const MOST_SHARED: usize = 512;
 
 /// A destination with everything that a send needs.
 #[derive(Debug)]
@@ -49,69 +48,22 @@ pub(super) struct Target {
     resolver: FirstAddress,
     via: Option<Arc<Via>>,
     tls: Tls,
-    idle: Idle,
+    /// Idle lines, with those of other destinations if they are shared.
+    lines: Arc<Lines>,
+    origin: Arc<str>,
+    reuse: Reuse,
+    worked: Arc<Mutex<Option<IpAddr>>>,
     /// Since when every send has found only refused addresses.
     refused_since: Mutex<Option<Instant>>,
-}
-
-/// An agent, which has at most one connection, and the right to it.
-#[derive(Debug)]
-struct Line {
-    agent: Agent,
-    permit: Permit,
 }
 
 /// A wait for a connection that does not shorten the time of a send.
 const NO_WAIT: Duration = Duration::from_millis(5);
 
-/// Idle agents.
-#[derive(Debug)]
-enum Idle {
-    Own(Mutex<Vec<Line>>),
-    /// Shared by all destinations of an origin.
-    Shared(Arc<Agents>, Arc<str>),
-}
-
-/// The idle agents of destinations that share agents.
-#[derive(Debug, Default)]
-struct Agents(Mutex<ByOrigin>);
-
-/// Idle agents by origin, each with the time since which it has been idle.
-type ByOrigin = HashMap<Arc<str>, Vec<(Instant, Line)>>;
-
-impl Agents {
-    fn take(&self, origin: &str) -> Option<Line> {
-        let mut all = lock(&self.0);
-        let of_origin = all.get_mut(origin)?;
-        let (_, line) = of_origin.pop()?;
-        if of_origin.is_empty() {
-            all.remove(origin);
-        }
-        Some(line)
-    }
-
-    /// Keeps an agent for the next send. If there are too many, drops agents whose connections are too old to reuse.
-    fn put(&self, origin: &Arc<str>, line: Line) {
-        let mut all = lock(&self.0);
-        let count = |all: &HashMap<_, Vec<_>>| all.values().map(Vec::len).sum::<usize>();
-        if all.len() >= MOST_SHARED / 2 && count(&all) >= MOST_SHARED {
-            all.retain(|_, agents| {
-                agents.retain(|(since, _)| since.elapsed() < IDLE_AGE);
-                !agents.is_empty()
-            });
-            if count(&all) >= MOST_SHARED {
-                return;
-            }
-        }
-        let of_origin = all.entry(Arc::clone(origin)).or_default();
-        of_origin.push((Instant::now(), line));
-    }
-}
-
 /// The state of destinations that share agents.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Sharing {
-    agents: Arc<Agents>,
+    lines: Arc<Lines>,
     /// `None` until a destination with https.
     tls: Option<Tls>,
     config: Option<Arc<ureq::config::Config>>,
@@ -149,7 +101,11 @@ impl Common {
         Self {
             lookups: Arc::new(lookups),
             tls: TlsSettings::default(),
-            sharing: Some(Sharing::default()),
+            sharing: Some(Sharing {
+                lines: Lines::new(),
+                tls: None,
+                config: None,
+            }),
         }
     }
 }
@@ -198,11 +154,11 @@ impl Target {
             None => FirstAddress::of(&common.lookups, &destination.url, egress),
         };
         let has_tls = destination.url.scheme() == "https";
-        let (agent_config, tls, idle) = match &mut common.sharing {
+        let (agent_config, tls, lines) = match &mut common.sharing {
             None => {
                 let tls = common.tls.of(&destination, config)?;
                 let agents = Arc::new(of_agents(timeout));
-                (agents, tls, Idle::Own(Mutex::default()))
+                (agents, tls, Lines::new())
             }
             Some(sharing) => {
                 let agents = (sharing.config)
@@ -215,9 +171,7 @@ impl Target {
                     }
                     (_, false) => Tls::default(),
                 };
-                let origin = destination.url.origin().ascii_serialization();
-                let idle = Idle::Shared(Arc::clone(&sharing.agents), origin.into());
-                (Arc::clone(agents), tls, idle)
+                (Arc::clone(agents), tls, Arc::clone(&sharing.lines))
             }
         };
         let uri = match &via {
@@ -230,6 +184,7 @@ impl Target {
             None => uri,
         };
         Ok(Self {
+            origin: destination.url.origin().ascii_serialization().into(),
             has_own_timeout: common.sharing.is_some() && timeout != config.send_timeout,
             destination,
             uri,
@@ -239,41 +194,38 @@ impl Target {
             resolver,
             via,
             tls,
-            idle,
+            lines,
+            reuse: Reuse::default(),
+            worked: Arc::default(),
             refused_since: Mutex::default(),
         })
     }
 
-    /// An agent for exclusive use. Each agent has its own connection, so no send waits for another. `None`: this process
-    /// may have no more connections, and none was closed for a part of the timeout.
-    fn line(&self) -> Option<Line> {
-        let idle = match &self.idle {
-            Idle::Own(lines) => lock(lines).pop(),
-            Idle::Shared(agents, origin) => agents.take(origin),
+    /// A line without a connection, for exclusive use, so that no send waits for another. `None`: this process may have no
+    /// more connections, and none was closed for a part of the timeout.
+    fn new_line(&self) -> Option<Line> {
+        let permit = Permit::take(self.timeout / 4)?;
+        let watch = Arc::new(Watch::default());
+        let hop = FirstHop {
+            via: self.via.clone(),
+            watch: Arc::clone(&watch),
+            worked: Arc::clone(&self.worked),
         };
-        idle.or_else(|| {
-            let permit = Permit::take(self.timeout / 4)?;
-            let agent = Agent::with_parts(
-                ureq::config::Config::clone(&self.agent_config),
-                FirstHop::new(self.via.clone())
-                    .chain(AbsoluteForm::new(self.via.as_deref()))
-                    .chain(self.tls.clone())
-                    .chain(OneWriteConnector),
-                self.resolver.clone(),
-            );
-            Some(Line { agent, permit })
+        let write = OneWriteConnector {
+            watch: Arc::clone(&watch),
+        };
+        let agent = Agent::with_parts(
+            ureq::config::Config::clone(&self.agent_config),
+            hop.chain(self.tls.clone())
+                .chain(write)
+                .chain(AbsoluteForm::new(self.via.as_deref())),
+            self.resolver.clone(),
+        );
+        Some(Line {
+            agent,
+            permit,
+            watch,
         })
-    }
-
-    /// Keeps the connection for the next send, unless others need it.
-    fn give_back(&self, line: Line) {
-        if line.permit.is_scarce() {
-            return;
-        }
-        match &self.idle {
-            Idle::Own(lines) => lock(lines).push(line),
-            Idle::Shared(agents, origin) => agents.put(origin, line),
-        }
     }
 
     /// Adds the credentials of the URL, unless a header replaces them, and those for a proxy that forwards requests.
@@ -287,15 +239,20 @@ impl Target {
         }
     }
 
-    /// Posts a body. The caller decides the outcome of a response. Without a response, the error is the outcome.
-    pub(super) fn post(&self, headers: HeaderMap, body: &str) -> Result<Answer, Outcome> {
-        let mut request = Request::new(body);
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.uri.clone();
-        *request.headers_mut() = headers;
-        self.authorize(request.headers_mut());
+    /// Posts a request. The caller decides the outcome of a response. Without a response, the error is the outcome.
+    ///
+    /// A reused connection may be lost because the receiver closes it at that moment. Then the request is built and sent
+    /// once more, on a new connection.
+    pub(super) fn post<'m>(
+        &self,
+        build: impl Fn() -> Result<form::Request<'m>, Failure>,
+    ) -> Result<Answer, Outcome> {
+        let mut request = build().map_err(Outcome::Dead)?;
         let began = Instant::now();
-        let Some(line) = self.line() else {
+        let is_worth_it = self.reuse.is_worth_it();
+        let idle = is_worth_it.then(|| self.lines.take(&self.origin)).flatten();
+        let mut is_reused = idle.is_some();
+        let Some(line) = idle.or_else(|| self.new_line()) else {
             let most = most_sockets();
             let shortage = Shortage::new(
                 "has no free file descriptor for another receiver",
@@ -304,35 +261,60 @@ impl Target {
             let error = ureq::Error::Other(Box::new(shortage));
             return Err(blame::outcome(&error, self.timeout));
         };
-        let waited = began.elapsed();
-        if self.has_own_timeout || waited > NO_WAIT {
-            let timeout = Some(self.timeout.saturating_sub(waited));
+        let result = loop {
+            let result = self.send(&line, request, began.elapsed());
+            match &result {
+                Err(error) if is_reused && !line.watch.has_answered() && blame::is_lost(error) => {}
+                _ => break result,
+            }
+            log::debug!(event = "connection_closed", destination = self.destination.name.as_str(); "the receiver closed a connection when a request was sent: sending it once more");
+            self.reuse.lost();
+            is_reused = false;
+            request = build().map_err(Outcome::Dead)?;
+        };
+        if is_reused && result.is_ok() {
+            self.reuse.worked();
+        }
+        if self.reuse.is_worth_it() {
+            self.lines.put(&self.origin, line);
+        }
+        let result = result.map_err(|error| blame::outcome(&error, self.timeout));
+        self.follow_refusals(&result);
+        result
+    }
+
+    /// Sends a request and reads the response. A part of the timeout has already passed.
+    fn send(
+        &self,
+        line: &Line,
+        form::Request { headers, body }: form::Request<'_>,
+        passed: Duration,
+    ) -> Result<Answer, ureq::Error> {
+        let mut request = Request::new(&*body);
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = headers;
+        self.authorize(request.headers_mut());
+        if self.has_own_timeout || passed > NO_WAIT {
+            let timeout = Some(self.timeout.saturating_sub(passed));
             request = (line.agent.configure_request(request))
                 .timeout_global(timeout)
                 .timeout_connect(timeout)
                 .build();
         }
-        let result = line.agent.run(request).and_then(|answer| {
-            if let Some(via) = &self.via {
-                via.check_response(answer.status(), answer.headers())?;
-            }
-            Ok(answer)
-        });
-        let result = result.map(|answer| {
-            let retry_after = answer.headers().get(RETRY_AFTER);
-            let retry_after = retry_after.and_then(|value| value.to_str().ok());
-            Answer {
-                retry_after: retry_after.map(str::to_owned),
-                response: Response {
-                    status: Some(answer.status().as_u16()),
-                    body: beginning(answer.into_body().into_reader()),
-                },
-            }
-        });
-        self.give_back(line);
-        let result = result.map_err(|error| blame::outcome(&error, self.timeout));
-        self.follow_refusals(&result);
-        result
+        let answer = line.agent.run(request)?;
+        if let Some(via) = &self.via {
+            via.check_response(answer.status(), answer.headers())?;
+        }
+        let retry_after = answer.headers().get(RETRY_AFTER);
+        let retry_after = retry_after.and_then(|value| value.to_str().ok());
+        Ok(Answer {
+            retry_after: retry_after.map(str::to_owned),
+            response: Response {
+                status: Some(answer.status().as_u16()),
+                body: beginning(answer.into_body().into_reader()),
+            },
+        })
     }
 
     fn follow_refusals(&self, result: &Result<Answer, Outcome>) {
@@ -373,8 +355,8 @@ fn is_refused(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Retry(failure) if failure.code == ReasonCode::BlockedAddress)
 }
 
-/// The most bytes of a response head, which must fit into the buffer of a connection.
-const HEADER_BYTES: usize = 64 * 1024;
+/// The size of the input buffer of each connection.
+const INPUT_BYTES: usize = 16 * 1024;
 /// The size of the output buffer of each connection. It is small because there may be hundreds of connections.
 pub(super) const OUTPUT_BYTES: usize = 34 * 1024;
 /// The most bytes of the path of a URL. The request line must fit into the output buffer, also with the host for a proxy.
@@ -390,9 +372,7 @@ fn of_agents(timeout: Duration) -> ureq::config::Config {
         .max_redirects_will_error(false)
         .http_status_as_error(false)
         .proxy(None)
-        .no_delay(true)
-        .max_response_header_size(HEADER_BYTES)
-        .input_buffer_size(HEADER_BYTES + 1024)
+        .input_buffer_size(INPUT_BYTES)
         .output_buffer_size(OUTPUT_BYTES)
         .max_idle_connections(IDLE_CONNECTIONS)
         .max_idle_connections_per_host(IDLE_CONNECTIONS)

@@ -4,7 +4,7 @@
 //! ([`Pinned`]).
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
-use rustls::{ALL_VERSIONS, ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{ALL_VERSIONS, ClientConfig, ClientConnection, RootCertStore};
 use ureq::Error;
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport,
@@ -302,7 +302,9 @@ impl<In: Transport> Connector<In> for Tls {
         );
         Ok(Some(Either::B(TlsTransport {
             buffers: LazyBuffers::new(input, output),
-            stream: StreamOwned { conn, sock },
+            conn,
+            sock,
+            written: 0,
         })))
     }
 }
@@ -310,7 +312,10 @@ impl<In: Transport> Connector<In> for Tls {
 /// A connection with TLS.
 pub(super) struct TlsTransport<In: Transport> {
     buffers: LazyBuffers,
-    stream: StreamOwned<ClientConnection, TransportAdapter<In>>,
+    conn: ClientConnection,
+    sock: TransportAdapter<In>,
+    /// The bytes of the output that are encrypted: a write that has failed may be repeated.
+    written: usize,
 }
 
 impl<In: Transport> Transport for TlsTransport<In> {
@@ -319,21 +324,42 @@ impl<In: Transport> Transport for TlsTransport<In> {
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
-        self.stream.get_mut().set_timeout(timeout);
-        let output = &self.buffers.output()[..amount];
-        Ok(self.stream.write_all(output)?)
+        self.sock.set_timeout(timeout);
+        while self.written < amount {
+            let output = &self.buffers.output()[self.written..amount];
+            self.written += self.conn.writer().write(output)?;
+            while self.conn.wants_write() {
+                self.conn.write_tls(&mut self.sock)?;
+            }
+        }
+        while self.conn.wants_write() {
+            self.conn.write_tls(&mut self.sock)?;
+        }
+        self.written = 0;
+        Ok(())
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
-        self.stream.get_mut().set_timeout(timeout);
-        let input = self.buffers.input_append_buf();
-        let amount = self.stream.read(input)?;
-        self.buffers.input_appended(amount);
-        Ok(amount > 0)
+        self.sock.set_timeout(timeout);
+        loop {
+            let input = self.buffers.input_append_buf();
+            match self.conn.reader().read(input) {
+                Ok(amount) => {
+                    self.buffers.input_appended(amount);
+                    return Ok(amount > 0);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+            // Writes nothing, unlike the streams of rustls: a response can be read after a write has failed.
+            self.conn.read_tls(&mut self.sock)?;
+            let invalid = |error| io::Error::new(ErrorKind::InvalidData, error);
+            self.conn.process_new_packets().map_err(invalid)?;
+        }
     }
 
     fn is_open(&mut self) -> bool {
-        self.stream.get_mut().get_mut().is_open()
+        self.sock.get_mut().is_open()
     }
 
     fn is_tls(&self) -> bool {

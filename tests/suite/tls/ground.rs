@@ -1,6 +1,6 @@
 //! Shared by the TLS tests: an authority that signs certificates, and receivers.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -118,7 +118,10 @@ pub(super) fn destination(port: u16) -> Destination {
     Destination::new("billing", &format!("https://localhost:{port}/events")).expect("a URL")
 }
 
-/// A TLS receiver that responds to every request with 200.
+/// The largest body that a receiver reads.
+const LARGEST: usize = 1_000_000;
+
+/// A TLS receiver that responds to every request with 200, but to a large one with 413 before it reads the body.
 pub(super) struct TlsReceiver {
     pub(super) port: u16,
     delivered: Arc<AtomicUsize>,
@@ -172,7 +175,19 @@ impl TlsReceiver {
                 std::thread::spawn(move || {
                     let connection = ServerConnection::new(config).expect("a connection");
                     let mut stream = BufReader::new(StreamOwned::new(connection, stream));
-                    while let Some(()) = read_request(&mut stream) {
+                    while let Some(length) = read_head(&mut stream) {
+                        if length > LARGEST {
+                            let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n";
+                            let tls = stream.get_mut();
+                            if tls.write_all(answer).and_then(|()| tls.flush()).is_ok() {
+                                // Keeps the connection and reads nothing.
+                                std::thread::park();
+                            }
+                            return;
+                        }
+                        if stream.read_exact(&mut vec![0; length]).is_err() {
+                            return;
+                        }
                         delivered.fetch_add(1, Ordering::SeqCst);
                         let tls = stream.get_mut();
                         if tls.conn.handshake_kind() == Some(rustls::HandshakeKind::Resumed) {
@@ -198,8 +213,8 @@ impl TlsReceiver {
     }
 }
 
-/// Reads a whole request. Returns `None` if the client sends none.
-fn read_request(stream: &mut impl BufRead) -> Option<()> {
+/// Reads the head of a request. Returns the length of its body, or `None` if the client sends no request.
+fn read_head(stream: &mut impl BufRead) -> Option<usize> {
     let mut length = 0;
     loop {
         let mut line = String::new();
@@ -207,13 +222,12 @@ fn read_request(stream: &mut impl BufRead) -> Option<()> {
             return None;
         }
         if line == "\r\n" {
-            break;
+            return Some(length);
         }
         if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
             length = value.trim().parse().expect("a length");
         }
     }
-    stream.read_exact(&mut vec![0; length]).ok()
 }
 
 pub(super) const BOTH: &[&SupportedProtocolVersion] = rustls::ALL_VERSIONS;

@@ -1,0 +1,439 @@
+//! The sockets of connections.
+//!
+//! ureq's own socket connects to one address after another, loses a response that arrives before the whole request is
+//! written, and makes three system calls to see whether a connection is open.
+
+use std::io::{self, ErrorKind, Read};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::net::sockopt::socket_error;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{connect, recv, send, socket_with};
+use ureq::Error;
+use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport};
+
+use super::shortage::Shortage;
+
+/// How long to wait for an address before the next is tried as well (RFC 8305, 5).
+const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
+
+/// A connection to a receiver or a proxy.
+#[derive(Debug)]
+pub(super) struct Socket {
+    stream: Arc<TcpStream>,
+    buffers: LazyBuffers,
+    read_timeout: Option<Duration>,
+    /// The bytes of the output that a write has sent before it was [`Stalled`].
+    sent: usize,
+}
+
+/// A write waits for room, and input has arrived: perhaps a response. The write goes on when it is repeated.
+#[derive(Debug, thiserror::Error)]
+#[error("input has arrived before the output was written")]
+pub(super) struct Stalled;
+
+impl Socket {
+    pub(super) fn new(stream: Arc<TcpStream>, buffers: LazyBuffers) -> Self {
+        Self {
+            stream,
+            buffers,
+            read_timeout: None,
+            sent: 0,
+        }
+    }
+
+    fn send(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        let mut until = None;
+        while self.sent < amount {
+            let output = &self.buffers.output()[self.sent..amount];
+            match send(&*self.stream, output, SendFlags::DONTWAIT | NO_SIGNAL) {
+                Ok(sent) => self.sent += sent,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let until = until.get_or_insert_with(|| deadline(timeout));
+                    self.wait_for_room(*until, timeout)?;
+                }
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for_room(&self, until: Option<Instant>, timeout: NextTimeout) -> Result<(), Error> {
+        let mut fds = [PollFd::new(&*self.stream, PollFlags::OUT | PollFlags::IN)];
+        poll_until(&mut fds, until)?;
+        let events = fds[0].revents();
+        if events.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP) {
+            return Ok(());
+        }
+        if events.contains(PollFlags::IN) {
+            return Err(Error::Other(Box::new(Stalled)));
+        }
+        match until.is_some_and(|until| until <= Instant::now()) {
+            true => Err(Error::Timeout(timeout.reason)),
+            false => Ok(()),
+        }
+    }
+
+    fn set_read_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if timeout != self.read_timeout {
+            self.stream.set_read_timeout(timeout)?;
+            self.read_timeout = timeout;
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Socket {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        let result = self.send(amount, timeout);
+        let is_stalled = matches!(&result, Err(Error::Other(inner)) if inner.is::<Stalled>());
+        if !is_stalled {
+            self.sent = 0;
+        }
+        result
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        if timeout.after.is_zero() {
+            return Err(Error::Timeout(timeout.reason));
+        }
+        let until = deadline(timeout);
+        self.set_read_timeout(until.map(|_| *timeout.after))?;
+        loop {
+            let input = self.buffers.input_append_buf();
+            match (&*self.stream).read(input) {
+                Ok(amount) => {
+                    self.buffers.input_appended(amount);
+                    return Ok(amount > 0);
+                }
+                // A suspended process is interrupted, too.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {
+                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                    if left.is_some_and(|left| left.is_zero()) {
+                        return Err(Error::Timeout(timeout.reason));
+                    }
+                    self.set_read_timeout(left)?;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Err(Error::Timeout(timeout.reason));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn is_open(&mut self) -> bool {
+        is_quiet(&self.stream)
+    }
+}
+
+#[cfg(not(target_vendor = "apple"))]
+const NO_SIGNAL: SendFlags = SendFlags::NOSIGNAL;
+/// Rust programs ignore the signal.
+#[cfg(target_vendor = "apple")]
+const NO_SIGNAL: SendFlags = SendFlags::empty();
+
+/// `None`: never.
+fn deadline(timeout: NextTimeout) -> Option<Instant> {
+    match timeout.after.is_not_happening() {
+        true => None,
+        false => Instant::now().checked_add(*timeout.after),
+    }
+}
+
+/// Whether an idle connection is open: an end of the connection, or bytes that nobody has asked for, could be read.
+pub(super) fn is_quiet(stream: &TcpStream) -> bool {
+    let mut byte = [0];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(recv(stream, &mut byte[..], flags), Err(Errno::AGAIN))
+}
+
+/// Waits for an event, for a signal, or until the deadline.
+fn poll_until(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<()> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let left = left.and_then(|left| Timespec::try_from(left).ok());
+    match poll(fds, left.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Connects to the first address that answers. `worked` is tried first; the others keep their order, but the families of
+/// addresses take turns, so that a family without a way costs one wait only.
+pub(super) fn connect_to_first(
+    addresses: &[SocketAddr],
+    worked: Option<IpAddr>,
+    timeout: NextTimeout,
+) -> Result<(TcpStream, SocketAddr), Error> {
+    let until = deadline(timeout);
+    let mut waiting = in_order(addresses, worked).into_iter().peekable();
+    let mut tries: Vec<(OwnedFd, SocketAddr)> = Vec::new();
+    let mut next_at = Instant::now();
+    let mut failed = None;
+    loop {
+        let is_next = tries.is_empty() || next_at <= Instant::now();
+        if is_next && let Some(address) = waiting.next() {
+            match begin(address) {
+                Ok(fd) => {
+                    tries.push((fd, address));
+                    next_at = Instant::now() + NEXT_ADDRESS_AFTER;
+                }
+                Err(error) if Shortage::of(&error).is_some() => return Err(error.into()),
+                Err(error) => failed = Some(error),
+            }
+            continue;
+        }
+        if tries.is_empty() {
+            let none = || ErrorKind::ConnectionRefused.into();
+            return Err(failed.unwrap_or_else(none).into());
+        }
+        if until.is_some_and(|until| until <= Instant::now()) {
+            return Err(Error::Timeout(timeout.reason));
+        }
+        let wake_at = match waiting.peek() {
+            Some(_) => Some(until.map_or(next_at, |until| until.min(next_at))),
+            None => until,
+        };
+        let fds = tries.iter().map(|(fd, _)| PollFd::new(fd, PollFlags::OUT));
+        let mut fds: Vec<_> = fds.collect();
+        poll_until(&mut fds, wake_at)?;
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let ready: Vec<bool> = fds.iter().map(is_ready).collect();
+        for number in (0..ready.len()).rev().filter(|number| ready[*number]) {
+            let (fd, address) = tries.remove(number);
+            match socket_error(&fd).map_err(io::Error::from)? {
+                Ok(()) => return Ok((finish(fd)?, address)),
+                Err(error) => failed = Some(error.into()),
+            }
+            // No reason to wait for the next.
+            next_at = Instant::now();
+        }
+    }
+}
+
+/// Begins to connect.
+fn begin(address: SocketAddr) -> io::Result<OwnedFd> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let fd = socket_with(family, SocketType::STREAM, CLOSE_ON_EXEC, None)?;
+    #[cfg(target_vendor = "apple")]
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+    ioctl_fionbio(&fd, true)?;
+    match connect(&fd, &address) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(fd),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(not(target_vendor = "apple"))]
+const CLOSE_ON_EXEC: SocketFlags = SocketFlags::CLOEXEC;
+#[cfg(target_vendor = "apple")]
+const CLOSE_ON_EXEC: SocketFlags = SocketFlags::empty();
+
+fn finish(fd: OwnedFd) -> io::Result<TcpStream> {
+    ioctl_fionbio(fd.as_fd(), false)?;
+    let stream = TcpStream::from(fd);
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn in_order(addresses: &[SocketAddr], worked: Option<IpAddr>) -> Vec<SocketAddr> {
+    let of_first = |address: &SocketAddr| address.is_ipv4() == addresses[0].is_ipv4();
+    let (one, other): (Vec<_>, Vec<_>) = addresses.iter().copied().partition(of_first);
+    let (mut one, mut other) = (one.into_iter(), other.into_iter());
+    let mut order = Vec::with_capacity(addresses.len());
+    while order.len() < addresses.len() {
+        order.extend(one.next());
+        order.extend(other.next());
+    }
+    let known = (order.iter()).position(|address| Some(address.ip()) == worked);
+    if let Some(known) = known {
+        order[..=known].rotate_right(1);
+    }
+    order
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use ureq::Timeout;
+
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn families_take_turns_after_the_address_that_worked() {
+        let [a, b, c] = ["[2001:200::1]:1", "[2001:200::2]:1", "[2001:200::3]:1"].map(address);
+        let [d, e] = ["8.8.8.8:1", "9.9.9.9:1"].map(address);
+        assert_eq!(in_order(&[a, b, c, d, e], None), [a, d, b, e, c]);
+        assert_eq!(in_order(&[d, a, e], Some(e.ip())), [e, d, a]);
+        assert_eq!(in_order(&[a, b], Some(d.ip())), [a, b]);
+        assert_eq!(in_order(&[], None), []);
+    }
+
+    fn within(after: Duration) -> NextTimeout {
+        NextTimeout {
+            after: after.into(),
+            reason: Timeout::Connect,
+            ..NextTimeout::default()
+        }
+    }
+
+    /// An address that does not answer: its queue of connections is full.
+    pub(in super::super) struct Deaf {
+        listener: TcpListener,
+        _queue: Vec<OwnedFd>,
+    }
+
+    impl Deaf {
+        pub(in super::super) fn new() -> Self {
+            let listener = TcpListener::bind("127.0.0.2:0").expect("a port");
+            rustix::net::listen(&listener, 0).expect("a socket");
+            let address = listener.local_addr().expect("an address");
+            let queue = (0..8).map(|_| begin(address).expect("a socket")).collect();
+            Self {
+                listener,
+                _queue: queue,
+            }
+        }
+
+        pub(in super::super) fn address(&self) -> SocketAddr {
+            self.listener.local_addr().expect("an address")
+        }
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_costs_a_quarter_of_a_second_once() {
+        let deaf = Deaf::new();
+        let good = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let good = good.local_addr().expect("an address");
+        let addresses = [deaf.address(), good];
+        let began = Instant::now();
+        let (stream, found) =
+            connect_to_first(&addresses, None, within(Duration::from_secs(20))).expect("an answer");
+        assert!(began.elapsed() >= NEXT_ADDRESS_AFTER);
+        assert!(began.elapsed() < Duration::from_secs(5));
+        assert_eq!(
+            (stream.peer_addr().expect("connected"), found),
+            (good, good)
+        );
+        let worked = Some(found.ip());
+        let mut best = Duration::MAX;
+        for _ in 0..5 {
+            let began = Instant::now();
+            let found = connect_to_first(&addresses, worked, within(Duration::from_secs(20)));
+            assert_eq!(found.expect("an answer").1, good);
+            best = best.min(began.elapsed());
+        }
+        assert!(best < NEXT_ADDRESS_AFTER, "{best:?}");
+    }
+
+    #[test]
+    fn addresses_that_refuse_or_do_not_answer_have_their_error() {
+        let refusing = |host: &str| {
+            let listener = TcpListener::bind((host, 0)).expect("a port");
+            listener.local_addr().expect("an address")
+        };
+        let (one, other) = (refusing("127.0.0.1"), refusing("127.0.0.3"));
+        let began = Instant::now();
+        let error = connect_to_first(&[one, other], None, within(Duration::from_secs(20)))
+            .expect_err("nobody listens");
+        assert!(matches!(&error, Error::Io(io) if io.kind() == ErrorKind::ConnectionRefused));
+        assert!(began.elapsed() < Duration::from_secs(5));
+        let deaf = Deaf::new();
+        let error = connect_to_first(
+            &[one, deaf.address()],
+            None,
+            within(Duration::from_millis(50)),
+        );
+        assert!(
+            matches!(error, Err(Error::Timeout(Timeout::Connect))),
+            "{error:?}"
+        );
+    }
+
+    fn pair() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (stream, _) = connect_to_first(&[address], None, within(Duration::from_secs(20)))
+            .expect("a listener");
+        let (peer, _) = listener.accept().expect("a connection");
+        let buffers = LazyBuffers::new(1024, 64 * 1024);
+        (Socket::new(Arc::new(stream), buffers), peer)
+    }
+
+    #[test]
+    fn a_write_without_room_times_out_unless_input_arrives_and_then_goes_on() {
+        let (mut socket, mut peer) = pair();
+        let (soon, later) = (
+            within(Duration::from_millis(50)),
+            within(Duration::from_secs(20)),
+        );
+        let amount = 64 * 1024;
+        socket.buffers().output().fill(b'x');
+        let mut whole = 0;
+        while socket.transmit_output(amount, soon).is_ok() {
+            whole += amount;
+        }
+        peer.write_all(b"?").expect("a connection");
+        let error = loop {
+            match socket.transmit_output(amount, later) {
+                Ok(()) => whole += amount,
+                Err(error) => break error,
+            }
+        };
+        assert!(
+            matches!(&error, Error::Other(inner) if inner.is::<Stalled>()),
+            "{error:?}"
+        );
+        assert!(socket.await_input(later).expect("input"));
+        assert_eq!(socket.buffers().input(), b"?");
+        let reader = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            peer.read_to_end(&mut all).map(|_| all.len())
+        });
+        socket.transmit_output(amount, later).expect("room");
+        drop(socket);
+        let read = reader.join().expect("no panic").expect("the end");
+        // The write that timed out had sent a part.
+        assert!(
+            (whole + amount..whole + 2 * amount).contains(&read),
+            "{read} of {whole}"
+        );
+    }
+
+    #[test]
+    fn a_connection_is_quiet_until_bytes_or_its_end_arrive() {
+        let until = |socket: &Socket| {
+            let limit = Instant::now() + Duration::from_secs(20);
+            while is_quiet(&socket.stream) {
+                assert!(Instant::now() < limit, "still quiet");
+                std::thread::yield_now();
+            }
+        };
+        let (socket, mut peer) = pair();
+        assert!(is_quiet(&socket.stream));
+        peer.write_all(b"?").expect("a connection");
+        until(&socket);
+        let (socket, peer) = pair();
+        drop(peer);
+        until(&socket);
+    }
+}
