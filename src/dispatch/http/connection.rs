@@ -18,6 +18,9 @@ use super::head::{Head, Progress};
 use super::lines::Watch;
 use super::socket::Stalled;
 
+/// The sizes of the buffers of each connection. They are small because there may be hundreds of connections.
+pub(super) const INPUT_BYTES: usize = 16 * 1024;
+pub(super) const OUTPUT_BYTES: usize = 34 * 1024;
 /// The most bytes of one combined write. For longer requests, ureq chooses the pieces.
 const MOST_PENDING: usize = 16 * 1024;
 /// Timeouts are rounded up to a multiple of this step, so that they rarely change.

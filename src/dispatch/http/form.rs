@@ -9,10 +9,10 @@ use secrecy::ExposeSecret;
 use uuid::Uuid;
 
 use super::cloudevents::Envelope;
+use super::connection::OUTPUT_BYTES;
 use super::headers;
 use super::signature::Signer;
 use super::stored::{self, Stored, invalid};
-use super::target::OUTPUT_BYTES;
 use crate::config::{Config, ConfigError, Destination, Mode};
 use crate::dispatch::Failure;
 use crate::header::{ATTRIBUTE_PREFIX, check_header};

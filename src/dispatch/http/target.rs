@@ -10,7 +10,7 @@ use ::http::{Method, Request, Uri};
 use ureq::Agent;
 use ureq::unversioned::transport::Connector;
 
-use super::connection::OneWriteConnector;
+use super::connection::{INPUT_BYTES, OUTPUT_BYTES, OneWriteConnector};
 use super::credentials::{basic, without_user};
 use super::egress::Egress;
 use super::form;
@@ -355,10 +355,6 @@ fn is_refused(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Retry(failure) if failure.code == ReasonCode::BlockedAddress)
 }
 
-/// The size of the input buffer of each connection.
-const INPUT_BYTES: usize = 16 * 1024;
-/// The size of the output buffer of each connection. It is small because there may be hundreds of connections.
-pub(super) const OUTPUT_BYTES: usize = 34 * 1024;
 /// The most bytes of the path of a URL. The request line must fit into the output buffer, also with the host for a proxy.
 const LONGEST_PATH: usize = 32 * 1024;
 
