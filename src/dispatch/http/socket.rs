@@ -32,7 +32,7 @@ pub(super) struct Socket {
     sent: usize,
 }
 
-/// A write waits for room, and input has arrived: perhaps a response. The write goes on when it is repeated.
+/// A write waits for room, and input has arrived: perhaps a response. A repeated write continues.
 #[derive(Debug, thiserror::Error)]
 #[error("input has arrived before the output was written")]
 pub(super) struct Stalled;
@@ -380,7 +380,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_write_without_room_times_out_unless_input_arrives_and_then_goes_on() {
+    fn a_write_without_room_times_out_unless_input_arrives_and_then_continues() {
         let (mut socket, mut peer) = pair();
         let (soon, later) = (
             within(Duration::from_millis(50)),
