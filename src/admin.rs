@@ -62,7 +62,7 @@ use crate::store::relay::streams::streams;
 use crate::store::setup::inspect;
 
 pub use self::dead_letters::{
-    dead_groups, dead_letter, dead_letters, dead_letters_of, discard, matching_dead_letters,
+    dead_groups, dead_letters, dead_letters_at, dead_letters_of, discard, matching_dead_letters,
     requeue,
 };
 pub use self::depths::{activity, count_all, depths};
@@ -80,7 +80,7 @@ pub use crate::migrations::{Direction, migrate};
 pub use crate::relay::DepthGauges;
 pub use crate::store::operate::activity::{Activity, Rates};
 pub use crate::store::operate::blocked::BlockedKey;
-pub use crate::store::operate::dead::{DeadFilter, DeadGroup, DeadLetter};
+pub use crate::store::operate::dead::{DeadFilter, DeadGroup, DeadLetter, LetterId};
 pub use crate::store::operate::depths::{DeadDepth, Depths, LaneDepth};
 pub use crate::store::operate::history::HistoryEntry;
 pub use crate::store::operate::ledger::{LedgerFilter, LedgerRow};

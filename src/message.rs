@@ -2,6 +2,7 @@
 
 mod claimed;
 mod error;
+pub(crate) mod replays;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -338,6 +339,13 @@ impl NewMessage {
         }
         if let Some(key) = &self.idempotency_key {
             check_name("idempotency_key", key)?;
+            if replays::base_of(key).is_some() {
+                return Err(MessageError::Name {
+                    field: "idempotency_key",
+                    value: key.clone(),
+                    reason: "has the form of a replay's key (#replay-)",
+                });
+            }
         }
         if let Some(key) = &self.ordering_key {
             check_ordering_key(key)?;

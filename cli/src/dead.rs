@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter, Note, Place};
+use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter, LetterId, Note, Place};
 use diesel_outbox::{Config, ConfigError, ReasonCode};
 use serde_json::{Value, json};
 
@@ -51,7 +51,8 @@ enum Action {
     },
     /// Show a dead letter with its payload
     Show {
-        /// Id from `dead list` (the sequence), or message id (the id of the event at the receiver)
+        /// Id from `dead list` (the sequence), or message id (the id of the event at the receiver), or both:
+        /// SEQUENCE.MESSAGE-ID
         id: String,
         /// Print the dead letter as JSON
         #[arg(long)]
@@ -75,9 +76,9 @@ enum Action {
 
 #[derive(Debug, clap::Args)]
 struct Which {
-    /// Only these ids
-    #[arg(value_name = "ID", value_parser = sequence)]
-    ids: Vec<i64>,
+    /// Only these ids: from `dead list` (the sequence), or SEQUENCE.MESSAGE-ID where several dead letters have a sequence
+    #[arg(value_name = "ID", value_parser = id)]
+    ids: Vec<Id>,
     /// Only this topic
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
@@ -107,10 +108,51 @@ struct All {
     json: bool,
 }
 
+/// What a person calls a dead letter. A sequence may be used again, so it may name several.
+#[derive(Debug, Clone, Copy)]
+enum Id {
+    Sequence(i64),
+    Letter(LetterId),
+}
+
+impl Id {
+    fn sequence(self) -> i64 {
+        match self {
+            Self::Sequence(sequence) => sequence,
+            Self::Letter(letter) => letter.sequence.0,
+        }
+    }
+
+    fn is_of(self, letter: LetterId) -> bool {
+        match self {
+            Self::Sequence(sequence) => letter.sequence.0 == sequence,
+            Self::Letter(one) => letter == one,
+        }
+    }
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Sequence(sequence) => sequence.fmt(f),
+            Self::Letter(letter) => letter.fmt(f),
+        }
+    }
+}
+
 /// Parses an id from `dead list`.
-fn sequence(text: &str) -> Result<i64, &'static str> {
+fn id(text: &str) -> Result<Id, &'static str> {
     let why = "not an id: `diesel-outbox dead list` shows the ids, which are whole numbers";
-    text.parse().map_err(|_| why)
+    let sequence = text.parse().map(Id::Sequence);
+    sequence
+        .or_else(|_| text.parse().map(Id::Letter))
+        .map_err(|_| why)
+}
+
+/// Several dead letters with one sequence, as a person can name each.
+fn each_of(letters: &[LetterId]) -> String {
+    let each = letters.iter().map(ToString::to_string);
+    each.collect::<Vec<_>>().join(", ")
 }
 
 fn reason_code(word: &str) -> Result<ReasonCode> {
@@ -138,7 +180,7 @@ impl Which {
             None => None,
         };
         Ok(DeadFilter {
-            sequences: self.ids.clone(),
+            sequences: self.ids.iter().map(|id| id.sequence()).collect(),
             topic: self.topic.clone(),
             reason,
             destination: self.destination.clone(),
@@ -191,9 +233,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             show_groups(&groups, *json)
         }
         Action::Show { id, json } => {
-            let letters: Vec<DeadLetter> = if let Ok(sequence) = id.parse() {
-                let letter = admin::dead_letter(&mut conn, &config.table, sequence)?;
-                letter.into_iter().collect()
+            let letters: Vec<DeadLetter> = if let Ok(which) = self::id(id) {
+                let at = admin::dead_letters_at(&mut conn, &config.table, which.sequence())?;
+                at.into_iter()
+                    .filter(|letter| which.is_of(letter.id()))
+                    .collect()
             } else if let Ok(message_id) = id.parse() {
                 admin::dead_letters_of(&mut conn, &config.table, message_id)?
             } else {
@@ -209,6 +253,18 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
                     config.table
                 ),
                 several => {
+                    let first = several[0].message_id;
+                    if several.iter().any(|letter| letter.message_id != first) {
+                        for letter in several {
+                            show(letter, *json)?;
+                            output::line("")?;
+                        }
+                        let ids: Vec<LetterId> = several.iter().map(DeadLetter::id).collect();
+                        let each = each_of(&ids);
+                        return output::line(format!(
+                            "several dead letters have the id {id}: {each}"
+                        ));
+                    }
                     let each = several
                         .iter()
                         .map(|l| format!("dead show {} ({})", l.sequence, l.destination));
@@ -384,7 +440,7 @@ fn change(
     action: fn(
         &mut PgConnection,
         &diesel_outbox::OutboxName,
-        &[i64],
+        &[LetterId],
         &Note,
     ) -> Result<usize, diesel_outbox::DatabaseError>,
 ) -> Result<()> {
@@ -402,11 +458,24 @@ fn change(
         )
         .into());
     }
-    let found = admin::matching_dead_letters(conn, &config.table, &which.filter()?)?;
+    let mut found = admin::matching_dead_letters(conn, &config.table, &which.filter()?)?;
+    if !which.ids.is_empty() {
+        found.retain(|letter| which.ids.iter().any(|id| id.is_of(*letter)));
+    }
+    let of = |id: &Id| -> Vec<LetterId> {
+        let of_it = found.iter().filter(|letter| id.is_of(**letter));
+        of_it.copied().collect()
+    };
+    if let Some(id) = which.ids.iter().find(|id| of(id).len() > 1) {
+        bail!(
+            "cannot {verb}: several dead letters have the id {id}: give one of {}; nothing was changed",
+            each_of(&of(id))
+        );
+    }
     let missing: Vec<String> = which
         .ids
         .iter()
-        .filter(|id| !found.contains(id))
+        .filter(|id| of(id).is_empty())
         .map(ToString::to_string)
         .collect();
     if !missing.is_empty() {

@@ -2,6 +2,7 @@
 
 mod waiting;
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -86,10 +87,25 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
     for event in &timeline {
         output::line(format!("{:<26}{}", event.at, output::shown(&event.what)))?;
     }
+    let several = several(which, &found.rows);
+    if several > 1 {
+        output::line(format!(
+            "{several} messages have the sequence {which}, which was used again: refer to one of them by its message id"
+        ))?;
+    }
     if !found.is_complete {
         output::line(format!("there may be more{in_part}"))?;
     }
     Ok(())
+}
+
+/// How many messages have this sequence.
+fn several(which: &str, records: &[MessageRecord]) -> usize {
+    let of_it = records
+        .iter()
+        .filter(|record| which.trim().parse() == Ok(record.sequence.0));
+    let ids: HashSet<uuid::Uuid> = of_it.map(|record| record.message_id).collect();
+    ids.len()
 }
 
 fn unknown(which: &str, config: &Config) -> String {
@@ -201,7 +217,9 @@ pub(crate) struct Event {
 
 /// Whether the record is the ledger entry of a dead letter, which has more details.
 pub(crate) fn is_said_by_a_dead_letter(record: &MessageRecord, all: &[MessageRecord]) -> bool {
-    let is_of_it = |other: &&MessageRecord| other.sequence == record.sequence;
+    let is_of_it = |other: &&MessageRecord| {
+        (other.sequence, other.message_id) == (record.sequence, record.message_id)
+    };
     let mut of_it = all.iter().filter(is_of_it);
     let is_the_last = !all
         .iter()
@@ -222,7 +240,7 @@ pub(crate) fn timeline(records: &[MessageRecord], history: &[HistoryEntry]) -> V
         .filter(|one| !is_said_by_a_dead_letter(one, records));
     let mut events: Vec<Event> = history.iter().map(of_history).collect();
     events.extend(records.flat_map(|record| {
-        let begin = (!is_said_to_be_replayed(record.sequence.0, history)).then(|| enqueued(record));
+        let begin = (!is_said_to_be_replayed(record, history)).then(|| enqueued(record));
         begin.into_iter().chain(self::events(record))
     }));
     events.sort_by(|a, b| a.at.cmp(&b.at));
@@ -236,8 +254,10 @@ pub(crate) const APPLICATION: &str = "the application";
 const REPLAYED: &str = "replayed";
 
 /// Whether the history records the replay that enqueued this message, and by whom.
-pub(crate) fn is_said_to_be_replayed(sequence: i64, history: &[HistoryEntry]) -> bool {
-    let mut of_it = history.iter().filter(|entry| entry.sequence.0 == sequence);
+pub(crate) fn is_said_to_be_replayed(record: &MessageRecord, history: &[HistoryEntry]) -> bool {
+    let identity = (record.sequence, record.message_id);
+    let is_of_it = |entry: &&HistoryEntry| (entry.sequence, entry.message_id) == identity;
+    let mut of_it = history.iter().filter(is_of_it);
     of_it.any(|entry| entry.event == REPLAYED)
 }
 

@@ -180,6 +180,8 @@ BEGIN
     -- error. No index and no index predicate may name these columns: then a claim is a HOT update, and fillfactor
     -- leaves room for it in each page.
     --
+    -- A replay has the key of the first message, followed by at most 34 bytes.
+    --
     -- A key is stored only if the caller gave one, and a digest only if there is a key: random keys in an index bloat
     -- a table with age.
     --
@@ -214,7 +216,7 @@ BEGIN
             CONSTRAINT outbox_topic_is_a_word CHECK (topic <> '' AND octet_length(topic) <= 255 AND topic !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_is_at_most_255_bytes CHECK (octet_length(destination) <= 255),
             CONSTRAINT outbox_ordering_key_is_at_most_1_kib CHECK (octet_length(ordering_key) <= 1024),
-            CONSTRAINT outbox_key_is_not_empty CHECK (idempotency_key <> '' AND octet_length(idempotency_key) <= 255),
+            CONSTRAINT outbox_key_is_not_empty CHECK (idempotency_key <> '' AND octet_length(idempotency_key) <= CASE WHEN idempotency_key LIKE '%%#replay-%%' THEN 289 ELSE 255 END),
             CONSTRAINT outbox_headers_is_an_object CHECK (json_typeof(headers) = 'object'),
             CONSTRAINT outbox_headers_are_at_most_64_kib CHECK (octet_length(headers::text) <= 65536),
             CONSTRAINT outbox_payload_is_at_most_1_mib CHECK (octet_length(payload::text) <= 1048576),
@@ -285,6 +287,7 @@ BEGIN
             response          text,
             attempts          integer NOT NULL,
             payload           json,
+            headers           json,
             created_at        timestamptz NOT NULL,
             occurred_at       timestamptz,
             settled_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -384,7 +387,8 @@ BEGIN
         $body$$sql$, s, t || '_rotate', t || '_part', s, t || '_ledger_', t || '_attempt_', t || '_ledger', t || '_attempt');
     EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I(interval) FROM PUBLIC', s, t || '_rotate');
 
-    -- Dead letters, with their content, until an operator requeues or discards them. destination and named_destination:
+    -- Dead letters, with their content, until an operator requeues or discards them. A sequence may be used again
+    -- (after a restore, or TRUNCATE ... RESTART IDENTITY), so a message is its sequence and its id. destination and named_destination:
     -- as in the ledger.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
@@ -413,7 +417,7 @@ BEGIN
             split_to          text COLLATE "C",
             blocks_key        boolean NOT NULL DEFAULT false,
             registration      uuid,
-            CONSTRAINT %3$I PRIMARY KEY (sequence)
+            CONSTRAINT %3$I PRIMARY KEY (sequence, message_id)
         )$sql$, s, t || '_dead', t || '_dead_pkey');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (message_id)',
         s, t || '_dead', t || '_dead_id');

@@ -5,7 +5,7 @@ use diesel::PgConnection;
 use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::operate::dead::{self, DeadFilter, DeadGroup, DeadLetter};
+use crate::store::operate::dead::{self, DeadFilter, DeadGroup, DeadLetter, LetterId};
 use crate::store::pinned::pinned;
 
 /// Dead letters that one statement moves.
@@ -68,14 +68,15 @@ pub fn dead_groups(
     })?)
 }
 
-/// The dead letter with this sequence, with payload and headers. `None`: there is no such letter.
+/// The dead letters with this sequence, with payloads and headers. There are several only if the sequence was used
+/// again.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
 /// use diesel_outbox::{OutboxName, admin};
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// if let Some(letter) = admin::dead_letter(&mut conn, &OutboxName::default(), 42)? {
+/// for letter in admin::dead_letters_at(&mut conn, &OutboxName::default(), 42)? {
 ///     println!("{} {}", letter.topic, letter.payload.unwrap_or_default());
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -83,11 +84,11 @@ pub fn dead_groups(
 ///
 /// # Errors
 /// A [`DatabaseError`].
-pub fn dead_letter(
+pub fn dead_letters_at(
     conn: &mut PgConnection,
     name: &OutboxName,
     sequence: i64,
-) -> Result<Option<DeadLetter>, DatabaseError> {
+) -> Result<Vec<DeadLetter>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         dead::find(conn, name, sequence)
     })?)
@@ -121,7 +122,7 @@ pub fn dead_letters_of(
     })?)
 }
 
-/// The sequences of the matching dead letters, oldest first.
+/// The matching dead letters, oldest first.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -131,8 +132,8 @@ pub fn dead_letters_of(
 /// /// Discards the messages that expired before delivery.
 /// fn discard_expired(conn: &mut PgConnection, outbox: &OutboxName) -> Result<usize, DatabaseError> {
 ///     let expired = DeadFilter { reason: Some(ReasonCode::Expired), ..DeadFilter::default() };
-///     let sequences = admin::matching_dead_letters(conn, outbox, &expired)?;
-///     admin::discard(conn, outbox, &sequences, &Note::new("the nightly job", ""))
+///     let letters = admin::matching_dead_letters(conn, outbox, &expired)?;
+///     admin::discard(conn, outbox, &letters, &Note::new("the nightly job", ""))
 /// }
 /// ```
 ///
@@ -142,25 +143,27 @@ pub fn matching_dead_letters(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &DeadFilter,
-) -> Result<Vec<i64>, DatabaseError> {
+) -> Result<Vec<LetterId>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         dead::matching(conn, name, filter)
     })?)
 }
 
 /// Puts dead letters back into the outbox: due at once, with no attempts, and without an expiry that has passed.
-/// A letter stays dead if its idempotency key is in the outbox again. The history records who requeued the
+/// A letter stays dead if its idempotency key is in the outbox again. A letter whose sequence another message has by now
+/// gets a new sequence, and goes behind later messages of its ordering key. The history records who requeued the
 /// letters and why. Returns the number of requeued letters.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;
 /// use diesel_outbox::OutboxName;
-/// use diesel_outbox::admin::{self, Note};
+/// use diesel_outbox::admin::{self, LetterId, Note};
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// let letter: LetterId = "42.0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
 /// let note = Note::new("alice", "the receiver is fixed");
-/// if admin::requeue(&mut conn, &OutboxName::default(), &[42], &note)? == 0 {
-///     println!("there is no dead letter 42, or its key is in the outbox again");
+/// if admin::requeue(&mut conn, &OutboxName::default(), &[letter], &note)? == 0 {
+///     println!("there is no dead letter {letter}, or its key is in the outbox again");
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -170,11 +173,11 @@ pub fn matching_dead_letters(
 pub fn requeue(
     conn: &mut PgConnection,
     name: &OutboxName,
-    sequences: &[i64],
+    letters: &[LetterId],
     note: &Note,
 ) -> Result<usize, DatabaseError> {
     let mut requeued = 0;
-    for batch in sequences.chunks(BATCH) {
+    for batch in letters.chunks(BATCH) {
         requeued += pinned(conn, name, |conn, name| {
             dead::requeue(conn, name, batch, note.as_str())
         })?;
@@ -188,11 +191,13 @@ pub fn requeue(
 /// ```no_run
 /// # use diesel::prelude::*;
 /// use diesel_outbox::OutboxName;
-/// use diesel_outbox::admin::{self, Note};
+/// use diesel_outbox::admin::{self, DeadFilter, Note};
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+/// let outbox = OutboxName::default();
+/// let letters = admin::matching_dead_letters(&mut conn, &outbox, &DeadFilter::default())?;
 /// let note = Note::new("alice", "the orders were cancelled");
-/// let discarded = admin::discard(&mut conn, &OutboxName::default(), &[42, 43], &note)?;
+/// let discarded = admin::discard(&mut conn, &outbox, &letters, &note)?;
 /// println!("{discarded} discarded");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -202,11 +207,11 @@ pub fn requeue(
 pub fn discard(
     conn: &mut PgConnection,
     name: &OutboxName,
-    sequences: &[i64],
+    letters: &[LetterId],
     note: &Note,
 ) -> Result<usize, DatabaseError> {
     let mut discarded = 0;
-    for batch in sequences.chunks(BATCH) {
+    for batch in letters.chunks(BATCH) {
         discarded += pinned(conn, name, |conn, name| {
             dead::discard(conn, name, batch, note.as_str())
         })?;

@@ -78,10 +78,11 @@ pub fn count_replayable(
 ///
 /// - A replayed message goes only to the destination that it named. A message that named none goes to the
 ///   requested [`destination`](ReplayFilter::destination), otherwise where the current routes lead.
-/// - Topic, payload, ordering key and tenant stay the same. Headers are missing, because the ledger does not keep
-///   them. A message whose payload is not in the ledger (`OUTBOX_LEDGER_PAYLOAD`) is not replayed.
+/// - Topic, payload, headers, ordering key, tenant and the time of the event stay the same: receivers get what they got
+///   first. A message whose payload is not in the ledger (`OUTBOX_LEDGER_PAYLOAD`) is not replayed.
 /// - The message id stays the same, so a receiver that remembers handled ids ignores the message; or the id is new
-///   ([`ReplayIds`]). The idempotency key is `<key>#replay-<run>`.
+///   ([`ReplayIds`]). The idempotency key is `<key>#replay-<run>`; receivers and handlers see `<key>`, unless the id is
+///   new.
 /// - The history records who replayed the message and why.
 ///
 /// ```

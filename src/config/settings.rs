@@ -238,7 +238,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_CLEANER", "true", field!(cleaner: Switch),
         "false: the ledger is never cleaned"),
     setting("OUTBOX_LEDGER_PAYLOAD", "false", field!(ledger_payload: Switch),
-        "true: the ledger keeps payloads"),
+        "true: the ledger keeps payloads and headers"),
     setting("OUTBOX_OWN_EVENTS", "false", field!(own_events: Switch),
         "true: dead letters, disabled registered destinations and open breakers become messages (outbox.…)").by("RelayBuilder::own_events"),
     setting("OUTBOX_LOG_FORMAT", "text", field!(log_format: Text("WORD", LogFormat::from_str)),

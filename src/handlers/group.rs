@@ -20,7 +20,7 @@ use super::context::{Connections, Lent, PooledContext};
 use super::{Handler, Handlers, run};
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
-use crate::message::Message;
+use crate::message::{Message, Sequence};
 use crate::relay::Span;
 use crate::status::ReasonCode;
 
@@ -78,8 +78,8 @@ struct Call {
     is_late: bool,
 }
 
-/// A group of an outbox, and a message id.
-type Key = (Arc<str>, Uuid);
+/// A group of an outbox, and a message. An id alone is no message: plain SQL may give one id to several messages.
+type Key = (Arc<str>, (Sequence, Uuid));
 
 /// The running calls of all relays in this process. Each message has at most one call.
 static CALLS: LazyLock<Mutex<HashMap<Key, Call>>> = LazyLock::new(Mutex::default);
@@ -135,7 +135,7 @@ impl Group {
         };
         let now = Instant::now();
         let deadline = now.checked_add(self.timeout.min(FAR)).unwrap_or(now);
-        let key = (Arc::clone(&self.shared.inbox), message.message_id);
+        let key = (Arc::clone(&self.shared.inbox), message.identity());
         let (running, ended) = bounded(0);
         let mut all = calls();
         let late = self.late();
@@ -199,10 +199,11 @@ impl Group {
             call.is_late = true;
             call.group.late.fetch_add(1, Ordering::Relaxed);
             drop(all);
+            let (_, (_, message_id)) = key;
             log::error!(
-                event = "handler_stuck", message_id:% = key.1, handlers = self.shared.name;
+                event = "handler_stuck", message_id:% = message_id, handlers = self.shared.name;
                 "a handler of {} is still running after {}: message {} stays claimed until the handler returns",
-                self.shared.name, humantime::format_duration(self.timeout), key.1
+                self.shared.name, humantime::format_duration(self.timeout), message_id
             );
         }
         Waited::ToTheLimit
@@ -264,7 +265,7 @@ impl Shared {
             let connections = &self.connections;
             let context = PooledContext::new(&message, &self.inbox, deadline, connections);
             let outcome = span.within(|| run(&*handler, &message, &context));
-            let key = (Arc::clone(&self.inbox), message.message_id);
+            let key = (Arc::clone(&self.inbox), message.identity());
             self.end(&key, &outcome, began);
             drop(running);
         }
@@ -282,11 +283,12 @@ impl Shared {
             return;
         };
         if call.is_late {
+            let (_, (_, message_id)) = key;
             let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
             log::warn!(
-                event = "handler_late", message_id:% = key.1, handlers = self.name;
+                event = "handler_late", message_id:% = message_id, handlers = self.name;
                 "a handler of {} returned after {}, past its limit: recording the result of message {}",
-                self.name, humantime::format_duration(Duration::from_millis(took)), key.1
+                self.name, humantime::format_duration(Duration::from_millis(took)), message_id
             );
         }
         for on_end in call.on_end {

@@ -46,7 +46,8 @@ pub struct Message {
     pub headers: Option<String>,
     /// The ordering key. Messages with the same key are delivered in order.
     pub ordering_key: Option<String>,
-    /// The idempotency key, by which the receiver can detect duplicates; the message id if the caller gave none.
+    /// The idempotency key, by which the receiver can detect duplicates; the message id if the caller gave none. A
+    /// replay has the key of the message that it sends again.
     pub idempotency_key: String,
     /// The tenant of the message.
     pub tenant_id: Option<Uuid>,
@@ -87,6 +88,12 @@ impl Message {
     /// ```
     pub fn time(&self) -> SystemTime {
         self.occurred_at.unwrap_or(self.created_at)
+    }
+
+    /// What tells this message from all others. A sequence may be used again, and an id may be given twice.
+    #[cfg(feature = "relay")]
+    pub(crate) fn identity(&self) -> (Sequence, Uuid) {
+        (self.sequence, self.message_id)
     }
 
     /// The idempotency key as logs show it: the first 16 hexadecimal digits of the key's SHA-256.

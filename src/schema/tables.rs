@@ -114,6 +114,8 @@ macro_rules! __outbox_tables {
                 attempts -> diesel::sql_types::Integer,
                 /// The payload, if the ledger keeps payloads.
                 payload -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+                /// The headers as a JSON object of texts, if the ledger keeps payloads.
+                headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
                 /// When the message was enqueued.
                 created_at -> diesel::sql_types::Timestamptz,
                 /// When the event occurred; null: when it was enqueued.
@@ -165,7 +167,7 @@ macro_rules! __outbox_tables {
 
         diesel::table! {
             /// Complete dead letters.
-            $($of_dead)+ (sequence) {
+            $($of_dead)+ (sequence, message_id) {
                 /// The sequence, as in the outbox.
                 sequence -> diesel::sql_types::BigInt,
                 /// The message id, as receivers see it.

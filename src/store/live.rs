@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::place::to_micros;
 use super::sql::{JsonText, MaybeJson, On};
 use super::table::outbox;
-use crate::message::{Message, Sequence, digest};
+use crate::message::{Message, Sequence, digest, replays};
 use crate::status::Status;
 
 /// The columns of the outbox that relays need.
@@ -63,7 +63,9 @@ impl Row {
             headers: self.headers,
             ordering_key: self.ordering_key,
             idempotency_key: match self.idempotency_key {
-                Some(key) => key,
+                Some(key) => replays::same_message(&key)
+                    .map(str::to_owned)
+                    .unwrap_or(key),
                 None => self.message_id.to_string(),
             },
             tenant_id: self.tenant_id,

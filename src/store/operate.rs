@@ -19,7 +19,6 @@ pub(crate) mod ledger;
 pub(crate) mod messages;
 #[cfg(feature = "relay")]
 pub(crate) mod replay;
-mod replay_keys;
 #[cfg(feature = "relay")]
 pub(crate) mod status;
 #[cfg(feature = "relay")]

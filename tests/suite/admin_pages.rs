@@ -128,6 +128,17 @@ fn payloads_headers_and_answers_are_masked_unless_they_are_asked_for() {
     }
 }
 
+/// The form fields that choose these dead letters.
+fn chosen(database: &Database, sequences: &[i64]) -> String {
+    let field = |sequence: &i64| {
+        let id = database.text(&format!(
+            "SELECT coalesce((SELECT message_id FROM {{o}}_dead WHERE sequence = {sequence}), gen_random_uuid())"
+        ));
+        format!("letter={sequence}.{}", id.expect("an id"))
+    };
+    sequences.iter().map(field).collect::<Vec<_>>().join("&")
+}
+
 /// R25
 #[test]
 fn what_is_chosen_is_requeued_and_the_rest_stays() {
@@ -137,7 +148,7 @@ fn what_is_chosen_is_requeued_and_the_rest_stays() {
     let answer = send(
         &page,
         "/dead/requeue",
-        "topic=order.paid&sequence=2&sequence=4&sequence=99",
+        &format!("topic=order.paid&{}", chosen(&database, &[2, 4, 99])),
     );
     assert_eq!(answer.status, 303);
     let next = answer.header("location").expect("a redirect");
@@ -146,10 +157,10 @@ fn what_is_chosen_is_requeued_and_the_rest_stays() {
     assert_eq!(database.number("SELECT sum(sequence) FROM {o}"), 6);
     assert_eq!(count_dead(&database), 3);
 
-    let again = send(&page, "/dead/requeue", "sequence=2");
+    let again = send(&page, "/dead/requeue", &chosen(&database, &[2]));
     let next = again.header("location").expect("a redirect");
     assert!(page.get(next).body.contains("Nothing was requeued"));
-    let none = send(&page, "/dead/requeue", "topic=order.paid&sequence=x");
+    let none = send(&page, "/dead/requeue", "topic=order.paid&letter=x");
     assert_eq!(
         none.header("location"),
         Some("/dead?topic=order.paid&done=nothing")
@@ -177,7 +188,7 @@ fn nothing_is_discarded_before_somebody_has_said_yes_to_how_much() {
     bury(&database, "order.shipped", 101, 7);
     let page = open(&database);
 
-    let one = send(&page, "/dead/discard", "sequence=101");
+    let one = send(&page, "/dead/discard", &chosen(&database, &[101]));
     assert_eq!(one.status, 200);
     assert!(one.body.contains("Discard 1 dead letter?"), "{}", one.body);
     let all = send(&page, "/dead/discard", "all=yes&topic=order.paid");
@@ -237,10 +248,10 @@ fn dead_letters_are_listed_by_pages_groups_and_filters() {
     bury(&database, "order.shipped", 1001, 3);
     let page = open(&database);
     let letters = |body: &str| -> BTreeSet<i64> {
-        let choices = body.split("name=\"sequence\" value=\"").skip(1);
+        let choices = body.split("name=\"letter\" value=\"").skip(1);
         choices
             .map(|rest| {
-                rest.split('"')
+                rest.split('.')
                     .next()
                     .expect("a value")
                     .parse()
@@ -570,7 +581,8 @@ fn the_audit_log_is_text_where_logs_are() {
         .binary(&["admin"])
         .with("OUTBOX_ADMIN_ADDR", "127.0.0.1:0");
     let page = Page::of(Running::start(command));
-    send(&page, "/dead/discard", "sequence=1&sure=1");
+    let one = chosen(&database, &[1]);
+    send(&page, "/dead/discard", &format!("{one}&sure=1"));
     page.process.wait_for_log("event=admin_discard");
     let log = page.process.log();
     let line = log

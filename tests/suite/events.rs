@@ -356,7 +356,7 @@ fn an_event_keeps_the_time_at_which_it_occurred_over_its_whole_life() {
         admin::requeue(
             conn,
             &name,
-            &[letters[0].sequence.0],
+            &[letters[0].id()],
             &admin::Note::new("alice", "")
         )
         .expect("requeued"),

@@ -304,7 +304,7 @@ fn what_others_create_in_the_search_path_is_never_called() {
             admin::requeue(
                 conn,
                 &name,
-                &[letters[0].sequence.0, letters[1].sequence.0],
+                &[letters[0].id(), letters[1].id()],
                 &admin::Note::new("alice", "")
             )?,
             2

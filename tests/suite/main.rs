@@ -66,6 +66,7 @@ mod roles;
 mod schema;
 mod sealed;
 mod secrets;
+mod sent_again;
 mod settings;
 mod several;
 mod shortage;

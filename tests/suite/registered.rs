@@ -1322,11 +1322,10 @@ fn what_was_addressed_to_a_destination_of_one_tenant_never_reaches_one_of_anothe
             (database.count("dead"), database.count("delivered")) == (4, 1)
         });
         let conn = &mut database.connect();
-        let dead = database.text("SELECT string_agg(sequence::text, ' ') FROM {o}_dead");
-        let dead = dead.expect("dead letters");
-        let dead: Vec<i64> = dead.split(' ').filter_map(|one| one.parse().ok()).collect();
+        let (name, all) = (database.outbox_name(), admin::DeadFilter::default());
+        let dead = admin::matching_dead_letters(conn, &name, &all).expect("dead letters");
         let note = admin::Note::new("alice", "");
-        let requeued = admin::requeue(conn, &database.outbox_name(), &dead, &note);
+        let requeued = admin::requeue(conn, &name, &dead, &note);
         assert_eq!(requeued.expect("requeued"), 4);
         // An operator's requeue addresses a message anew, but a tenant's message stays with its tenant.
         eventually("the tenant's are dead letters again", || {

@@ -48,7 +48,6 @@ mod application {
         }
     }
     diesel::joinable!(orders -> outbox_messages (message));
-    diesel::joinable!(orders -> outbox_dead (message));
     diesel::allow_tables_to_appear_in_same_query!(orders, outbox_messages);
     diesel::allow_tables_to_appear_in_same_query!(orders, outbox_dead);
 }
@@ -366,7 +365,7 @@ fn an_applications_table_is_joined_with_an_outboxs() {
 
     // A left join, and a subselect.
     let reasons: Vec<(i32, Option<String>)> = orders::table
-        .left_join(outbox_dead::table)
+        .left_join(outbox_dead::table.on(outbox_dead::sequence.eq(orders::message)))
         .order(orders::id)
         .select((orders::id, outbox_dead::reason.nullable()))
         .load(conn)

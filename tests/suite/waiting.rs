@@ -469,10 +469,14 @@ fn a_discarded_dead_letter_frees_its_key_at_once() {
     let receiver = Receiver::ok();
     let billing = Destination::new("billing", &receiver.url()).expect("a URL");
     let relay = db.sleeper(db.relay().destination(billing));
+    let all = admin::DeadFilter::default();
+    let letters = admin::matching_dead_letters(&mut db.connect(), &db.outbox_name(), &all);
+    let letters = letters.expect("letters");
+    assert_eq!(letters.len(), 1);
     let discarded = admin::discard(
         &mut db.connect(),
         &db.outbox_name(),
-        &[-1],
+        &letters,
         &admin::Note::new("alice", ""),
     );
     assert_eq!(discarded.expect("an answer"), 1);
@@ -482,7 +486,7 @@ fn a_discarded_dead_letter_frees_its_key_at_once() {
     let again = admin::discard(
         &mut db.connect(),
         &db.outbox_name(),
-        &[-1],
+        &letters,
         &admin::Note::new("alice", ""),
     );
     assert_eq!(again.expect("an answer"), 0);

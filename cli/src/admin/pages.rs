@@ -61,8 +61,8 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         "/ledger" => ledger::show(site, visitor, request),
         "/messages" => messages::show(site, visitor, request),
         "/relays" => relays::show(site, visitor, request),
-        path => match path.strip_prefix("/dead/").map(str::parse) {
-            Some(Ok(sequence)) => dead::letter::show(site, visitor, request, sequence),
+        path => match path.strip_prefix("/dead/").map(dead::letter::which) {
+            Some(Some(which)) => dead::letter::show(site, visitor, request, which),
             _ => missing(
                 site,
                 visitor,

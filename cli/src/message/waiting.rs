@@ -226,7 +226,7 @@ fn still_waits(conn: &mut PgConnection, config: &Config, changed: &Changed) -> R
     {
         let key = MessageKey::Sequence(part.sequence.0);
         let mut found = admin::message(conn, &config.table, &key)?.rows;
-        found.retain(|record| record.sequence == part.sequence);
+        found.retain(|record| record.sequence == part.sequence && record.kept_in == "live");
         for reason in admin::wait_reasons(conn, &config.table, &found)?
             .into_iter()
             .flatten()
@@ -292,6 +292,9 @@ fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result
             bail!("{name}: nothing was found within 2 s: search by idempotency key, which is fast")
         }
         Answer::Unknown => bail!("{}", super::unknown(&which.which, config)),
+        Answer::Ambiguous => bail!(
+            "{name}: not {done}: several messages have this sequence: give the message id or the key (`message show {name}` shows them)"
+        ),
         Answer::Partly => bail!("{name}: not {done} for every destination"),
         Answer::UnderWay => bail!("{name}: not {done}: the message is in flight"),
         Answer::Delivered => bail!("{name}: not {done}: the message was already delivered"),
@@ -331,6 +334,7 @@ fn word(answer: Answer) -> &'static str {
         Answer::Delivered => "delivered",
         Answer::Cancelled => "cancelled",
         Answer::Dead => "dead",
+        Answer::Ambiguous => "ambiguous",
         _ => "unknown",
     }
 }

@@ -57,6 +57,13 @@ fn turns(n: u32) -> Duration {
     (TURN * n).saturating_sub(TURN / 2)
 }
 
+/// The dead letters with these sequences. No sequence is used twice here.
+fn letters(conn: &mut PgConnection, name: &OutboxName, sequences: &[i64]) -> Vec<dead::LetterId> {
+    let all = dead::matching(conn, name, &dead::DeadFilter::default()).expect("letters");
+    let is_asked = |letter: &dead::LetterId| sequences.contains(&letter.sequence.0);
+    all.into_iter().filter(is_asked).collect()
+}
+
 /// A row of any of the tables.
 #[derive(QueryableByName)]
 struct Row {
@@ -431,11 +438,13 @@ fn compare_on<'w>(
                 standby = None;
             }
             Ask::Requeue(sequences) => {
-                dead::requeue(&mut operator, name, sequences, "").expect("requeued");
+                let letters = letters(&mut operator, name, sequences);
+                dead::requeue(&mut operator, name, &letters, "").expect("requeued");
                 stage.tables.borrow_mut().requeue(sequences, now);
             }
             Ask::Discard(sequences) => {
-                dead::discard(&mut operator, name, sequences, "").expect("discarded");
+                let letters = letters(&mut operator, name, sequences);
+                dead::discard(&mut operator, name, &letters, "").expect("discarded");
                 stage.tables.borrow_mut().discard(sequences, now);
             }
             Ask::Forget => {

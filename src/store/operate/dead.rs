@@ -2,13 +2,14 @@
 
 mod groups;
 
+use diesel::dsl::sql;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     BoolExpressionMethods, Connection, ExpressionMethods, IntoSql, NullableExpressionMethods,
     QueryDsl, Queryable, RunQueryDsl,
 };
-use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Text};
+use diesel::result::{Error, QueryResult};
+use diesel::sql_types::{Array, BigInt, Bool, Text, Uuid as SqlUuid};
 use diesel::{PgConnection, delete};
 use uuid::Uuid;
 
@@ -19,7 +20,7 @@ use super::history::{self, Touched};
 use super::messages::Content;
 use crate::message::Sequence;
 use crate::name::OutboxName;
-use crate::status::ReasonCode;
+use crate::status::{ReasonCode, UnknownWord};
 use crate::store::open_part;
 use crate::store::place::{MaybeRfc3339, Place, Rfc3339, to_micros};
 use crate::store::sql::{MaybeJson, On, TimeAndSequence, all_of, given, shown_key};
@@ -46,11 +47,51 @@ pub struct DeadFilter {
     pub before: Option<Place>,
 }
 
+/// What tells a dead letter from all others, as `sequence.message-id` in text. The sequence alone does not: after a
+/// restore, or after the outbox was emptied, sequences may be used again.
+///
+/// ```
+/// use diesel_outbox::admin::LetterId;
+///
+/// let letter: LetterId = "42.0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
+/// assert_eq!(letter.sequence.0, 42);
+/// # Ok::<(), diesel_outbox::UnknownWord>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Queryable)]
+pub struct LetterId {
+    /// The sequence of the message.
+    pub sequence: Sequence,
+    /// The message id, as receivers see it.
+    pub message_id: Uuid,
+}
+
+impl std::fmt::Display for LetterId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.sequence, self.message_id)
+    }
+}
+
+impl std::str::FromStr for LetterId {
+    type Err = UnknownWord;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        let parts = text.split_once('.').and_then(|(sequence, message_id)| {
+            Some((sequence.parse().ok()?, message_id.parse().ok()?))
+        });
+        let (sequence, message_id) =
+            parts.ok_or_else(|| UnknownWord::new("dead letter (sequence.message-id)", text))?;
+        Ok(Self {
+            sequence: Sequence(sequence),
+            message_id,
+        })
+    }
+}
+
 /// A dead letter.
 #[derive(Debug, Clone, Queryable)]
 #[non_exhaustive]
 pub struct DeadLetter {
-    /// The sequence of the message, by which the letter is requeued or discarded.
+    /// The sequence of the message.
     pub sequence: Sequence,
     /// The message id, as receivers see it.
     pub message_id: Uuid,
@@ -93,6 +134,22 @@ pub struct DeadLetter {
 }
 
 impl DeadLetter {
+    /// The letter, as it is requeued or discarded.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::{DeadLetter, LetterId};
+    ///
+    /// fn all(letters: &[DeadLetter]) -> Vec<LetterId> {
+    ///     letters.iter().map(DeadLetter::id).collect()
+    /// }
+    /// ```
+    pub fn id(&self) -> LetterId {
+        LetterId {
+            sequence: self.sequence,
+            message_id: self.message_id,
+        }
+    }
+
     /// The place of the letter in the list. The next page is before the last place ([`DeadFilter::before`]).
     ///
     /// ```
@@ -186,27 +243,27 @@ pub(crate) fn list(
     latest(conn, name, is_meant(filter), Content::Without, limit)
 }
 
-/// The sequences of the matching dead letters, oldest first.
+/// The matching dead letters, oldest first.
 pub(crate) fn matching(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &DeadFilter,
-) -> QueryResult<Vec<i64>> {
-    let sequences = dead::table(name.dead())
+) -> QueryResult<Vec<LetterId>> {
+    let letters = dead::table(name.dead())
         .filter(is_meant(filter))
-        .order(dead::sequence)
-        .select(dead::sequence);
-    planned_anew(sequences).load(conn)
+        .order((dead::sequence, dead::message_id))
+        .select((dead::sequence, dead::message_id));
+    planned_anew(letters).load(conn)
 }
 
-/// One dead letter, with payload and headers.
+/// The dead letters with this sequence, with payload and headers.
 pub(crate) fn find(
     conn: &mut PgConnection,
     name: &OutboxName,
     sequence: i64,
-) -> QueryResult<Option<DeadLetter>> {
+) -> QueryResult<Vec<DeadLetter>> {
     let is_one = Box::new(dead::sequence.eq(sequence));
-    latest(conn, name, is_one, Content::Whole, 1).map(|mut found| found.pop())
+    latest(conn, name, is_one, Content::Whole, i64::MAX)
 }
 
 /// The dead letters of a message: one for each destination that did not get the message.
@@ -228,7 +285,7 @@ pub(super) fn of_delivery(
     message_id: Uuid,
     destination: &str,
     registration: Option<Uuid>,
-) -> QueryResult<Vec<i64>> {
+) -> QueryResult<Vec<LetterId>> {
     let filter = DeadFilter {
         destination: Some(destination.to_owned()),
         registration,
@@ -238,7 +295,7 @@ pub(super) fn of_delivery(
         .filter(dead::message_id.eq(message_id))
         .filter(is_meant(&filter))
         .order(dead::sequence)
-        .select(dead::sequence);
+        .select((dead::sequence, dead::message_id));
     planned_anew(sequences).load(conn)
 }
 
@@ -248,59 +305,145 @@ pub(super) fn of_delivery(
 pub(crate) fn requeue(
     conn: &mut PgConnection,
     name: &OutboxName,
-    sequences: &[i64],
+    letters: &[LetterId],
     operator: &str,
 ) -> QueryResult<usize> {
-    requeue_to(conn, name, sequences, "", operator)
+    requeue_to(conn, name, letters, "", operator)
 }
+
+/// How often letters are given new sequences. Each try takes the next numbers of the outbox, which may also be in use.
+const TRIES: usize = 10_000;
 
 /// The same. `asked`: the destination of letters that name none; empty: the current routes decide. Letters of a removed
 /// registration are addressed anew: to the registration that has the name now.
 ///
-/// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
+/// A letter keeps its sequence, and with it its place in its ordering key. If another message has the sequence by now,
+/// the letter gets a new one.
 pub(super) fn requeue_to(
     conn: &mut PgConnection,
     name: &OutboxName,
-    sequences: &[i64],
+    letters: &[LetterId],
     asked: &str,
     operator: &str,
 ) -> QueryResult<usize> {
-    statement_anew(format!(
-        "WITH chosen AS MATERIALIZED (
-            SELECT d.sequence FROM {dead} d
+    conn.transaction(|conn| {
+        let to = |conn: &mut PgConnection, sequences| {
+            requeue_with(conn, name, letters, asked, operator, sequences)
+        };
+        let (done, _) = to(conn, Sequences::Old)?;
+        if done == letters.len() {
+            return Ok(done);
+        }
+        for _ in 0..TRIES {
+            let moved = conn.transaction(|conn| match to(conn, Sequences::New)? {
+                (gone, placed) if gone == placed => Ok(gone),
+                _ => Err(Error::RollbackTransaction),
+            });
+            match moved {
+                Err(Error::RollbackTransaction) => continue,
+                moved => return moved.map(|moved| done + moved),
+            }
+        }
+        Err(Error::QueryBuilderError(
+            "the next sequences of the outbox are in use: `diesel-outbox check` says how to set its sequence"
+                .into(),
+        ))
+    })
+}
+
+/// The sequences of requeued messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sequences {
+    /// Their own. Letters whose sequences have other messages stay.
+    Old,
+    /// New ones.
+    New,
+}
+
+/// Requeues letters; returns how many were removed from the dead letters, and how many were placed in the outbox.
+///
+/// Text: Diesel has no WITH, so no DELETE can feed an INSERT.
+fn requeue_with(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    letters: &[LetterId],
+    asked: &str,
+    operator: &str,
+    sequences: Sequences,
+) -> QueryResult<(usize, usize)> {
+    let (outbox, dead) = (name.outbox(), name.dead());
+    let (is_free, sequence, ending) = match sequences {
+        Sequences::Old => (
+            format!(
+                "AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.sequence = d.sequence)
+                 AND NOT EXISTS (SELECT FROM asked e
+                                  WHERE e.sequence = d.sequence AND e.message_id < d.message_id)"
+            ),
+            "sequence,",
+            "",
+        ),
+        Sequences::New => (
+            String::new(),
+            "",
+            "ORDER BY sequence, message_id ON CONFLICT (sequence) DO NOTHING",
+        ),
+    };
+    let (numbers, ids) = arrays(letters);
+    let counts: (i64, i64) = statement_anew(format!(
+        "WITH asked AS (
+            SELECT * FROM unnest($1::bigint[], $4::uuid[]) AS t(sequence, message_id)
+        ), chosen AS MATERIALIZED (
+            SELECT d.sequence, d.message_id FROM {dead} d JOIN asked a USING (sequence, message_id)
              WHERE d.sequence = ANY($1)
                AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.idempotency_key = d.idempotency_key
                                 AND o.destination = coalesce(nullif(d.named_destination, ''), $3))
-               AND NOT EXISTS (SELECT FROM {dead} e WHERE e.idempotency_key = d.idempotency_key
-                                AND e.named_destination = d.named_destination
-                                AND e.sequence = ANY($1) AND e.sequence < d.sequence)
-             ORDER BY d.sequence FOR UPDATE
+               AND NOT EXISTS (SELECT FROM {dead} e JOIN asked a USING (sequence, message_id)
+                                WHERE e.idempotency_key = d.idempotency_key
+                                  AND e.named_destination = d.named_destination
+                                  AND (e.sequence, e.message_id) < (d.sequence, d.message_id))
+               {is_free}
+             ORDER BY d.sequence, d.message_id FOR UPDATE OF d
         ), gone AS (
-            DELETE FROM {dead} WHERE sequence = ANY(ARRAY(SELECT sequence FROM chosen)) RETURNING *
+            DELETE FROM {dead} d USING chosen c
+             WHERE d.sequence = c.sequence AND d.message_id = c.message_id AND d.sequence = ANY($1)
+            RETURNING d.*
         ), noted AS (
             INSERT INTO {attempt} (part, sequence, message_id, topic, destination, tenant_id, event, operator)
             SELECT {part}, sequence, message_id, topic, destination, tenant_id, 'requeued', $2 FROM gone
+        ), placed AS (
+            INSERT INTO {outbox} ({sequence} message_id, topic, destination, payload, headers,
+                ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at,
+                split_from, split_to, registration)
+            OVERRIDING SYSTEM VALUE
+            SELECT {sequence} message_id, topic, coalesce(nullif(named_destination, ''), $3), payload, headers,
+                   ordering_key, idempotency_key, digest, tenant_id,
+                   CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at,
+                   occurred_at, split_from, split_to,
+                   CASE WHEN reason <> 'DESTINATION_REMOVED'
+                             AND destination = coalesce(nullif(named_destination, ''), $3)
+                        THEN registration END
+              FROM gone {ending}
+            RETURNING 1
         )
-        INSERT INTO {outbox} (sequence, message_id, topic, destination, payload, headers,
-            ordering_key, idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at,
-            split_from, split_to, registration)
-        OVERRIDING SYSTEM VALUE
-        SELECT sequence, message_id, topic, coalesce(nullif(named_destination, ''), $3), payload, headers,
-               ordering_key, idempotency_key, digest, tenant_id,
-               CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at,
-               occurred_at, split_from, split_to,
-               CASE WHEN reason <> 'DESTINATION_REMOVED' AND destination = coalesce(nullif(named_destination, ''), $3)
-                    THEN registration END
-          FROM gone",
-        dead = name.dead(),
-        outbox = name.outbox(),
+        SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM placed)",
         attempt = name.attempt(),
         part = open_part(name),
     ))
-    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<Array<BigInt>, _>(numbers)
     .bind::<Text, _>(operator)
     .bind::<Text, _>(asked)
-    .execute(conn)
+    .bind::<Array<SqlUuid>, _>(ids)
+    .giving::<(BigInt, BigInt)>()
+    .get_result(conn)?;
+    let count = |count: i64| usize::try_from(count).unwrap_or(0);
+    Ok((count(counts.0), count(counts.1)))
+}
+
+/// The letters as two arrays, for `unnest`.
+fn arrays(letters: &[LetterId]) -> (Vec<i64>, Vec<Uuid>) {
+    let each = letters.iter();
+    each.map(|letter| (letter.sequence.0, letter.message_id))
+        .unzip()
 }
 
 /// Deletes dead letters for good, and unblocks the ordering keys that they held. The ledger keeps their entries.
@@ -308,12 +451,20 @@ pub(super) fn requeue_to(
 pub(crate) fn discard(
     conn: &mut PgConnection,
     name: &OutboxName,
-    sequences: &[i64],
+    letters: &[LetterId],
     operator: &str,
 ) -> QueryResult<usize> {
+    let (sequences, ids) = arrays(letters);
+    // Diesel compares no pairs of columns with a set.
+    let are_these = sql::<Bool>("(sequence, message_id) IN (SELECT * FROM unnest(")
+        .bind::<Array<BigInt>, _>(sequences.clone())
+        .sql(", ")
+        .bind::<Array<SqlUuid>, _>(ids)
+        .sql("))");
     conn.transaction(|conn| {
         let gone: Vec<(Touched, bool, Option<String>)> = delete(dead::table(name.dead()))
             .filter(dead::sequence.eq_any(sequences))
+            .filter(are_these)
             .returning((
                 (
                     dead::sequence,

@@ -106,6 +106,10 @@ pub struct Delivery {
 }
 
 impl Delivery {
+    fn id(&self) -> (Sequence, Uuid) {
+        (self.sequence, self.message_id)
+    }
+
     /// Why the last attempt failed, in words that reveal nothing about the network of the relay. A name without an
     /// address, a forbidden address and a refused connection give the same text. Otherwise, a customer who registers
     /// URLs could explore that network.
@@ -233,9 +237,8 @@ fn page(
 ) -> (Vec<Delivery>, Option<Place>) {
     // A message may have been settled since the waiting messages were read.
     let is_settled = |row: &&Delivery| row.settled_at.is_some();
-    let settled = rows.iter().filter(is_settled).map(|row| row.sequence);
-    let settled: HashSet<Sequence> = settled.collect();
-    rows.retain(|row| row.settled_at.is_some() || !settled.contains(&row.sequence));
+    let settled: HashSet<_> = rows.iter().filter(is_settled).map(Delivery::id).collect();
+    rows.retain(|row| row.settled_at.is_some() || !settled.contains(&row.id()));
     rows.retain(|row| searched_from.is_none_or(|from| row.place.micros >= from));
     rows.sort_by_key(|row| std::cmp::Reverse(row.place));
     let next = match rows.len() > limit {
@@ -360,12 +363,15 @@ fn add_answers(
         .filter(attempt::sequence.eq_any(sequences))
         .filter(attempt::event.eq("failed"))
         .order(attempt::happened_at)
-        .select((attempt::sequence, attempt::http_status));
-    let answers: Vec<(Sequence, Option<i32>)> = planned_anew(answers).load(conn)?;
+        .select((
+            (attempt::sequence, attempt::message_id),
+            attempt::http_status,
+        ));
+    let answers: Vec<((Sequence, Uuid), Option<i32>)> = planned_anew(answers).load(conn)?;
     // Ordered by time: the last attempt wins.
-    let last: HashMap<Sequence, Option<i32>> = answers.into_iter().collect();
+    let last: HashMap<(Sequence, Uuid), Option<i32>> = answers.into_iter().collect();
     for row in rows.iter_mut().filter(|row| row.settled_at.is_none()) {
-        row.http_status = last.get(&row.sequence).copied().flatten();
+        row.http_status = last.get(&row.id()).copied().flatten();
     }
     Ok(())
 }
@@ -455,10 +461,10 @@ pub(crate) fn send_again(
     operator: &str,
 ) -> QueryResult<SentAgain> {
     let registration = destinations::registration(conn, name, destination)?;
-    let sequences = dead::of_delivery(conn, name, message_id, destination, registration)?;
-    if !sequences.is_empty() {
+    let letters = dead::of_delivery(conn, name, message_id, destination, registration)?;
+    if !letters.is_empty() {
         // A letter that is not requeued already has its key in the outbox.
-        dead::requeue_to(conn, name, &sequences, destination, operator)?;
+        dead::requeue_to(conn, name, &letters, destination, operator)?;
         return Ok(SentAgain::Yes);
     }
     if is_on_its_way(conn, name, (destination, registration), message_id)? {

@@ -139,6 +139,7 @@ pub(crate) fn blank_entries(
             ledger::error.eq(None::<String>),
             ledger::response.eq(None::<String>),
             ledger::payload.eq(None::<crate::store::sql::Json<'_>>),
+            ledger::headers.eq(None::<crate::store::sql::Json<'_>>),
         ))
         .execute(conn)
 }

@@ -19,8 +19,8 @@ use diesel::sql_types::{
 };
 use uuid::Uuid;
 
-use super::replay_keys::{base_of, keys_of_replays};
 use crate::message::Sequence;
+use crate::message::replays::{base_of, keys_of_replays};
 use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::live;
@@ -110,7 +110,7 @@ pub struct MessageRecord {
     pub split_from: Option<Sequence>,
     /// The message is dead, and blocks its ordering key until it is requeued or discarded.
     pub blocks_key: bool,
-    /// The stored headers; the ledger keeps none.
+    /// The stored headers, if they are kept.
     #[diesel(deserialize_as = MaybeJson)]
     pub headers: Option<String>,
     /// The stored JSON, if it is kept.
@@ -245,7 +245,7 @@ records! { content:
     Nullable<BigInt> => outbox::split_from, dead::split_from, null!(i64, BigInt);
     Bool => false.into_sql::<Bool>(), dead::blocks_key, false.into_sql::<Bool>();
     Nullable<SqlJson> => content.of(Box::new(outbox::headers)), content.of(Box::new(dead::headers)),
-        null!(Json<'_>, SqlJson);
+        ledger::headers;
     Nullable<SqlJson> => content.of(Box::new(outbox::payload.nullable())),
         content.of(Box::new(dead::payload.nullable())), ledger::payload;
     Nullable<Timestamptz> => outbox::available_at.nullable(), dead::available_at.nullable(), no_time();
@@ -286,6 +286,7 @@ pub(crate) fn find(
         let destination = row.destination.clone();
         (
             row.sequence,
+            row.message_id,
             destination,
             std::cmp::Reverse(kept_in),
             row.settled_at.clone(),

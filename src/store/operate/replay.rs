@@ -13,10 +13,10 @@ use diesel::sql_types::{Array, BigInt, Nullable, Text, Timestamptz, Uuid as SqlU
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
-pub(crate) use super::replay_keys::LONGEST_RUN;
+pub(crate) use crate::message::replays::LONGEST_RUN;
 
 use super::ledger::is_not_another;
-use super::replay_keys::replayed;
+use crate::message::replays::replayed;
 use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::destinations;
@@ -308,7 +308,8 @@ pub(crate) fn once_more(
 }
 
 /// Inserts new messages for these rows, in their order, and a history entry for each. Messages that this run has
-/// inserted before are skipped. `asked`: the destination of messages that name none; empty: the current routes decide.
+/// inserted before are skipped. A new message is enqueued now, but its event keeps its time, which receivers see: the
+/// time of the first enqueueing, if the application gave none. `asked`: the destination of messages that name none; empty: the current routes decide.
 ///
 /// Text: Diesel has no `unnest`, and no WITH.
 fn insert(
@@ -323,17 +324,19 @@ fn insert(
     let message_ids: Vec<Uuid> = rows.iter().map(|row| row.message_id).collect();
     let sequences: Vec<i64> = rows.iter().map(|row| row.sequence).collect();
     let settled_at: Vec<PgTimestamp> = rows.iter().map(|row| row.settled_at).collect();
-    let keys: Vec<String> = rows.iter().map(|row| replayed(&row.key, run)).collect();
+    let has_new_ids = ids == ReplayIds::New;
+    let key = |row: &&FoundRow| replayed(&row.key, run, has_new_ids);
+    let keys: Vec<String> = rows.iter().map(key).collect();
     let new_ids: Vec<Option<Uuid>> = match ids {
         ReplayIds::Same => rows.iter().map(|_| None).collect(),
         ReplayIds::New => rows.iter().map(|_| Some(Uuid::now_v7())).collect(),
     };
     statement_anew(format!(
         "WITH replayed AS (
-            INSERT INTO {outbox} (message_id, topic, destination, payload, ordering_key,
+            INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
                 idempotency_key, digest, tenant_id, occurred_at, registration)
-            SELECT coalesce(r.new_id, l.message_id), l.topic, {goes_to}, l.payload, l.ordering_key,
-                   r.key, {digest}, l.tenant_id, l.occurred_at,
+            SELECT coalesce(r.new_id, l.message_id), l.topic, {goes_to}, l.payload, l.headers,
+                   l.ordering_key, r.key, {digest}, l.tenant_id, coalesce(l.occurred_at, l.created_at),
                    CASE WHEN l.destination = {goes_to} THEN l.registration END
               FROM unnest($1::uuid[], $2::bigint[], $3::timestamptz[], $4::uuid[], $5::text[])
                    WITH ORDINALITY AS r(message_id, sequence, settled_at, new_id, key, n)

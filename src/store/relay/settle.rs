@@ -235,6 +235,9 @@ fn note_attempts(name: &OutboxName, rows: &str, attempt: &str) -> String {
 
 /// Moves the messages to the dead letters and records them in the ledger.
 ///
+/// A message is its sequence and its id. If an old dead letter has both, because an emptied outbox was filled once more
+/// with the same rows, that letter stays: otherwise the message could never be settled, and would be sent for ever.
+///
 /// A call is repeated if the database's answer was lost. If an operator has requeued a message and the same lease has
 /// claimed it again meanwhile, the repeat leaves the message unchanged.
 pub(crate) fn dead(
@@ -263,6 +266,7 @@ pub(crate) fn dead(
                    g.sequence = ANY($13) AND g.ordering_key IS NOT NULL,
                    coalesce(o.registration, g.registration)
               FROM gone g JOIN outcome o USING (sequence)
+            ON CONFLICT (sequence, message_id) DO NOTHING
         ), recorded AS ({recorded}), noted AS ({noted})
         SELECT sequence FROM gone",
         gone = gone(name, "$2", "$11"),
@@ -300,11 +304,12 @@ fn record(name: &OutboxName, status: &str, keep_payload: &str) -> String {
     format!(
         "INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
              ordering_key, idempotency_key, digest, tenant_id, status, reason, error, http_status, response,
-             attempts, payload, created_at, occurred_at, registration)
+             attempts, payload, headers, created_at, occurred_at, registration)
          SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.destination, g.ordering_key,
                 g.idempotency_key, {digest}, g.tenant_id, '{status}', o.code, o.error, o.http_status,
                 o.response, g.attempts + o.counted, CASE WHEN {keep_payload} THEN g.payload END,
-                g.created_at, g.occurred_at, coalesce(o.registration, g.registration)
+                CASE WHEN {keep_payload} THEN g.headers END, g.created_at, g.occurred_at,
+                coalesce(o.registration, g.registration)
            FROM gone g JOIN outcome o USING (sequence)",
         ledger = name.ledger(),
         part = open_part(name),

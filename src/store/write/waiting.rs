@@ -12,12 +12,13 @@ use diesel::prelude::{
     Connection, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Nullable, Text};
+use diesel::sql_types::{Array, BigInt, Nullable, Text, Uuid as SqlUuid};
 use diesel::{PgConnection, update};
+use uuid::Uuid;
 
 pub use self::refs::{Answer, Changed, MessageRef, Part, PartState};
 
-use self::refs::{Found, find};
+use self::refs::{Found, Identity, find};
 use super::enqueue::{absolute, relative};
 use crate::message::Due;
 use crate::name::OutboxName;
@@ -75,6 +76,9 @@ pub(crate) fn end(
 ) -> QueryResult<Changed> {
     conn.transaction(|conn| {
         let found = find(conn, name, which, reach)?;
+        if found.is_ambiguous() {
+            return Ok(found.told(&[]));
+        }
         let live = found.live();
         let expired = match reach {
             Reach::Waiting => Vec::new(),
@@ -91,7 +95,7 @@ pub(crate) fn end(
                 .iter()
                 .filter_map(|(_, ordering_key)| ordering_key.clone()),
         )?;
-        let done: Vec<i64> = ended.into_iter().map(|(sequence, _)| sequence).collect();
+        let done: Vec<Identity> = ended.into_iter().map(|(identity, _)| identity).collect();
         told(conn, name, which, found, &done)
     })
 }
@@ -105,6 +109,9 @@ pub(crate) fn reschedule(
 ) -> QueryResult<Changed> {
     conn.transaction(|conn| {
         let found = find(conn, name, which, Reach::Waiting)?;
+        if found.is_ambiguous() {
+            return Ok(found.told(&[]));
+        }
         // An earlier time becomes the current time: a relay's lanes have already passed earlier positions.
         let waiting = candidate::table(name.outbox())
             .filter(candidate::sequence.eq_any(found.live()))
@@ -117,8 +124,8 @@ pub(crate) fn reschedule(
         let change = update(outbox::table(name.outbox()))
             .filter(outbox::sequence.eq_any(array::<BigInt, _>(waiting)))
             .set(outbox::available_at.eq(latest(clock_timestamp(), absolute(due), delayed)))
-            .returning(outbox::sequence);
-        let done: Vec<i64> = planned_anew(change).load(conn)?;
+            .returning((outbox::sequence, outbox::message_id));
+        let done: Vec<Identity> = planned_anew(change).load(conn)?;
         if !done.is_empty() {
             wake(conn, name)?;
         }
@@ -132,18 +139,21 @@ fn told(
     name: &OutboxName,
     which: &MessageRef,
     found: Found,
-    done: &[i64],
+    done: &[Identity],
 ) -> QueryResult<Changed> {
-    let is_done = |sequence: &i64| done.contains(sequence);
-    if found.live().iter().all(is_done) {
+    if found
+        .live()
+        .iter()
+        .all(|live| done.iter().any(|(sequence, _)| sequence == live))
+    {
         return Ok(found.told(done));
     }
     let again = find(conn, name, which, Reach::Waiting)?;
     Ok(found.and_now(again).told(done))
 }
 
-/// The sequence of a message that has ended, and its ordering key.
-type Ended = (i64, Option<String>);
+/// A message that has ended, and its ordering key.
+type Ended = (Identity, Option<String>);
 
 /// The ended leases that hold any of these messages.
 ///
@@ -208,7 +218,7 @@ fn end_live(
     );
     recorded(name, &gone, live, end, note)
         .bind::<Array<BigInt>, _>(expired)
-        .giving::<(BigInt, Nullable<Text>)>()
+        .giving::<((BigInt, SqlUuid), Nullable<Text>)>()
         .load(conn)
 }
 
@@ -216,20 +226,25 @@ fn end_live(
 fn end_dead(
     conn: &mut PgConnection,
     name: &OutboxName,
-    dead: &[i64],
+    dead: &[Identity],
     end: End,
     note: Option<&str>,
 ) -> QueryResult<Vec<Ended>> {
     if dead.is_empty() {
         return Ok(Vec::new());
     }
+    let (sequences, ids): (Vec<i64>, Vec<Uuid>) = dead.iter().copied().unzip();
     let gone = format!(
-        "DELETE FROM {} d WHERE d.sequence = ANY($1) RETURNING {}",
+        "DELETE FROM {} d
+          WHERE d.sequence = ANY($1)
+            AND (d.sequence, d.message_id) IN (SELECT * FROM unnest($1::bigint[], $5::uuid[]))
+        RETURNING {}",
         name.dead(),
         columns("d", "d.named_destination")
     );
-    recorded(name, &gone, dead, end, note)
-        .giving::<(BigInt, Nullable<Text>)>()
+    recorded(name, &gone, &sequences, end, note)
+        .bind::<Array<SqlUuid>, _>(ids)
+        .giving::<((BigInt, SqlUuid), Nullable<Text>)>()
         .load(conn)
 }
 
@@ -263,7 +278,7 @@ fn recorded<'a>(
                    g.created_at, g.occurred_at, g.registration
               FROM gone g
          )
-         SELECT sequence, ordering_key FROM gone",
+         SELECT sequence, message_id, ordering_key FROM gone",
         ledger = name.ledger(),
         part = open_part(name),
     ))

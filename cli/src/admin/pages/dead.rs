@@ -6,9 +6,10 @@ pub(super) mod letter;
 use std::sync::Arc;
 use std::time::Instant;
 
-use diesel_outbox::ReasonCode;
 use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter, MessageKey};
+use diesel_outbox::{ReasonCode, Sequence};
 use maud::{Markup, html};
+use uuid::Uuid;
 
 use super::layout::{Page, token};
 use super::messages::QUICK;
@@ -180,15 +181,21 @@ pub(super) fn find(site: &Site, q: &str) -> anyhow::Result<Vec<DeadLetter>> {
     let key = MessageKey::Text(q.to_owned());
     site.searches.run(|conn, outbox| {
         let found = admin::message(conn, outbox, &key)?.rows;
-        let dead = found.iter().filter(|record| record.kept_in == "dead");
+        let dead: Vec<(Sequence, Uuid)> = found
+            .iter()
+            .filter(|record| record.kept_in == "dead")
+            .map(|record| (record.sequence, record.message_id))
+            .collect();
         let filter = DeadFilter {
-            sequences: dead.map(|record| record.sequence.0).collect(),
+            sequences: dead.iter().map(|(sequence, _)| sequence.0).collect(),
             ..DeadFilter::default()
         };
-        match filter.sequences.is_empty() {
-            true => Ok(Vec::new()),
-            false => admin::dead_letters(conn, outbox, &filter, PAGE as i64 + 1),
+        if dead.is_empty() {
+            return Ok(Vec::new());
         }
+        let mut letters = admin::dead_letters(conn, outbox, &filter, PAGE as i64 + 1)?;
+        letters.retain(|letter| dead.contains(&(letter.sequence, letter.message_id)));
+        Ok(letters)
     })
 }
 
@@ -339,7 +346,7 @@ fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {
                     0,
                     html! {
                         label.pick {
-                            input type="checkbox" name="sequence" value=(letter.sequence)
+                            input type="checkbox" name="letter" value=(letter.id())
                                 aria-label={ "Select dead letter " (letter.sequence) };
                         }
                     },

@@ -103,7 +103,11 @@ fn all(
     let shown = records.iter().zip(waits);
     let shown = shown.filter(|(one, _)| !crate::message::is_said_by_a_dead_letter(one, records));
     let (records, waits): (Vec<&MessageRecord>, Vec<&Option<WaitReason>>) = shown.unzip();
-    let parts: Vec<Part> = records.iter().copied().map(Part::of).collect();
+    let parts: Vec<Part> = records
+        .iter()
+        .copied()
+        .map(|one| Part::of(one, history))
+        .collect();
     let payloads = records.iter().filter(|record| record.payload.is_some());
     html! {
         div.columns {

@@ -72,7 +72,7 @@ impl QueryFragment<Pg> for Groups<'_> {
     fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
         out.push_sql(
             "SELECT g.reason, g.topic, g.destination, g.count, g.oldest AS oldest_died_at,
-                    g.latest AS latest_died_at, g.example_sequence, dead.last_error AS example_error
+                    g.latest AS latest_died_at, g.example_sequence, e.last_error AS example_error
                FROM (SELECT reason, topic, destination, count(*) AS count, min(died_at) AS oldest,
                             max(died_at) AS latest, max(sequence) AS example_sequence
                        FROM ",
@@ -82,9 +82,13 @@ impl QueryFragment<Pg> for Groups<'_> {
         self.is_meant.walk_ast(out.reborrow())?;
         out.push_sql(" GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT ");
         out.push_bind_param::<BigInt, _>(&self.limit)?;
-        out.push_sql(") g JOIN ");
+        out.push_sql(") g CROSS JOIN LATERAL (SELECT dead.last_error FROM ");
         self.dead.walk_ast(out.reborrow())?;
-        out.push_sql(" ON dead.sequence = g.example_sequence ORDER BY g.count DESC, 1, 2, 3");
+        out.push_sql(
+            " WHERE dead.sequence = g.example_sequence AND dead.reason = g.reason
+                AND dead.topic = g.topic AND dead.destination = g.destination LIMIT 1) e
+              ORDER BY g.count DESC, 1, 2, 3",
+        );
         Ok(())
     }
 }

@@ -28,6 +28,7 @@ use crate::store::table::{dead, ledger, outbox};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageRef {
     pub(crate) key: MessageKey,
+    message_id: Option<Uuid>,
     pub(crate) destination: Option<String>,
 }
 
@@ -40,6 +41,21 @@ impl MessageRef {
     /// ```
     pub fn key(key: impl Into<String>) -> Self {
         MessageKey::Key(key.into()).into()
+    }
+
+    /// Limits the reference to the message with this id, where several messages have a sequence.
+    ///
+    /// ```
+    /// use diesel_outbox::{MessageRef, Sequence};
+    ///
+    /// fn exactly(sequence: Sequence, message_id: uuid::Uuid) -> MessageRef {
+    ///     MessageRef::from(sequence).with_id(message_id)
+    /// }
+    /// ```
+    #[must_use]
+    pub fn with_id(mut self, message_id: Uuid) -> Self {
+        self.message_id = Some(message_id);
+        self
     }
 
     /// Limits the reference to one destination: to the message, or the part of a fan-out, that names this destination
@@ -60,6 +76,7 @@ impl From<MessageKey> for MessageRef {
     fn from(key: MessageKey) -> Self {
         Self {
             key,
+            message_id: None,
             destination: None,
         }
     }
@@ -87,6 +104,9 @@ impl From<Uuid> for MessageRef {
 pub struct Changed {
     /// One part for a message; after a fan-out, one for each destination. Empty: the message is unknown.
     pub parts: Vec<Part>,
+    /// The reference is a sequence that several messages have, because it was used again. Nothing was changed: refer to
+    /// one of them by its message id or key.
+    pub is_ambiguous: bool,
     /// Whether the search covered everything. `false`: a search without an index took too long and was stopped.
     pub is_complete: bool,
 }
@@ -136,6 +156,8 @@ pub enum Answer {
     Cancelled,
     /// Nothing was changed: the message is or was a dead letter.
     Dead,
+    /// Nothing was changed: several messages have this sequence. Refer to one of them by its message id or key.
+    Ambiguous,
     /// The outbox, the ledger and the dead letters do not have the message.
     Unknown,
 }
@@ -157,6 +179,9 @@ impl Changed {
     /// # }
     /// ```
     pub fn answer(&self) -> Answer {
+        if self.is_ambiguous {
+            return Answer::Ambiguous;
+        }
         let all_done = self.parts.iter().all(|part| part.state == PartState::Done);
         if all_done && !self.parts.is_empty() {
             return Answer::Done;
@@ -175,6 +200,9 @@ impl Changed {
     }
 }
 
+/// What tells a message from all others: its sequence and its id.
+pub(super) type Identity = (i64, Uuid);
+
 /// A row of a part, from the outbox, the ledger or the dead letters.
 #[derive(Debug, Clone, Queryable)]
 pub(super) struct Row {
@@ -192,6 +220,10 @@ pub(super) struct Row {
 }
 
 impl Row {
+    fn identity(&self) -> Identity {
+        (self.sequence, self.message_id)
+    }
+
     fn key(&self) -> String {
         let key = self.idempotency_key.clone();
         key.unwrap_or_else(|| self.message_id.to_string())
@@ -229,29 +261,37 @@ impl Row {
 pub(super) struct Found {
     rows: Vec<Row>,
     is_complete: bool,
+    is_ambiguous: bool,
 }
 
 impl Found {
+    /// Whether the reference names several messages, of which the caller can mean only one.
+    pub(super) fn is_ambiguous(&self) -> bool {
+        self.is_ambiguous
+    }
+
     pub(super) fn live(&self) -> Vec<i64> {
-        self.sequences(Row::is_live)
+        let live = self.identities(Row::is_live);
+        live.into_iter().map(|(sequence, _)| sequence).collect()
     }
 
     /// The parts that are dead letters, according to the ledger or the dead letters.
-    pub(super) fn dead(&self) -> Vec<i64> {
-        self.sequences(|row| row.state() == PartState::Dead)
+    pub(super) fn dead(&self) -> Vec<Identity> {
+        self.identities(|row| row.state() == PartState::Dead)
     }
 
-    fn sequences(&self, which: impl Fn(&Row) -> bool) -> Vec<i64> {
+    fn identities(&self, which: impl Fn(&Row) -> bool) -> Vec<Identity> {
         let rows = self.rows.iter().filter(|row| which(row));
-        let mut sequences: Vec<i64> = rows.map(|row| row.sequence).collect();
-        sequences.sort_unstable();
-        sequences
+        let mut identities: Vec<Identity> = rows.map(Row::identity).collect();
+        identities.sort_unstable();
+        identities
     }
 
-    /// Replaces rows by what a second search found for the same sequences.
+    /// Replaces rows by what a second search found for the same messages.
     pub(super) fn and_now(mut self, again: Self) -> Self {
         for row in &mut self.rows {
-            let now = again.rows.iter().find(|now| now.sequence == row.sequence);
+            let same = |now: &&Row| now.identity() == row.identity();
+            let now = again.rows.iter().find(same);
             if let Some(now) = now {
                 *row = now.clone();
             }
@@ -259,10 +299,10 @@ impl Found {
         self
     }
 
-    pub(super) fn told(self, done: &[i64]) -> Changed {
+    pub(super) fn told(self, done: &[Identity]) -> Changed {
         let part = |row: Row| Part {
             sequence: Sequence(row.sequence),
-            state: match done.contains(&row.sequence) {
+            state: match done.contains(&row.identity()) {
                 true => PartState::Done,
                 false => row.state(),
             },
@@ -271,6 +311,7 @@ impl Found {
         Changed {
             parts: self.rows.into_iter().map(part).collect(),
             is_complete: self.is_complete,
+            is_ambiguous: self.is_ambiguous,
         }
     }
 }
@@ -288,10 +329,13 @@ pub(super) fn find(
     let mut rows = of_hits(conn, name, &hits)?;
     if rows.is_empty() || reach == Reach::Everything {
         let dead = dead_of_hits(conn, name, &hits)?.into_iter();
-        let sequences: Vec<i64> = rows.iter().map(|row| row.sequence).collect();
-        rows.extend(dead.filter(|row| !sequences.contains(&row.sequence)));
+        let known: Vec<Identity> = rows.iter().map(Row::identity).collect();
+        rows.extend(dead.filter(|row| !known.contains(&row.identity())));
     }
-    retain_meant(&mut rows, &which.key);
+    if let Some(id) = which.message_id {
+        rows.retain(|row| row.message_id == id);
+    }
+    let is_ambiguous = retain_meant(&mut rows, &which.key, reach);
     if let Some(destination) = &which.destination {
         rows.retain(|row| [&row.destination, &row.used].contains(&destination));
     }
@@ -309,30 +353,43 @@ pub(super) fn find(
     };
     rows.retain(|row| !is_earlier(row));
     rows.sort_by(|a, b| (&a.destination, a.sequence).cmp(&(&b.destination, b.sequence)));
-    Ok(Found { rows, is_complete })
+    Ok(Found {
+        rows,
+        is_complete,
+        is_ambiguous,
+    })
 }
 
 /// Keeps only the rows that `key` means. Every search leads to ids, and a replay has the id of the message that was
 /// delivered, under another key. A search by sequence or id also leads to keys, and another message may have the same
 /// key.
-fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey) {
+///
+/// A sequence may be used again: then a live message is meant, unless settled messages can be changed, too. Returns
+/// whether several messages are left.
+fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey, reach: Reach) -> bool {
     let (sequence, id) = match key {
-        MessageKey::Key(key) => return rows.retain(|row| row.key() == *key),
+        MessageKey::Key(key) => {
+            rows.retain(|row| row.key() == *key);
+            return false;
+        }
         MessageKey::Sequence(sequence) => (Some(*sequence), None),
         MessageKey::Id(id) => (None, Some(*id)),
         MessageKey::Text(text) => {
             let text = text.trim();
             if rows.iter().any(|row| row.key() == text) {
                 rows.retain(|row| row.key() == text);
-                return;
+                return false;
             }
             (text.parse().ok(), text.parse().ok())
         }
     };
     let of_sequence = |row: &&Row| sequence.is_some_and(|sequence| row.is_of(sequence));
+    let is_any_live = rows.iter().filter(of_sequence).any(Row::is_live);
+    let is_of_live = |row: &&Row| reach == Reach::Everything || !is_any_live || row.is_live();
     let meant: Vec<(Uuid, String)> = rows
         .iter()
         .filter(of_sequence)
+        .filter(is_of_live)
         .map(|row| (row.message_id, row.key()))
         .collect();
     rows.retain(|row| {
@@ -340,6 +397,11 @@ fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey) {
         let is_meant = meant.contains(&(row.message_id, row.key())) && !is_another;
         id == Some(row.message_id) || is_meant
     });
+    let (first, rest) = match meant.split_first() {
+        Some(((first, _), rest)) => (*first, rest),
+        None => return false,
+    };
+    rest.iter().any(|(id, _)| *id != first)
 }
 
 /// The live rows of these messages, and the last ledger entry for each of their parts.
@@ -370,7 +432,7 @@ fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryRes
             ledger::destination,
         ));
     for row in planned_anew(settled).load::<Row>(conn)? {
-        if rows.iter().all(|other| other.sequence != row.sequence) {
+        if rows.iter().all(|other| other.identity() != row.identity()) {
             rows.push(row);
         }
     }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter, DeadLetter, Note, Place};
+use diesel_outbox::admin::{self, DeadFilter, DeadLetter, LetterId, Note, Place};
 use diesel_outbox::{DatabaseError, OutboxName};
 use maud::html;
 
@@ -57,12 +57,12 @@ impl Change {
         self,
         conn: &mut PgConnection,
         outbox: &OutboxName,
-        sequences: &[i64],
+        letters: &[LetterId],
         note: &Note,
     ) -> Result<usize, DatabaseError> {
         match self {
-            Self::Requeue => admin::requeue(conn, outbox, sequences, note),
-            Self::Discard => admin::discard(conn, outbox, sequences, note),
+            Self::Requeue => admin::requeue(conn, outbox, letters, note),
+            Self::Discard => admin::discard(conn, outbox, letters, note),
         }
     }
 }
@@ -78,12 +78,12 @@ struct Order {
     sure: Option<usize>,
     /// Excludes messages dead-lettered after the confirmation page was shown.
     before: Option<Place>,
-    sequences: Vec<i64>,
+    letters: Vec<LetterId>,
 }
 
 impl Order {
     fn of(form: &Form, change: Change) -> Self {
-        let sequences = form.all("sequence").filter_map(|one| one.parse().ok());
+        let letters = form.all("letter").filter_map(|one| one.parse().ok());
         Self {
             change,
             asked: Asked::of(form),
@@ -91,7 +91,7 @@ impl Order {
             of_letter: form.get("key").map(str::to_owned),
             sure: form.get("sure").and_then(|count| count.parse().ok()),
             before: form.get("before").and_then(|place| place.parse().ok()),
-            sequences: sequences.collect(),
+            letters: letters.collect(),
         }
     }
 
@@ -101,14 +101,14 @@ impl Order {
             (None, Change::Requeue) => !self.is_all,
             (None, Change::Discard) => false,
             (Some(_), Change::Requeue) => true,
-            (Some(count), Change::Discard) => self.sequences.len() <= count,
+            (Some(count), Change::Discard) => self.letters.len() <= count,
         }
     }
 
     /// The page that the request came from.
     fn back(&self) -> String {
-        match self.sequences.as_slice() {
-            [sequence] if self.of_letter.is_some() => format!("/dead/{sequence}"),
+        match self.letters.as_slice() {
+            [letter] if self.of_letter.is_some() => format!("/dead/{letter}"),
             _ => link("/dead", &self.asked.pairs()),
         }
     }
@@ -131,12 +131,12 @@ impl Order {
             return self.asked.words();
         }
         let named: Vec<String> = self
-            .sequences
+            .letters
             .iter()
             .take(NAMED)
-            .map(i64::to_string)
+            .map(|letter| letter.sequence.to_string())
             .collect();
-        let more = if self.sequences.len() > NAMED {
+        let more = if self.letters.len() > NAMED {
             ", …"
         } else {
             ""
@@ -157,11 +157,11 @@ pub(in crate::admin::pages) fn answer(
             Ok(filter) => matching(site, &order, filter),
             Err(error) => return bad_request(site, visitor, request, &error),
         };
-        (order.before, order.sequences) = match matching {
+        (order.before, order.letters) = match matching {
             Ok(matching) => matching,
             Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
         };
-    } else if order.sequences.is_empty() {
+    } else if order.letters.is_empty() {
         let nothing = [order.asked.pairs().as_slice(), &[("done", "nothing")]].concat();
         return Response::see_other(&link("/dead", &nothing));
     }
@@ -173,11 +173,11 @@ pub(in crate::admin::pages) fn answer(
     let (verb, what) = (change.done(), order.what());
     match end {
         Ok(()) => {
-            log::info!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count; "{:?} {verb} dead letters on the admin page: {count}", visitor.who);
+            log::info!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.letters.len(), count = count; "{:?} {verb} dead letters on the admin page: {count}", visitor.who);
             Response::see_other(&order.next(count))
         }
         Err(error) => {
-            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.sequences.len(), count = count, error:% = format!("{error:#}"); "admin page: {count} of {} dead letters {verb}, then failed: {error:#}", order.sequences.len());
+            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.letters.len(), count = count, error:% = format!("{error:#}"); "admin page: {count} of {} dead letters {verb}, then failed: {error:#}", order.letters.len());
             let so_far = words::counted(count_of(count), "was", "were");
             database_away(
                 site,
@@ -194,7 +194,7 @@ pub(in crate::admin::pages) fn answer(
 fn carry_out(site: &Site, visitor: &Visitor, order: &Order) -> (usize, Result<()>) {
     let note = Note::new(&visitor.who, "");
     let mut count = 0;
-    for batch in order.sequences.chunks(BATCH) {
+    for batch in order.letters.chunks(BATCH) {
         let done = site
             .changes
             .run(|conn, outbox| order.change.run(conn, outbox, batch, &note));
@@ -210,16 +210,19 @@ fn count_of(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// The sequences that match, and the place right behind the latest.
+/// The dead letters that match, and the place right behind the latest.
 fn matching(
     site: &Site,
     order: &Order,
     mut filter: DeadFilter,
-) -> Result<(Option<Place>, Vec<i64>)> {
+) -> Result<(Option<Place>, Vec<LetterId>)> {
     filter.before = order.before;
+    let mut is_found: Option<Vec<LetterId>> = None;
     if !order.asked.q.is_empty() {
         let found = super::find(site, &order.asked.q)?;
-        filter.sequences = found.iter().map(|letter| letter.sequence.0).collect();
+        let ids: Vec<LetterId> = found.iter().map(DeadLetter::id).collect();
+        filter.sequences = ids.iter().map(|letter| letter.sequence.0).collect();
+        is_found = Some(ids);
         if filter.sequences.is_empty() {
             return Ok((None, Vec::new()));
         }
@@ -229,8 +232,11 @@ fn matching(
             let latest = admin::dead_letters(conn, outbox, &filter, 1)?;
             filter.before = latest.first().and_then(behind);
         }
-        let sequences = admin::matching_dead_letters(conn, outbox, &filter)?;
-        Ok((filter.before, sequences))
+        let mut letters = admin::matching_dead_letters(conn, outbox, &filter)?;
+        if let Some(found) = &is_found {
+            letters.retain(|letter| found.contains(letter));
+        }
+        Ok((filter.before, letters))
     })
 }
 
@@ -245,7 +251,7 @@ fn behind(letter: &DeadLetter) -> Option<Place> {
 /// The confirmation page, which states how many dead letters the change affects.
 fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) -> Response {
     let verb = order.change.verb();
-    let count = count_of(order.sequences.len());
+    let count = count_of(order.letters.len());
     let letters = words::counted(count, "dead letter", "dead letters");
     let title = format!("{verb} {letters}?");
     let page = Page {
@@ -276,7 +282,7 @@ fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) ->
                         input type="hidden" name="all" value="yes";
                         @if let Some(before) = order.before { input type="hidden" name="before" value=(before); }
                     } @else {
-                        @for sequence in &order.sequences { input type="hidden" name="sequence" value=(sequence); }
+                        @for letter in &order.letters { input type="hidden" name="letter" value=(letter); }
                     }
                     @if count > 0 && order.change == Change::Discard {
                         button.danger.sure { "Discard " (letters) }

@@ -1,6 +1,6 @@
 //! The page of one dead letter.
 
-use diesel_outbox::admin::{self, DeadLetter};
+use diesel_outbox::admin::{self, DeadLetter, LetterId};
 use maud::{Markup, html};
 
 use crate::admin::http::Status;
@@ -10,18 +10,41 @@ use crate::admin::pages::timeline::{Step, timeline};
 use crate::admin::pages::{content, database_away, link, missing, words};
 use crate::admin::{Request, Response, Site, Visitor};
 
+/// A sequence, and the message id if the path has it: `42` or `42.0198b2f1-…`. A sequence may be used again.
+pub(in crate::admin::pages) type Which = (i64, Option<LetterId>);
+
+pub(in crate::admin::pages) fn which(path: &str) -> Option<Which> {
+    let letter: Option<LetterId> = path.parse().ok();
+    match letter {
+        Some(letter) => Some((letter.sequence.0, Some(letter))),
+        None => Some((path.parse().ok()?, None)),
+    }
+}
+
 pub(in crate::admin::pages) fn show(
     site: &Site,
     visitor: &Visitor,
     request: &Request,
-    sequence: i64,
+    (sequence, letter): Which,
 ) -> Response {
     let found = site
         .database
-        .run(|conn, outbox| admin::dead_letter(conn, outbox, sequence));
-    let letter = match found {
-        Ok(Some(letter)) => letter,
-        Ok(None) => {
+        .run(|conn, outbox| admin::dead_letters_at(conn, outbox, sequence));
+    let letters = found.map(|mut found| {
+        found.retain(|one| letter.is_none_or(|letter| one.id() == letter));
+        found
+    });
+    let letter = match letters.as_deref() {
+        Ok([letter]) => letter,
+        Ok([_, ..]) => {
+            let words = format!("Several dead letters have the sequence {sequence}.");
+            let each = letters.iter().flatten();
+            let more = html! {
+                ul { @for one in each { li { a href={ "/dead/" (one.id()) } { (one.message_id) } " " (one.topic) } } }
+            };
+            return missing(site, visitor, request, &words, &more);
+        }
+        Ok([]) => {
             let words = format!(
                 "There is no dead letter {sequence}: it was requeued, was discarded, or never existed."
             );
@@ -44,12 +67,12 @@ pub(in crate::admin::pages) fn show(
             h1 { "Dead letter " span.key { "#" (sequence) } }
             p { a href="/dead" { "All dead letters" } }
         }
-        @if !site.config.admin.read_only { (actions(visitor, &letter)) }
+        @if !site.config.admin.read_only { (actions(visitor, letter)) }
         div.columns {
-            (facts(&letter))
-            (history(site, &letter))
+            (facts(letter))
+            (history(site, letter))
         }
-        (contents(site, &letter))
+        (contents(site, letter))
     };
     page.answer(Status::Ok, &body)
 }
@@ -135,7 +158,7 @@ fn actions(visitor: &Visitor, letter: &DeadLetter) -> Markup {
     html! {
         form.do method="post" action="/dead/requeue" {
             (token(visitor))
-            input type="hidden" name="sequence" value=(letter.sequence);
+            input type="hidden" name="letter" value=(letter.id());
             input type="hidden" name="key" value=(letter.idempotency_key);
             button { "Requeue" }
             button.danger formaction="/dead/discard" { "Discard…" }

@@ -68,7 +68,10 @@ pub(in crate::admin::pages) fn answer(
         Ok(order) => order,
         Err(error) => return bad_request(site, visitor, request, &error),
     };
-    let which = MessageRef::from(Sequence(sequence)).at(value("destination"));
+    let mut which = MessageRef::from(Sequence(sequence)).at(value("destination"));
+    if let Ok(id) = value("id").parse() {
+        which = which.with_id(id);
+    }
     let note = Note::new(&visitor.who, why);
     let done = site.changes.run(|conn, outbox| match &order {
         Order::Cancel => admin::cancel(conn, outbox, &which, &note),
@@ -82,7 +85,7 @@ pub(in crate::admin::pages) fn answer(
             let became = match answer {
                 Answer::Done => done_word,
                 Answer::UnderWay => "under_way",
-                Answer::Unknown => "unknown",
+                Answer::Unknown | Answer::Ambiguous => "unknown",
                 _ => "ended_before",
             };
             log::info!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, became = became, why = why; "admin page: change of message {sequence} requested by {:?}: {became}", visitor.who);
@@ -146,6 +149,7 @@ fn meant(visitor: &Visitor, record: &MessageRecord) -> Markup {
     html! {
         (token(visitor))
         input type="hidden" name="sequence" value=(record.sequence);
+        input type="hidden" name="id" value=(record.message_id);
         input type="hidden" name="destination" value=(record.destination);
         input type="hidden" name="key" value=(record.idempotency_key);
     }

@@ -9,9 +9,10 @@ use crate::admin::pages::words;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Part {
     status: &'static str,
-    sequence: i64,
     destination: String,
     is_replay: bool,
+    /// The history records who replayed the message.
+    is_said_to_be_replayed: bool,
     attempts: i32,
     created_at: String,
     available_at: Option<String>,
@@ -24,10 +25,10 @@ pub(super) struct Part {
 }
 
 impl Part {
-    pub(super) fn of(record: &MessageRecord) -> Self {
+    pub(super) fn of(record: &MessageRecord, history: &[HistoryEntry]) -> Self {
         Self {
             status: record.status.as_str(),
-            sequence: record.sequence.0,
+            is_said_to_be_replayed: crate::message::is_said_to_be_replayed(record, history),
             destination: record.destination.clone(),
             is_replay: record.replay_of().is_some(),
             attempts: record.attempts,
@@ -146,9 +147,7 @@ pub(super) fn steps(parts: &[Part], history: &[HistoryEntry]) -> Vec<Step> {
             false => "Enqueued",
         };
         let enqueued = Step::new("idle", what, Some(&part.created_at), String::new());
-        if !steps.contains(&enqueued)
-            && !crate::message::is_said_to_be_replayed(part.sequence, history)
-        {
+        if !steps.contains(&enqueued) && !part.is_said_to_be_replayed {
             steps.push(enqueued);
         }
         steps.extend(part.steps());
