@@ -59,6 +59,7 @@ GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_relay;
 GRANT SELECT ON "outbox_part" TO outbox_relay;
 GRANT SELECT, INSERT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_lease" TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE ON "outbox_lock" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_relay;
 GRANT SELECT ON "outbox_messages" TO outbox_relay;

@@ -65,6 +65,10 @@ impl OutboxName {
         self.quoted("_lease")
     }
 
+    pub(crate) fn lock(&self) -> String {
+        self.quoted("_lock")
+    }
+
     pub(crate) fn pause(&self) -> String {
         self.suffixed("_pause")
     }

@@ -174,8 +174,15 @@ diesel::table! {
     }
 }
 
-/// The parts of the ring into which the ledger and the history are written. Internal to the library.
-mod ring {
+/// Internal to the library: the parts of the ring into which the ledger and the history are written, and the lock of
+/// claims.
+mod internal {
+    diesel::table! {
+        outbox_lock (name) {
+            name -> diesel::sql_types::Text,
+        }
+    }
+
     diesel::table! {
         outbox_part (part) {
             part -> diesel::sql_types::SmallInt,
@@ -185,7 +192,7 @@ mod ring {
     }
 }
 
-pub(crate) use self::ring::outbox_part;
+pub(crate) use self::internal::{outbox_lock, outbox_part};
 
 /// Fails at compile time unless each name is the name of the outbox followed by the suffix.
 #[doc(hidden)]

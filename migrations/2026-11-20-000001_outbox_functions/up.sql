@@ -456,6 +456,11 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 
+    -- A relay locks the only row while it claims messages with ordering keys. Not an advisory lock: any role may take
+    -- those. The first relay inserts the row, as it does the parts.
+    EXECUTE format('CREATE TABLE %1$I.%2$I (name text NOT NULL, CONSTRAINT %3$I PRIMARY KEY (name))',
+        s, t || '_lock', t || '_lock_pkey');
+
     -- Paused destinations and topics: why, and until when (null: until resumed). openings: how often in a row a circuit
     -- breaker has opened. Also registered destinations that were removed, and that waiting messages may name.
     EXECUTE format($sql$
@@ -586,7 +591,7 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
-    FOREACH suffix IN ARRAY ARRAY['_destination', '_pause', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
+    FOREACH suffix IN ARRAY ARRAY['_destination', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', s, parts[2] || '_address');

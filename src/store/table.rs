@@ -294,6 +294,7 @@ tables! {
         id, relay, started_at, renewed_at, expires_at, single_active, ended, serves, takeover_after,
         refuses
     }
+    lock = outbox_lock { name }
     outbox, candidate, other = outbox {
         sequence, message_id, topic, destination, payload, headers, ordering_key, idempotency_key,
         digest, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, locked_by,

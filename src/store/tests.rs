@@ -7,6 +7,7 @@ use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
 
 use super::relay::connection::{self, Limits, Plans};
+use super::relay::keyed_lock::keep_lock;
 use super::relay::lease::{self, LeaseId, Registration};
 use super::setup::migrate;
 use crate::name::OutboxName;
@@ -37,6 +38,7 @@ impl Outbox {
         ))
         .expect("an outbox");
         let name = format!("{schema}.outbox").parse().expect("a name");
+        keep_lock(&mut conn, &name).expect("a lock");
         Self { url, schema, name }
     }
 

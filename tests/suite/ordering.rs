@@ -446,6 +446,50 @@ fn a_key_goes_on_at_once_from_one_of_its_orders_to_the_other() {
     assert_in_order(&at_a, 10);
 }
 
+/// G5, R50: a role that may connect can take any advisory lock, and nothing else.
+#[test]
+fn a_stranger_holds_up_no_keyed_message_with_the_locks_that_anybody_may_take() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut stranger = database.connect();
+    let role = format!("stranger_{}", database.schema());
+    let lock = |n| {
+        let outbox = format!(
+            "'{}'::regclass::oid::bigint::bit(32)::integer",
+            database.name()
+        );
+        format!("SELECT pg_advisory_lock({outbox}, {n})")
+    };
+    stranger
+        .batch_execute(&format!(
+            "{}; {}; CREATE ROLE {role}; SET ROLE {role}",
+            lock(1),
+            lock(2)
+        ))
+        .expect("locked");
+    let row = format!("SELECT FROM {}_lock FOR UPDATE", database.name());
+    assert!(
+        stranger.batch_execute(&row).is_err(),
+        "the role has no right"
+    );
+    let relay = patient(&database).url(&receiver.url());
+    let relay = relay.start().expect("the relay starts");
+    for n in 0..20 {
+        database.enqueue_message(keyed("order.paid", "key", n));
+    }
+    eventually("all messages are settled", || relay.stats().delivered == 20);
+    assert_in_order(&receiver.requests(), 20);
+
+    database.execute("DELETE FROM {o}_lock");
+    database.enqueue_message(keyed("order.paid", "other", 0));
+    eventually("a missing row is inserted", || {
+        relay.stats().delivered == 21
+    });
+    stranger
+        .batch_execute(&format!("RESET ROLE; DROP ROLE {role}"))
+        .expect("dropped");
+}
+
 /// R9, G5: a message that is committed while the one before it is being settled is found at once, although the
 /// claimer has passed it.
 #[test]

@@ -747,6 +747,7 @@ fn a_right_that_is_missing_is_named_with_what_grants_it() {
         ("SELECT", "outbox_part"),
         ("SELECT", "outbox_messages"),
         ("SELECT, INSERT, UPDATE, DELETE", "outbox_lease"),
+        ("SELECT, INSERT, UPDATE", "outbox_lock"),
     ] {
         ground
             .database

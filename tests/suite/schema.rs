@@ -528,7 +528,7 @@ fn a_table_that_is_not_as_needed_is_named_and_nothing_starts() {
 
 #[test]
 fn a_damaged_outbox_is_called_so_and_what_is_said_repairs_it() {
-    for suffix in ["_pause", "_lease", "_dead"] {
+    for suffix in ["_pause", "_lock", "_lease", "_dead"] {
         let database = FreshDatabase::new();
         finish(command(&database, &["migrate"])).code(0);
         database.execute(&format!("DROP TABLE outbox{suffix} CASCADE"));

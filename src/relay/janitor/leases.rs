@@ -9,7 +9,7 @@ use crate::error::DatabaseError;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::told::Told;
-use crate::store::relay::{lease, pause, sleep_lock};
+use crate::store::relay::{keyed_lock, lease, pause, sleep_lock};
 
 /// The interval between two scans.
 const INTERVAL: Duration = Duration::from_secs(3600);
@@ -68,6 +68,7 @@ impl Leases {
     fn check(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let now = Instant::now();
         if now >= self.next_check {
+            session.run(keyed_lock::keep_lock)?;
             let leases = session.run(lease::all)?;
             let is_gone = |id: &i64| leases.iter().all(|lease| lease.id != *id);
             let gone = self.alive.iter().filter(|(id, _)| is_gone(id));

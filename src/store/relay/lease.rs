@@ -24,6 +24,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
 use diesel::{PgConnection, delete, select, update};
 
+use super::keyed_lock::keep_lock;
 use crate::name::OutboxName;
 use crate::store::sql::{
     Json, On, clock_timestamp, date_part, greatest, interval, now, pg_postmaster_start_time,
@@ -102,6 +103,7 @@ pub(crate) fn register(
         is_single_active, ..
     } = *registration;
     let serves = registration.serves.as_deref();
+    keep_lock(conn, name)?;
     conn.transaction(|conn| {
         if is_single_active {
             // Ids must become visible in order: a lower id that appears later would make two relays active.

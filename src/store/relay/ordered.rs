@@ -10,7 +10,7 @@
 //! itself, and waits for no parts. A dead letter blocks its key within the same order: at its destination, or
 //! everywhere if it names none.
 //!
-//! An advisory lock keeps claims of keyed messages apart. Otherwise a message that was committed late could be claimed
+//! The lock of a row keeps claims of keyed messages apart. Otherwise a message that was committed late could be claimed
 //! while another claim, not visible yet, takes a message behind it.
 
 mod next;
@@ -28,7 +28,7 @@ use diesel::prelude::{
     QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Integer, Record, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Bool, Integer, Record, Timestamptz};
 use diesel::{PgConnection, select};
 
 pub(crate) use self::next::claim_next;
@@ -38,12 +38,11 @@ use super::claim::{
     ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, Topic, claim_from,
     concatenated, facts, is_due, is_free, is_in,
 };
+use super::keyed_lock::try_lock;
 use super::lease::LeaseId;
 use crate::message::Message;
 use crate::name::OutboxName;
-use crate::store::OUTBOX_NUMBER;
 use crate::store::sql::{On, clock_timestamp, coalesce};
-use crate::store::statement::{planned_anew, statement};
 use crate::store::table::{candidate, dead, other};
 
 /// An ordering key, and the destination within which the key orders messages.
@@ -286,18 +285,6 @@ fn candidates_among(seen: &[(i32, i64, PgTimestamp, bool)], room: usize, goes_to
         }
     }
     found
-}
-
-/// Takes the lock of keyed claims until the transaction ends. A separate statement, so that the claim sees the changes
-/// of the lock's last holder.
-///
-/// Text: an advisory lock, and the table's oid as a number.
-fn try_lock(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
-    let lock = statement(format!(
-        "SELECT pg_try_advisory_xact_lock({OUTBOX_NUMBER}, 2)"
-    ))
-    .bind::<Text, _>(name.outbox());
-    planned_anew(lock.giving::<Bool>()).get_result(conn)
 }
 
 /// Claims the keyed messages among `chosen` that are the first of their key, with no other in flight. `None`: another

@@ -18,6 +18,7 @@ pub(crate) fn suffixes() -> impl Iterator<Item = String> {
         "_attempt",
         "_dead",
         "_lease",
+        "_lock",
         "_pause",
         "_destination",
     ];

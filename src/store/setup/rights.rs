@@ -103,6 +103,7 @@ const RELAY: Role = Role {
         ("_dead", "SELECT, INSERT, DELETE", ""),
         ("_dead", "UPDATE", "blocks_key"),
         ("_lease", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_lock", "SELECT, INSERT, UPDATE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_messages", "SELECT", ""),

@@ -17,7 +17,7 @@ use crate::store::looking::looking;
 use crate::store::sql::{format_type, to_regclass, to_regprocedure};
 use crate::store::statement::statement;
 use crate::store::table::{
-    attempt, dead, destination, lease, ledger, messages, outbox, part, pause,
+    attempt, dead, destination, lease, ledger, lock, messages, outbox, part, pause,
 };
 
 /// The tables of an outbox and the view, by suffix, with the columns that this version uses.
@@ -28,6 +28,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
     ("_attempt", attempt::COLUMNS),
     ("_dead", dead::COLUMNS),
     ("_lease", lease::COLUMNS),
+    ("_lock", lock::COLUMNS),
     ("_pause", pause::COLUMNS),
     ("_destination", destination::COLUMNS),
     ("_messages", messages::COLUMNS),
