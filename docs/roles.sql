@@ -61,6 +61,7 @@ GRANT SELECT, INSERT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_rel
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_lease" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE ON "outbox_lock" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_topic" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_relay;
 GRANT SELECT ON "outbox_messages" TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_relay;
@@ -79,6 +80,7 @@ GRANT SELECT (sequence, message_id, topic, destination, named_destination, order
     "outbox_dead" TO outbox_reader;
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
+GRANT SELECT ON "outbox_topic" TO outbox_reader;
 GRANT SELECT (name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout,
     description, disabled_reason, created_at, updated_at, failing_since, id) ON "outbox_destination"
     TO outbox_reader;

@@ -38,6 +38,7 @@ mod messages;
 mod migrations;
 mod pauses;
 mod replay;
+mod topics;
 mod waiting;
 
 use std::time::Duration;
@@ -75,6 +76,7 @@ pub use self::migrations::{
 };
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, count_replayable, replay};
+pub use self::topics::{forget_topic, served_topics};
 pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, wait_reasons, waiting};
 pub use crate::migrations::{Direction, migrate};
 pub use crate::relay::DepthGauges;
@@ -94,6 +96,7 @@ pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;
 pub use crate::store::relay::pause::Pausable;
 pub use crate::store::relay::served::RefusedDestination;
+pub use crate::store::relay::topics::ServedTopic;
 pub use crate::store::searched::Searched;
 
 /// The most blocked keys in an overview.

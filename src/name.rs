@@ -77,6 +77,10 @@ impl OutboxName {
         self.suffixed("_destination")
     }
 
+    pub(crate) fn topic(&self) -> String {
+        self.suffixed("_topic")
+    }
+
     pub(crate) fn messages(&self) -> String {
         self.quoted("_messages")
     }

@@ -174,8 +174,8 @@ diesel::table! {
     }
 }
 
-/// Internal to the library: the parts of the ring into which the ledger and the history are written, and the lock of
-/// claims.
+/// Internal to the library: the parts of the ring into which the ledger and the history are written, the lock of claims,
+/// and the topics that relays have served.
 mod internal {
     diesel::table! {
         outbox_lock (name) {
@@ -190,9 +190,17 @@ mod internal {
             closed_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
         }
     }
+    diesel::table! {
+        outbox_topic (pattern, kind) {
+            pattern -> diesel::sql_types::Text,
+            kind -> diesel::sql_types::Text,
+            first_served -> diesel::sql_types::Timestamptz,
+            last_served -> diesel::sql_types::Timestamptz,
+        }
+    }
 }
 
-pub(crate) use self::internal::{outbox_lock, outbox_part};
+pub(crate) use self::internal::{outbox_lock, outbox_part, outbox_topic};
 
 /// Fails at compile time unless each name is the name of the outbox followed by the suffix.
 #[doc(hidden)]

@@ -29,19 +29,33 @@ pub enum Status {
     Retrying,
     /// Accepted by the receiver. Final.
     Delivered,
+    /// No destination wanted the message, and no route or handler has ever served its topic. Final.
+    NoSubscriber,
     /// Given up. Final, unless an operator requeues the message.
     Dead,
 }
 
 impl Status {
     /// All states, in the order in which a message passes through them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Pending,
         Self::Sending,
         Self::Retrying,
         Self::Delivered,
+        Self::NoSubscriber,
         Self::Dead,
     ];
+
+    /// Whether the state is final, unless an operator sends the message again.
+    ///
+    /// ```
+    /// use diesel_outbox::Status;
+    ///
+    /// assert!(Status::NoSubscriber.is_final() && !Status::Retrying.is_final());
+    /// ```
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Delivered | Self::NoSubscriber | Self::Dead)
+    }
 
     /// The name of the state in the database, in logs and in output.
     pub fn as_str(self) -> &'static str {
@@ -50,6 +64,7 @@ impl Status {
             Self::Sending => "sending",
             Self::Retrying => "retrying",
             Self::Delivered => "delivered",
+            Self::NoSubscriber => "no_subscriber",
             Self::Dead => "dead",
         }
     }

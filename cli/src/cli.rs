@@ -7,7 +7,7 @@ use crate::settings::SettingFlags;
 use crate::{bench, demo, receiver};
 use crate::{
     check, dead, destination, drain, forget, keys, leases, message, migrate, pause, replay, resume,
-    secret, status,
+    secret, status, topics,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Keys(keys::Options),
     /// List relays and their leases
     Leases(leases::Options),
+    /// List the topics that relays have served, or forget some
+    Topics(topics::Options),
     /// Enqueue delivered messages again
     Replay(replay::Options),
     /// Delete the messages, dead letters and destinations of a tenant permanently

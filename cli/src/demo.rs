@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::admin;
-use diesel_outbox::{Config, NewMessage, Outbox, OutboxName, Relay, Status};
+use diesel_outbox::{Config, NewMessage, Outbox, OutboxName, Relay};
 use serde_json::json;
 
 use crate::number::whole;
@@ -185,10 +185,7 @@ fn wait_until_settled(conn: &mut PgConnection, name: &OutboxName) -> Result<bool
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         let overview = admin::overview(conn, name)?;
-        let live = overview
-            .counts
-            .iter()
-            .any(|row| !matches!(row.status, Status::Delivered | Status::Dead));
+        let live = overview.counts.iter().any(|row| !row.status.is_final());
         if !live {
             return Ok(true);
         }

@@ -118,7 +118,7 @@ struct List {
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Once a destination is registered, a message without a destination, route or handler no longer waits as \
-    NO_ROUTE: it ends unsent, as delivered (NO_SUBSCRIBER)."
+    NO_ROUTE, unless a relay has served its topic before (see `topics list`): it ends unsent, as no_subscriber."
 )]
 struct Put {
     /// Name of the destination

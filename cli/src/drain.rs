@@ -110,7 +110,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         bail!("{}", output::shown(&refused));
     }
     let failed = stats.dead + stats.retried;
-    if failed > 0 && stats.delivered + stats.deduplicated == 0 {
+    if failed > 0 && stats.delivered + stats.no_subscriber + stats.deduplicated == 0 {
         bail!("no message was delivered: all {failed} failed");
     }
     Ok(())
@@ -212,6 +212,7 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
         return output::json(&json!({
             "processed": processed,
             "delivered": stats.delivered,
+            "no_subscriber": stats.no_subscriber,
             "deduplicated": stats.deduplicated,
             "failed": failed,
             "retrying": stats.retried,

@@ -34,6 +34,7 @@ mod settings;
 mod signals;
 mod signed;
 mod status;
+mod topics;
 
 use std::process::ExitCode;
 
@@ -75,6 +76,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Message(options) => message::run(&options, settings),
         Command::Keys(options) => keys::run(&options, settings),
         Command::Leases(options) => leases::run(&options, settings),
+        Command::Topics(options) => topics::run(&options, settings),
         Command::Replay(options) => replay::run(&options, settings),
         Command::Forget(options) => forget::run(&options, settings),
         Command::Pause(options) => pause::run(&options, settings),

@@ -345,6 +345,10 @@ fn events(record: &MessageRecord) -> Vec<Event> {
             &record.settled_at,
             format!("delivered{whither} after {attempts}"),
         ),
+        Status::NoSubscriber => add(
+            &record.settled_at,
+            "settled without a send: no destination wants it".to_owned(),
+        ),
         Status::Dead if is_for(ReasonCode::Cancelled) => add(
             &record.settled_at,
             format!("cancelled{whither} after {attempts}{note}"),

@@ -225,7 +225,7 @@ fn keys(conn: &mut PgConnection, config: &Config, ids: &[String]) -> Result<Vec<
         let found = admin::message(conn, &config.table, &key)?.rows;
         let delivered = found
             .iter()
-            .filter(|record| record.status == Status::Delivered);
+            .filter(|record| matches!(record.status, Status::Delivered | Status::NoSubscriber));
         let before = keys.len();
         // Skip earlier replays: they are copies of the same message.
         let first = delivered.filter(|record| record.replay_of().is_none());

@@ -280,7 +280,7 @@ BEGIN
             idempotency_key   text COLLATE "C",
             digest            bytea,
             tenant_id         uuid,
-            status            text NOT NULL CHECK (status IN ('delivered', 'dead')),
+            status            text NOT NULL CHECK (status IN ('delivered', 'no_subscriber', 'dead')),
             reason            text,
             error             text,
             http_status       integer,
@@ -474,6 +474,17 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (kind, name)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
 
+    -- The patterns of topics that routes of any relay have ever served, and the topics of handlers. A message whose topic
+    -- meets one waits for such a relay: it does not end without a subscriber.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            pattern      text COLLATE "C" NOT NULL,
+            kind         text NOT NULL CHECK (kind IN ('route', 'handler')),
+            first_served timestamptz NOT NULL DEFAULT clock_timestamp(),
+            last_served  timestamptz NOT NULL DEFAULT clock_timestamp(),
+            CONSTRAINT %3$I PRIMARY KEY (pattern, kind)
+        )$sql$, s, t || '_topic', t || '_topic_pkey');
+
     -- Registered destinations: webhooks of an application's customers. Plain SQL may write the rows; relays use a
     -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default.
     -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. failing_since: the first
@@ -574,7 +585,7 @@ BEGIN
                created_at, occurred_at, NULL, NULL, attempts, NULL, NULL,
                settled_at, reason, error, http_status, settled_at
           FROM %1$I.%5$I
-         WHERE status = 'delivered' OR reason = 'CANCELLED'$sql$,
+         WHERE status <> 'dead' OR reason = 'CANCELLED'$sql$,
         s, t || '_messages', t, t || '_dead', t || '_ledger');
     PERFORM set_config('search_path', path, true);
 END
@@ -591,7 +602,7 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
-    FOREACH suffix IN ARRAY ARRAY['_destination', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
+    FOREACH suffix IN ARRAY ARRAY['_destination', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', s, parts[2] || '_address');

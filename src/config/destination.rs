@@ -379,7 +379,7 @@ fn count(
     value: impl Copy + fmt::Debug + TryInto<u32>,
     most: u32,
 ) -> Result<(), Wrong> {
-    let within = within(value, Some(value), most);
+    let within = within(value, Some(value), (1, most));
     within.map(drop).map_err(|reason| (key, reason))
 }
 

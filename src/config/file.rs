@@ -175,9 +175,9 @@ fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigErr
     match (setting.kind, value) {
         (_, Value::String(text)) => set(config, setting, key, &text)?,
         (Kind::Switch(field), value) => *field(config) = switch(key, value)?,
-        (Kind::Count(most, _, set), value) => {
+        (Kind::Count(range, _, set), value) => {
             let number: i64 = count(key, value)?;
-            let number = within(number, Some(number), most);
+            let number = within(number, Some(number), range);
             set(config, number.map_err(ConfigError::at(key))?);
         }
         (Kind::Words(..), value) => set(config, setting, key, &list(key, value)?.join(" "))?,

@@ -39,8 +39,8 @@ pub struct Setting {
 pub(super) enum Kind {
     /// `true` or `false`.
     Switch(fn(&mut Config) -> &mut bool),
-    /// A whole number from 1 to this maximum.
-    Count(u32, fn(&Config) -> usize, fn(&mut Config, u32)),
+    /// A whole number in this range.
+    Count((u32, u32), fn(&Config) -> usize, fn(&mut Config, u32)),
     /// A duration of at least this minimum.
     Time(Duration, fn(&Config) -> Duration, fn(&mut Config, Duration)),
     /// Text, with the value name of `--help`. The error is the reason.
@@ -82,7 +82,7 @@ macro_rules! field {
         Switch(|config| &mut config.$($field).+)
     };
     ($field:ident: Count($most:expr)) => {
-        Count($most, |config| config.$field as usize, |config, count| config.$field = count as _)
+        Count((1, $most), |config| config.$field as usize, |config, count| config.$field = count as _)
     };
     ($field:ident: Time($least:expr)) => {
         Time($least, |config| config.$field, |config, time| config.$field = time)
@@ -145,7 +145,7 @@ impl Setting {
     pub(super) fn set(&self, config: &mut Config, text: &str) -> Result<(), String> {
         match self.kind {
             Switch(field) => *field(config) = switch(text)?,
-            Count(most, _, set) => set(config, within(text, text.parse::<u32>().ok(), most)?),
+            Count(range, _, set) => set(config, within(text, text.parse::<u32>().ok(), range)?),
             Time(least, _, set) => set(config, at_least(duration(text)?, least)?),
             Text(_, set) | Words(_, set) => set(config, text)?,
         }
@@ -155,7 +155,7 @@ impl Setting {
     /// Checks that the value is in the setting's range: code may have set any value.
     pub(super) fn check(&self, config: &Config) -> Result<(), String> {
         match self.kind {
-            Count(most, get, _) => within(get(config), Some(get(config)), most).map(drop),
+            Count(range, get, _) => within(get(config), Some(get(config)), range).map(drop),
             Time(least, get, _) => at_least(get(config), least).map(drop),
             Switch(_) | Text(..) | Words(..) => Ok(()),
         }
@@ -196,11 +196,11 @@ pub const SETTINGS: &[Setting] = &[
         "Hosts reached without the proxy: names, .suffix or networks, separated by commas"),
     setting("OUTBOX_CONCURRENCY", "16", field!(concurrency: Count(MOST_SENDERS)),
         "Sender threads of each destination, and so its maximum number of concurrent requests per relay").by("RelayBuilder::concurrency"),
-    setting("OUTBOX_REGISTERED_THREADS", "64", Count(MOST_SENDERS, |config| config.registered_threads, |config, count| {
+    setting("OUTBOX_REGISTERED_THREADS", "64", Count((0, MOST_SENDERS), |config| config.registered_threads, |config, count| {
             config.registered_threads = count as usize;
-            config.expects_registered = true;
+            config.expects_registered = count > 0;
         }),
-        "Sender threads that all registered destinations share; required if there are no other destinations").by("RelayBuilder::registered_threads"),
+        "Sender threads that all registered destinations share; 0: serve none; required if there are no other destinations").by("RelayBuilder::registered_threads"),
     setting("OUTBOX_REGISTERED_HTTPS_ONLY", "true", field!(registered_https_only: Switch),
         "true: refuse registered destinations without TLS").by("RelayBuilder::registered_https_only"),
     setting("OUTBOX_REGISTERED_PUBLIC_ONLY", "true", field!(registered_public_only: Switch),

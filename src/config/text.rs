@@ -108,12 +108,12 @@ pub(super) fn content(path: &str) -> Result<String, String> {
 pub(super) fn within<T: TryInto<u32>>(
     given: impl fmt::Debug,
     number: Option<T>,
-    most: u32,
+    (least, most): (u32, u32),
 ) -> Result<u32, String> {
     let number = number.and_then(|number| number.try_into().ok());
     number
-        .filter(|number| (1..=most).contains(number))
-        .ok_or_else(|| format!("{given:?} is not a whole number from 1 to {most}"))
+        .filter(|number| (least..=most).contains(number))
+        .ok_or_else(|| format!("{given:?} is not a whole number from {least} to {most}"))
 }
 
 /// The shortest useful duration.

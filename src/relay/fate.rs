@@ -103,6 +103,7 @@ impl Ways<'_> {
                 };
             }
             (_, false) => Vec::new(),
+            (Way::NoRoute, true) if registry.awaits_route(topic) => return Where::Nowhere,
             (_, true) => match self.customers(registry, message) {
                 Some(customers) => customers,
                 None => return Where::Unknown,

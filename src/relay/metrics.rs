@@ -174,7 +174,7 @@ impl OfDestination {
                     self.died(failure.code, &settlement.message.topic);
                 }
             }
-            Kind::Deduplicated | Kind::Split | Kind::Released => {}
+            Kind::NoSubscriber | Kind::Deduplicated | Kind::Split | Kind::Released => {}
         }
     }
 

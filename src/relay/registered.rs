@@ -227,10 +227,16 @@ impl Registry {
         all.filter(|one| one.wants(message))
     }
 
-    /// Whether messages of this topic, which no route of this relay serves, are for no destination, without an error.
-    /// Only a relay that sends to registered destinations decides this.
+    /// Whether messages of this topic, which no route of this relay serves and no registered destination wants, are for
+    /// nobody. Only a relay that sends to registered destinations decides this.
     pub(super) fn is_nobodys(&self, topic: &str) -> bool {
         self.can_send && self.is_in_use() && self.others_route(topic).is_none()
+    }
+
+    /// Whether messages of this topic, which no route of this relay serves, wait for a relay that does not run: it has
+    /// served the topic before.
+    pub(super) fn awaits_route(&self, topic: &str) -> bool {
+        self.others_route(topic).is_none() && matches_any(&self.others.ever, topic)
     }
 
     /// The destinations of another relay's route for this topic.
@@ -330,6 +336,7 @@ impl To {
         let Topic { topic, destination } = topic;
         match (routes.find(topic, destination), destination.as_str()) {
             (Way::NotTaken, _) => Self::Nowhere,
+            (Way::NoRoute, "") if registry.awaits_route(topic) => Self::Nowhere,
             (_, "") if registry.may_want(topic) => Self::Split,
             (Way::NoRoute, "") if registry.is_nobodys(topic) => Self::Split,
             (Way::UnknownDestination, name) => match registry.named(name) {

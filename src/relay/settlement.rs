@@ -111,7 +111,8 @@ impl Settlement {
 
     pub(super) fn kind(&self) -> Kind {
         match self.verdict {
-            Verdict::Delivered(_) | Verdict::Nobody => Kind::Delivered,
+            Verdict::Delivered(_) => Kind::Delivered,
+            Verdict::Nobody => Kind::NoSubscriber,
             Verdict::Deduplicated => Kind::Deduplicated,
             Verdict::Retry(..) => Kind::Retry,
             Verdict::Dead(..) => Kind::Dead,
@@ -303,6 +304,7 @@ impl Settlement {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Kind {
     Delivered,
+    NoSubscriber,
     Deduplicated,
     Retry,
     Dead,
@@ -312,8 +314,9 @@ pub(super) enum Kind {
 
 impl Kind {
     /// All kinds in order, with their names.
-    pub(super) const ALL: [(Self, &str); 6] = [
+    pub(super) const ALL: [(Self, &str); 7] = [
         (Self::Delivered, "delivered"),
+        (Self::NoSubscriber, "no_subscriber"),
         (Self::Deduplicated, "deduplicated"),
         (Self::Retry, "retried"),
         (Self::Dead, "dead"),

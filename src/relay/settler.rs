@@ -293,6 +293,7 @@ impl<'a, D: Database> Settler<'a, D> {
             stats.dead += dead.len() as u64;
             *match kind {
                 Kind::Delivered => &mut stats.delivered,
+                Kind::NoSubscriber => &mut stats.no_subscriber,
                 Kind::Deduplicated => &mut stats.deduplicated,
                 Kind::Retry => &mut stats.retried,
                 Kind::Dead => &mut stats.dead,
@@ -327,10 +328,13 @@ impl<'a, D: Database> Settler<'a, D> {
 
     /// The messages that an earlier settle had settled, among those that a repeated settle did not find.
     fn settled_before(&mut self, missed: &[&Settlement]) -> Result<HashSet<i64>, DatabaseError> {
-        let (traced, untraced): (Vec<&Settlement>, Vec<_>) = missed
-            .iter()
-            .filter(|one| one.repeated)
-            .partition(|one| matches!(one.kind(), Kind::Delivered | Kind::Dead));
+        let (traced, untraced): (Vec<&Settlement>, Vec<_>) =
+            missed.iter().filter(|one| one.repeated).partition(|one| {
+                matches!(
+                    one.kind(),
+                    Kind::Delivered | Kind::NoSubscriber | Kind::Dead
+                )
+            });
         // An earlier retry or release leaves no trace, and counting it as done is harmless.
         let mut before: HashSet<i64> = untraced.iter().map(|one| one.sequence()).collect();
         if !traced.is_empty() {

@@ -8,6 +8,8 @@ pub struct Stats {
     pub claimed: u64,
     /// Messages delivered.
     pub delivered: u64,
+    /// Messages settled without a send, because no destination wanted them.
+    pub no_subscriber: u64,
     /// Messages settled without a send, because the ledger had them as delivered.
     pub deduplicated: u64,
     /// Messages put back for a retry, with or without a counted attempt.
@@ -35,7 +37,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// The finished messages: delivered, deduplicated or dead.
+    /// The finished messages: delivered, without a subscriber, deduplicated or dead.
     ///
     /// ```
     /// use diesel_outbox::Stats;
@@ -47,7 +49,7 @@ impl Stats {
     /// # assert_eq!(share_of_dead(&Stats::default()), None);
     /// ```
     pub fn processed(&self) -> u64 {
-        self.delivered + self.deduplicated + self.dead
+        self.delivered + self.no_subscriber + self.deduplicated + self.dead
     }
 
     /// The sums of both.
@@ -55,6 +57,7 @@ impl Stats {
         Self {
             claimed: self.claimed + other.claimed,
             delivered: self.delivered + other.delivered,
+            no_subscriber: self.no_subscriber + other.no_subscriber,
             deduplicated: self.deduplicated + other.deduplicated,
             retried: self.retried + other.retried,
             dead: self.dead + other.dead,

@@ -1,11 +1,16 @@
 //! What a relay serves. The relay publishes this description in its lease, for the other relays.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 
 /// A topic pattern with the destinations of its route, or a group of handlers with its topics.
 type Named = (String, Vec<String>);
+
+/// The pattern that every topic matches.
+const EVERYTHING: &str = "*";
 
 /// The topics and destinations whose messages a relay takes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +75,27 @@ impl Serves {
     /// Whether the relay can never take a message, apart from those for registered destinations.
     pub(crate) fn is_nothing(&self) -> bool {
         self.destinations.is_empty() && self.handlers.is_empty() && !self.rest
+    }
+
+    /// The patterns of topics that the relay serves, and their kinds in `outbox_topic`, in order. A route that leads only
+    /// to handlers serves the topics of the handlers.
+    pub(crate) fn topics(&self) -> BTreeSet<(String, &'static str)> {
+        let is_handler = |name: &String| self.handlers.iter().any(|(group, _)| group == name);
+        let routes = self
+            .routes
+            .iter()
+            .filter(|(_, to)| !to.iter().all(is_handler));
+        let routes = routes.map(|(pattern, _)| pattern.as_str());
+        let routes = routes.chain(self.rest.then_some(EVERYTHING));
+        // A relay for some topics serves no others, whatever its routes match.
+        let of_route = |pattern: &str| match pattern {
+            EVERYTHING if !self.only.is_empty() => self.only.clone(),
+            pattern => vec![pattern.to_owned()],
+        };
+        let routes = routes.flat_map(of_route).map(|pattern| (pattern, "route"));
+        let handlers = self.handlers.iter().flat_map(|(_, topics)| topics);
+        let handlers = handlers.map(|topic| (topic.clone(), "handler"));
+        routes.chain(handlers).collect()
     }
 
     /// JSON in ASCII, which a database with any encoding can store.

@@ -18,5 +18,6 @@ pub(crate) mod settle;
 pub(crate) mod sleep_lock;
 pub(crate) mod split;
 pub(crate) mod streams;
+pub(crate) mod topics;
 pub(crate) mod unserved;
 pub(crate) mod whereabouts;

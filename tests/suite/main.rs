@@ -46,6 +46,7 @@ mod messages;
 mod metrics;
 mod mistakes;
 mod no_route;
+mod no_subscriber;
 mod odd_rows;
 mod operators;
 mod ordering;

@@ -124,7 +124,7 @@ fn routes_and_rows_get_it_both() {
 
 /// R46: a tenant without destinations is no error.
 #[test]
-fn what_nobody_wants_is_delivered_to_nobody_and_says_so() {
+fn what_nobody_wants_is_settled_and_says_so() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let hook = RegisteredDestination::new("acme", receiver.url()).tenant(Uuid::now_v7());
@@ -132,11 +132,11 @@ fn what_nobody_wants_is_delivered_to_nobody_and_says_so() {
     let relay = started(&database);
     database.enqueue_message(of_tenant(Uuid::now_v7(), 1));
     eventually("the message is settled", || {
-        database.count("delivered") == 1
+        database.count("no_subscriber") == 1
     });
     end(&relay);
     assert_eq!(receiver.count(), 0);
-    assert_eq!(ledger(&database), " delivered NO_SUBSCRIBER");
+    assert_eq!(ledger(&database), " no_subscriber NO_SUBSCRIBER");
 }
 
 /// R46: messages of one key that nobody wants, each claimed behind the one before.
@@ -151,7 +151,7 @@ fn a_key_that_nobody_wants_is_settled_to_its_end() {
         database.enqueue_message(of_tenant(Uuid::now_v7(), n).ordering_key("order-1"));
     }
     eventually("all messages are settled", || {
-        database.count("delivered") == 50
+        database.count("no_subscriber") == 50
     });
     end(&relay);
     assert_eq!(receiver.count(), 0);
@@ -170,7 +170,7 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
     );
     eventually("the relays know of the row", || {
         database.enqueue("other", json!({}));
-        database.count("delivered") > 0
+        database.count("no_subscriber") > 0
     });
     eventually("no message is left", || database.count("pending") == 0);
 
@@ -1221,7 +1221,7 @@ fn a_failed_message_names_its_destination() {
     // may take a second, new messages still go to the destination.
     eventually("a new message is settled", || {
         database.enqueue("order.paid", json!({ "n": 3 }));
-        database.count("delivered") > 0
+        database.count("no_subscriber") > 0
     });
     assert_eq!(
         database.number("SELECT count(*) FROM {o} WHERE payload::jsonb ->> 'n' = '2'"),
@@ -1272,7 +1272,7 @@ fn a_message_of_the_transaction_that_registers_its_destination_gets_there() {
     let relay = started(&database);
     // The relay knows the lane.
     database.enqueue("order.paid", json!({}));
-    eventually("nobody wants it", || database.count("delivered") == 1);
+    eventually("nobody wants it", || database.count("no_subscriber") == 1);
     for n in 0..10 {
         let hook = RegisteredDestination::new(format!("acme-{n}"), receiver.url())
             .topics([format!("order.paid.{n}"), "order.paid".to_owned()]);

@@ -146,7 +146,7 @@ pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> 
 
 fn status(word: &str) -> Result<Status, ConfigError> {
     let status = word.parse().ok();
-    let waits = |status: &Status| !matches!(status, Status::Delivered | Status::Dead);
+    let waits = |status: &Status| !status.is_final();
     status.filter(waits).ok_or_else(|| {
         let why = format!(
             "{word:?} is not pending, sending or retrying, the states of waiting messages; for dead letters, see `dead list`"

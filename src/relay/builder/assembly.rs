@@ -44,6 +44,7 @@ impl RelayBuilder {
             return Err(ConfigError::new("OUTBOX_URL", NOTHING_TO_SEND_TO).into());
         }
         let is_http = self.dispatcher.is_none();
+        let serves_registered = is_http && config.registered_threads > 0;
         let (urls, rest) = match self.dispatcher {
             None => (HttpDispatcher::of_each(&config)?, None),
             Some(own) if config.takes_rest => (Vec::new(), Some(own)),
@@ -51,7 +52,7 @@ impl RelayBuilder {
         };
         // A relay that sends to no registered destination knows them all the same, so that their messages get rows for
         // another relay. An application's own dispatcher for all topics takes every message.
-        let customers = (!config.takes_rest).then(|| match is_http {
+        let customers = (!config.takes_rest).then(|| match serves_registered {
             true => Customers::new(config.for_registered()),
             false => Customers::none(config.for_registered()),
         });

@@ -34,7 +34,8 @@ impl RelayBuilder {
         self.with("OUTBOX_LEASE", |config| config.lease = lease)
     }
 
-    /// Sets the number of sender threads, 1 to 1024, that all [registered destinations](crate::destinations) share.
+    /// Sets the number of sender threads, up to 1024, that all [registered destinations](crate::destinations) share. With
+    /// 0, the relay serves no registered destination: their messages wait for another relay.
     /// The threads start with the first message for a registered destination. Defaults to 64.
     ///
     /// Call this method if the relay has registered destinations only: otherwise the relay does not start.
@@ -48,7 +49,7 @@ impl RelayBuilder {
     pub fn registered_threads(self, threads: usize) -> Self {
         self.with("OUTBOX_REGISTERED_THREADS", |config| {
             config.registered_threads = threads;
-            config.expects_registered = true;
+            config.expects_registered = threads > 0;
         })
     }
 

@@ -39,9 +39,8 @@ impl Settlement {
             message: &self.message,
             destination: self.place(bulkheads),
             status: match self.verdict {
-                Verdict::Delivered(_) | Verdict::Nobody | Verdict::Deduplicated => {
-                    Status::Delivered
-                }
+                Verdict::Delivered(_) | Verdict::Deduplicated => Status::Delivered,
+                Verdict::Nobody => Status::NoSubscriber,
                 Verdict::Dead(..) => Status::Dead,
                 Verdict::Retry(..) | Verdict::Released if attempts > 0 => Status::Retrying,
                 Verdict::Retry(..) | Verdict::Released | Verdict::Split(_) => Status::Pending,
@@ -65,7 +64,9 @@ impl Settlement {
         match &self.verdict {
             Verdict::Delivered(_) => format!("delivered {topic} to {to} (message {id})"),
             Verdict::Nobody => {
-                format!("no destination wants {topic}: settled without a send (message {id})")
+                format!(
+                    "no registered destination wants {topic}, and no route or handler has ever served it: settled without a send (message {id})"
+                )
             }
             Verdict::Deduplicated => format!(
                 "{topic} was delivered to {to} before, with the same key: not sent again (message {id})"
@@ -123,11 +124,21 @@ impl Settlement {
 /// The interval of the counts of further failures. The first failure of a destination for a reason is logged with its
 /// own line.
 const COUNTED: Duration = Duration::from_secs(10);
+/// The interval of the counts of messages without a subscriber, for each topic.
+const COUNTED_NOBODYS: Duration = Duration::from_secs(60);
+
+fn interval(code: ReasonCode) -> Duration {
+    match code {
+        ReasonCode::NoSubscriber => COUNTED_NOBODYS,
+        _ => COUNTED,
+    }
+}
 
 /// The failed attempts that are counted for the log.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct Failures {
-    /// The start of the count and the number of failures, by destination and reason.
+    /// The start of the count and the number of failures, by destination and reason. By topic, if no destination wants
+    /// the messages.
     of: BTreeMap<(String, ReasonCode), (Instant, u64)>,
 }
 
@@ -148,27 +159,34 @@ impl Failures {
 
     /// The time at which the next count is due.
     pub(in crate::relay) fn due(&self) -> Option<Instant> {
-        let since = self.of.values().map(|(since, _)| *since);
-        since.min().map(|since| since + COUNTED)
+        let due = self
+            .of
+            .iter()
+            .map(|((_, code), (since, _))| *since + interval(*code));
+        due.min()
     }
 
     /// Logs the counts that are due. If a count is 0, the next failure gets its own line.
     pub(in crate::relay) fn tell(&mut self, now: Instant) {
         for (destination, code, count) in self.take_due(now) {
             let plural = if count == 1 { "" } else { "s" };
+            if code == ReasonCode::NoSubscriber {
+                log::warn!(event = "no_subscriber", topic = destination, messages = count; "{count} more message{plural} of {destination} settled without a send: no registered destination wants them, and no route or handler has ever served the topic");
+                continue;
+            }
             log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver to {destination} failed ({code}): the messages will be retried");
         }
     }
 
     /// Logs all counts at the end, whether due or not.
     pub(in crate::relay) fn tell_all(&mut self, now: Instant) {
-        self.tell(now + COUNTED);
+        self.tell(now + COUNTED_NOBODYS);
     }
 
     fn take_due(&mut self, now: Instant) -> Vec<(String, ReasonCode, u64)> {
         let mut due = Vec::new();
         self.of.retain(|(destination, code), (since, count)| {
-            if now < *since + COUNTED {
+            if now < *since + interval(*code) {
                 return true;
             }
             let counted = std::mem::take(count);
@@ -192,6 +210,14 @@ pub(in crate::relay) fn log_settled(
 ) {
     let level = match settlement.kind() {
         Kind::Delivered | Kind::Split | Kind::Released => log::Level::Debug,
+        Kind::NoSubscriber if log::max_level() >= log::Level::Warn => {
+            let topic = &settlement.message.topic;
+            match failures.is_new(topic, ReasonCode::NoSubscriber, now) {
+                true => log::Level::Warn,
+                false => log::Level::Debug,
+            }
+        }
+        Kind::NoSubscriber => log::Level::Warn,
         Kind::Deduplicated => log::Level::Info,
         Kind::Retry if log::max_level() >= log::Level::Warn => {
             let code = settlement.failure().map(|failure| failure.code);

@@ -158,7 +158,7 @@ fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
 /// Whether the key's next message may be sent after this settle.
 fn is_done(shared: &Shared, settlement: &Settlement) -> bool {
     match settlement.kind() {
-        Kind::Delivered | Kind::Deduplicated => true,
+        Kind::Delivered | Kind::NoSubscriber | Kind::Deduplicated => true,
         Kind::Dead => !blocks_key(&shared.config, &shared.bulkheads, settlement),
         Kind::Retry | Kind::Split | Kind::Released => false,
     }

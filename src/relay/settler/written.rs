@@ -8,6 +8,7 @@ use diesel::{Connection, PgConnection};
 use crate::config::{Config, OnDead};
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::settlement::{Kind, Settlement, delivered, failed};
+use crate::status::Status;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::own;
@@ -51,12 +52,17 @@ pub(in crate::relay) fn write_down(
     let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
     let blocks = |settlement| blocks_key(config, bulkheads, settlement);
     let changed = match settle.kind {
-        Kind::Delivered => {
+        Kind::Delivered | Kind::NoSubscriber => {
+            let status = match settle.kind {
+                Kind::NoSubscriber => Status::NoSubscriber,
+                _ => Status::Delivered,
+            };
             let delivered: Vec<Delivered> = group
                 .iter()
                 .filter_map(|one| delivered(one, bulkheads))
                 .collect();
-            settle::delivered(conn, name, lease, &delivered, config.ledger_payload)
+            let keeps = config.ledger_payload;
+            settle::delivered(conn, name, lease, &delivered, status, keeps)
         }
         Kind::Deduplicated => settle::deduplicated(conn, name, lease, &claims()),
         Kind::Retry => {

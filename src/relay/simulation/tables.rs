@@ -988,7 +988,7 @@ impl Tables {
             let dying = (parts.iter().any(stands_in_the_way)).then(|| one.in_conflict());
             let kind = dying.as_ref().map_or(settle.kind, Settlement::kind);
             let after = match kind {
-                Kind::Delivered => {
+                Kind::Delivered | Kind::NoSubscriber => {
                     if broken != Some(Broken::ForgetsWhatIsDelivered) {
                         changes.ledger.push(entry(1, true));
                     }

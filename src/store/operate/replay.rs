@@ -159,7 +159,7 @@ fn is_meant(filter: &ReplayFilter, from: i64, to: i64) -> On<'_, ledger::table> 
             ledger::tenant_id.assume_not_null().eq(id)
         }),
         given((!keys.is_empty()).then_some(has_key), |it| it),
-        Some(Box::new(is_of_time.and(ledger::status.eq("delivered")))),
+        Some(Box::new(is_of_time.and(ledger::status.ne("dead")))),
     ])
 }
 
@@ -342,7 +342,7 @@ fn insert(
                    WITH ORDINALITY AS r(message_id, sequence, settled_at, new_id, key, n)
               JOIN {ledger} l ON l.message_id = r.message_id AND l.sequence = r.sequence
                              AND l.settled_at = r.settled_at
-             WHERE l.status = 'delivered' AND l.payload IS NOT NULL
+             WHERE l.status <> 'dead' AND l.payload IS NOT NULL
                AND NOT EXISTS (SELECT FROM {ledger} e
                                 WHERE e.idempotency_key = r.key AND e.named_destination = {goes_to})
              ORDER BY r.n

@@ -120,7 +120,9 @@ pub(super) fn is_so(status: Status) -> Condition<'static> {
         Status::Pending => Box::new(is_free.and(candidate::attempts.eq(0))),
         Status::Retrying => Box::new(is_free.and(candidate::attempts.gt(0))),
         Status::Sending => Box::new(candidate::locked_by.is_not_null()),
-        Status::Delivered | Status::Dead => Box::new(false.into_sql::<Bool>()),
+        Status::Delivered | Status::NoSubscriber | Status::Dead => {
+            Box::new(false.into_sql::<Bool>())
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use diesel::{PgConnection, select};
 use super::messages::{self, Content, MessageRecord};
 use crate::message::Sequence;
 use crate::name::OutboxName;
-use crate::status::{Status, UnknownWord};
+use crate::status::UnknownWord;
 use crate::store::place::{from_micros, rfc3339, to_micros};
 use crate::store::relay::lease::{is_not_over, leases};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable};
@@ -358,9 +358,7 @@ impl Facts {
         records: &[MessageRecord],
     ) -> QueryResult<Vec<Option<WaitReason>>> {
         let first = self.first_of_keys(conn, name, records)?;
-        let is_live = |record: &&MessageRecord| {
-            !matches!(record.status, Status::Delivered | Status::Dead) && record.kept_in == "live"
-        };
+        let is_live = |record: &&MessageRecord| record.kept_in == "live";
         let reason = |record: &MessageRecord| {
             Some(record)
                 .filter(is_live)

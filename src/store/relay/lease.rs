@@ -25,7 +25,9 @@ use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
 use diesel::{PgConnection, delete, select, update};
 
 use super::keyed_lock::keep_lock;
+use super::topics;
 use crate::name::OutboxName;
+use crate::routes::Serves;
 use crate::store::sql::{
     Json, On, clock_timestamp, date_part, greatest, interval, now, pg_postmaster_start_time,
     pg_try_advisory_lock, pg_try_advisory_xact_lock,
@@ -91,7 +93,7 @@ pub(crate) struct Registration {
     pub(crate) serves: Option<String>,
 }
 
-/// Registers a relay: a new lease, valid from now.
+/// Registers a relay: a new lease, valid from now. Records which topics the relay serves.
 ///
 /// Text: Diesel has no LOCK TABLE.
 pub(crate) fn register(
@@ -115,7 +117,7 @@ pub(crate) fn register(
             .execute(conn)?;
         }
         let micros = (date_part("epoch", clock_timestamp()) * 1e6).cast::<BigInt>();
-        other_lease::table(name.lease())
+        let id = other_lease::table(name.lease())
             .select((
                 greatest(micros, max(other_lease::id) + 1),
                 registration.relay.as_str().into_sql::<Text>(),
@@ -133,7 +135,11 @@ pub(crate) fn register(
             ))
             .returning(lease::id)
             .get_result(conn)
-            .map(LeaseId)
+            .map(LeaseId)?;
+        if let Some(serves) = serves.and_then(Serves::from_json) {
+            topics::record(conn, name, &serves)?;
+        }
+        Ok(id)
     })
 }
 

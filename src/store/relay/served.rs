@@ -9,8 +9,9 @@ use diesel::result::QueryResult;
 
 use super::lease::{is_not_over, leases, stands_by};
 use super::pause::removed;
+use super::topics;
 use crate::name::OutboxName;
-use crate::routes::{Refuses, Routes, Serves};
+use crate::routes::{Refuses, Routes, Serves, matches_any};
 use crate::store::sql::MaybeJson;
 use crate::store::table::{destination, lease};
 
@@ -23,6 +24,8 @@ pub(crate) struct Served {
     /// the empty name: a message that names no destination goes to all that want its topic, if any. Empty if no relay
     /// delivers to registered destinations.
     registered: HashSet<String>,
+    /// The patterns of topics that any relay has ever served: what meets one waits for such a relay.
+    ever: Vec<String>,
 }
 
 struct Relay {
@@ -44,6 +47,7 @@ pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             served.registered.insert(String::new());
         }
         served.registered.extend(removed(conn, name)?);
+        served.ever = topics::patterns(conn, name)?;
     }
     Ok(served)
 }
@@ -55,6 +59,8 @@ pub(crate) struct Others {
     pub(crate) routes: Vec<Routes>,
     /// The number of relays that deliver to registered destinations.
     pub(crate) registered: u32,
+    /// The patterns of topics that any relay has ever served.
+    pub(crate) ever: Vec<String>,
 }
 
 pub(crate) fn others(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Others> {
@@ -65,6 +71,7 @@ pub(crate) fn others(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     Ok(Others {
         routes: routes.chain(anything).collect(),
         registered: u32::try_from(registered).unwrap_or(u32::MAX),
+        ever: topics::patterns(conn, name)?,
     })
 }
 
@@ -92,6 +99,7 @@ fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
         is_certain: relays.len() == count,
         relays,
         registered: HashSet::new(),
+        ever: Vec::new(),
     })
 }
 
@@ -128,7 +136,8 @@ impl Served {
 
     /// The names of the relays that take messages of this topic and destination.
     pub(crate) fn by(&self, topic: &str, destination: &str) -> impl Iterator<Item = &str> {
-        let is_registered = self.registered.contains(destination);
+        let awaits_route = destination.is_empty() && matches_any(&self.ever, topic);
+        let is_registered = self.registered.contains(destination) && !awaits_route;
         let takes = move |relay: &&Relay| {
             let delivers = relay.registered && relay.refuses.why(destination).is_none();
             relay.routes.serve(topic, destination)

@@ -28,7 +28,7 @@ use uuid::Uuid;
 use super::lease::LeaseId;
 use crate::message::Message;
 use crate::name::OutboxName;
-use crate::status::ReasonCode;
+use crate::status::{ReasonCode, Status};
 use crate::store::range::Range;
 use crate::store::sql::{On, width_bucket};
 use crate::store::statement::{Statement, kept, statement};
@@ -92,12 +92,14 @@ pub(crate) struct Failed {
     pub(crate) blocks_key: bool,
 }
 
-/// Removes the messages from the outbox and records them in the ledger.
+/// Removes the messages from the outbox and records them in the ledger, all with this status: they were delivered, or
+/// have no subscriber.
 pub(crate) fn delivered(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
     messages: &[Delivered],
+    status: Status,
     keep_payload: bool,
 ) -> QueryResult<Vec<i64>> {
     let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
@@ -114,7 +116,7 @@ pub(crate) fn delivered(
         ), {gone}, recorded AS ({recorded})
         SELECT sequence FROM gone",
         gone = gone(name, "$4", "$6"),
-        recorded = record(name, "delivered", "$5"),
+        recorded = record(name, status, "$5"),
     ))
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<Array<Nullable<Integer>>, _>(statuses)
@@ -271,7 +273,7 @@ pub(crate) fn dead(
         SELECT sequence FROM gone",
         gone = gone(name, "$2", "$11"),
         dead = name.dead(),
-        recorded = record(name, "dead", "$12"),
+        recorded = record(name, Status::Dead, "$12"),
         noted = note_attempts(name, "gone", "g.attempts + o.counted"),
         names = "($14::text[])[width_bucket(g.sequence, $1::bigint[])]",
     ))
@@ -300,7 +302,7 @@ fn gone(name: &OutboxName, lease: &str, claimed_at: &str) -> String {
 }
 
 /// Records the rows of `gone` in the ledger, with their `outcome`.
-fn record(name: &OutboxName, status: &str, keep_payload: &str) -> String {
+fn record(name: &OutboxName, status: Status, keep_payload: &str) -> String {
     format!(
         "INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
              ordering_key, idempotency_key, digest, tenant_id, status, reason, error, http_status, response,

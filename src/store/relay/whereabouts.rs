@@ -63,7 +63,7 @@ pub(crate) fn whereabouts(
     let delivered = ledger::table(name.ledger())
         .filter(ledger::message_id.eq_any(ids))
         .filter(ledger::sequence.eq_any(sequences))
-        .filter(ledger::status.eq("delivered"))
+        .filter(ledger::status.ne("dead"))
         .select((
             ledger::sequence,
             ledger::message_id,

@@ -20,6 +20,7 @@ pub(crate) fn suffixes() -> impl Iterator<Item = String> {
         "_lease",
         "_lock",
         "_pause",
+        "_topic",
         "_destination",
     ];
     let parts = parts().map(|(table, part)| format!("{table}_{part}"));

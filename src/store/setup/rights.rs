@@ -105,6 +105,7 @@ const RELAY: Role = Role {
         ("_lease", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_lock", "SELECT, INSERT, UPDATE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_topic", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_messages", "SELECT", ""),
     ],
@@ -125,6 +126,7 @@ const READER: Role = Role {
             registration"),
         ("_lease", "SELECT", ""),
         ("_pause", "SELECT", ""),
+        ("_topic", "SELECT", ""),
         ("_destination", "SELECT", "name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
             timeout, description, disabled_reason, created_at, updated_at, failing_since, id"),
         ("_messages", "SELECT", ""),

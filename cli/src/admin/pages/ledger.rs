@@ -175,7 +175,7 @@ fn form(asked: &Asked<'_>) -> Markup {
             label.field { "Status"
                 select name="status" {
                     option value="" { "any" }
-                    @for status in ["delivered", "dead"] {
+                    @for status in ["delivered", "no_subscriber", "dead"] {
                         option value=(status) selected[asked.status == status] { (status) }
                     }
                 }

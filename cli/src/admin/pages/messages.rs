@@ -200,7 +200,7 @@ pub(super) fn badge(status: MessageStatus) -> Markup {
     let class = match status {
         MessageStatus::Delivered => "badge good",
         MessageStatus::Dead => "badge bad",
-        MessageStatus::Retrying => "badge wait",
+        MessageStatus::Retrying | MessageStatus::NoSubscriber => "badge wait",
         _ => "badge",
     };
     html! { span class=(class) { (status) } }

@@ -116,7 +116,15 @@ fn what_is_written_down_of_many_is_that_of_each_and_takes_no_time() {
     .expect("messages");
     let claims = claim_all(&mut conn, &outbox);
     let all_delivered: Vec<Delivered> = claims.into_iter().map(delivered_by).collect();
-    let done = delivered(&mut conn, name, lease, &all_delivered, false).expect("delivered");
+    let done = delivered(
+        &mut conn,
+        name,
+        lease,
+        &all_delivered,
+        Status::Delivered,
+        false,
+    )
+    .expect("delivered");
     assert_eq!(done.len(), all);
     let of_others = format!(
         "SELECT sequence FROM {} WHERE status = 'delivered' AND response <> 'of ' || sequence",
@@ -145,7 +153,7 @@ fn no_settle_changes_another_message_that_has_the_sequence() {
         let parts = Parts::from(vec!["a".to_owned(), "b".to_owned()]);
         let to_split: Vec<Split<'_>> = claims.iter().map(|one| (*one, &parts)).collect();
         let mut changed = vec![
-            delivered(conn, name, lease, &delivered_them, false),
+            delivered(conn, name, lease, &delivered_them, Status::Delivered, false),
             deduplicated(conn, name, lease, claims),
             retry(conn, name, lease, &failures),
             dead(conn, name, lease, &failures, false),
@@ -179,6 +187,7 @@ fn the_ledger_does_not_take_another_message_for_one_that_was_settled() {
         name,
         LeaseId(1),
         &[delivered_by(claims[0])],
+        Status::Delivered,
         false,
     )
     .expect("delivered");

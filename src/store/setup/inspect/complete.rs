@@ -17,7 +17,7 @@ use crate::store::looking::looking;
 use crate::store::sql::{format_type, to_regclass, to_regprocedure};
 use crate::store::statement::statement;
 use crate::store::table::{
-    attempt, dead, destination, lease, ledger, lock, messages, outbox, part, pause,
+    attempt, dead, destination, lease, ledger, lock, messages, outbox, part, pause, topic,
 };
 
 /// The tables of an outbox and the view, by suffix, with the columns that this version uses.
@@ -30,6 +30,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
     ("_lease", lease::COLUMNS),
     ("_lock", lock::COLUMNS),
     ("_pause", pause::COLUMNS),
+    ("_topic", topic::COLUMNS),
     ("_destination", destination::COLUMNS),
     ("_messages", messages::COLUMNS),
 ];
@@ -51,7 +52,10 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
             "the outbox {name} is damaged: the view {part} is missing. No data is lost: create the view with the CREATE VIEW that `diesel-outbox migrate --print` shows"
         );
     }
-    if matches!(suffix, "_part" | "_ledger" | "_attempt" | "_destination") {
+    if matches!(
+        suffix,
+        "_part" | "_ledger" | "_attempt" | "_topic" | "_destination"
+    ) {
         return format!(
             "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or create an empty one with the statements that `diesel-outbox migrate --print` shows"
         );

@@ -236,7 +236,7 @@ impl Row {
     fn state(&self) -> PartState {
         match self.status.as_str() {
             "live" => PartState::UnderWay,
-            "delivered" => PartState::Delivered,
+            "delivered" | "no_subscriber" => PartState::Delivered,
             _ if self.reason.as_deref() == Some(ReasonCode::Cancelled.as_str()) => {
                 PartState::Cancelled
             }

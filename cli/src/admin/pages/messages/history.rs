@@ -88,6 +88,11 @@ impl Part {
                     more,
                 )]
             }
+            ("no_subscriber", at) => {
+                let what = "Settled without a send";
+                let more = "no destination wants it".to_owned();
+                vec![Step::new("wait", what, at.as_deref(), more)]
+            }
             ("dead", at) => {
                 let what = format!("Dead-lettered after {}{}", self.attempts(), self.to());
                 vec![Step::new("bad", &what, at.as_deref(), self.failure())]

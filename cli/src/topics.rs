@@ -1,0 +1,88 @@
+//! `diesel-outbox topics`
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use diesel_outbox::admin::{self, ServedTopic};
+use serde_json::{Value, json};
+
+use crate::output;
+use crate::settings::SettingFlags;
+
+/// Options of `topics`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// List the topics that a route or handler of any relay has ever served
+    List {
+        /// Print the topics as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget topics that no relay will serve again: messages then no longer wait for such a relay
+    Forget {
+        /// Pattern as `topics list` shows it
+        pattern: String,
+        /// Forget only this kind
+        #[arg(long, value_parser = ["route", "handler"])]
+        kind: Option<String>,
+    },
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let mut conn = admin::connect(config.database_url()?, "topics", Duration::from_secs(30))?;
+    admin::check_schema(&mut conn, &config.table)?;
+    match &options.action {
+        Action::List { json } => {
+            let topics = admin::served_topics(&mut conn, &config.table)?;
+            if *json {
+                return output::json(&Value::Array(topics.iter().map(as_json).collect()));
+            }
+            output::line(shown(&topics))
+        }
+        Action::Forget { pattern, kind } => {
+            let kind = kind.as_deref();
+            let forgotten = admin::forget_topic(&mut conn, &config.table, pattern, kind)?;
+            if forgotten == 0 {
+                bail!(
+                    "no relay has served {pattern:?} in the outbox \"{}\": see `topics list`",
+                    config.table
+                );
+            }
+            output::line(format!(
+                "forgotten: messages of {pattern} that no registered destination wants end as no_subscriber, until a relay that serves them starts"
+            ))
+        }
+    }
+}
+
+fn as_json(one: &ServedTopic) -> Value {
+    json!({
+        "pattern": one.pattern,
+        "kind": one.kind,
+        "first_served": one.first_served,
+        "last_served": one.last_served,
+    })
+}
+
+fn shown(topics: &[ServedTopic]) -> String {
+    if topics.is_empty() {
+        return "no relay has served any topic yet".to_owned();
+    }
+    let mut table = output::table(&["pattern", "kind", "first served", "last served"]);
+    for one in topics {
+        table.add_row([
+            output::shown(&one.pattern),
+            one.kind.clone(),
+            one.first_served.clone(),
+            one.last_served.clone(),
+        ]);
+    }
+    table.to_string()
+}
