@@ -308,6 +308,7 @@ fn as_json(letter: &DeadLetter) -> Value {
         "destination": letter.destination,
         "idempotency_key": letter.idempotency_key,
         "ordering_key": letter.ordering_key,
+        "tenant_id": letter.tenant_id.map(|id| id.to_string()),
         "reason": letter.reason,
         "last_error": letter.last_error,
         "http_status": letter.http_status,
@@ -415,6 +416,10 @@ fn show(letter: &DeadLetter, as_json_object: bool) -> Result<()> {
         ("destination", output::shown(&letter.destination)),
         ("idempotency key", output::shown(&letter.idempotency_key)),
         ("ordering key", optional(&letter.ordering_key)),
+        (
+            "tenant",
+            letter.tenant_id.map_or("-".to_owned(), |id| id.to_string()),
+        ),
         ("reason", letter.reason.clone()),
         ("last error", optional(&letter.last_error)),
         ("http status", status),

@@ -591,12 +591,18 @@ fn a_dead_letter_is_shown_whole() {
     let database = Database::new();
     let [_, _, _, gone] = dead_letters(&database);
     let id = gone.to_string();
+    let tenant = "0198c5a1-7b1e-7000-8000-000000000001";
+    database.execute(&format!(
+        "UPDATE {{o}}_dead SET tenant_id = '{tenant}' WHERE sequence = {id}"
+    ));
     let shown = dead(&database, &["show", &id, "--json"]).code(0).json();
     assert_eq!(shown["id"], gone);
     assert_eq!(shown["payload"], "gone");
     assert_eq!(shown["reason"], "CLIENT_ERROR");
     assert_eq!(shown["http_status"], 404);
+    assert_eq!(shown["tenant_id"], tenant);
     let text = dead(&database, &["show", &id]).code(0).stdout;
+    assert!(text.contains(tenant), "{text}");
     assert!(
         text.contains("CLIENT_ERROR") && text.contains("\"gone\""),
         "{text}"
