@@ -244,6 +244,10 @@ fn the_parts_of_a_fan_out_are_told_apart() {
     );
     let changed = cancel(&db, MessageRef::key("k").at("fast"));
     assert_eq!(parts(&changed), ["fast Delivered"]);
+    // The sequence of a part is this part alone.
+    let slow_one = later.parts[1].sequence;
+    let now = ["message", "reschedule", &slow_one.to_string(), "--now"];
+    finish(db.binary(&now)).code(0);
     let changed = cancel(&db, whole);
     assert_eq!(parts(&changed), expected);
     assert_eq!(changed.parts[1].state, PartState::Done);

@@ -83,7 +83,7 @@ impl From<MessageKey> for MessageRef {
 }
 
 /// Refers to a message by the sequence that [`Outbox::enqueue`](crate::Outbox::enqueue) returned. After a fan-out, the
-/// reference covers all parts.
+/// reference covers all parts, and the sequence of a part refers to this part alone.
 impl From<Sequence> for MessageRef {
     fn from(sequence: Sequence) -> Self {
         MessageKey::Sequence(sequence.0).into()
@@ -383,6 +383,11 @@ fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey, reach: Reach) -> bool {
             (text.parse().ok(), text.parse().ok())
         }
     };
+    // The sequence of a part means this part, and the sequence of a message means all of its parts.
+    let mut own = (rows.iter())
+        .filter(|row| Some(row.sequence) == sequence)
+        .peekable();
+    let is_part = own.peek().is_some() && own.all(|row| row.split_from.is_some());
     let of_sequence = |row: &&Row| sequence.is_some_and(|sequence| row.is_of(sequence));
     let is_any_live = rows.iter().filter(of_sequence).any(Row::is_live);
     let is_of_live = |row: &&Row| reach == Reach::Everything || !is_any_live || row.is_live();
@@ -394,7 +399,9 @@ fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey, reach: Reach) -> bool {
         .collect();
     rows.retain(|row| {
         let is_another = sequence.is_some_and(|sequence| row.is_another_than(sequence));
+        let is_other_part = is_part && Some(row.sequence) != sequence;
         let is_meant = meant.contains(&(row.message_id, row.key())) && !is_another;
+        let is_meant = is_meant && !is_other_part;
         id == Some(row.message_id) || is_meant
     });
     let (first, rest) = match meant.split_first() {
