@@ -10,9 +10,9 @@ use crate::config::Config;
 use crate::store::relay::connection::{self, Limits};
 use crate::store::setup::doctor::server;
 
-/// Connections of a relay: claimer, heartbeat, janitor, listener and three settlers. Two of the settlers
-/// connect only if messages have ordering keys.
-const OF_A_RELAY: i64 = 7;
+/// Connections of a relay: claimer, heartbeat, janitor, listener, three settlers and the thread of filters. Two of the
+/// settlers connect only if messages have ordering keys, and the thread of filters only if a message waits for filters.
+const OF_A_RELAY: i64 = 8;
 
 /// Seconds that two clocks may differ.
 const CLOCK: f64 = 5.0;
