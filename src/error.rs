@@ -129,7 +129,8 @@ impl DatabaseError {
     }
 
     /// Whether the server refused the values of the statement. A read-only server and a missing partition refuse all
-    /// values, so their errors do not count. A missing partition is a CHECK violation that names no constraint.
+    /// values, so their errors do not count. A missing partition is a CHECK violation that names no constraint. The
+    /// caller must know whether the statement exceeded a time limit, which is no refusal: Diesel hides the SQLSTATE.
     pub(crate) fn is_refusal(&self) -> bool {
         use diesel::result::{DatabaseErrorKind, Error};
         match self {

@@ -48,6 +48,9 @@ pub(super) trait Database {
     /// Whether the cause of the last error was a problem of the outbox.
     fn is_missing(&self) -> bool;
 
+    /// Whether the last error came after a time limit.
+    fn is_over_time(&self) -> bool;
+
     /// Reports that a failed statement was refused for its values, and that the database is available.
     fn was_only_refused(&self);
 
@@ -143,6 +146,9 @@ pub(super) trait Database {
     /// The sequences of the messages that were settled under these claims.
     fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>>;
 
+    /// Those of these messages that another session has locked. Waits for no row.
+    fn locked(&mut self, sequences: &[i64]) -> Answer<Vec<i64>>;
+
     /// Releases these messages.
     fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()>;
 
@@ -198,6 +204,10 @@ impl Database for Session {
 
     fn is_missing(&self) -> bool {
         self.is_missing
+    }
+
+    fn is_over_time(&self) -> bool {
+        self.is_over_time
     }
 
     fn was_only_refused(&self) {
@@ -450,6 +460,10 @@ impl Database for Session {
 
     fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>> {
         self.run_with(after, |conn, name| settle::settled(conn, name, traces))
+    }
+
+    fn locked(&mut self, sequences: &[i64]) -> Answer<Vec<i64>> {
+        self.run(|conn, name| settle::locked(conn, name, sequences))
     }
 
     fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()> {

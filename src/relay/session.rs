@@ -51,6 +51,8 @@ pub(crate) struct Session {
     failures: u32,
     /// The cause of the last error was a problem of the outbox.
     pub(super) is_missing: bool,
+    /// The last error came after a time limit: the statement was slow, or waited for a lock.
+    pub(super) is_over_time: bool,
     /// Whether the relay writes messages about its own events.
     pub(super) own_events: bool,
 }
@@ -75,6 +77,7 @@ impl Session {
             backend: None,
             failures: 0,
             is_missing: false,
+            is_over_time: false,
             own_events: false,
         }
     }
@@ -107,21 +110,26 @@ impl Session {
         let in_database = threads.in_database(post);
         let _within = in_database.within(limit);
         let result = self.try_run(statements);
+        let (took, limit) = (in_database.stayed(), lock_limit(self.statement_timeout));
+        self.is_over_time = matches!(
+            &result,
+            Err(DatabaseError::Statement(error)) if is_over_time(error, took, limit)
+        );
         match &result {
             Ok(_) => {
                 self.failures = 0;
                 self.is_missing = false;
             }
             Err(error)
-                if after == AfterRefusal::Keep && error.is_refusal() && self.is_outside() =>
+                if after == AfterRefusal::Keep
+                    && error.is_refusal()
+                    && !self.is_over_time
+                    && self.is_outside() =>
             {
                 threads.count_error(post);
             }
             Err(error) => {
-                let limit = lock_limit(self.statement_timeout);
-                let took = in_database.stayed();
-                let is_timeout = matches!(error, DatabaseError::Statement(error) if is_over_time(error, took, limit));
-                let cause = if is_timeout {
+                let cause = if self.is_over_time {
                     Cause::TimeOut
                 } else {
                     self.missing(error).map_or(Cause::Other, Cause::Missing)

@@ -1,5 +1,6 @@
 //! The settler threads: they settle messages (record the results in the database), many at a time.
 
+mod locked;
 mod next;
 mod refused;
 mod splits;
@@ -14,6 +15,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 pub(super) use self::written::blocks_key;
 pub(super) use self::written::{Settle, Written, write_down};
 
+use self::locked::Locked;
 use self::next::look_at_the_next;
 use self::refused::Refused;
 use self::splits::{Splits, Unfinished};
@@ -115,6 +117,7 @@ pub(super) struct Settler<'a, D> {
     /// Whether the last batch was large.
     is_busy: bool,
     refused: Refused,
+    locked: Locked,
     splits: Splits,
     failures: Failures,
     /// What to do with the connection if the current statement is refused.
@@ -132,6 +135,7 @@ impl<'a, D: Database> Settler<'a, D> {
             keys,
             is_busy: false,
             refused: Refused::default(),
+            locked: Locked::default(),
             splits: Splits::new(piece),
             failures: Failures::default(),
             after_refusal: AfterRefusal::Reconnect,
@@ -168,18 +172,24 @@ impl<'a, D: Database> Settler<'a, D> {
         }
     }
 
-    /// The time of the next piece of a fan-out, of the next retry of refused settlements, or of the next log line about
-    /// failures.
+    /// The time of the next piece of a fan-out, of the next retry of refused or locked settlements, or of the next log
+    /// line about failures.
     pub(super) fn next_try(&self) -> Option<Instant> {
         let now = clock::now();
-        let tries = [self.refused.next_try(now), self.splits.next_piece(now)];
+        let tries = [
+            self.refused.next_try(now),
+            self.locked.next_look(),
+            self.splits.next_piece(now),
+        ];
         let tries = tries.into_iter().flatten();
         tries.chain(self.failures.due()).min()
     }
 
-    /// Makes one try of a refused settlement, if a try is due, and does a piece of the fan-outs, if there are any.
+    /// Makes one try of refused and of locked settlements, if a try is due, and does a piece of the fan-outs, if there
+    /// are any.
     pub(super) fn try_next(&mut self) {
         self.try_refused();
+        self.try_locked();
         self.split_next();
     }
 
@@ -249,10 +259,18 @@ impl<'a, D: Database> Settler<'a, D> {
         error: &DatabaseError,
     ) -> Vec<Settlement> {
         group.iter_mut().for_each(|one| one.repeated = true);
-        match error.is_refusal() && !self.db.is_missing() {
-            true => self.isolate(group),
-            false => group,
+        if self.db.is_over_time() {
+            self.set_locked_apart(group)
+        } else if error.is_refusal() && !self.db.is_missing() {
+            self.isolate(group)
+        } else {
+            group
         }
+    }
+
+    /// Whether the database refused the last statement for its values. A timeout says nothing about values.
+    fn is_refused(&self, error: &DatabaseError) -> bool {
+        error.is_refusal() && !self.db.is_over_time()
     }
 
     /// Settles messages of one lease and kind. Returns the messages of which only a part of the fan-out is done.

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use diesel::connection::SimpleConnection;
 use diesel_outbox::ProblemKind;
 use serde_json::json;
 
@@ -68,6 +69,52 @@ fn a_topic_whose_settles_are_refused_costs_others_nothing() {
     });
     end(&relay);
     once_each(&receiver, 5200);
+}
+
+/// R23: a timeout is no refusal. Once, a row that a person had locked was taken for a refused one: the results of its
+/// whole topic were tried in halves, each for 10 s.
+#[test]
+fn a_message_that_a_person_has_locked_holds_no_others() {
+    let database = Database::new();
+    let (receiver, gate) = Receiver::held();
+    let relay = database.relay().url(&receiver.url());
+    let relay = relay.send_timeout(Duration::from_secs(20));
+    let relay = relay.lease(Duration::from_secs(60));
+    let relay = relay.start().expect("a relay");
+    enqueue(&database, "order.paid", 200);
+    receiver.wait_for(1);
+    let mut person = database.connect();
+    person
+        .batch_execute(&format!(
+            "BEGIN; SELECT FROM {0} WHERE sequence = (SELECT min(sequence) FROM {0}) FOR UPDATE",
+            database.name()
+        ))
+        .expect("locked");
+    drop(gate);
+    let began = Instant::now();
+    eventually("the other messages are settled", || {
+        delivered(&database, "order.paid") == 199
+    });
+    eprintln!("199 beside a locked message: {:?}", began.elapsed());
+    let began = Instant::now();
+    database.enqueue("order.late", json!(1));
+    eventually("a later message is settled", || {
+        delivered(&database, "order.late") == 1
+    });
+    // Nothing waits for the lock again. The limit of a lock is 10 s.
+    assert!(began.elapsed() < Duration::from_secs(9), "{began:?}");
+    let health = relay.health();
+    let mut problems = health.problems().iter();
+    assert!(
+        problems.all(|one| one.kind != ProblemKind::SettlesRefused),
+        "{health}"
+    );
+    person.batch_execute("COMMIT").expect("free");
+    eventually("the locked message is settled", || {
+        delivered(&database, "order.paid") == 200
+    });
+    end(&relay);
+    once_each(&receiver, 201);
 }
 
 /// R23: once, 30 refused messages raised the median to 5.5 s.

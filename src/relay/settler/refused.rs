@@ -175,7 +175,7 @@ impl<D: Database> Settler<'_, D> {
                     .of(part)
                     .into_iter()
                     .for_each(|one| self.splits.add(one)),
-                Err((error, took)) if error.is_refusal() => match halves_by_topic(&mut part) {
+                Err((error, took)) if self.is_refused(&error) => match halves_by_topic(&mut part) {
                     Some(second) => parts.extend([part, second]),
                     None => {
                         let class = (part[0].topic(), part[0].lease, part[0].kind());
@@ -214,12 +214,13 @@ impl<D: Database> Settler<'_, D> {
         }
     }
 
-    /// At the end of the relay, releases the messages that are not fanned out yet, and tries all refused settlements
-    /// once more, for at most [`LAST_TRIES`].
+    /// At the end of the relay, releases the messages that are not fanned out yet, and tries all refused and
+    /// locked settlements once more, for at most [`LAST_TRIES`].
     pub(super) fn try_the_rest(&mut self) -> Result<(), GivenUp> {
         let unfinished = self.splits.give_back();
         self.settle_all(unfinished)?;
         let until = clock::now() + LAST_TRIES;
+        self.try_locked_until(until);
         let waiting = std::mem::take(&mut self.refused.waiting);
         for one in waiting.into_values() {
             self.refused.add_fresh(one.class, one.group, usize::MAX);
@@ -273,7 +274,7 @@ impl<D: Database> Settler<'_, D> {
                 }
                 Ok(())
             }
-            Err((error, took)) if error.is_refusal() => {
+            Err((error, took)) if self.is_refused(&error) => {
                 self.was_refused(one, &error, took);
                 Ok(())
             }

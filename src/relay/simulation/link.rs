@@ -46,6 +46,7 @@ pub(super) struct Link<'w> {
     connected: Option<(u64, i32)>,
     backend: Option<i32>,
     failures: u32,
+    is_over_time: bool,
     /// How long the last statement has read dead index entries.
     took: Duration,
     /// The changes of a transaction that stays open.
@@ -69,6 +70,7 @@ impl<'w> Link<'w> {
             connected: None,
             backend: None,
             failures: 0,
+            is_over_time: false,
             took: Duration::ZERO,
             open: None,
         }
@@ -103,6 +105,7 @@ impl<'w> Link<'w> {
     fn begin(&mut self) -> Answer<Trouble> {
         let stage = self.stage;
         stage.count_statement(self.process);
+        self.is_over_time = false;
         let result = self.reach();
         match &result {
             Ok(_) => {}
@@ -136,6 +139,7 @@ impl<'w> Link<'w> {
         if let Trouble::TimesOut(limit) = trouble {
             stage.pass(self.process, limit);
             self.disconnect();
+            self.is_over_time = true;
             return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
         }
         Ok(trouble)
@@ -230,6 +234,10 @@ impl Database for Link<'_> {
         FIRST_WAIT
             .saturating_mul(2_u32.saturating_pow(self.failures.saturating_sub(1)))
             .min(LONGEST_WAIT)
+    }
+
+    fn is_over_time(&self) -> bool {
+        self.is_over_time
     }
 
     fn is_missing(&self) -> bool {
@@ -510,6 +518,10 @@ impl Database for Link<'_> {
             let left = traces.iter().filter(is_left);
             left.map(|trace| trace.claim.sequence).collect()
         })
+    }
+
+    fn locked(&mut self, _: &[i64]) -> Answer<Vec<i64>> {
+        self.ask(|_, _, _, _| Vec::new())
     }
 
     fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()> {

@@ -9,6 +9,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -406,6 +407,25 @@ pub(crate) fn settled(
     };
     let left = traces.iter().filter(is_left);
     Ok(left.map(|trace| trace.claim.sequence).collect())
+}
+
+/// Those of these messages that another session has locked, or has removed just now.
+pub(crate) fn locked(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+) -> QueryResult<Vec<i64>> {
+    let these = || {
+        outbox::table(name.outbox())
+            .filter(outbox::sequence.eq_any(sequences))
+            .select(outbox::sequence)
+    };
+    let mut all: Vec<i64> = these().load(conn)?;
+    let free: HashSet<i64> = (these().for_update().skip_locked().load(conn)?)
+        .into_iter()
+        .collect();
+    all.retain(|sequence| !free.contains(sequence));
+    Ok(all)
 }
 
 /// SQL for the element of `array` that belongs to the row `o`: a binary search for the row's sequence in `sequences`,
