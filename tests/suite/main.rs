@@ -15,6 +15,7 @@ mod admin_requests;
 mod bench;
 mod bulk;
 mod bulkheads;
+mod bursts;
 mod commands;
 mod dead_letters;
 mod deliveries;
