@@ -40,9 +40,11 @@ pub(crate) enum Command {
     /// Show message counts by state, problems, pauses and relays
     Status(status::Options),
     /// List, group, show, requeue or discard dead letters
-    Dead(dead::Options),
+    #[command(subcommand)]
+    Dead(dead::Action),
     /// Show, list, cancel, reschedule or settle messages
-    Message(message::Options),
+    #[command(subcommand)]
+    Message(message::Action),
     /// List blocked ordering keys, or show the messages of a key
     Keys(keys::Options),
     /// List relays and their leases
@@ -54,14 +56,17 @@ pub(crate) enum Command {
     /// Delete the messages, dead letters and destinations of a tenant permanently
     Forget(forget::Options),
     /// Pause a destination or topic: its messages wait and use no attempts. Or list pauses
-    Pause(pause::Options),
+    #[command(subcommand)]
+    Pause(pause::Action),
     /// End a pause set by an operator, a receiver or a circuit breaker
-    Resume(resume::Options),
+    #[command(subcommand)]
+    Resume(resume::Action),
     /// Manage registered destinations: webhooks of an application's customers
-    Destination(destination::Options),
+    #[command(subcommand)]
+    Destination(destination::Action),
     /// Create signing secrets, and show public keys for receivers
-    #[command(visible_alias = "key")]
-    Secret(secret::Options),
+    #[command(subcommand, visible_alias = "key")]
+    Secret(secret::Action),
     /// Check settings, database and routes, and show what `run` would do
     Check(check::Options),
     /// Respond to every request with one status (for `bench`)

@@ -15,15 +15,9 @@ use crate::output;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
 
-/// Options of `dead`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    #[command(subcommand)]
-    action: Action,
-}
-
+/// The actions of `dead`.
 #[derive(Debug, clap::Subcommand)]
-enum Action {
+pub(crate) enum Action {
     /// List dead letters, latest first
     List {
         #[command(flatten)]
@@ -75,7 +69,7 @@ enum Action {
 }
 
 #[derive(Debug, clap::Args)]
-struct Which {
+pub(crate) struct Which {
     /// Only these ids: from `dead list` (the sequence), or SEQUENCE.MESSAGE-ID where several dead letters have a sequence
     #[arg(value_name = "ID", value_parser = id)]
     ids: Vec<Id>,
@@ -94,7 +88,7 @@ struct Which {
 }
 
 #[derive(Debug, clap::Args)]
-struct All {
+pub(crate) struct All {
     /// Select all dead letters; asks for confirmation
     #[arg(long)]
     all: bool,
@@ -198,11 +192,11 @@ impl Which {
     }
 }
 
-pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let mut conn = admin::connect(config.database_url()?, "dead", Duration::from_secs(120))?;
     admin::check_schema(&mut conn, &config.table)?;
-    match &options.action {
+    match action {
         Action::List {
             which,
             limit,

@@ -18,15 +18,9 @@ use uuid::Uuid;
 use crate::settings::SettingFlags;
 use crate::{output, pause};
 
-/// Options of `destination`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    #[command(subcommand)]
-    action: Action,
-}
-
+/// The actions of `destination`.
 #[derive(Debug, clap::Subcommand)]
-enum Action {
+pub(crate) enum Action {
     /// List registered destinations by name
     List(List),
     /// Show a destination without its secret
@@ -94,7 +88,7 @@ enum Action {
 }
 
 #[derive(Debug, clap::Args)]
-struct List {
+pub(crate) struct List {
     /// Only this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
@@ -120,7 +114,7 @@ struct List {
     after_help = "Once a destination is registered, a message without a destination, route or handler no longer waits as \
     NO_ROUTE, unless a relay has served its topic before (see `topics list`): it ends unsent, as no_subscriber."
 )]
-struct Put {
+pub(crate) struct Put {
     /// Name of the destination
     name: String,
     /// URL that messages are posted to; required for a new destination
@@ -201,13 +195,13 @@ impl OfSettings {
     }
 }
 
-pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let outbox = Outbox::from(config.table.clone());
     let destinations = outbox.destinations().with_keys(&config.secret_keys);
     let mut conn = pause::connect(&config, "destination")?;
     let conn = &mut conn;
-    match &options.action {
+    match action {
         Action::List(how) => list(conn, destinations, how),
         Action::Show { name, reveal, json } => {
             if *reveal {

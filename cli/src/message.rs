@@ -14,15 +14,9 @@ use serde_json::{Value, json};
 use crate::output;
 use crate::settings::SettingFlags;
 
-/// Options of `message`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    #[command(subcommand)]
-    action: Action,
-}
-
+/// The actions of `message`.
 #[derive(Debug, clap::Subcommand)]
-enum Action {
+pub(crate) enum Action {
     /// Show a message at each destination, with its payload and history
     Show {
         /// Message id (the id of the event at the receiver), idempotency key or sequence
@@ -41,11 +35,11 @@ enum Action {
     Settle(waiting::Settle),
 }
 
-pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let mut conn = admin::connect(config.database_url()?, "message", Duration::from_secs(120))?;
     admin::check_schema(&mut conn, &config.table)?;
-    match &options.action {
+    match action {
         Action::Show { which, json } => show_message(&mut conn, &config, which, *json),
         Action::List(options) => waiting::list(&mut conn, &config, options),
         Action::Cancel(options) => waiting::cancel(&mut conn, &config, options),

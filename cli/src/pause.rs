@@ -14,15 +14,9 @@ use serde_json::Value;
 use crate::settings::SettingFlags;
 use crate::{output, pauses};
 
-/// Options of `pause`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    #[command(subcommand)]
-    action: Action,
-}
-
+/// The actions of `pause`.
 #[derive(Debug, clap::Subcommand)]
-enum Action {
+pub(crate) enum Action {
     /// Stop sending to a destination, on all relays within 1 s
     Destination {
         /// Name of the destination; `default` is the destination of OUTBOX_URL
@@ -49,7 +43,7 @@ enum Action {
 }
 
 #[derive(Debug, clap::Args)]
-struct How {
+pub(crate) struct How {
     /// Duration of the pause, such as 10m [default: until resumed]
     #[arg(long = "for", value_name = "DURATION")]
     duration: Option<String>,
@@ -81,9 +75,9 @@ pub(crate) fn check_reason(reason: &str) -> Result<(), String> {
     }
 }
 
-pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    match &options.action {
+    match action {
         Action::Destination { name, force, how } => {
             let duration = how.duration()?;
             let mut conn = connect(&config, "pause")?;

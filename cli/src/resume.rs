@@ -7,15 +7,9 @@ use serde_json::json;
 use crate::settings::SettingFlags;
 use crate::{output, pause, pauses};
 
-/// Options of `resume`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    #[command(subcommand)]
-    action: Action,
-}
-
+/// The actions of `resume`.
 #[derive(Debug, clap::Subcommand)]
-enum Action {
+pub(crate) enum Action {
     /// Resume a destination, whatever paused it
     Destination {
         /// Name of the destination, as in `pause list`
@@ -34,9 +28,9 @@ enum Action {
     },
 }
 
-pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let (kind, name, json) = match &options.action {
+    let (kind, name, json) = match action {
         Action::Destination { name, json } => (Pausable::Destination, name, *json),
         Action::Topic { topic, json } => (Pausable::Topic, topic, *json),
     };

@@ -11,15 +11,9 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::output;
 use crate::settings::SettingFlags;
 
-/// Options of `secret`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    #[command(subcommand)]
-    action: Action,
-}
-
+/// The actions of `secret`.
 #[derive(Debug, clap::Subcommand)]
-enum Action {
+pub(crate) enum Action {
     /// Create a signing secret for OUTBOX_SECRET or a destination, or a key for OUTBOX_SECRET_KEY
     New(New),
     /// Show the public keys of asymmetric secrets, for receivers to verify with
@@ -30,7 +24,7 @@ enum Action {
 }
 
 #[derive(Debug, clap::Args)]
-struct New {
+pub(crate) struct New {
     /// Create a symmetric secret to share with receivers: whsec_… (HMAC-SHA256; the default)
     #[arg(long)]
     symmetric: bool,
@@ -45,8 +39,8 @@ struct New {
 /// The most bytes read from a file. Secrets are short.
 const MOST_BYTES: u64 = 64 * 1024;
 
-pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
-    match &options.action {
+pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
+    match action {
         Action::New(new) => {
             if new.at_rest {
                 return output::line(SecretKeys::random().written().expose_secret());

@@ -15,7 +15,7 @@ use crate::output;
     after_help = "The search of the ledger stops after 2 s, so a page may be short or empty although there are more \
     deliveries: continue with --after. Discarded and cancelled messages are not shown."
 )]
-pub(super) struct List {
+pub(crate) struct List {
     /// Name of the destination
     name: String,
     /// Only this state: pending, sending, retrying, delivered or dead

@@ -21,7 +21,7 @@ use crate::{dead, output};
 
 /// Options of `message list`.
 #[derive(Debug, clap::Args)]
-pub(super) struct List {
+pub(crate) struct List {
     /// Only this topic
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
@@ -63,7 +63,7 @@ pub(super) struct Which {
 
 /// Options of `message cancel`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Cancel {
+pub(crate) struct Cancel {
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub(super) struct Cancel {
 /// Options of `message reschedule`.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false, args = ["now", "in", "at"])]
-pub(super) struct Reschedule {
+pub(crate) struct Reschedule {
     #[command(flatten)]
     which: Which,
     /// Make the message due at once
@@ -90,7 +90,7 @@ pub(super) struct Reschedule {
 /// Options of `message settle`.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false, args = ["delivered", "never"])]
-pub(super) struct Settle {
+pub(crate) struct Settle {
     #[command(flatten)]
     which: Which,
     /// Record that the message was delivered by other means
