@@ -15,7 +15,7 @@ use super::layout::{Page, token};
 use super::messages::QUICK;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
-use super::words;
+use super::{plain, words};
 use crate::admin::http::{Form, Status};
 use crate::admin::{Request, Response, Site, Visitor};
 
@@ -108,11 +108,8 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         .get("before")
         .and_then(|place| place.parse().ok());
     let mut page = Page {
-        site,
-        visitor,
-        request,
-        title: "Dead letters",
         is_live: before.is_none(),
+        ..plain(site, visitor, request, "Dead letters")
     };
     let filter = match asked.filter() {
         Ok(filter) => DeadFilter { before, ..filter },

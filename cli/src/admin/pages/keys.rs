@@ -8,7 +8,7 @@ use super::layout::Page;
 use super::messages::badge;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
-use super::{database_away, link, words};
+use super::{database_away, link, plain, words};
 use crate::admin::http::Status;
 use crate::admin::{Request, Response, Site, Visitor};
 
@@ -17,11 +17,8 @@ const MOST_MESSAGES: i64 = 200;
 
 pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
     let page = Page {
-        site,
-        visitor,
-        request,
-        title: "Keys",
         is_live: true,
+        ..plain(site, visitor, request, "Keys")
     };
     let key = request.query.get("key");
     let content = match key {

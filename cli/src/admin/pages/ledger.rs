@@ -6,11 +6,10 @@ use diesel_outbox::admin::{self, LedgerFilter, LedgerRow};
 use diesel_outbox::{ReasonCode, Status as MessageStatus};
 use maud::{Markup, html};
 
-use super::layout::Page;
 use super::messages::badge;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
-use super::{database_away, link, words};
+use super::{database_away, link, plain, words};
 use crate::admin::http::{Form, Status};
 use crate::admin::{Request, Response, Site, Visitor};
 
@@ -106,13 +105,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         .query
         .get("before")
         .and_then(|place| place.parse().ok());
-    let page = Page {
-        site,
-        visitor,
-        request,
-        title: "Ledger",
-        is_live: false,
-    };
+    let page = plain(site, visitor, request, "Ledger");
     let mut filter = match asked.filter() {
         Ok(filter) => filter,
         Err(error) => {

@@ -12,11 +12,10 @@ use maud::{Markup, html};
 
 use self::history::{Part, steps};
 use self::waiting::Asked;
-use super::layout::Page;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::timeline::timeline;
-use super::{content, database_away, link, words};
+use super::{content, database_away, link, plain, words};
 use crate::admin::http::Status;
 use crate::admin::{Request, Response, Site, Visitor};
 
@@ -29,13 +28,7 @@ pub(super) const QUICK: Duration = Duration::from_millis(500);
 
 pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
     let q = request.query.get("q").map(str::trim).unwrap_or_default();
-    let mut page = Page {
-        site,
-        visitor,
-        request,
-        title: "Messages",
-        is_live: false,
-    };
+    let mut page = plain(site, visitor, request, "Messages");
     if q.is_empty() {
         let asked = Asked::of(&request.query);
         let (status, content) = match asked.filter() {

@@ -13,7 +13,7 @@ use self::verdict::Verdict;
 use super::layout::Page;
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, number, table};
-use super::{relays, words};
+use super::{plain, relays, words};
 use crate::admin::history::Glance;
 use crate::admin::http::Status;
 use crate::admin::{Request, Response, Site, Visitor};
@@ -28,11 +28,8 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         .and_then(|glance| site.history.rates(glance));
     let verdict = Verdict::of(site, glance.as_deref(), rates, error.as_deref());
     let page = Page {
-        site,
-        visitor,
-        request,
-        title: verdict.state.as_str(),
         is_live: true,
+        ..plain(site, visitor, request, verdict.state.as_str())
     };
     let status = if error.is_some() {
         Status::Unavailable

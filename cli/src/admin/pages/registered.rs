@@ -17,7 +17,7 @@ use super::messages::{QUICK, badge};
 use super::overview::left;
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, table};
-use super::{bad_request, database_away, link, missing, words};
+use super::{bad_request, database_away, link, missing, plain, words};
 use crate::admin::http::{Form, Status};
 use crate::admin::{Request, Response, Site, Visitor};
 
@@ -138,13 +138,7 @@ fn all(site: &Site, visitor: &Visitor, request: &Request) -> Response {
             }
         }
     };
-    let page = Page {
-        site,
-        visitor,
-        request,
-        title: "Destinations",
-        is_live: false,
-    };
+    let page = plain(site, visitor, request, "Destinations");
     page.answer(Status::Ok, &content)
 }
 
@@ -254,12 +248,9 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
     };
     let title = format!("Destination {name}");
     let page = Page {
-        site,
-        visitor,
-        request,
-        title: &title,
         // Do not repeat a slow search.
         is_live: after.is_none() && began.elapsed() < QUICK,
+        ..plain(site, visitor, request, &title)
     };
     let can_change = !site.config.admin.read_only;
     let content = html! {

@@ -5,17 +5,14 @@ use maud::{Markup, html};
 
 use super::layout::Page;
 use super::table::{Column, Kind, table};
-use super::words;
+use super::{plain, words};
 use crate::admin::http::Status;
 use crate::admin::{Request, Response, Site, Visitor};
 
 pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
     let page = Page {
-        site,
-        visitor,
-        request,
-        title: "Relays",
         is_live: true,
+        ..plain(site, visitor, request, "Relays")
     };
     let (glance, error) = site.glance();
     let Some(glance) = glance.filter(|_| error.is_none()) else {

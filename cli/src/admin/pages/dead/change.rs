@@ -8,8 +8,8 @@ use maud::html;
 
 use super::Asked;
 use crate::admin::http::{Form, Status};
-use crate::admin::pages::layout::{Page, token};
-use crate::admin::pages::{bad_request, database_away, link, words};
+use crate::admin::pages::layout::token;
+use crate::admin::pages::{bad_request, database_away, link, plain, words};
 use crate::admin::{AUDIT, Request, Response, Site, Visitor};
 
 /// Sequences named in a line of the audit log.
@@ -254,13 +254,7 @@ fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) ->
     let count = count_of(order.letters.len());
     let letters = words::counted(count, "dead letter", "dead letters");
     let title = format!("{verb} {letters}?");
-    let page = Page {
-        site,
-        visitor,
-        request,
-        title: &title,
-        is_live: false,
-    };
+    let page = plain(site, visitor, request, &title);
     let content = html! {
         section.panel {
             div.head { h1 { (title) } }

@@ -4,10 +4,10 @@ use diesel_outbox::admin::{self, DeadLetter, LetterId};
 use maud::{Markup, html};
 
 use crate::admin::http::Status;
-use crate::admin::pages::layout::{Page, token};
+use crate::admin::pages::layout::token;
 use crate::admin::pages::overview::name_of;
 use crate::admin::pages::timeline::{Step, timeline};
-use crate::admin::pages::{content, database_away, link, missing, words};
+use crate::admin::pages::{content, database_away, link, missing, plain, words};
 use crate::admin::{Request, Response, Site, Visitor};
 
 /// A sequence, and the message id if the path has it: `42` or `42.0198b2f1-…`. A sequence may be used again.
@@ -55,13 +55,7 @@ pub(in crate::admin::pages) fn show(
         Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
     };
     let title = format!("Dead letter {sequence}");
-    let page = Page {
-        site,
-        visitor,
-        request,
-        title: &title,
-        is_live: false,
-    };
+    let page = plain(site, visitor, request, &title);
     let body = html! {
         div.title {
             h1 { "Dead letter " span.key { "#" (sequence) } }
