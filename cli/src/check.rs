@@ -114,34 +114,27 @@ fn show(findings: &[Finding]) -> Result<()> {
     Ok(())
 }
 
-fn good(what: &'static str, detail: String) -> Finding {
-    let level = Level::Good;
-    Finding {
-        what,
-        level,
-        detail,
-        advice: None,
+impl Finding {
+    fn new(what: &'static str, level: Level, detail: String) -> Self {
+        Self {
+            what,
+            level,
+            detail,
+            advice: None,
+        }
     }
+}
+
+fn good(what: &'static str, detail: String) -> Finding {
+    Finding::new(what, Level::Good, detail)
 }
 
 fn warning(what: &'static str, detail: String) -> Finding {
-    let level = Level::Warning;
-    Finding {
-        what,
-        level,
-        detail,
-        advice: None,
-    }
+    Finding::new(what, Level::Warning, detail)
 }
 
 fn bad(what: &'static str, detail: String) -> Finding {
-    let level = Level::Problem;
-    Finding {
-        what,
-        level,
-        detail,
-        advice: None,
-    }
+    Finding::new(what, Level::Problem, detail)
 }
 
 fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
