@@ -20,8 +20,8 @@ pub(crate) fn start(config: &Config) {
     let filter = env_logger::Env::default().default_filter_or("info");
     let mut builder = env_logger::Builder::from_env(filter);
     match config.log_format {
-        LogFormat::Text => builder.format(text),
-        LogFormat::Json => builder.format(json),
+        LogFormat::Text => builder.format(|out, record| write(out, record, text_line)),
+        LogFormat::Json => builder.format(|out, record| write(out, record, json_line)),
         _ => &mut builder,
     };
     // Fails only if a logger is already installed, which then keeps getting the lines.
@@ -45,20 +45,15 @@ fn shows_the_wire(record: &Record<'_>) -> bool {
     record.level() >= log::Level::Debug && record.target().starts_with("ureq")
 }
 
-fn text(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
-    if shows_the_wire(record) {
-        return Ok(());
+fn write<L: std::fmt::Display>(
+    out: &mut Formatter,
+    record: &Record<'_>,
+    line: fn(&str, &Record<'_>) -> L,
+) -> std::io::Result<()> {
+    match shows_the_wire(record) {
+        true => Ok(()),
+        false => writeln!(out, "{}", line(&now(), record)),
     }
-    let line = text_line(&now(), record);
-    writeln!(out, "{line}")
-}
-
-fn json(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
-    if shows_the_wire(record) {
-        return Ok(());
-    }
-    let line = json_line(&now(), record);
-    writeln!(out, "{line}")
 }
 
 /// Time, level, message, pairs. Text that could pass for pairs is quoted.
