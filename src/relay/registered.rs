@@ -507,7 +507,6 @@ impl Registered {
             return (Vec::new(), false);
         };
         let before = self.registry();
-        let has_failing = changes.failing.is_some();
         let mut to_learn = Vec::new();
         if let Some(failing) = changes.failing.take() {
             let mut known = lock(&self.known);
@@ -525,9 +524,7 @@ impl Registered {
             && changes.others == *before.others
             && changes.removed == before.removed;
         if is_same {
-            if has_failing {
-                self.tell_failing(&before, to_learn.iter());
-            }
+            self.tell_failing(&before, to_learn.iter());
             return (Vec::new(), false);
         }
         let changed = changes.rows.iter().map(|(one, _)| one.row.name.clone());
