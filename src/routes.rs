@@ -1,6 +1,6 @@
 //! Routing: which message goes to which destinations.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::config::{Config, DEFAULT_DESTINATION, Route};
 
@@ -62,18 +62,16 @@ impl Routes {
             .enumerate()
             .map(|(number, name)| (name.clone(), number))
             .collect();
-        let patterns = routes
-            .into_iter()
-            .map(|(topic, to)| {
-                let numbers = to.iter().filter_map(|name| by_name.get(name));
-                (topic, numbers.copied().collect())
-            })
-            .collect();
         let numbered = handlers.into_iter();
         let handled = numbered.filter_map(|(name, topics)| Some((*by_name.get(&name)?, topics)));
+        let handled: HashMap<usize, Vec<String>> = handled.collect();
+        let patterns = routes.into_iter().flat_map(|(pattern, to)| {
+            let numbers = to.iter().filter_map(|name| by_name.get(name));
+            by_topic(pattern, numbers.copied().collect(), &handled)
+        });
         Self {
-            patterns,
-            handled: handled.collect(),
+            patterns: patterns.collect(),
+            handled,
             rest: rest.then_some(by_name.len()),
             by_name,
             only,
@@ -171,6 +169,43 @@ impl Config {
         });
         routes
     }
+}
+
+/// A route to several destinations, of which some are groups of handlers: its topics that have handlers go to the groups
+/// as well, and all others to the other destinations alone.
+fn by_topic(
+    pattern: String,
+    to: Vec<usize>,
+    handled: &HashMap<usize, Vec<String>>,
+) -> Vec<(String, Vec<usize>)> {
+    let others: Vec<usize> = to
+        .iter()
+        .copied()
+        .filter(|to| !handled.contains_key(to))
+        .collect();
+    if to.len() < 2 || others.len() == to.len() {
+        return vec![(pattern, to)];
+    }
+    let topics = to.iter().filter_map(|number| handled.get(number)).flatten();
+    let topics: BTreeSet<&String> = topics.filter(|topic| matches(&pattern, topic)).collect();
+    let serves = |number: &usize, topic: &String| {
+        handled
+            .get(number)
+            .is_none_or(|topics| topics.contains(topic))
+    };
+    let of_topic = |topic: &String| {
+        let to = to.iter().copied().filter(|number| serves(number, topic));
+        (topic.clone(), to.collect())
+    };
+    let mut routes: Vec<_> = topics.into_iter().map(of_topic).collect();
+    // A route that leads only to groups serves no other topic.
+    let rest = if others.is_empty() {
+        vec![to[0]]
+    } else {
+        others
+    };
+    routes.push((pattern, rest));
+    routes
 }
 
 /// Whether a topic matches one of these patterns, as in routes.
@@ -289,6 +324,29 @@ mod tests {
         assert_eq!(routes.find("invoice.sent", ""), Way::To(1));
         assert_eq!(routes.find("order.sent", "no such"), Way::To(1));
         assert_eq!(routes.find("order.sent", "mailer"), Way::NoRoute);
+    }
+
+    /// R44: of a route to a destination and to handlers, topics without a handler go to the destination alone.
+    #[test]
+    fn a_route_to_handlers_and_a_destination_serves_every_topic() {
+        let mut config = Config::default();
+        let billing = Destination::new("billing", "http://a").expect("a URL");
+        config.destinations.push(billing);
+        config.in_process.push(crate::config::InProcess {
+            name: "handlers".to_owned(),
+            topics: vec!["order.paid".to_owned(), "member.left".to_owned()],
+            ..crate::config::InProcess::default()
+        });
+        let both = Route::to_each("order.*", ["billing", "handlers"]);
+        config.routes.push(both);
+        let routes = Routes::new(&config);
+        assert_eq!(routes.find("order.paid", ""), Way::Split(&[0, 1]));
+        assert_eq!(routes.find("order.sent", ""), Way::To(0));
+        assert_eq!(routes.find("member.left", ""), Way::NoRoute);
+        assert_eq!(routes.names("order.sent"), Some(vec!["billing"]));
+        config.routes = vec![Route::to_each("order.*", ["handlers", "handlers"])];
+        let routes = Routes::new(&config);
+        assert_eq!(routes.find("order.sent", ""), Way::NoRoute);
     }
 
     /// R40.
