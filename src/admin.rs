@@ -204,9 +204,9 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
         count(Status::Pending, depths.pending(), live_is_estimate),
         count(Status::Sending, depths.sending(), live_is_estimate),
         count(Status::Retrying, depths.retrying(), live_is_estimate),
-        troubles::delivered(conn, name, care, depths.dead_letters())?,
-        count(Status::Dead, depths.dead_letters(), dead_is_estimate),
     ];
+    counts.extend(troubles::settled(conn, name, care, depths.dead_letters())?);
+    counts.push(count(Status::Dead, depths.dead_letters(), dead_is_estimate));
     counts.retain(|row| row.count > 0);
     let mut all_troubles: Vec<TroubleCount> = depths.unrouted().map(unrouted).collect();
     all_troubles.extend(troubles::troubles(conn, name, care)?);

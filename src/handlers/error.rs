@@ -14,9 +14,26 @@ const UNAVAILABLE_FOR: Duration = Duration::from_secs(1);
 
 /// Why a handler failed, and what happens to the message.
 ///
-/// `?` converts any error to a `HandlerError` that retries the message. The relay stores and logs up to 512
+/// `?` converts any [`std::error::Error`] to a `HandlerError` that retries the message. The relay stores and logs up to 512
 /// characters of the text, which must not contain the payload. Errors of `serde_json` quote the payload, so only
 /// their kind and position are kept.
+///
+/// A boxed error and an `anyhow::Error` are no `std::error::Error`, and may hide an error that quotes the payload. Pass
+/// them on with `map_err`:
+///
+/// ```
+/// use diesel_outbox::HandlerError;
+///
+/// fn charge() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///     Err("the bank is closed")?
+/// }
+///
+/// fn handle() -> Result<(), HandlerError> {
+///     charge().map_err(HandlerError::retry)?;
+///     Ok(())
+/// }
+/// # assert!(handle().is_err());
+/// ```
 ///
 /// ```
 /// use diesel_outbox::HandlerError;

@@ -126,6 +126,11 @@ fn a_misspelt_topic_ends_without_a_subscriber() {
         Some("no_subscriber NO_SUBSCRIBER")
     );
     assert_eq!(database.count("no_subscriber"), 3);
+    let status = finish(database.binary(&["status", "--json"])).code(0);
+    let status: serde_json::Value = serde_json::from_str(&status.stdout).expect("JSON");
+    let counts = &status["counts"];
+    assert_eq!(counts["no_subscriber"], 3);
+    assert!(counts["delivered"].as_i64().is_none_or(|count| count == 0));
     let shown = finish(database.binary(&["message", "show", "1"])).code(0);
     assert!(
         shown.stdout.contains(Status::NoSubscriber.as_str()),

@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use diesel::dsl::count_star;
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text};
 use diesel::{ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
@@ -83,14 +84,15 @@ fn sample_of(
     Ok((format!("{table} {sample}"), Some(factor)))
 }
 
-/// The number of messages that the ledger has as delivered; `dead`: the number of dead letters. A read-only role
-/// may not read the ledger, but may count it through the view. The size of a large ledger is the server's estimate.
-pub(crate) fn delivered(
+/// The numbers of messages that the ledger has as delivered, and without a subscriber; `dead`: the number of dead letters.
+/// A read-only role may not read the ledger, but may count it through the view. The size of a large ledger is the server's
+/// estimate, in which messages without a subscriber count as delivered.
+pub(crate) fn settled(
     conn: &mut PgConnection,
     name: &OutboxName,
     care: Care,
     dead: i64,
-) -> QueryResult<StatusCount> {
+) -> QueryResult<Vec<StatusCount>> {
     looking(conn, None, |conn| {
         let pages = catalogue::pages(conn, &name.ledger())?;
         let estimate = if care == Care::Cheap && pages > COUNTED_PAGES {
@@ -98,21 +100,25 @@ pub(crate) fn delivered(
         } else {
             None
         };
-        let count = match estimate {
-            Some(rows) => (rows - dead).max(0),
+        let counts: Vec<(Status, i64)> = match estimate {
+            Some(rows) => vec![(Status::Delivered, (rows - dead).max(0))],
             None => {
                 // Live messages have no `settled_at`, so the planner leaves their table out.
-                let delivered = messages::table(name.messages())
-                    .filter(messages::status.eq("delivered"))
-                    .filter(messages::settled_at.is_not_null());
-                planned_anew(delivered.count()).get_result(conn)?
+                let settled = messages::table(name.messages())
+                    .filter(messages::status.ne("dead"))
+                    .filter(messages::settled_at.is_not_null())
+                    .group_by(messages::status)
+                    .select((messages::status, count_star()))
+                    .order(messages::status);
+                planned_anew(settled).load(conn)?
             }
         };
-        Ok(StatusCount {
-            status: Status::Delivered,
+        let count = |(status, count)| StatusCount {
+            status,
             count,
             is_estimate: estimate.is_some(),
-        })
+        };
+        Ok(counts.into_iter().map(count).collect())
     })
 }
 
