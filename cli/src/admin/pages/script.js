@@ -20,7 +20,7 @@
   };
   document.addEventListener("change", ({ target }) => {
     if (!target.matches("[data-all]")) return;
-    for (const box of target.form.querySelectorAll('input[name="sequence"]')) box.checked = target.checked;
+    for (const box of target.form.querySelectorAll('input[name="letter"]')) box.checked = target.checked;
   });
   showChooser();
   stripNotice();
