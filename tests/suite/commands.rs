@@ -459,7 +459,7 @@ fn status_counts_every_state() {
         .json();
     assert_eq!(
         shown["counts"],
-        json!({ "pending": 1, "sending": 0, "retrying": 1, "delivered": 2, "dead": 1 })
+        json!({ "pending": 1, "sending": 0, "retrying": 1, "delivered": 2, "no_subscriber": 0, "dead": 1 })
     );
     assert!(shown["oldest_due_seconds"].as_f64().is_some());
     assert_eq!(shown["relays"], json!([]), "the drain has ended its lease");
