@@ -3,6 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use diesel::connection::SimpleConnection;
 use diesel_outbox::destinations::RegisteredDestination;
 use diesel_outbox::{Event, NewMessage, RelayBuilder, RelayHandle, Status};
 use serde::{Deserialize, Serialize};
@@ -173,6 +174,24 @@ fn topics_are_listed_and_forgotten() {
     let unknown = finish(database.binary(&forget)).code(1);
     assert!(unknown.stderr.contains("topics list"), "{}", unknown.stderr);
     end(&relay);
+}
+
+/// R51: who locks the rows of topics holds up no relay that starts.
+#[test]
+fn a_relay_starts_beside_locked_rows_of_topics() {
+    let database = Database::new();
+    let (heard, hear) = mpsc::channel();
+    end(&application(&database, heard.clone()));
+    let mut person = database.connect();
+    let locks = format!("BEGIN; DELETE FROM {}_topic", database.name());
+    person.batch_execute(&locks).expect("locked");
+    let began = std::time::Instant::now();
+    let after = application(&database, heard);
+    join(&database, 1);
+    assert_eq!(hear.recv_timeout(Duration::from_secs(60)), Ok(1));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    person.batch_execute("ROLLBACK").expect("ended");
+    end(&after);
 }
 
 /// R51: a relay without threads for registered destinations decides nothing about their messages.

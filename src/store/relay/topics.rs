@@ -2,7 +2,7 @@
 
 use diesel::prelude::{ExpressionMethods, QueryDsl, Queryable, RunQueryDsl};
 use diesel::result::QueryResult;
-use diesel::{PgConnection, delete, insert_into};
+use diesel::{PgConnection, delete, insert_into, update};
 
 use crate::name::OutboxName;
 use crate::routes::Serves;
@@ -26,18 +26,31 @@ pub struct ServedTopic {
     pub last_served: String,
 }
 
-/// Records what a relay serves.
+/// Records what a relay serves. Waits for no row that a person has locked, because the registration of a lease would
+/// wait with it: such a row keeps its time.
 pub(super) fn record(
     conn: &mut PgConnection,
     name: &OutboxName,
     serves: &Serves,
 ) -> QueryResult<()> {
-    // Always in the same order, so that relays that start together do not wait for each other's rows in a circle.
+    let rows = || topic::table(name.topic());
+    let known: Vec<(String, String)> = rows().select((topic::pattern, topic::kind)).load(conn)?;
+    let is_known =
+        |pattern: &str, kind: &str| known.iter().any(|one| one.0 == pattern && one.1 == kind);
     for (pattern, kind) in serves.topics() {
-        insert_into(topic::table(name.topic()))
-            .values((topic::pattern.eq(pattern), topic::kind.eq(kind)))
-            .on_conflict((topic::pattern, topic::kind))
-            .do_update()
+        if !is_known(&pattern, kind) {
+            insert_into(rows())
+                .values((topic::pattern.eq(pattern), topic::kind.eq(kind)))
+                .on_conflict_do_nothing()
+                .execute(conn)?;
+            continue;
+        }
+        let row = rows().filter(topic::pattern.eq(pattern.clone()));
+        let row = row.filter(topic::kind.eq(kind)).select(topic::pattern);
+        let free: Vec<String> = row.for_no_key_update().skip_locked().load(conn)?;
+        update(rows())
+            .filter(topic::pattern.eq_any(free))
+            .filter(topic::kind.eq(kind))
             .set(topic::last_served.eq(clock_timestamp()))
             .execute(conn)?;
     }
