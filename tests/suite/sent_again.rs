@@ -298,16 +298,21 @@ fn use_sequences_again(db: &Database) {
     db.execute("SELECT setval(pg_get_serial_sequence('{o}', 'sequence'), 1, false)");
 }
 
+/// Two messages with the same sequence, each sent before the next is enqueued.
+fn two_of_a_sequence(db: &Database, receiver: &Receiver) {
+    for round in 1..=2 {
+        use_sequences_again(db);
+        db.enqueue("order.paid", json!({ "round": round }));
+        drain(db, receiver, "binary");
+    }
+}
+
 /// R52: the refusal of a message is settled, although an old dead letter has its sequence.
 #[test]
 fn a_refusal_is_settled_beside_an_old_dead_letter() {
     let db = Database::new();
     let receiver = Receiver::answering(|_| 422);
-    for round in 1..=2 {
-        use_sequences_again(&db);
-        db.enqueue("order.paid", json!({ "round": round }));
-        drain(&db, &receiver, "binary");
-    }
+    two_of_a_sequence(&db, &receiver);
     drain(&db, &receiver, "binary");
     assert_eq!(receiver.count(), 2, "each message is sent once");
     let dead =
@@ -346,11 +351,7 @@ const IDS_OF_DEAD: &str =
 fn a_sequence_of_several_messages_is_no_name() {
     let db = Database::new();
     let receiver = Receiver::answering(|_| 422);
-    for round in 1..=2 {
-        use_sequences_again(&db);
-        db.enqueue("order.paid", json!({ "round": round }));
-        drain(&db, &receiver, "binary");
-    }
+    two_of_a_sequence(&db, &receiver);
     let run = |arguments: &[&str]| finish(db.binary(arguments));
     let ids = db.text(IDS_OF_DEAD).expect("two letters");
     let (first, second) = ids.split_once(' ').expect("two letters");
