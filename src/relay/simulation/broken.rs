@@ -57,6 +57,8 @@ pub(super) enum Broken {
     RefusesForAll,
     /// The relay does not know the tenants of registered destinations.
     OverlooksTenants,
+    /// The relay does not know which topics other relays have served before.
+    OverlooksServedTopics,
     /// A filter that was not evaluated does not match.
     TakesNoAnswerForNo,
     /// An error of a filter for one message fails the evaluation for all.
@@ -97,7 +99,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 31] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 32] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -148,6 +150,10 @@ impl Broken {
         (
             Self::OverlooksTenants,
             &[Promise::Tenant, Promise::Recipients],
+        ),
+        (
+            Self::OverlooksServedTopics,
+            &[Promise::Lost, Promise::Recipients],
         ),
         (Self::TakesNoAnswerForNo, &[Promise::Recipients]),
         (Self::FailsFiltersForAll, &[Promise::Lost]),

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
+use super::wants;
+
 /// How long events happen. After that, all troubles end, and all messages must be delivered or dead-lettered.
 pub(super) const LENGTH: Duration = Duration::from_secs(12);
 /// The most relays of one history.
@@ -37,7 +39,7 @@ pub(super) struct History {
     pub(super) has_registered: bool,
     /// There are many registered destinations: see [`History::crowd`].
     pub(super) has_crowd: bool,
-    /// The settings of all relays but the first refuse the port of `x`.
+    /// The settings of all relays but the first refuse the port of `x`, and have no route for the topic `d`.
     pub(super) settings_differ: bool,
     /// The registered destinations have filters.
     pub(super) has_filters: bool,
@@ -333,6 +335,18 @@ impl History {
             for _ in 0..rng.usize(..3) {
                 let event = Event::Give(REGISTERED[rng.usize(..2)]);
                 self.add(&mut rng, event);
+            }
+        }
+        if !self.settings_differ {
+            return;
+        }
+        for item in &mut self.items {
+            let Event::Enqueue { messages, .. } = &mut item.event else {
+                continue;
+            };
+            let of_registered = messages.iter_mut().filter(|new| new.topic == wants::TOPIC);
+            for new in of_registered.filter(|_| rng.bool()) {
+                (new.topic, new.ordering_key) = (wants::ROUTED, None);
             }
         }
     }

@@ -294,7 +294,7 @@ impl Database for Link<'_> {
 
     fn registered(&mut self, known: &Registry, _: i64) -> Answer<Option<registered::Changes>> {
         let is_strict = self.stage.is_strict_relay(self.process);
-        self.ask(|tables, _, _, _| tables.registered_since(known, is_strict))
+        self.ask(|tables, now, _, _| tables.registered_since(known, is_strict, now.micros))
     }
 
     fn evaluate(&mut self, pairs: &Pairs<'_>, _: Duration) -> Answer<Vec<Evaluated>> {

@@ -16,6 +16,7 @@ use super::link::Link;
 use super::promises::Promise;
 use super::stage::{CLAIM_LIMIT, MOST_TURNS, Stage};
 use super::tables::Row;
+use super::wants;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::config::{Breaker, Config, Destination, Route};
@@ -162,7 +163,7 @@ fn customers(is_strict: bool) -> Arc<Customers> {
     Arc::clone(ALL[usize::from(is_strict)].get_or_init(make))
 }
 
-fn config(stage: &Stage<'_>) -> Config {
+fn config(stage: &Stage<'_>, relay: usize) -> Config {
     let mut config = Config {
         listener: true,
         batch: if stage.history.has_crowd { 32 } else { 8 },
@@ -190,6 +191,9 @@ fn config(stage: &Stage<'_>) -> Config {
         config.routes.push(Route::new(name, name));
     }
     config.routes.push(Route::to_each("fan", ["a", "b"]));
+    if stage.history.settings_differ && relay == 0 {
+        config.routes.push(Route::new(wants::ROUTED, "a"));
+    }
     config
 }
 
@@ -207,7 +211,7 @@ impl<'w> Process<'w> {
         let mut queues = Vec::new();
         let shared = slot.get_or_init(|| {
             let is_strict = stage.history.settings_differ && relay > 0;
-            let config = config(stage);
+            let config = config(stage, relay);
             let customers = (stage.history.has_registered).then(|| customers(is_strict));
             let dispatchers = Dispatchers {
                 customers: customers.clone(),
@@ -1087,7 +1091,7 @@ fn a_destination_that_another_tenant_gets_has_another_number() {
     let process = Process::new(&stage, 0, 0, &slots[0]);
     let (shared, registered) = (process.shared, &process.shared.registered);
     let number_now = || {
-        let changes = (stage.tables.borrow()).registered_since(&registered.registry(), false);
+        let changes = (stage.tables.borrow()).registered_since(&registered.registry(), false, 0);
         let pool = shared.bulkheads.last().expect("the pool");
         registered.change(changes.expect("changes"), pool, &shared.routes);
         registered.registry().named("x").expect("registered").id

@@ -216,6 +216,10 @@ impl<'w> Stage<'w> {
                 broken,
                 has_tenants: history.has_tenants,
                 has_filters: history.has_filters,
+                // The first relay has run before.
+                served: (history.settings_differ.then(|| wants::ROUTED.to_owned()))
+                    .into_iter()
+                    .collect(),
                 ..Tables::default()
             }),
             server: Cell::new(1),
@@ -1290,7 +1294,8 @@ impl<'w> Stage<'w> {
                     of.get(&entry.row.destination).copied().unwrap_or_default()
                 };
                 // A message of topic `c` may have had no subscriber.
-                let is_nobodys = entry.row.topic == "c" && entry.row.destination.is_empty();
+                let is_nobodys =
+                    entry.row.topic == wants::TOPIC && entry.row.destination.is_empty();
                 if entry.is_delivered && of(&truth.well) == 0 && !is_nobodys {
                     return self.fall(Promise::Lost, || {
                         format!("recorded as delivered but never sent: {entry:?}")
@@ -1313,22 +1318,22 @@ impl<'w> Stage<'w> {
         if !self.history.has_same_recipients() {
             return;
         }
-        let mut reached: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
+        let mut reached: BTreeMap<(usize, &str), BTreeSet<&str>> = BTreeMap::new();
         for entry in tables
             .ledger
             .iter()
-            .filter(|one| one.row.topic == wants::TOPIC)
+            .filter(|one| [wants::TOPIC, wants::ROUTED].contains(&one.row.topic))
         {
             // A message may expire before it is fanned out.
             let is_fanned_out = entry.is_delivered || !entry.row.destination.is_empty();
-            let of = reached.entry(entry.row.id).or_default();
+            let of = reached.entry((entry.row.id, entry.row.topic)).or_default();
             of.insert(if is_fanned_out {
                 &entry.row.destination
             } else {
                 "*"
             });
         }
-        for (id, reached) in reached {
+        for ((id, topic), reached) in reached {
             let want = |name: &&str| {
                 let tenant = (tables.registered.get(name))
                     .and_then(|one| tables.tenants.get(&one.stamp).copied());
@@ -1336,7 +1341,10 @@ impl<'w> Stage<'w> {
                 let matches = wants::evaluated(name, id) == Evaluated::Matches;
                 is_tenants && (matches || !tables.has_filters)
             };
-            let wanted: BTreeSet<&str> = REGISTERED[..2].iter().copied().filter(want).collect();
+            let mut wanted: BTreeSet<&str> = REGISTERED[..2].iter().copied().filter(want).collect();
+            if topic == wants::ROUTED && !wanted.is_empty() {
+                wanted.insert("a");
+            }
             let is_so = match wanted.is_empty() {
                 true => reached == BTreeSet::from([""]),
                 false => reached == wanted,
@@ -1385,7 +1393,7 @@ impl History {
     /// Whether keyed messages are fanned out.
     fn has_parts(&self) -> bool {
         let is_apart = |new: &New| {
-            (["fan", "c"].contains(&new.topic) || !new.destination.is_empty())
+            (["fan", wants::TOPIC].contains(&new.topic) || !new.destination.is_empty())
                 && new.ordering_key.is_some()
         };
         let enqueues = |item: &Item| match &item.event {

@@ -19,6 +19,7 @@ use crate::relay::registered::{self, Registry};
 use crate::relay::settlement::{Kind, Settlement, failed};
 use crate::relay::settler::Settle;
 use crate::relay::settler::{Written, blocks_key};
+use crate::routes::{Routes, Serves};
 use crate::status::ReasonCode;
 use crate::store::destinations;
 use crate::store::relay::claim::{
@@ -29,6 +30,7 @@ use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Head, Key, Page};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::served::Others;
 use crate::store::relay::settle::Claim;
 use crate::store::relay::streams::Found;
 use crate::store::relay::unserved;
@@ -86,6 +88,7 @@ pub(super) struct Lease {
     pub(super) takeover_after: Option<Duration>,
     /// The server's process that holds the lock of the lease.
     pub(super) locked_by: Option<i32>,
+    serves: Option<Serves>,
 }
 
 /// The changes of a transaction, made when it ends.
@@ -115,6 +118,8 @@ pub(super) struct Tables {
     pub(super) registered: BTreeMap<&'static str, Registered>,
     /// The registered destinations that were removed.
     pub(super) removed: BTreeSet<&'static str>,
+    /// The patterns of topics that any relay has served.
+    pub(super) served: BTreeSet<String>,
     /// The tenant of each destination that is or was registered, by its stamp.
     pub(super) tenants: BTreeMap<i64, Uuid>,
     pub(super) has_tenants: bool,
@@ -146,7 +151,7 @@ pub(super) struct Registered {
 /// The destination of a message; empty if the message is fanned out or goes nowhere.
 pub(super) fn goes_to<'a>(topic: &str, destination: &'a str) -> &'a str {
     match (topic, destination) {
-        ("a", "") => "a",
+        ("a" | wants::ROUTED, "") => "a",
         ("b", "") => "b",
         (_, destination) => destination,
     }
@@ -288,12 +293,16 @@ impl Tables {
     pub(super) fn register(&mut self, registration: &Registration, now: i64) -> LeaseId {
         let last = self.leases.keys().next_back();
         let id = last.map_or(now, |last| now.max(last + 1));
+        let serves = registration.serves.as_deref().and_then(Serves::from_json);
+        let topics = serves.iter().flat_map(Serves::topics);
+        self.served.extend(topics.map(|(pattern, _)| pattern));
         let lease = Lease {
             expires_at: now + micros(registration.lease),
             is_ended: false,
             is_single_active: registration.is_single_active,
             takeover_after: None,
             locked_by: None,
+            serves,
         };
         self.leases.insert(id, lease);
         LeaseId(id)
@@ -380,11 +389,27 @@ impl Tables {
         }
     }
 
+    /// What the active relays serve, and what any relay has served.
+    fn active_relays(&self, now: i64) -> Others {
+        let active = (self.leases.iter()).filter(|(id, _)| self.is_at_work(**id, now));
+        let active = active.filter_map(|(_, lease)| lease.serves.clone());
+        let serves: Vec<Serves> = active.collect();
+        let overlooks = self.broken == Some(Broken::OverlooksServedTopics);
+        let ever = self.served.iter().filter(|_| !overlooks);
+        Others {
+            registered: u32::try_from(serves.iter().filter(|one| one.has_registered()).count())
+                .unwrap_or(u32::MAX),
+            routes: serves.into_iter().map(Routes::of).collect(),
+            ever: ever.cloned().collect(),
+        }
+    }
+
     /// The changes since the known state of the registered destinations.
     pub(super) fn registered_since(
         &self,
         known: &Registry,
         is_strict: bool,
+        now: i64,
     ) -> Option<registered::Changes> {
         let broken = self.broken;
         let overlooks_removed = broken == Some(Broken::OverlooksWhatIsRemoved);
@@ -402,7 +427,8 @@ impl Tables {
                 // The port of `x` is refused by a relay with other settings.
                 let port = if *name == REGISTERED[0] { 81 } else { 80 };
                 let url = format!("http://x:{port}");
-                let mut row = RegisteredDestination::new(*name, &url).topics([wants::TOPIC]);
+                let mut row =
+                    RegisteredDestination::new(*name, &url).topics([wants::TOPIC, wants::ROUTED]);
                 row.enabled = one.enabled;
                 row.filter = self.has_filters.then(|| (*name).to_owned());
                 row.tenant_id = self.tenants.get(&one.stamp).copied();
@@ -420,6 +446,7 @@ impl Tables {
         Some(registered::Changes {
             stamp: (count, stamp),
             rows,
+            others: self.active_relays(now),
             removed,
             gone: gone.into_keys().collect(),
             ..registered::Changes::default()

@@ -8,8 +8,10 @@ use uuid::Uuid;
 use super::broken::Broken;
 use crate::store::filters::{Evaluated, Unfinished};
 
-/// The topic of registered destinations.
+/// The topics of registered destinations. If relays have different settings, the first relay alone has a route for
+/// `ROUTED`, to `a`.
 pub(super) const TOPIC: &str = "c";
+pub(super) const ROUTED: &str = "d";
 
 /// One of two tenants.
 pub(super) fn tenant(number: usize) -> Uuid {
