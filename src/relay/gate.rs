@@ -90,8 +90,10 @@ enum Phase {
         then_probe: bool,
     },
     /// This relay could not send, for reasons of its own. Other relays and the table do not learn of it.
+    /// `then_probe`: this relay has the right to probe, and keeps it.
     Held {
         until: Instant,
+        then_probe: bool,
     },
 }
 
@@ -254,6 +256,10 @@ impl Gate {
         match state.phase {
             Phase::Closed { .. } | Phase::Held { .. } => return Admission::Closed,
             Phase::Probing { is_under_way: true } => return Admission::Wait(LONGEST_WAIT),
+            // The first send decides whether this relay can send at all.
+            Phase::Trying(Some(_)) if state.trouble.is_some() => {
+                return Admission::Wait(LONGEST_WAIT);
+            }
             Phase::Trying(Some(began)) => {
                 let waited = now.saturating_duration_since(began);
                 if waited < FIRST_SEND {
@@ -278,7 +284,8 @@ impl Gate {
         }
     }
 
-    /// Learns the result of a send. Returns `true` if a change must be recorded in the table.
+    /// Learns the result of a send. Returns `true` if the claimer must know: a change must be recorded in the table, or
+    /// this relay can send again.
     pub(crate) fn record(&self, pass: &Pass, outcome: &Outcome) -> bool {
         if let Some(answers) = &self.answers {
             answers.note(outcome, clock::now());
@@ -298,6 +305,7 @@ impl Gate {
         }
         self.count_good(&mut state, now);
         let before = state.phase;
+        let mut can_send_again = false;
         let news = match (pause_of(outcome), own_trouble(outcome)) {
             (Some((pause, failure)), _) => state.pause(pause, failure.code, now),
             (None, Some(failure)) => {
@@ -305,7 +313,7 @@ impl Gate {
                 None
             }
             (None, None) => {
-                state.trouble = None;
+                can_send_again = state.trouble.take().is_some();
                 state.count(pass, sign(outcome), now)
             }
         };
@@ -318,7 +326,7 @@ impl Gate {
         if let Some(news) = news {
             self.say(news, sign(outcome), now);
         }
-        has_news
+        has_news || can_send_again
     }
 
     /// Holds the gate for a while, because this relay could not send. The destination has not failed.
@@ -336,13 +344,10 @@ impl Gate {
             times: times.saturating_add(1),
         });
         // The right to probe stays with this relay: no send was made.
-        if matches!(state.phase, Phase::Probing { .. }) {
-            state.phase = UNUSED_PROBE;
-            return;
-        }
+        let then_probe = matches!(state.phase, Phase::Probing { .. });
         let hold = SHORTEST_HOLD.saturating_mul(2_u32.saturating_pow(times.min(16)));
         let until = later(now, hold.min(LONGEST_HOLD));
-        state.phase = Phase::Held { until };
+        state.phase = Phase::Held { until, then_probe };
     }
 
     /// Why this relay cannot send to the destination, for reasons of its own.
@@ -365,7 +370,10 @@ impl Gate {
 
     /// How many messages may be claimed for the destination.
     pub(crate) fn room(&self) -> Room {
-        match self.lock().phase {
+        let state = self.lock();
+        match state.phase {
+            Phase::Trying(None) if state.trouble.is_some() => Room::One,
+            Phase::Trying(Some(_)) if state.trouble.is_some() => Room::Closed,
             Phase::Flowing | Phase::Trying(_) => Room::Free,
             Phase::Probing { is_under_way } if !is_under_way => Room::One,
             Phase::Probing { .. } | Phase::Closed { .. } | Phase::Held { .. } => Room::Closed,
@@ -392,7 +400,15 @@ impl Gate {
     pub(crate) fn has_unused_probe(&self) -> bool {
         let state = self.lock();
         let until = state.may_probe_until;
-        until.is_some_and(|until| clock::now() < until) && state.phase == UNUSED_PROBE
+        let is_unused = matches!(
+            state.phase,
+            UNUSED_PROBE
+                | Phase::Held {
+                    then_probe: true,
+                    ..
+                }
+        );
+        until.is_some_and(|until| clock::now() < until) && is_unused
     }
 
     /// When the pause expires, or a locked row is to be tried again.
@@ -403,7 +419,7 @@ impl Gate {
         }
         match state.phase {
             Phase::Closed { until, .. } => until,
-            Phase::Held { until } => Some(until),
+            Phase::Held { until, .. } => Some(until),
             Phase::Flowing | Phase::Trying(_) | Phase::Probing { .. } => None,
         }
     }
@@ -412,17 +428,21 @@ impl Gate {
     pub(crate) fn open_in_time(&self, now: Instant) -> Due {
         let mut state = self.lock();
         self.count_good(&mut state, now);
+        if let Phase::Held { until, then_probe } = state.phase {
+            if now < until {
+                return Due::Nothing;
+            }
+            let next = match then_probe {
+                true => UNUSED_PROBE,
+                false => Phase::Trying(None),
+            };
+            self.turn(&mut state, next);
+        }
         let may_probe = |until: Instant| now < until;
         if state.phase == UNUSED_PROBE && !state.may_probe_until.is_some_and(may_probe) {
             // There was no message to send. Another relay may have the right to probe by now.
             state.close(Some(now), true);
             self.changed(&state);
-        }
-        if let Phase::Held { until } = state.phase {
-            if until <= now {
-                self.turn(&mut state, Phase::Trying(None));
-            }
-            return Due::Nothing;
         }
         let Phase::Closed {
             until: Some(until),

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use diesel_outbox::config::Proxy;
+use diesel_outbox::config::{Mode, Proxy};
 use diesel_outbox::{Destination, ProblemKind};
 use serde_json::json;
 
@@ -97,5 +97,34 @@ fn a_proxy_that_is_down_is_a_problem_of_this_relay_and_opens_no_breaker_for_all(
     eventually("the destination is held", held);
     assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
     assert_eq!(database.number("SELECT max(attempts) FROM {o}"), 0);
+    end(&relay);
+}
+
+/// R50
+#[test]
+fn messages_behind_a_proxy_that_is_down_are_tried_one_at_a_time() {
+    let database = Database::new();
+    let mut destination = Destination::new("shop", "http://127.0.0.1:9/").expect("a URL");
+    // Nobody listens on this address.
+    destination.proxy = Some(Proxy::parse("proxy", "http://127.0.77.9:1").expect("a URL"));
+    destination.mode = Some(Mode::Batched);
+    destination.request_batch.size = 100;
+    database.enqueue_many(1000);
+    let relay = database
+        .relay()
+        .destination(destination)
+        .route("*", "shop")
+        .start()
+        .expect("a relay");
+    let tried = || relay.stats().retried;
+    eventually("the first request has failed", || tried() > 0);
+    let of_first = tried();
+    eventually("the relay tries again", || tried() >= of_first + 5);
+    let (tried, released) = (tried(), relay.stats().released);
+    assert!(tried < of_first + 50, "{of_first} and {tried} tries");
+    assert!(
+        released < 500,
+        "{released} messages were claimed for nothing"
+    );
     end(&relay);
 }

@@ -12,7 +12,14 @@ impl Gate {
         if state.news.is_some() {
             return;
         }
-        let is_probing = matches!(state.phase, Phase::Probing { .. });
+        let is_probing = matches!(
+            state.phase,
+            Phase::Probing { .. }
+                | Phase::Held {
+                    then_probe: true,
+                    ..
+                }
+        );
         let is_breaker = row.is_some_and(|row| row.reason == BREAKER_OPEN);
         // The breaker of a relay with other settings: its row has replaced the reason that closed this gate.
         let is_of_others = is_breaker && state.window.is_none();

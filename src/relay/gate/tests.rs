@@ -223,3 +223,59 @@ fn a_breaker_of_others_neither_closes_nor_holds_a_gate_without_one() {
     gate.learn(Some(&open), now);
     assert_eq!(gate.room(), Room::Free);
 }
+
+fn not_sent() -> Outcome {
+    Outcome::Wait(Failure::new(ReasonCode::Proxy, "the proxy is away"))
+}
+
+/// R50: the machine or the proxy has a trouble, and many messages wait.
+#[test]
+fn while_this_relay_cannot_send_one_message_at_a_time_is_tried() {
+    let gate = gate(|_| {});
+    let mut now = Instant::now();
+    send(&gate, &not_sent());
+    for _ in 0..10 {
+        assert_eq!(gate.room(), Room::Closed, "held");
+        now = gate.opens_at().expect("an end of the hold").max(now);
+        assert_eq!(gate.open_in_time(now), Due::Nothing);
+        assert_eq!(gate.room(), Room::One, "one message is claimed as a probe");
+        let Admission::Pass(first) = gate.try_pass(now) else {
+            panic!("the probe may go");
+        };
+        assert_eq!(gate.room(), Room::Closed, "the probe is in flight");
+        now += FIRST_SEND;
+        assert!(
+            matches!(gate.try_pass(now), Admission::Wait(_)),
+            "a slow probe goes alone, too"
+        );
+        gate.record(&first, &not_sent());
+    }
+    now = gate.opens_at().expect("an end of the hold");
+    let _ = gate.open_in_time(now);
+    let Admission::Pass(first) = gate.try_pass(now) else {
+        panic!("the probe may go");
+    };
+    assert!(gate.record(&first, &delivered()), "the claimer must know");
+    assert_eq!(gate.room(), Room::Free);
+}
+
+/// R50
+#[test]
+fn a_probe_that_this_relay_cannot_send_is_tried_again_later_with_the_right_to_it() {
+    let gate = gate(|_| {});
+    gate.begin_probe(Duration::from_secs(9));
+    send(&gate, &not_sent());
+    assert_eq!(gate.room(), Room::Closed, "held");
+    assert!(gate.has_unused_probe());
+    gate.learn(
+        Some(&row(BREAKER_OPEN, Some(Duration::ZERO))),
+        Instant::now(),
+    );
+    let held_until = gate.opens_at().expect("an end of the hold");
+    assert_eq!(gate.open_in_time(held_until), Due::Nothing);
+    assert_eq!(gate.room(), Room::One);
+    // Without a right that is still valid, the table is asked again.
+    send(&gate, &not_sent());
+    let late = Instant::now() + Duration::from_secs(60);
+    assert_eq!(gate.open_in_time(late), Due::Probe);
+}

@@ -106,6 +106,19 @@ impl Settlement {
         }
     }
 
+    /// What repeats if others fail for the same reason.
+    fn repeated(&self, bulkheads: &[Bulkhead]) -> Option<Repeated> {
+        let (destination, code) = match self.verdict {
+            Verdict::Nobody => (self.message.topic.as_str(), ReasonCode::NoSubscriber),
+            _ => (self.place(bulkheads), self.failure()?.code),
+        };
+        Some(Repeated {
+            destination: destination.to_owned(),
+            code,
+            counts: self.failed_attempt() > 0,
+        })
+    }
+
     /// The event name in the log.
     fn event(&self) -> &'static str {
         match self.verdict {
@@ -134,24 +147,32 @@ fn interval(code: ReasonCode) -> Duration {
     }
 }
 
-/// The failed attempts that are counted for the log.
+/// The failed sends that are counted for the log.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct Failures {
-    /// The start of the count and the number of failures, by destination and reason. By topic, if no destination wants
-    /// the messages.
-    of: BTreeMap<(String, ReasonCode), (Instant, u64)>,
+    of: BTreeMap<Repeated, (Instant, u64)>,
+}
+
+/// What repeats. Each has the start of its count, and the number of failures since.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Repeated {
+    /// The topic, if no destination wants the messages.
+    destination: String,
+    code: ReasonCode,
+    /// Whether the failures count as attempts.
+    counts: bool,
 }
 
 impl Failures {
     /// Whether this failure gets its own log line. If not, counts the failure.
-    fn is_new(&mut self, destination: &str, code: ReasonCode, now: Instant) -> bool {
-        match self.of.get_mut(&(destination.to_owned(), code)) {
+    fn is_new(&mut self, what: Repeated, now: Instant) -> bool {
+        match self.of.get_mut(&what) {
             Some((_, count)) => {
                 *count += 1;
                 false
             }
             None => {
-                self.of.insert((destination.to_owned(), code), (now, 0));
+                self.of.insert(what, (now, 0));
                 true
             }
         }
@@ -162,19 +183,26 @@ impl Failures {
         let due = self
             .of
             .iter()
-            .map(|((_, code), (since, _))| *since + interval(*code));
+            .map(|(what, (since, _))| *since + interval(what.code));
         due.min()
     }
 
     /// Logs the counts that are due. If a count is 0, the next failure gets its own line.
     pub(in crate::relay) fn tell(&mut self, now: Instant) {
-        for (destination, code, count) in self.take_due(now) {
+        for (what, count) in self.take_due(now) {
             let plural = if count == 1 { "" } else { "s" };
+            let Repeated {
+                destination,
+                code,
+                counts,
+            } = what;
             if code == ReasonCode::NoSubscriber {
                 log::warn!(event = "no_subscriber", topic = destination, messages = count; "{count} more message{plural} of {destination} settled without a send: no registered destination wants them, and no route or handler has ever served the topic");
-                continue;
+            } else if counts {
+                log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver to {destination} failed ({code}): the messages will be retried");
+            } else {
+                log::warn!(event = "waits", destination = destination, reason = code.as_str(), messages = count; "{count} more message{plural} could not be sent to {destination} ({code}), no attempts used: the messages will be sent later");
             }
-            log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver to {destination} failed ({code}): the messages will be retried");
         }
     }
 
@@ -183,16 +211,16 @@ impl Failures {
         self.tell(now + COUNTED_NOBODYS);
     }
 
-    fn take_due(&mut self, now: Instant) -> Vec<(String, ReasonCode, u64)> {
+    fn take_due(&mut self, now: Instant) -> Vec<(Repeated, u64)> {
         let mut due = Vec::new();
-        self.of.retain(|(destination, code), (since, count)| {
-            if now < *since + interval(*code) {
+        self.of.retain(|what, (since, count)| {
+            if now < *since + interval(what.code) {
                 return true;
             }
             let counted = std::mem::take(count);
             *since = now;
             if counted > 0 {
-                due.push((destination.clone(), *code, counted));
+                due.push((what.clone(), counted));
             }
             counted > 0
         });
@@ -210,25 +238,15 @@ pub(in crate::relay) fn log_settled(
 ) {
     let level = match settlement.kind() {
         Kind::Delivered | Kind::Split | Kind::Released => log::Level::Debug,
-        Kind::NoSubscriber if log::max_level() >= log::Level::Warn => {
-            let topic = &settlement.message.topic;
-            match failures.is_new(topic, ReasonCode::NoSubscriber, now) {
+        Kind::NoSubscriber | Kind::Retry if log::max_level() >= log::Level::Warn => {
+            let what = settlement.repeated(bulkheads);
+            match what.is_none_or(|what| failures.is_new(what, now)) {
                 true => log::Level::Warn,
                 false => log::Level::Debug,
             }
         }
-        Kind::NoSubscriber => log::Level::Warn,
+        Kind::NoSubscriber | Kind::Retry => log::Level::Warn,
         Kind::Deduplicated => log::Level::Info,
-        Kind::Retry if log::max_level() >= log::Level::Warn => {
-            let code = settlement.failure().map(|failure| failure.code);
-            let is_new =
-                code.is_none_or(|code| failures.is_new(settlement.place(bulkheads), code, now));
-            match is_new {
-                true => log::Level::Warn,
-                false => log::Level::Debug,
-            }
-        }
-        Kind::Retry => log::Level::Warn,
         Kind::Dead => log::Level::Error,
     };
     if level > log::max_level() {
@@ -316,22 +334,28 @@ mod tests {
     #[test]
     fn failures_of_one_destination_have_a_line_and_then_a_count() {
         let (mut failures, begin) = (Failures::default(), Instant::now());
-        let code = ReasonCode::ServerError;
-        assert!(failures.is_new("a", code, begin));
-        assert!(!failures.is_new("a", code, begin));
-        assert!(!failures.is_new("a", code, begin));
-        assert!(
-            failures.is_new("a", ReasonCode::Timeout, begin),
-            "another reason"
-        );
-        assert!(failures.is_new("b", code, begin), "another destination");
+        let what = |destination: &str, code, counts| Repeated {
+            destination: destination.to_owned(),
+            code,
+            counts,
+        };
+        let of_a = || what("a", ReasonCode::ServerError, true);
+        let of_b = || what("b", ReasonCode::ServerError, true);
+        assert!(failures.is_new(of_a(), begin));
+        assert!(!failures.is_new(of_a(), begin));
+        assert!(!failures.is_new(of_a(), begin));
+        let another_reason = what("a", ReasonCode::Timeout, true);
+        assert!(failures.is_new(another_reason, begin));
+        let without_attempt = what("a", ReasonCode::ServerError, false);
+        assert!(failures.is_new(without_attempt, begin));
+        assert!(failures.is_new(of_b(), begin), "another destination");
         assert_eq!(failures.take_due(begin), []);
         let at = failures.due().expect("counted failures");
-        assert_eq!(failures.take_due(at), [("a".to_owned(), code, 2)]);
-        assert!(!failures.is_new("a", code, at), "the failures continue");
-        assert!(failures.is_new("b", code, at), "the failures had ended");
+        assert_eq!(failures.take_due(at), [(of_a(), 2)]);
+        assert!(!failures.is_new(of_a(), at), "the failures continue");
+        assert!(failures.is_new(of_b(), at), "the failures had ended");
         let later = at + COUNTED;
-        assert_eq!(failures.take_due(later), [("a".to_owned(), code, 1)]);
+        assert_eq!(failures.take_due(later), [(of_a(), 1)]);
         assert_eq!(failures.take_due(later + COUNTED), []);
         assert_eq!(failures.due(), None);
     }
