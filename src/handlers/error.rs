@@ -1,6 +1,5 @@
 //! The error of a handler.
 
-use std::any::Any;
 use std::error::Error;
 use std::fmt;
 use std::time::Duration;
@@ -14,26 +13,10 @@ const UNAVAILABLE_FOR: Duration = Duration::from_secs(1);
 
 /// Why a handler failed, and what happens to the message.
 ///
-/// `?` converts any [`std::error::Error`] to a `HandlerError` that retries the message. The relay stores and logs up to 512
-/// characters of the text, which must not contain the payload. Errors of `serde_json` quote the payload, so only
-/// their kind and position are kept.
-///
-/// A boxed error and an `anyhow::Error` are no `std::error::Error`, and may hide an error that quotes the payload. Pass
-/// them on with `map_err`:
-///
-/// ```
-/// use diesel_outbox::HandlerError;
-///
-/// fn charge() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-///     Err("the bank is closed")?
-/// }
-///
-/// fn handle() -> Result<(), HandlerError> {
-///     charge().map_err(HandlerError::retry)?;
-///     Ok(())
-/// }
-/// # assert!(handle().is_err());
-/// ```
+/// `?` converts every error that is `Send` and `Sync` to a `HandlerError` that retries the message: each
+/// [`std::error::Error`], a boxed error, an `anyhow::Error`, a text. The relay stores and logs up to 512 characters of the
+/// text, which must not contain the payload. Errors of `serde_json` quote the payload: `?` keeps only their kind and
+/// position, also inside another error.
 ///
 /// ```
 /// use diesel_outbox::HandlerError;
@@ -174,27 +157,159 @@ impl HandlerError {
     }
 }
 
-impl<E: Error + 'static> From<E> for HandlerError {
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for HandlerError {
     fn from(error: E) -> Self {
-        let any: &dyn Any = &error;
-        match any.downcast_ref::<serde_json::Error>() {
-            Some(json) => Self::retry(DecodeError::of(json)),
-            None => Self::retry(error),
-        }
+        Self::retry(without_payload(&*error.into()))
     }
+}
+
+/// The text of an error, without the payload that an error of `serde_json` quotes.
+fn without_payload(error: &(dyn Error + Send + Sync + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut level: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = level {
+        if let Some(json) = error.downcast_ref::<serde_json::Error>() {
+            text = text.replace(&json.to_string(), &DecodeError::of(json).to_string());
+        }
+        level = error.source();
+    }
+    without_quotes(text)
+}
+
+/// The same for an error of `serde_json` whose type is hidden, as in an `anyhow::Error`, or that is only a part of a text.
+/// Its text has one of two forms: `… at line 1 column 2` after parsing, and `invalid type: string "…", expected …` after
+/// the conversion of a value. Of the first form only the position stays, of the second what comes before it.
+fn without_quotes(text: String) -> String {
+    const QUOTES: [&str; 4] = [
+        "invalid type: ",
+        "invalid value: ",
+        "unknown variant `",
+        "unknown field `",
+    ];
+    const HIDDEN: &str = "unexpected JSON";
+
+    let mut lines = text.match_indices(" at line ").map(|(at, _)| &text[at..]);
+    if let Some(position) = lines.find_map(position) {
+        return format!("{HIDDEN}{position}");
+    }
+    let quote = QUOTES.iter().filter_map(|quote| text.find(quote)).min();
+    let is_of_serde = |rest: &str| rest.contains(", expected ") || rest.contains(", there are no ");
+    match quote.filter(|at| is_of_serde(&text[*at..])) {
+        Some(at) => format!("{}{HIDDEN}", &text[..at]),
+        None => text,
+    }
+}
+
+/// ` at line N column N`, if the text begins with it.
+fn position(text: &str) -> Option<&str> {
+    let end_of_number = |from: usize, before: &str| -> Option<usize> {
+        let digits = text[from..].strip_prefix(before)?;
+        let rest = digits.trim_start_matches(|c: char| c.is_ascii_digit());
+        (rest.len() < digits.len()).then_some(text.len() - rest.len())
+    };
+    let line = end_of_number(0, " at line ")?;
+    Some(&text[..end_of_number(line, " column ")?])
 }
 
 #[cfg(test)]
 mod tests {
+    use anyhow::Context;
+    use serde_json::json;
+
     use super::*;
+
+    fn json_error() -> serde_json::Error {
+        let error = serde_json::from_str::<u32>("\"my secret\"").expect_err("a text");
+        assert!(error.to_string().contains("my secret"));
+        error
+    }
+
+    fn value_error() -> serde_json::Error {
+        let error = serde_json::from_value::<u32>(json!("my secret")).expect_err("a text");
+        assert!(error.to_string().contains("my secret"));
+        error
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("card: {0}")]
+    struct WithSource(#[from] serde_json::Error);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("card: {0}")]
+    struct WithText(String);
+
+    /// The text that is stored and logged after `?`.
+    fn stored<E>(result: Result<(), E>) -> String
+    where
+        HandlerError: From<E>,
+    {
+        let handle = || -> Result<(), HandlerError> { Ok(result?) };
+        match handle() {
+            Err(HandlerError::Retry { error, after: None }) => error,
+            other => panic!("not a retry: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_error_passes_the_question_mark() {
+        type Boxed = Box<dyn Error + Send + Sync>;
+
+        let io = || std::io::Error::other("the bank is closed");
+        for text in [
+            stored(Err(io())),
+            stored(Err(Boxed::from(io()))),
+            stored(Err(Box::new(io()))),
+            stored(Err(anyhow::Error::from(io()))),
+            stored(Err(anyhow::anyhow!("the bank is closed"))),
+            stored(Err(Boxed::from(anyhow::anyhow!("the bank is closed")))),
+            stored(Err(anyhow::Error::from(io()).context("the bank is closed"))),
+            stored(Err("the bank is closed")),
+        ] {
+            assert_eq!(text, "the bank is closed");
+        }
+    }
 
     #[test]
     fn an_error_of_json_is_stored_without_the_quoted_payload() {
-        let json = serde_json::from_str::<u32>("\"my secret\"").expect_err("a text");
-        assert!(json.to_string().contains("my secret"));
-        let HandlerError::Retry { error, after: None } = HandlerError::from(json) else {
-            panic!("not a retry");
-        };
-        assert_eq!(error, "unexpected JSON shape at line 1, column 11");
+        type Boxed = Box<dyn Error + Send + Sync>;
+
+        let shape = "unexpected JSON shape at line 1, column 11";
+        assert_eq!(stored(Err(json_error())), shape);
+        assert_eq!(stored(Err(Boxed::from(json_error()))), shape);
+        let card = format!("card: {shape}");
+        assert_eq!(stored(Err(WithSource(json_error()))), card);
+        let context = Err::<(), _>(json_error()).context("reading the card");
+        assert_eq!(stored(context), "reading the card");
+        // Here the type is hidden.
+        let hidden = "unexpected JSON at line 1 column 11";
+        let any = || anyhow::Error::from(json_error());
+        assert_eq!(stored(Err(any())), hidden);
+        assert_eq!(stored(Err(Boxed::from(any()))), hidden);
+        assert_eq!(stored(Err(WithText(json_error().to_string()))), hidden);
+        let of_value = "card: unexpected JSON";
+        assert_eq!(stored(Err(WithText(value_error().to_string()))), of_value);
+        assert_eq!(
+            stored(Err(anyhow::Error::from(value_error()))),
+            "unexpected JSON"
+        );
+        for text in [
+            stored(Err(value_error())),
+            stored(Err(WithSource(value_error()))),
+            stored(Err(anyhow::anyhow!("{}, {}", json_error(), value_error()))),
+        ] {
+            assert!(!text.contains("my secret"), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_texts_stay() {
+        for text in [
+            "lost at line 7",
+            "invalid value: 5",
+            "at line 1 column 2",
+            "",
+        ] {
+            assert_eq!(stored(Err(text)), text);
+        }
     }
 }
