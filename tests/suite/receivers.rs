@@ -1214,3 +1214,30 @@ fn any_bytes_that_a_receiver_answers_have_an_outcome() {
         0
     );
 }
+
+/// An operator sees where the relay could not connect to, without the secrets of the URL.
+#[test]
+fn a_connection_error_names_the_address_and_no_secret() {
+    let database = Database::new();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    drop(listener);
+    let url = format!("http://ada:hunter2@localhost:{port}/hook?token=hunter3");
+    let relay = relay(&database)
+        .max_attempts(1)
+        .url(&url)
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    eventually("the message is dead-lettered", || {
+        database.count("dead") == 1
+    });
+    end(&relay);
+    let error = database
+        .text("SELECT last_error FROM {o}_dead")
+        .expect("an error");
+    let place = format!("cannot connect to localhost:{port} (");
+    assert!(error.starts_with(&place), "{error}");
+    assert!(error.contains("127.0.0.1"), "{error}");
+    assert!(!error.contains("hunter"), "{error}");
+}

@@ -75,7 +75,10 @@ fn a_certificate_is_refused_unless_who_signed_it_is_trusted() {
     let error = dies_of_tls(destination(receiver.port));
     assert_eq!(
         error,
-        "TLS handshake: invalid peer certificate: UnknownIssuer"
+        format!(
+            "TLS handshake with localhost:{}: invalid peer certificate: UnknownIssuer",
+            receiver.port
+        )
     );
     assert_eq!(receiver.delivered(), 0);
     is_delivered(authority.trusting(receiver.port));

@@ -44,11 +44,13 @@ pub(super) fn outcome(error: &Error, timeout: Duration) -> Outcome {
             Some(shortage) => shortage.to_string(),
             None => inner.to_string(),
         },
-        Error::Other(inner) if code == ReasonCode::Timeout && inner.is::<NotConnected>() => {
-            no_answer_within(timeout)
-        }
-        Error::Other(inner) => inner.to_string(),
-        Error::Timeout(_) => no_answer_within(timeout),
+        Error::Other(inner) => match inner.downcast_ref::<NotConnected>() {
+            Some(NotConnected { place, .. }) if code == ReasonCode::Timeout => {
+                format!("no connection to {place} within {} ms", timeout.as_millis())
+            }
+            _ => inner.to_string(),
+        },
+        Error::Timeout(_) => format!("no response within {} ms", timeout.as_millis()),
         other => other.to_string(),
     };
     let mut failure = Failure::new(code, text);
@@ -125,14 +127,14 @@ fn judge_own(error: &(dyn StdError + Send + Sync + 'static)) -> (Whose, ReasonCo
     if error.is::<LookupFailed>() {
         return (Whose::Destination, ReasonCode::Dns);
     }
-    if let Some(HandshakeFailed(io)) = error.downcast_ref() {
-        return match is_short(io) {
+    if let Some(HandshakeFailed { error, .. }) = error.downcast_ref() {
+        return match is_short(error) {
             true => shortage,
             false => (Whose::Destination, ReasonCode::Tls),
         };
     }
     let code = match error.downcast_ref::<NotConnected>() {
-        Some(NotConnected(io)) if io.kind() == ErrorKind::TimedOut => ReasonCode::Timeout,
+        Some(failed) if failed.error.kind() == ErrorKind::TimedOut => ReasonCode::Timeout,
         Some(_) => ReasonCode::Connect,
         None => ReasonCode::Failed,
     };
@@ -147,15 +149,11 @@ fn may_be_ours(error: &Error) -> bool {
     match error {
         Error::HostNotFound | Error::Timeout(Timeout::Resolve | Timeout::Connect) => true,
         Error::Other(inner) if inner.is::<LookupFailed>() => true,
-        Error::Other(inner) => inner
-            .downcast_ref()
-            .is_some_and(|NotConnected(io)| io.kind() != ErrorKind::ConnectionRefused),
+        Error::Other(inner) => inner.downcast_ref().is_some_and(|failed: &NotConnected| {
+            failed.error.kind() != ErrorKind::ConnectionRefused
+        }),
         _ => false,
     }
-}
-
-fn no_answer_within(timeout: Duration) -> String {
-    format!("no response within {} ms", timeout.as_millis())
 }
 
 #[cfg(test)]
@@ -171,6 +169,18 @@ mod tests {
 
     fn own(error: impl StdError + Send + Sync + 'static) -> Error {
         Error::Other(Box::new(error))
+    }
+
+    fn no_connection(kind: ErrorKind) -> Error {
+        own(NotConnected {
+            place: "shop.example:443".to_owned(),
+            error: kind.into(),
+        })
+    }
+
+    fn no_handshake(error: io::Error) -> Error {
+        let host = "shop.example:443".to_owned();
+        own(HandshakeFailed { host, error })
     }
 
     fn blocked() -> Blocked {
@@ -195,36 +205,15 @@ mod tests {
             (own(lookup_failed), Code::Dns),
             (own(blocked()), Code::BlockedAddress),
             (Error::HostNotFound, Code::Dns),
-            (
-                own(NotConnected(ErrorKind::ConnectionRefused.into())),
-                Code::Connect,
-            ),
-            (
-                own(NotConnected(ErrorKind::HostUnreachable.into())),
-                Code::Connect,
-            ),
-            (
-                own(NotConnected(ErrorKind::NetworkUnreachable.into())),
-                Code::Connect,
-            ),
-            (
-                own(NotConnected(ErrorKind::PermissionDenied.into())),
-                Code::Connect,
-            ),
-            (own(NotConnected(ErrorKind::TimedOut.into())), Code::Timeout),
+            (no_connection(ErrorKind::ConnectionRefused), Code::Connect),
+            (no_connection(ErrorKind::HostUnreachable), Code::Connect),
+            (no_connection(ErrorKind::NetworkUnreachable), Code::Connect),
+            (no_connection(ErrorKind::PermissionDenied), Code::Connect),
+            (no_connection(ErrorKind::TimedOut), Code::Timeout),
             (Error::ConnectionFailed, Code::Connect),
-            (
-                own(HandshakeFailed(ErrorKind::InvalidData.into())),
-                Code::Tls,
-            ),
-            (
-                own(HandshakeFailed(ErrorKind::UnexpectedEof.into())),
-                Code::Tls,
-            ),
-            (
-                own(HandshakeFailed(ErrorKind::ConnectionReset.into())),
-                Code::Tls,
-            ),
+            (no_handshake(ErrorKind::InvalidData.into()), Code::Tls),
+            (no_handshake(ErrorKind::UnexpectedEof.into()), Code::Tls),
+            (no_handshake(ErrorKind::ConnectionReset.into()), Code::Tls),
             (Error::Tls("no name"), Code::Tls),
             (Error::TlsRequired, Code::Tls),
             (Error::Rustls(rustls::Error::DecryptError), Code::Tls),
@@ -320,8 +309,8 @@ mod tests {
         ] {
             for error in [
                 Error::Io(os(errno)),
-                not_connected(os(errno), &[]),
-                own(HandshakeFailed(os(errno))),
+                not_connected(os(errno), "shop.example:443", &[]),
+                no_handshake(os(errno)),
             ] {
                 assert_eq!(waits(&error).0, ReasonCode::Shortage, "{error:?}");
             }
@@ -332,7 +321,7 @@ mod tests {
     #[test]
     fn an_address_that_this_machine_can_reach_has_no_port_left_and_another_has_no_way() {
         let here = SocketAddr::from(([127, 0, 0, 1], 9));
-        let no_port = not_connected(os(Errno::ADDRNOTAVAIL), &[here]);
+        let no_port = not_connected(os(Errno::ADDRNOTAVAIL), "a:9", &[here]);
         let (code, text) = waits(&no_port);
         assert_eq!(code, ReasonCode::Shortage);
         assert!(
@@ -341,11 +330,11 @@ mod tests {
         );
         // An address without a way, as ::1 in a container without IPv6: no address at all is the same.
         for errno in [Errno::ADDRNOTAVAIL, Errno::HOSTUNREACH] {
-            let no_way = not_connected(os(errno), &[]);
+            let no_way = not_connected(os(errno), "a:9", &[]);
             assert!(!is_shortage(&no_way), "{no_way:?}");
         }
         // There is a way to 127.0.0.1: whoever says that it is unreachable is elsewhere.
-        let unreachable = not_connected(os(Errno::NETUNREACH), &[here]);
+        let unreachable = not_connected(os(Errno::NETUNREACH), "a:9", &[here]);
         assert!(!is_shortage(&unreachable), "{unreachable:?}");
     }
 

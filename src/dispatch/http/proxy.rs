@@ -5,7 +5,7 @@
 //! tunnel (CONNECT), so the proxy sees no message. For `http` it sends the proxy the request with the whole URL
 //! (RFC 9112, 3.2.2), because many proxies allow CONNECT to port 443 only.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::IpAddr;
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -23,7 +23,7 @@ use uuid::Uuid;
 use super::credentials::basic;
 use super::head::status_of;
 use super::lines::Watch;
-use super::shortage::{is_shortage, not_connected};
+use super::shortage::{NotConnected, is_shortage, not_connected};
 use super::socket::{Socket, connect_to_first};
 use crate::config::{Config, ConfigError, Destination, Proxy};
 use crate::lock::lock;
@@ -161,11 +161,23 @@ impl Via {
         if is_shortage(&error) {
             return error;
         }
-        self.itself(match error {
-            Error::Timeout(_) => "cannot be reached in time".to_owned(),
-            Error::Other(inner) => format!("cannot be reached: {inner}"),
-            other => format!("cannot be reached: {other}"),
-        })
+        let text = match error {
+            Error::Other(inner) => match inner.downcast::<NotConnected>() {
+                Ok(failed) => {
+                    return Error::Other(Box::new(ProxyFailed::Itself {
+                        proxy: failed.place,
+                        reason: match failed.error.kind() {
+                            ErrorKind::TimedOut => "cannot be reached in time".to_owned(),
+                            _ => format!("cannot be reached: {}", failed.error),
+                        },
+                    }));
+                }
+                Err(inner) => inner.to_string(),
+            },
+            Error::Timeout(_) => return self.itself("cannot be reached in time"),
+            other => other.to_string(),
+        };
+        self.itself(format!("cannot be reached: {text}"))
     }
 
     /// Requests a tunnel with the head `connect`, and waits for the response.
@@ -269,6 +281,16 @@ fn has_challenge(head: &[u8]) -> bool {
         .any(|name| name.eq_ignore_ascii_case(PROXY_AUTHENTICATE.as_str().as_bytes()))
 }
 
+/// The host and the port of a URI, for display: without credentials, path and query.
+pub(super) fn host_and_port(uri: &Uri) -> String {
+    let port = match uri.port_u16() {
+        Some(port) => port,
+        None if uri.scheme() == Some(&::http::uri::Scheme::HTTP) => 80,
+        None => 443,
+    };
+    format!("{}:{port}", uri.host().unwrap_or_default())
+}
+
 /// The remaining time to connect.
 pub(super) fn left(details: &ConnectionDetails) -> NextTimeout {
     let mut timeout = details.timeout;
@@ -295,12 +317,19 @@ pub(super) struct FirstHop {
 impl FirstHop {
     fn connect(&self, details: &ConnectionDetails) -> Result<Socket, Error> {
         let worked = *lock(&self.worked);
-        let (stream, address) = connect_to_first(&details.addrs, worked, left(details)).map_err(
-            |error| match error {
-                Error::Io(error) => not_connected(error, &details.addrs),
-                other => other,
-            },
-        )?;
+        let (stream, address) =
+            connect_to_first(&details.addrs, worked, left(details)).map_err(|error| {
+                let error = match error {
+                    Error::Io(error) => error,
+                    Error::Timeout(_) => ErrorKind::TimedOut.into(),
+                    other => return other,
+                };
+                let host = match &self.via {
+                    Some(via) => via.shown(),
+                    None => host_and_port(details.uri),
+                };
+                not_connected(error, &host, &details.addrs)
+            })?;
         let is_first = details.addrs.first() == Some(&address);
         *lock(&self.worked) = (!is_first).then_some(address.ip());
         let stream = Arc::new(stream);

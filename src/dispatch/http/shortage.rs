@@ -6,6 +6,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use rustix::io::Errno;
 use ureq::Error;
 
+/// The most addresses of a name in an error.
+const MOST_SHOWN: usize = 4;
+
 /// This machine could not send: it lacks something, and the destination was not asked.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("this machine {lacks}: {error}")]
@@ -16,8 +19,12 @@ pub(super) struct Shortage {
 
 /// No connection was established, so nothing was sent.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct NotConnected(pub(super) io::Error);
+#[error("cannot connect to {place}: {error}")]
+pub(super) struct NotConnected {
+    /// Host and port, and the addresses of the host.
+    pub(super) place: String,
+    pub(super) error: io::Error,
+}
 
 impl Shortage {
     pub(super) fn new(lacks: &'static str, error: impl ToString) -> Self {
@@ -46,9 +53,9 @@ impl Shortage {
     }
 }
 
-/// The error of a connection that was not established. A connect of a UDP socket sends nothing: it asks this machine
+/// The error of a connection to `host` and port that was not established. A connect of a UDP socket sends nothing: it asks this machine
 /// alone for a way to an address.
-pub(super) fn not_connected(error: io::Error, addresses: &[SocketAddr]) -> Error {
+pub(super) fn not_connected(error: io::Error, host: &str, addresses: &[SocketAddr]) -> Error {
     let has_way = |address: &SocketAddr| way_to(*address).is_ok();
     let lacks = match Errno::from_io_error(&error) {
         // Without a way, the address is of a family that this machine does not have.
@@ -65,7 +72,25 @@ pub(super) fn not_connected(error: io::Error, addresses: &[SocketAddr]) -> Error
     };
     match shortage {
         Some(shortage) => Error::Other(Box::new(shortage)),
-        None => Error::Other(Box::new(NotConnected(error))),
+        None => Error::Other(Box::new(NotConnected {
+            place: with_addresses(host, addresses),
+            error,
+        })),
+    }
+}
+
+/// Adds the addresses of a name.
+fn with_addresses(host: &str, addresses: &[SocketAddr]) -> String {
+    let mut text = host.to_owned();
+    if addresses.is_empty() || host.parse::<SocketAddr>().is_ok() {
+        return text;
+    }
+    let shown = addresses.iter().take(MOST_SHOWN);
+    let shown: Vec<String> = shown.map(|address| address.ip().to_string()).collect();
+    text += &format!(" ({}", shown.join(", "));
+    match addresses.len().saturating_sub(MOST_SHOWN) {
+        0 => text + ")",
+        more => text + &format!(" and {more} more)"),
     }
 }
 
@@ -94,5 +119,42 @@ pub(super) fn is_shortage(error: &Error) -> bool {
         Error::Other(inner) => inner.is::<Shortage>(),
         Error::Io(io) => Shortage::of(io).is_some(),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_host_and_its_addresses() {
+        let addresses: Vec<SocketAddr> = (1..=6).map(|n| ([10, 0, 0, n], 443).into()).collect();
+        let text = |host: &str, most| {
+            let error = ErrorKind::ConnectionRefused.into();
+            not_connected(error, host, &addresses[..most]).to_string()
+        };
+        let (name, address) = ("shop.example:443", "[2001:db8::1]:443");
+        for (host, most, place) in [
+            (name, 0, "shop.example:443"),
+            (name, 1, "shop.example:443 (10.0.0.1)"),
+            (
+                name,
+                4,
+                "shop.example:443 (10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4)",
+            ),
+            (
+                name,
+                6,
+                "shop.example:443 (10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4 and 2 more)",
+            ),
+            (address, 1, "[2001:db8::1]:443"),
+        ] {
+            let expected = format!("cannot connect to {place}: connection refused");
+            assert!(
+                text(host, most).ends_with(&expected),
+                "{}",
+                text(host, most)
+            );
+        }
     }
 }

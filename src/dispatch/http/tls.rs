@@ -23,7 +23,7 @@ use ureq::unversioned::transport::{
 use url::Url;
 
 use super::pinned::Pinned;
-use super::proxy::left;
+use super::proxy::{host_and_port, left};
 use crate::config::{self, Config, ConfigError, Destination, Roots, TlsVersion};
 use crate::provider::{MISSING, provider};
 
@@ -293,7 +293,10 @@ impl<In: Transport> Connector<In> for Tls {
         sock.set_timeout(left(details));
         conn.complete_io(&mut sock)
             .map_err(|error| match error.into() {
-                Error::Io(error) => Error::Other(Box::new(HandshakeFailed(error))),
+                Error::Io(error) => Error::Other(Box::new(HandshakeFailed {
+                    host: host_and_port(details.uri),
+                    error,
+                })),
                 other => other,
             })?;
         let (input, output) = (
@@ -375,5 +378,9 @@ impl<In: Transport> fmt::Debug for TlsTransport<In> {
 
 /// The TLS handshake failed, so nothing was sent.
 #[derive(Debug, thiserror::Error)]
-#[error("TLS handshake: {0}")]
-pub(super) struct HandshakeFailed(pub(super) io::Error);
+#[error("TLS handshake with {host}: {error}")]
+pub(super) struct HandshakeFailed {
+    /// Host and port.
+    pub(super) host: String,
+    pub(super) error: io::Error,
+}
