@@ -343,6 +343,21 @@ fn a_requeue_of_many_passes_sequences_that_are_used_again() {
     assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 0);
 }
 
+/// R52: a person who looks for a sequence is shown every message that has it, also those that are only in the ledger.
+#[test]
+fn a_settled_message_is_shown_beside_a_waiting_one_of_its_sequence() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    db.enqueue("order.paid", json!({ "round": 1 }));
+    drain(&db, &receiver, "binary");
+    use_sequences_again(&db);
+    db.enqueue("order.sent", json!({ "round": 2 }));
+    let shown = finish(db.binary(&["message", "show", "1"])).code(0).stdout;
+    for text in ["order.paid", "order.sent", "2 messages have the sequence 1"] {
+        assert!(shown.contains(text), "no {text}: {shown}");
+    }
+}
+
 const IDS_OF_DEAD: &str =
     "SELECT string_agg('1.' || message_id, ' ' ORDER BY payload::text) FROM {o}_dead";
 

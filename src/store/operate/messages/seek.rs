@@ -118,21 +118,18 @@ pub(super) fn seek(
             (Some(text.to_owned()), text.parse().ok(), text.parse().ok())
         }
     };
-    // Indexes first. Tables are read only if the indexes find nothing.
+    // Indexes first.
     if let Some(key) = key {
         search.by_key(&key)?;
     }
     if let Some(sequence) = sequence {
         search.by_sequence(sequence)?;
+        // Reads the table, because a settled message may have the sequence of a live one.
+        search.in_ledger_by_sequence(sequence)?;
     }
     match id.filter(|_| search.hits.is_empty()) {
         Some(id) => search.by_id(id)?,
-        None => {
-            if let Some(sequence) = sequence.filter(|_| search.hits.is_empty()) {
-                search.in_ledger_by_sequence(sequence)?;
-            }
-            search.live_beside_settled()?;
-        }
+        None => drop(search.live_beside_settled()?),
     }
     Ok(Searched {
         rows: search.hits,
