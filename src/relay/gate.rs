@@ -387,8 +387,10 @@ impl Gate {
 
     /// The state of the gate.
     pub(crate) fn standing(&self) -> Standing {
-        match self.lock().phase {
+        let state = self.lock();
+        match state.phase {
             Phase::Flowing => Standing::Flowing,
+            Phase::Trying(_) if state.trouble.is_some() => Standing::Held,
             Phase::Trying(_) | Phase::Probing { .. } => Standing::Trying,
             Phase::Closed { then_probe, .. } if then_probe => Standing::BreakerOpen,
             Phase::Closed { .. } => Standing::Paused,

@@ -172,6 +172,21 @@ impl RelayHandle {
         monitor::destinations(&self.shared())
     }
 
+    /// Why this relay cannot send to a destination, for a reason of its own: this machine lacks something, or the proxy
+    /// fails. The destination's messages wait, and use no attempts. Also for a registered destination. `None`: no such
+    /// reason.
+    ///
+    /// ```
+    /// # fn example(relay: &diesel_outbox::RelayHandle) {
+    /// if let Some(why) = relay.held("billing") {
+    ///     println!("billing: {why}");
+    /// }
+    /// # }
+    /// ```
+    pub fn held(&self, name: &str) -> Option<String> {
+        monitor::held(&self.shared(), name)
+    }
+
     /// Updates the gauges of the relay's state in memory. The relay also updates them every second. Call this method
     /// from a metrics endpoint to report exact values.
     ///

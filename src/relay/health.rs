@@ -198,6 +198,7 @@ pub struct DestinationState {
     pub queued: usize,
     /// The messages for the destination that this relay has claimed and not yet settled.
     pub in_flight: usize,
-    /// `flowing`, `trying` (one test send before all others), `paused` or `breaker_open`.
+    /// `flowing`, `trying` (one test send before all others), `paused`, `breaker_open`, or `held`: this relay cannot send,
+    /// for a reason of its own ([`RelayHandle::held`](crate::RelayHandle::held)).
     pub state: &'static str,
 }

@@ -230,6 +230,15 @@ fn cannot_send(shared: &Shared, code: ReasonCode) -> Option<String> {
     ))
 }
 
+/// Why this relay cannot send to a destination, for a reason of its own.
+pub(crate) fn held(shared: &Shared, name: &str) -> Option<String> {
+    let registry = shared.registered.registry();
+    let registered = registry.named(name).and_then(|one| one.bulkhead.as_ref());
+    let mut bulkheads = shared.bulkheads.iter().chain(registered);
+    let bulkhead = bulkheads.find(|one| *one.name == *name)?;
+    Some(bulkhead.gate.trouble()?.what)
+}
+
 /// The problem with the database or the outbox.
 fn database(state: &State) -> Option<(ProblemKind, String)> {
     let (_, first) = state.troubles().next()?;

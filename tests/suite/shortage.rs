@@ -4,9 +4,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use diesel_outbox::config::{Mode, Proxy};
+use diesel_outbox::destinations::RegisteredDestination;
 use diesel_outbox::{Destination, ProblemKind};
 use serde_json::json;
 
+use crate::page::Page;
 use crate::support::{Database, File, Receiver, Running, end, eventually};
 
 /// The same command with at most this many descriptors.
@@ -127,4 +129,27 @@ fn messages_behind_a_proxy_that_is_down_are_tried_one_at_a_time() {
         "{released} messages were claimed for nothing"
     );
     end(&relay);
+}
+
+/// R50: the page says which destinations this relay cannot reach, and why, as health and metrics do.
+#[test]
+fn the_page_shows_destinations_that_are_held() {
+    let database = Database::new();
+    let acme = RegisteredDestination::new("acme", "https://acme.example/hook").topics(["acme.*"]);
+    let conn = &mut database.connect();
+    (database.outbox().destinations().put(conn, &acme)).expect("put");
+    let mut command = database.binary(&["run"]);
+    command
+        .env("OUTBOX_URL", "http://receiver.example/")
+        // Nobody listens on this address.
+        .env("OUTBOX_PROXY", "http://127.0.77.9:1");
+    let page = Page::start(command);
+    database.enqueue("order.paid", json!(1));
+    database.enqueue("acme.paid", json!(1));
+    let held = "held</span> <span class=\"quiet\">proxy 127.0.77.9:1 cannot be reached";
+    for path in ["/", "/destinations", "/destinations?name=acme"] {
+        eventually("the destination is held", || {
+            page.get(path).body.contains(held)
+        });
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use diesel_outbox::admin::Rates;
 use maud::{Markup, html};
 
-pub(super) use self::destinations::left;
+pub(super) use self::destinations::{held, left};
 use self::verdict::Verdict;
 use super::layout::Page;
 use super::sparkline::{a_minute, sparkline};

@@ -14,7 +14,7 @@ use maud::{Markup, html};
 
 use super::layout::{Page, token};
 use super::messages::{QUICK, badge};
-use super::overview::left;
+use super::overview::{held, left};
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, table};
 use super::{bad_request, database_away, link, missing, plain, words};
@@ -182,7 +182,7 @@ fn rows(site: &Site, found: &[RegisteredDestination]) -> Markup {
                     }
                 },
                 html! { (words::shortened(&one.topics.join(", "), 60)) },
-                state(one),
+                state(site, one),
             ]
         })
         .collect();
@@ -198,11 +198,13 @@ fn url(site: &Site, one: &RegisteredDestination) -> String {
     parsed.map_or_else(|_| "invalid URL".to_owned(), |one| one.shown_url())
 }
 
-fn state(one: &RegisteredDestination) -> Markup {
+fn state(site: &Site, one: &RegisteredDestination) -> Markup {
+    let why = site.relay.as_ref().and_then(|relay| relay.held(&one.name));
     html! {
         @if one.enabled { span.badge.good { "enabled" } } @else { span.badge.bad { "disabled" } }
         @if let Some(reason) = &one.disabled_reason { " " (words::shortened(reason, 200)) }
         @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
+        " " (held(why.as_deref()))
     }
 }
 
@@ -308,7 +310,7 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
                 dl.facts {
                     dt { "State" }
                     dd {
-                        (state(one))
+                        (state(site, one))
                         @if let Some(pause) = pause {
                             " " span.badge.wait { (if pause.reason == "BREAKER_OPEN" { "breaker open" } else { "paused" }) }
                             " " (words::shortened(&pause.reason, 200)) " " span.quiet { (left(pause)) }

@@ -17,6 +17,8 @@ struct Place {
     /// Busy threads, all threads, and messages queued for a thread, in this process.
     work: Option<(usize, usize, usize)>,
     state: &'static str,
+    /// Why the relay in this process cannot send, for a reason of its own.
+    held: Option<String>,
 }
 
 pub(super) fn panel(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
@@ -77,6 +79,7 @@ fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
         name: name.to_owned(),
         work: None,
         state: "flowing",
+        held: None,
     };
     let mut places: Vec<Place> = match &site.relay {
         Some(relay) => relay
@@ -88,6 +91,7 @@ fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
                 kind: Pausable::Destination,
                 work: Some((one.busy, one.threads, one.queued)),
                 state: one.state,
+                held: relay.held(&one.name),
                 name: one.name,
             })
             .collect(),
@@ -122,6 +126,7 @@ fn state(place: &Place, pause: Option<&Pause>) -> Markup {
             "trying" => {
                 html! { span.badge { "ready" } " " span.quiet { "one trial message goes first" } }
             }
+            _ if place.held.is_some() => held(place.held.as_deref()),
             other => html! { span.badge.wait { (other.replace('_', " ")) } },
         };
     };
@@ -130,6 +135,15 @@ fn state(place: &Place, pause: Option<&Pause>) -> Markup {
         @if is_breaker { span.badge.bad { "breaker open" } }
         @else { span.badge.wait { "paused" } " " (words::shortened(&pause.reason, 200)) }
         " " span.quiet { (left(pause)) }
+    }
+}
+
+/// Why the relay in this process cannot send to a destination. The destination itself has not failed.
+pub(in crate::admin::pages) fn held(why: Option<&str>) -> Markup {
+    html! {
+        @if let Some(why) = why {
+            span.badge.wait { "held" } " " span.quiet { (words::shortened(why, 200)) }
+        }
     }
 }
 
