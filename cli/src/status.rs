@@ -17,7 +17,8 @@ use crate::{keys, leases, output, pauses};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Counts of large outboxes are estimates, marked with ~ (in JSON: \"estimated\"). \
-    --exact counts every message, which takes seconds for millions of messages."
+    --exact counts every message, which takes seconds for millions of messages. \
+    An estimate may count a few messages without a subscriber as delivered."
 )]
 pub(crate) struct Options {
     /// Repeat the status every SECONDS (default 2), with rates of incoming and settled messages

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
-use diesel_outbox::Handlers;
 use diesel_outbox::admin::{self, Depths};
+use diesel_outbox::{Handlers, Status};
 
 use crate::support::Database;
 
@@ -258,4 +258,23 @@ fn a_fan_out_comes_in_once_for_each_destination() {
         (now.enqueued - first.enqueued, now.settled - first.settled) == (20, 20)
     });
     crate::support::end(&relay);
+}
+
+/// A ledger that is estimated: messages without a subscriber are no delivered ones.
+#[test]
+fn a_large_ledger_has_messages_without_a_subscriber_apart() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o}_ledger (part, destination, sequence, message_id, topic, status, attempts, created_at, response)
+         SELECT 0, '', -n, gen_random_uuid(), 't', CASE WHEN n % 4 = 0 THEN 'no_subscriber' ELSE 'delivered' END,
+                1, now(), repeat('x', 1000)
+           FROM generate_series(1, 20000) n",
+    );
+    db.execute("ANALYZE {o}_ledger");
+    let overview = admin::overview(&mut db.connect(), &db.outbox_name()).expect("an overview");
+    for (status, truth) in [(Status::Delivered, 15_000), (Status::NoSubscriber, 5_000)] {
+        let row = overview.counts.iter().find(|row| row.status == status);
+        let row = row.unwrap_or_else(|| panic!("no {status}: {:?}", overview.counts));
+        assert!(row.is_estimate && is_near(row.count, truth), "{row:?}");
+    }
 }

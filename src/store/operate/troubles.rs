@@ -6,9 +6,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use diesel::dsl::count_star;
+use diesel::dsl::{count_star, select};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text};
+use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 
 use super::depths::{COUNTED_PAGES, PATIENCE, of_lane, rows_of_each, sample};
@@ -17,7 +17,7 @@ use crate::status::Status;
 use crate::store::catalogue::{self, pages_of, pg_class, pg_inherits};
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::streams::{Found, streams};
-use crate::store::sql::{pg_relation_size, to_regclass};
+use crate::store::sql::{has_table_privilege, pg_relation_size, to_regclass};
 use crate::store::statement::{planned_anew, statement_anew};
 use crate::store::table::messages;
 
@@ -86,7 +86,7 @@ fn sample_of(
 
 /// The numbers of messages that the ledger has as delivered, and without a subscriber; `dead`: the number of dead letters.
 /// A read-only role may not read the ledger, but may count it through the view. The size of a large ledger is the server's
-/// estimate, in which messages without a subscriber count as delivered.
+/// estimate, and the share of messages without a subscriber is that of a sample.
 pub(crate) fn settled(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -101,7 +101,14 @@ pub(crate) fn settled(
             None
         };
         let counts: Vec<(Status, i64)> = match estimate {
-            Some(rows) => vec![(Status::Delivered, (rows - dead).max(0))],
+            Some(rows) => {
+                let unsent = sample::times(rows, share_without_subscriber(conn, name, pages)?);
+                let delivered = (rows - dead - unsent).max(0);
+                vec![
+                    (Status::Delivered, delivered),
+                    (Status::NoSubscriber, unsent),
+                ]
+            }
             None => {
                 // Live messages have no `settled_at`, so the planner leaves their table out.
                 let settled = messages::table(name.messages())
@@ -120,6 +127,24 @@ pub(crate) fn settled(
         };
         Ok(counts.into_iter().map(count).collect())
     })
+}
+
+/// The share of messages without a subscriber in a sample of the ledger. 0 for a role that may not read the ledger.
+fn share_without_subscriber(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    pages: i64,
+) -> QueryResult<f64> {
+    let ledger = name.ledger();
+    let may_read = select(has_table_privilege(to_regclass(ledger.as_str()), "SELECT"));
+    if may_read.get_result::<Option<bool>>(conn)? != Some(true) {
+        return Ok(0.0);
+    }
+    let (sample, _) = sample::of(pages);
+    let share = statement_anew(format!(
+        "SELECT coalesce(avg((status = 'no_subscriber')::int), 0)::float8 FROM {ledger} {sample}"
+    ));
+    share.giving::<Double>().get_result(conn)
 }
 
 /// Estimates the rows as the planner does: each part has as many rows per page as when it was last vacuumed or
