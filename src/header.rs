@@ -36,6 +36,8 @@ const RESERVED_HEADERS: &[&str] = &[
 
 /// The prefix of headers that carry CloudEvents attributes.
 pub(crate) const ATTRIBUTE_PREFIX: &str = "ce-";
+/// The most bytes of a header with its name, as it is sent. The relay sends a header as a whole, from a buffer.
+pub(crate) const MAX_LINE_BYTES: usize = 33 * 1024;
 /// The maximum length of an attribute's name, without the prefix.
 const MAX_ATTRIBUTE_NAME: usize = 20;
 
@@ -53,6 +55,9 @@ pub(crate) fn check_header(name: &str, value: &str) -> Result<(), &'static str> 
     if value.bytes().any(|b| matches!(b, b'\r' | b'\n' | 0)) {
         return Err("the value contains a line break or NUL");
     }
+    if line_bytes(name, value) > MAX_LINE_BYTES {
+        return Err("the header would be sent with more than 33 KiB");
+    }
     match name.split_at_checked(ATTRIBUTE_PREFIX.len()) {
         Some((prefix, attribute)) if prefix.eq_ignore_ascii_case(ATTRIBUTE_PREFIX) => {
             check_attribute(attribute, value)
@@ -65,6 +70,21 @@ pub(crate) fn check_header(name: &str, value: &str) -> Result<(), &'static str> 
         }
         _ => Err("the value contains a character that HTTP does not allow"),
     }
+}
+
+/// The bytes of a header with its name, as it is sent. Percent-encoding triples the length of a byte.
+fn line_bytes(name: &str, value: &str) -> usize {
+    let prefix = name.get(..ATTRIBUTE_PREFIX.len());
+    let encoded = match prefix.is_some_and(|it| it.eq_ignore_ascii_case(ATTRIBUTE_PREFIX)) {
+        true => value.bytes().filter(|byte| !is_sent_plain(*byte)).count(),
+        false => 0,
+    };
+    name.len() + value.len() + 2 * encoded
+}
+
+/// Whether a byte of an attribute is sent as it is. All others are percent-encoded (CloudEvents, HTTP binding, 3.1.3.2).
+pub(crate) fn is_sent_plain(byte: u8) -> bool {
+    matches!(byte, b'!'..=b'~') && !matches!(byte, b'"' | b'%')
 }
 
 /// The value of an attribute is encoded before it is sent, so it may contain non-ASCII characters.
@@ -104,6 +124,29 @@ mod tests {
                 let refused = Err("the name is reserved for the relay");
                 assert_eq!(check_header(&name, "1"), refused, "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn a_header_has_a_length_as_it_is_sent() {
+        let most = MAX_LINE_BYTES - "x-a".len();
+        let too_long = Err("the header would be sent with more than 33 KiB");
+        for (name, part, times, checked) in [
+            ("x-a", "a", most, Ok(())),
+            ("x-a", "a", most + 1, too_long),
+            // A value of another header is sent as it is.
+            ("x-a", " ", most, Ok(())),
+            ("ce-a", "a", most - 1, Ok(())),
+            ("CE-A", " ", 11_262, Ok(())),
+            ("CE-A", " ", 11_263, too_long),
+            ("ce-a", "ä", 5_630, Ok(())),
+            ("ce-a", "ä", 5_632, too_long),
+        ] {
+            assert_eq!(
+                check_header(name, &part.repeat(times)),
+                checked,
+                "{name}: {part}"
+            );
         }
     }
 

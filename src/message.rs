@@ -69,8 +69,9 @@ pub enum Due {
 ///
 /// Limits: a topic, a destination and an idempotency key have 1 to 255 bytes, and an ordering key 1 to
 /// 1024 bytes, all without control characters. A topic contains no white space. A payload has at most
-/// [`MAX_PAYLOAD_BYTES`], and all headers together have at most 16 KiB. Enqueueing refuses a message beyond
-/// these limits before anything is sent to the database.
+/// [`MAX_PAYLOAD_BYTES`], and all headers together have at most 16 KiB, each at most 33 KiB as it is sent: the
+/// value of a `ce-` header is percent-encoded. Enqueueing refuses a message beyond these limits before anything is sent to
+/// the database.
 ///
 /// ```
 /// use diesel_outbox::NewMessage;

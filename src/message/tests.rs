@@ -21,6 +21,11 @@ fn a_bad_message_is_refused_by_the_name_of_what_is_wrong() {
         (message().header("x-a", "1\r\nx-b: 2"), "bad header \"x-a\""),
         (message().header("x a", "1"), "bad header \"x a\""),
         (
+            // 16 KiB in Rust, and three times as much in a request.
+            message().header("ce-name", "ä".repeat(8_000)),
+            "bad header \"ce-name\": the header would be sent with more than 33 KiB",
+        ),
+        (
             message().header("Webhook-Id", "1"),
             "bad header \"webhook-id\"",
         ),

@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 use uuid::Uuid;
 
 use super::stored::Stored;
-use crate::header::ATTRIBUTE_PREFIX;
+use crate::header::{ATTRIBUTE_PREFIX, is_sent_plain};
 use crate::message::Message;
 
 /// The most bytes of a document, without the head, the payload and the topic.
@@ -105,13 +105,12 @@ fn push_string(text: &mut String, value: &str) {
 /// The value of an attribute as a header value. The HTTP binding (3.1.3.2) requires percent-encoding of space,
 /// `"`, `%` and everything that is not printable ASCII.
 pub(super) fn percent_encoded(value: &str) -> Cow<'_, str> {
-    let is_plain = |byte: u8| matches!(byte, b'!'..=b'~') && !matches!(byte, b'"' | b'%');
-    if value.bytes().all(is_plain) {
+    if value.bytes().all(is_sent_plain) {
         return Cow::Borrowed(value);
     }
     let mut encoded = String::with_capacity(value.len() + 8);
     for byte in value.bytes() {
-        if is_plain(byte) {
+        if is_sent_plain(byte) {
             encoded.push(char::from(byte));
         } else {
             push_percent(&mut encoded, byte);

@@ -93,8 +93,8 @@ fn a_header_that_is_too_long_to_send_is_the_messages_end_and_not_the_receivers_f
     assert_eq!(
         dead.as_deref(),
         Some(
-            "INVALID_HEADER header x-long has 40006 bytes: at most 33792 can be sent; \
-             INVALID_HEADER header ce-long has 48007 bytes: at most 33792 can be sent"
+            "INVALID_HEADER stored header \"x-long\": the header would be sent with more than 33 KiB; \
+             INVALID_HEADER stored header \"ce-long\": the header would be sent with more than 33 KiB"
         )
     );
     assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
