@@ -291,6 +291,7 @@ BEGIN
             created_at        timestamptz NOT NULL,
             occurred_at       timestamptz,
             settled_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+            split_from        bigint,
             registration      uuid
         ) PARTITION BY LIST (part)$sql$, s, t || '_ledger');
 

@@ -100,7 +100,7 @@ macro_rules! __outbox_tables {
                 digest -> diesel::sql_types::Nullable<diesel::sql_types::Binary>,
                 /// The tenant of the message.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
-                /// `delivered` or `dead`.
+                /// `delivered`, `no_subscriber` or `dead`.
                 status -> diesel::sql_types::Text,
                 /// Why the message was dead-lettered: a reason code.
                 reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
@@ -122,6 +122,8 @@ macro_rules! __outbox_tables {
                 occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// When the message was settled.
                 settled_at -> diesel::sql_types::Timestamptz,
+                /// The sequence of the message that was fanned out; null: the message is no part.
+                split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
                 /// The registered destination that was used, by its `id`; null: none.
                 registration -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
             }

@@ -303,7 +303,7 @@ tables! {
     ledger = outbox_ledger {
         message_id, part, sequence, topic, destination, named_destination, ordering_key, idempotency_key,
         digest, tenant_id, status, reason, error, http_status, response, attempts, payload, headers,
-        created_at, occurred_at, settled_at, registration
+        created_at, occurred_at, settled_at, split_from, registration
     }
     part = outbox_part { part, opened_at, closed_at }
     attempt = outbox_attempt {

@@ -256,6 +256,41 @@ fn the_parts_of_a_fan_out_are_told_apart() {
     assert_eq!(changed.answer(), Answer::Delivered);
 }
 
+/// R39: the sequence of a part is this part alone, also once the part is delivered or dead.
+#[test]
+fn the_sequence_of_a_settled_part_changes_no_other_part() {
+    let db = Database::new();
+    let (fast, slow) = (Receiver::ok(), Receiver::answering(|_| 503));
+    let refuses = Receiver::answering(|_| 400);
+    let relay = db
+        .relay()
+        .backoff(diesel_outbox::Backoff::Table(vec![HOUR]))
+        .destination(Destination::new("fast", &fast.url()).expect("a URL"))
+        .destination(Destination::new("refuses", &refuses.url()).expect("a URL"))
+        .destination(Destination::new("slow", &slow.url()).expect("a URL"))
+        .route_to_each("t", &["fast", "refuses", "slow"])
+        .start()
+        .expect("the relay starts");
+    let whole = enqueue(&db, message("t")).sequence;
+    eventually("each part has its result", || {
+        ["delivered", "dead", "retrying"].map(|status| db.count(status)) == [1, 1, 1]
+    });
+    end(&relay);
+    let of = |name: &str| {
+        let sequence = format!("SELECT sequence FROM {{o}}_ledger WHERE destination = '{name}'");
+        Sequence(db.number(&sequence))
+    };
+    let (delivered, dead) = (of("fast"), of("refuses"));
+    assert_eq!(parts(&cancel(&db, delivered)), ["fast Delivered"]);
+    let later = (db.outbox()).reschedule(&mut db.connect(), dead, Due::After(HOUR));
+    assert_eq!(parts(&later.expect("an answer")), ["refuses Dead"]);
+    let settled = settle(&db, dead, Verdict::Delivered);
+    assert_eq!(parts(&settled), ["refuses Done"]);
+    assert_eq!((db.count("retrying"), db.count("dead")), (1, 0));
+    let all = ["fast Delivered", "refuses Delivered", "slow Done"];
+    assert_eq!(parts(&cancel(&db, whole)), all);
+}
+
 /// R39, R9: the message becomes due sooner. The claims have passed its position in the lane, and no relay polls.
 #[test]
 fn a_message_that_is_rescheduled_to_now_is_sent_at_once() {

@@ -307,11 +307,11 @@ fn record(name: &OutboxName, status: Status, keep_payload: &str) -> String {
     format!(
         "INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
              ordering_key, idempotency_key, digest, tenant_id, status, reason, error, http_status, response,
-             attempts, payload, headers, created_at, occurred_at, registration)
+             attempts, payload, headers, created_at, occurred_at, split_from, registration)
          SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.destination, g.ordering_key,
                 g.idempotency_key, {digest}, g.tenant_id, '{status}', o.code, o.error, o.http_status,
                 o.response, g.attempts + o.counted, CASE WHEN {keep_payload} THEN g.payload END,
-                CASE WHEN {keep_payload} THEN g.headers END, g.created_at, g.occurred_at,
+                CASE WHEN {keep_payload} THEN g.headers END, g.created_at, g.occurred_at, g.split_from,
                 coalesce(o.registration, g.registration)
            FROM gone g JOIN outcome o USING (sequence)",
         ledger = name.ledger(),

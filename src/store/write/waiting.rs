@@ -253,7 +253,7 @@ fn columns(row: &str, named: &str) -> String {
     format!(
         "{row}.sequence, {row}.message_id, {row}.topic, {row}.destination, {named} AS named_destination,
          {row}.ordering_key, {row}.idempotency_key, {row}.tenant_id, {row}.attempts, {row}.created_at,
-         {row}.occurred_at, {row}.registration, {digest} AS digest",
+         {row}.occurred_at, {row}.split_from, {row}.registration, {digest} AS digest",
         digest = kept_digest(row),
     )
 }
@@ -272,10 +272,10 @@ fn recorded<'a>(
         "WITH gone AS ({gone}), recorded AS (
             INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
                 ordering_key, idempotency_key, digest, tenant_id, status, reason, error, attempts,
-                created_at, occurred_at, registration)
+                created_at, occurred_at, split_from, registration)
             SELECT {part}, g.sequence, g.message_id, g.topic, g.destination, g.named_destination,
                    g.ordering_key, g.idempotency_key, g.digest, g.tenant_id, $2, $3, $4, g.attempts,
-                   g.created_at, g.occurred_at, g.registration
+                   g.created_at, g.occurred_at, g.split_from, g.registration
               FROM gone g
          )
          SELECT sequence, message_id, ordering_key FROM gone",

@@ -5,7 +5,7 @@ use diesel::prelude::{
     ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Nullable, Text};
+use diesel::sql_types::{Nullable, Text};
 use uuid::Uuid;
 
 use super::Reach;
@@ -432,7 +432,7 @@ fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryRes
             ledger::status,
             ledger::reason,
             ledger::sequence,
-            None::<i64>.into_sql::<Nullable<BigInt>>(),
+            ledger::split_from,
             ledger::message_id,
             ledger::idempotency_key,
             ledger::named_destination,
