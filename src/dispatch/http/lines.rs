@@ -108,11 +108,17 @@ impl Watch {
     }
 }
 
-/// Idle lines by origin, each with the time since which it has been idle.
+/// Idle lines.
 #[derive(Debug, Default)]
-pub(super) struct Lines(Mutex<ByOrigin>);
+pub(super) struct Lines(Mutex<Idle>);
 
-type ByOrigin = HashMap<Arc<str>, Vec<(Instant, Line)>>;
+#[derive(Debug, Default)]
+struct Idle {
+    /// By origin, each line with the time since which it has been idle.
+    by_origin: HashMap<Arc<str>, Vec<(Instant, Line)>>,
+    /// Of all origins.
+    count: usize,
+}
 
 impl Lines {
     pub(super) fn new() -> Arc<Self> {
@@ -126,7 +132,12 @@ impl Lines {
     /// A line with an open connection.
     pub(super) fn take(&self, origin: &str) -> Option<Line> {
         loop {
-            let (since, line) = lock(&self.0).get_mut(origin)?.pop()?;
+            let (since, line) = {
+                let idle = &mut *lock(&self.0);
+                let line = idle.by_origin.get_mut(origin)?.pop()?;
+                idle.count -= 1;
+                line
+            };
             if line.watch.is_usable(since.elapsed()) {
                 return Some(line);
             }
@@ -138,24 +149,29 @@ impl Lines {
         if line.permit.is_scarce() || !line.watch.is_connected() {
             return;
         }
-        let mut all = lock(&self.0);
-        let count = |all: &ByOrigin| all.values().map(Vec::len).sum::<usize>();
-        if all.len() < MOST_SHARED / 2 || count(&all) < MOST_SHARED {
-            let of_origin = all.entry(Arc::clone(origin)).or_default();
-            of_origin.push((Instant::now(), line));
+        let now = Instant::now();
+        let idle = &mut *lock(&self.0);
+        if idle.count >= MOST_SHARED && idle.by_origin.len() >= MOST_SHARED / 2 {
+            return;
+        }
+        idle.count += 1;
+        match idle.by_origin.get_mut(origin) {
+            Some(lines) => lines.push((now, line)),
+            None => drop((idle.by_origin).insert(Arc::clone(origin), vec![(now, line)])),
         }
     }
 
     fn close_idle(&self) {
         let mut closed = Vec::new();
-        let mut all = lock(&self.0);
-        all.retain(|_, lines| {
+        let mut idle = lock(&self.0);
+        idle.by_origin.retain(|_, lines| {
             let is_closed =
                 |(since, line): &mut (Instant, Line)| !line.watch.is_usable(since.elapsed());
             closed.extend(lines.extract_if(.., is_closed));
             !lines.is_empty()
         });
-        drop(all);
+        idle.count -= closed.len();
+        drop(idle);
         // Outside of the lock: this closes the connections.
         drop(closed);
     }
