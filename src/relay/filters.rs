@@ -4,7 +4,8 @@
 //! the claimer hands messages for destinations with filters to this thread, and the thread hands them back with the
 //! answers ([`Told::Filtered`]). Meanwhile the messages are in flight.
 //!
-//! * The topics of each tenant take turns. A turn is one call of the database, which begins no evaluation after 200 ms.
+//! * Tenants share the time, and the topics of a tenant take turns. A turn is one call of the database, which begins no
+//!   evaluation after 200 ms. What a tenant with slow filters cannot have evaluated soon is released. See [`Shares`].
 //! * An error for a message is an answer: the filter does not match.
 //! * An evaluation that does not end is no answer. The message is released without an attempt, and is due again later.
 //!   Until then, the filter is not evaluated for other messages either. See [`Memory`].
@@ -13,18 +14,18 @@
 mod filtering;
 mod load;
 mod memory;
+mod shares;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, TryRecvError};
-use uuid::Uuid;
-
 pub(crate) use self::filtering::Filtering;
 pub(crate) use self::load::{Load, Troubles};
+use crossbeam_channel::{Receiver, TryRecvError};
 
 use self::memory::{Judged, Memory};
+use self::shares::Shares;
 use super::database::Database;
 use super::job::{Job, is_expired};
 use super::pauses::disable;
@@ -53,18 +54,16 @@ const SPREAD: Duration = Duration::from_millis(250);
 
 /// The reason for disabling a destination whose filter is slow.
 const TOO_SLOW: &str = "the filter is too slow: evaluating it for one message took longer than 500 ms, several times in a row";
-
-/// The messages that take turns with those of other groups: those of one tenant and topic.
-type Group = (Option<Uuid>, String);
+/// The reason for releasing messages of a tenant with slow filters.
+const TOO_MANY: &str =
+    "many messages of this tenant wait for slow filters: the filters are evaluated later";
 
 pub(crate) struct Filters<'a, D> {
     shared: &'a Shared,
     db: D,
     inbox: Receiver<Vec<Filtering>>,
     outcomes: Outcomes,
-    waiting: HashMap<Group, VecDeque<Filtering>>,
-    /// The groups that wait, in the order of their turns.
-    turns: VecDeque<Group>,
+    waiting: Shares<Filtering>,
     memory: Memory,
     /// How many calls in a row have failed.
     failures: u32,
@@ -85,8 +84,7 @@ impl<'a, D: Database> Filters<'a, D> {
             db,
             inbox,
             outcomes,
-            waiting: HashMap::new(),
-            turns: VecDeque::new(),
+            waiting: Shares::default(),
             memory: Memory::default(),
             failures: 0,
         }
@@ -95,13 +93,13 @@ impl<'a, D: Database> Filters<'a, D> {
     /// Whether messages wait here.
     #[cfg(test)]
     pub(super) fn has_work(&self) -> bool {
-        !self.turns.is_empty() || !self.inbox.is_empty()
+        !self.waiting.is_empty() || !self.inbox.is_empty()
     }
 
     /// Evaluates filters until the claimer has ended.
     pub(crate) fn run(mut self) {
         loop {
-            if self.turns.is_empty() {
+            if self.waiting.is_empty() {
                 match self.inbox.recv() {
                     Ok(new) => self.take_in(new),
                     Err(_) => return,
@@ -132,25 +130,24 @@ impl<'a, D: Database> Filters<'a, D> {
 
     fn take_in(&mut self, new: Vec<Filtering>) {
         for one in new {
-            let group = (one.message().tenant_id, one.message().topic.clone());
-            let waiting = self.waiting.entry(group.clone()).or_default();
-            if waiting.is_empty() {
-                self.turns.push_back(group);
-            }
-            waiting.push_back(one);
+            let message = one.message();
+            let (tenant, topic) = (message.tenant_id, message.topic.clone());
+            self.waiting.push(tenant, &topic, one);
         }
     }
 
-    /// Evaluates filters for the next group. Returns how long to pause, if the database has failed.
+    /// Evaluates filters for the next topic. Returns how long to pause, if the database has failed.
     pub(super) fn turn(&mut self) -> Option<Duration> {
-        let group = self.turns.pop_front()?;
-        let mut waiting = self.waiting.remove(&group).unwrap_or_default();
+        let mut turn = self.waiting.begin()?;
         let registry = self.shared.registered.registry();
-        let asked = self.next_call(&registry, &mut waiting);
-        let failed = self.ask(asked, &mut waiting);
-        if !waiting.is_empty() {
-            self.waiting.insert(group.clone(), waiting);
-            self.turns.push_back(group);
+        let asked = self.next_call(&registry, &mut turn.waiting);
+        let (messages, began) = (asked.len(), clock::now());
+        let failed = self.ask(asked, &mut turn.waiting);
+        let now = clock::now();
+        let (too_many, wait) = self.waiting.end(turn, messages, now - began);
+        let until = now + wait.clamp(FIRST_DELAY, LONGEST_DELAY);
+        for one in too_many {
+            self.put_off(one, TOO_MANY, until);
         }
         failed
     }
@@ -317,9 +314,7 @@ impl<'a, D: Database> Filters<'a, D> {
 
     /// Releases all messages.
     pub(super) fn release_all(&mut self) {
-        self.turns.clear();
-        let waiting = std::mem::take(&mut self.waiting);
-        for one in waiting.into_values().flatten() {
+        for one in std::mem::take(&mut self.waiting).into_all() {
             self.settle(one, Verdict::Released);
         }
     }

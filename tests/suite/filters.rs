@@ -262,3 +262,50 @@ fn a_message_waits_with_the_reason_while_a_filter_is_not_evaluated() {
     end(&relay);
     assert_eq!(disabled(&database), 1);
 }
+
+/// R50: a tenant whose filters are slow delays no other tenant, also not on the same topic.
+#[test]
+fn a_tenant_with_slow_filters_and_many_topics_delays_no_other_tenant() {
+    let database = Database::new();
+    let (receiver, plain) = (Receiver::ok(), Receiver::ok());
+    let (slow, other) = (Uuid::now_v7(), Uuid::now_v7());
+    // Each evaluation takes some time, but not enough to be called slow.
+    let filter = r#"$ ? (@.a like_regex "(a*)(a*)(a*)\\1\\2\\3x$" && N > 0)"#;
+    database.execute(&format!(
+        "INSERT INTO {{o}}_destination (name, url, tenant_id, topics, filter)
+         SELECT 'slow-' || n, '{url}/slow', '{slow}'::uuid, '{{order.*}}'::text[], replace('{filter}', 'N', n::text)::jsonpath
+           FROM generate_series(1, 100) n
+         UNION ALL SELECT 'filtered', '{url}/filtered', '{other}', '{{order.*}}', '$.euro ? (@ > 1)'
+         UNION ALL SELECT 'all', '{url}/all', '{other}', '{{order.*}}', NULL",
+        url = receiver.url()
+    ));
+    let relay = started(&database, &plain);
+    let payload = json!({ "a": format!("{}x", "a".repeat(150)) });
+    let messages = (0..600).map(|n| {
+        let topic = format!("order.{}", n % 60);
+        let message = NewMessage::new(topic, &payload).expect("JSON");
+        message.tenant_id(slow)
+    });
+    (database.outbox())
+        .enqueue_batch(&mut database.connect(), messages)
+        .expect("enqueued");
+    let mut took: Vec<Duration> = (0..20)
+        .map(|n| {
+            let message = NewMessage::new(format!("order.{n}"), &json!({ "euro": 2 }));
+            let message = message.expect("JSON").tenant_id(other);
+            let began = Instant::now();
+            (database.outbox())
+                .enqueue(&mut database.connect(), message)
+                .expect("enqueued");
+            eventually("the other tenant has its message", || {
+                delivered_to(&database, "filtered") == n + 1
+                    && delivered_to(&database, "all") == n + 1
+            });
+            began.elapsed()
+        })
+        .collect();
+    took.sort_unstable();
+    assert!(took[10] < SOON && took[19] < 2 * SOON, "{took:?}");
+    assert_eq!(disabled(&database), 0);
+    end(&relay);
+}

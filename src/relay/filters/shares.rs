@@ -1,0 +1,187 @@
+//! Whose turn it is: tenants share the time of the thread that evaluates filters.
+//!
+//! The tenant that has used the least time comes next, and its topics take turns. A tenant that begins to wait starts at
+//! the time of the last turn, so nobody saves up time (start-time fair queueing: Goyal, Vin and Cheng, 1996). So a
+//! tenant with slow filters delays another by one turn, however many messages and topics it has.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+/// A tenant keeps only as many messages here as need this long, by the experience of its last turn, and at least
+/// [`LEAST`]. More of them would keep the messages of other tenants from being claimed.
+const MOST_TIME: Duration = Duration::from_secs(2);
+const LEAST: usize = 8;
+
+/// What waits, by tenant and topic.
+pub(super) struct Shares<T> {
+    tenants: BTreeMap<Option<Uuid>, Tenant<T>>,
+    /// The used time of the tenant that had the last turn.
+    used: Duration,
+    turns: u64,
+}
+
+struct Tenant<T> {
+    used: Duration,
+    last_turn: u64,
+    /// In the order of their turns.
+    topics: VecDeque<(String, VecDeque<T>)>,
+}
+
+/// What waits of one topic of a tenant.
+pub(super) struct Turn<T> {
+    tenant: Option<Uuid>,
+    topic: String,
+    pub(super) waiting: VecDeque<T>,
+}
+
+impl<T> Default for Shares<T> {
+    fn default() -> Self {
+        Self {
+            tenants: BTreeMap::new(),
+            used: Duration::ZERO,
+            turns: 0,
+        }
+    }
+}
+
+impl<T> Shares<T> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.tenants.is_empty()
+    }
+
+    pub(super) fn push(&mut self, tenant: Option<Uuid>, topic: &str, one: T) {
+        let (used, last_turn) = (self.used, self.turns);
+        let tenant = self.tenants.entry(tenant).or_insert_with(|| Tenant {
+            used,
+            last_turn,
+            topics: VecDeque::new(),
+        });
+        match tenant.topics.iter_mut().find(|(of, _)| of == topic) {
+            Some((_, waiting)) => waiting.push_back(one),
+            None => (tenant.topics).push_back((topic.to_owned(), [one].into())),
+        }
+    }
+
+    /// Begins a turn, which [`Shares::end`] ends.
+    pub(super) fn begin(&mut self) -> Option<Turn<T>> {
+        let tenants = self.tenants.iter_mut();
+        let (id, tenant) = tenants.min_by_key(|(_, tenant)| (tenant.used, tenant.last_turn))?;
+        let (topic, waiting) = tenant.topics.pop_front()?;
+        self.turns += 1;
+        self.used = tenant.used;
+        tenant.last_turn = self.turns;
+        Some(Turn {
+            tenant: *id,
+            topic,
+            waiting,
+        })
+    }
+
+    /// Ends a turn, in which this many messages needed this long. The rest waits again. Returns what the tenant cannot
+    /// keep here, and how long it would have waited.
+    pub(super) fn end(
+        &mut self,
+        turn: Turn<T>,
+        messages: usize,
+        took: Duration,
+    ) -> (Vec<T>, Duration) {
+        let Some(tenant) = self.tenants.get_mut(&turn.tenant) else {
+            return (turn.waiting.into(), Duration::ZERO);
+        };
+        tenant.used += took;
+        if !turn.waiting.is_empty() {
+            tenant.topics.push_back((turn.topic, turn.waiting));
+        }
+        let each = took.div_f64(messages.max(1) as f64);
+        let mut left: usize = tenant.topics.iter().map(|(_, waiting)| waiting.len()).sum();
+        let mut too_many = Vec::new();
+        while left > LEAST
+            && each.mul_f64(left as f64) > MOST_TIME
+            && let Some((_, waiting)) = tenant.topics.back_mut()
+        {
+            too_many.extend(waiting.pop_back());
+            left -= 1;
+            if waiting.is_empty() {
+                tenant.topics.pop_back();
+            }
+        }
+        if tenant.topics.is_empty() {
+            self.tenants.remove(&turn.tenant);
+        }
+        let all = left + too_many.len();
+        (too_many, each.mul_f64(all as f64))
+    }
+
+    pub(super) fn into_all(self) -> impl Iterator<Item = T> {
+        let topics = self.tenants.into_values().flat_map(|one| one.topics);
+        topics.flat_map(|(_, waiting)| waiting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLOW: Option<Uuid> = Some(Uuid::from_u128(1));
+    const OTHER: Option<Uuid> = Some(Uuid::from_u128(2));
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A turn that evaluates one message.
+    fn turn(shares: &mut Shares<u32>, took: Duration) -> (u32, Vec<u32>) {
+        let mut turn = shares.begin().expect("something waits");
+        let one = turn.waiting.pop_front().expect("messages");
+        (one, shares.end(turn, 1, took).0)
+    }
+
+    /// R50: the filters of one tenant delay those of another by one turn.
+    #[test]
+    fn a_tenant_with_many_slow_topics_delays_another_by_one_turn() {
+        let mut shares = Shares::default();
+        for n in 0..LEAST as u32 {
+            shares.push(SLOW, &format!("slow.{n}"), n);
+        }
+        assert_eq!(turn(&mut shares, SECOND).0, 0);
+        for n in 100..150 {
+            shares.push(OTHER, "fast", n);
+        }
+        for n in 100..150 {
+            assert_eq!(turn(&mut shares, SECOND / 100).0, n);
+        }
+        // The tenant has used as much time as the others meanwhile: none is owed.
+        assert_eq!(turn(&mut shares, SECOND).0, 1);
+        shares.push(OTHER, "fast", 150);
+        assert_eq!(turn(&mut shares, SECOND / 100).0, 150);
+        assert_eq!(turn(&mut shares, SECOND).0, 2);
+    }
+
+    #[test]
+    fn topics_of_a_tenant_and_tenants_with_equal_times_take_turns() {
+        let mut shares = Shares::default();
+        for (n, (tenant, topic)) in [(SLOW, "a"), (SLOW, "a"), (SLOW, "b"), (OTHER, "a")]
+            .into_iter()
+            .enumerate()
+        {
+            shares.push(tenant, topic, n as u32);
+        }
+        let order: Vec<u32> = (0..4)
+            .map(|_| turn(&mut shares, Duration::ZERO).0)
+            .collect();
+        assert_eq!(order, [0, 3, 2, 1]);
+        assert!(shares.is_empty() && shares.begin().is_none());
+    }
+
+    /// R50: a tenant with slow filters does not fill the room of others.
+    #[test]
+    fn a_tenant_keeps_what_two_seconds_are_enough_for() {
+        let mut shares = Shares::default();
+        (0..100).for_each(|n| shares.push(SLOW, "a", n));
+        assert_eq!(turn(&mut shares, SECOND / 100), (0, vec![]));
+        let (first, too_many) = turn(&mut shares, SECOND / 10);
+        assert_eq!((first, too_many.len()), (1, 98 - 20));
+        let (_, too_many) = turn(&mut shares, SECOND * 10);
+        assert_eq!(too_many.len(), 19 - LEAST);
+        assert_eq!(shares.into_all().count(), LEAST);
+    }
+}
