@@ -178,7 +178,7 @@ impl ByHand {
             };
             if let Some(failure) = unrouted {
                 ended.push(Ended {
-                    message: settlement.message,
+                    message: *settlement.message,
                     status: Status::Pending,
                     failure: Some(failure),
                 });
@@ -186,7 +186,7 @@ impl ByHand {
                 let message = &settlement.message;
                 self.observers.tell(message, |one| one.settled(&settled));
                 ended.push(Ended {
-                    message: message.clone(),
+                    message: Message::clone(message),
                     status: settled.status,
                     failure: settlement.failure().cloned(),
                 });

@@ -12,7 +12,7 @@ use crate::store::relay::lease::LeaseId;
 
 /// A claimed message with its lease and its destination.
 pub(crate) struct Job {
-    pub(crate) message: Message,
+    pub(crate) message: Box<Message>,
     pub(crate) lease: LeaseId,
     pub(crate) to: To,
     /// The name of the registered destination that the message goes to.

@@ -208,7 +208,7 @@ impl SenderThread<'_> {
                 log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "a handler of {:?} has ended after the relay: the message is taken over when the lease expires", desk.bulkhead.name);
             }
         };
-        group.call(message, span, Box::new(conclude));
+        group.call(*message, span, Box::new(conclude));
     }
 
     /// Sends several messages by one request.
@@ -234,7 +234,7 @@ impl SenderThread<'_> {
                 continue;
             }
             self.desk.metrics.waited(job.message.claimed, began);
-            messages.push(job.message);
+            messages.push(*job.message);
             leases.push(job.lease);
         }
         if messages.is_empty() {
@@ -259,7 +259,7 @@ impl SenderThread<'_> {
         let mut refused = Vec::new();
         for ((message, lease), outcome) in messages.into_iter().zip(leases).zip(outcomes) {
             let job = Job {
-                message,
+                message: Box::new(message),
                 lease,
                 to: To::Bulkhead(self.desk.bulkhead.number),
                 customer: None,

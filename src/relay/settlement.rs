@@ -55,7 +55,7 @@ impl Outcomes {
 /// stored row.
 #[derive(Debug)]
 pub(crate) struct Settlement {
-    pub(super) message: Message,
+    pub(super) message: Box<Message>,
     pub(super) lease: LeaseId,
     pub(super) to: To,
     customer: Option<Arc<str>>,

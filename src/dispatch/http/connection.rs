@@ -77,7 +77,7 @@ enum Stage {
 }
 
 impl<In: Transport> OneWrite<In> {
-    fn flush(&mut self, timeout: NextTimeout) -> Result<(), Error> {
+    fn flush(&mut self, timeout: NextTimeout, began: Instant) -> Result<(), Error> {
         if self.pending.is_empty() {
             return Ok(());
         }
@@ -87,13 +87,12 @@ impl<In: Transport> OneWrite<In> {
         let amount = self.pending.len();
         self.inner.buffers().output()[..amount].copy_from_slice(&self.pending);
         self.pending.clear();
-        self.send(amount, timeout)
+        self.send(amount, timeout, began)
     }
 
     /// Sends output. Does not fail if the receiver has already answered.
-    fn send(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+    fn send(&mut self, amount: usize, timeout: NextTimeout, began: Instant) -> Result<(), Error> {
         let mut left = timeout;
-        let began = Instant::now();
         loop {
             let Err(error) = self.inner.transmit_output(amount, left) else {
                 return Ok(());
@@ -160,8 +159,8 @@ impl<In: Transport> OneWrite<In> {
     }
 
     /// Reads the head of the response.
-    fn read_head(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
-        let began = Instant::now();
+    fn read_head(&mut self, timeout: NextTimeout, began: Instant) -> Result<bool, Error> {
+        let mut has_read = false;
         let mut end = None;
         loop {
             match self.parse() {
@@ -173,6 +172,13 @@ impl<In: Transport> OneWrite<In> {
                 }
                 Progress::Part => {}
             }
+            let left = match has_read {
+                true => remaining(timeout, began),
+                false => timeout,
+            };
+            if has_read && left.after.is_zero() {
+                end.get_or_insert(Err(Error::Timeout(timeout.reason)));
+            }
             if let Some(end) = end {
                 if !self.head.has_status() {
                     return end;
@@ -183,13 +189,11 @@ impl<In: Transport> OneWrite<In> {
                 buffers.input_consume(buffers.input().len());
                 break;
             }
-            end = match self.read_in_time(remaining(timeout, began)) {
-                Ok(true) if remaining(timeout, began).after.is_zero() => {
-                    Some(Err(Error::Timeout(timeout.reason)))
-                }
+            end = match self.read_in_time(left) {
                 Ok(true) => None,
                 end => Some(end),
             };
+            has_read = true;
         }
         let arrived = self.inner.buffers().input().len();
         if self.stage == Stage::Answered {
@@ -226,22 +230,24 @@ impl<In: Transport> Transport for OneWrite<In> {
             return Ok(());
         }
         if self.pending.is_empty() {
-            return self.send(amount, timeout);
+            return self.send(amount, timeout, Instant::now());
         }
         // `flush` needs the buffer for the pending bytes.
         let output = output.to_vec();
-        self.flush(timeout)?;
+        let began = Instant::now();
+        self.flush(timeout, began)?;
         if self.stage == Stage::Answered {
             return Ok(());
         }
         self.inner.buffers().output()[..amount].copy_from_slice(&output);
-        self.send(amount, timeout)
+        self.send(amount, timeout, began)
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
-        self.flush(timeout)?;
+        let began = Instant::now();
+        self.flush(timeout, began)?;
         match self.stage {
-            Stage::Exchange | Stage::Answered => self.read_head(timeout),
+            Stage::Exchange | Stage::Answered => self.read_head(timeout, began),
             Stage::Idle | Stage::Body => self.read_in_time(timeout),
         }
     }

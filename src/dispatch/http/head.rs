@@ -3,7 +3,6 @@
 //! ureq refuses a whole response because of one odd line, although the receiver may have accepted the message.
 //! [`Head`] reads line by line, keeps the few fields that matter, and writes a new head for ureq.
 
-use std::io::Write;
 use std::time::Duration;
 
 /// The most bytes of a head that are read. A head that is longer counts as complete.
@@ -124,7 +123,7 @@ impl Head {
                 }
                 self.place = Place::RestOfLine;
             }
-            let end = rest.iter().position(|byte| *byte == b'\n');
+            let end = memchr::memchr(b'\n', rest);
             match (end, self.place) {
                 (Some(end), Place::RestOfLine) => {
                     used += end + 1;
@@ -193,39 +192,41 @@ impl Head {
             false => fields.length,
         };
         let closes = fields.closes || fields.is_odd || fields.has_bad_framing;
-        // Writes to a vector cannot fail.
-        let mut add = |line: std::fmt::Arguments<'_>| to.write_fmt(line).unwrap_or_default();
-        add(format_args!("HTTP/1.{minor_version} {code}\r\n"));
+        let mut add = |text: &[u8]| to.extend_from_slice(text);
+        add(b"HTTP/1.");
+        add(&[b'0' + minor_version, b' ']);
+        add(code.to_string().as_bytes());
+        add(b"\r\n");
         if fields.is_chunked && !fields.has_bad_framing {
-            add(format_args!("transfer-encoding: chunked\r\n"));
+            add(b"transfer-encoding: chunked\r\n");
         }
         if let Some(length) = length {
-            add(format_args!("content-length: {length}\r\n"));
+            add(b"content-length: ");
+            add(length.to_string().as_bytes());
+            add(b"\r\n");
         }
         if closes {
-            add(format_args!("connection: close\r\n"));
+            add(b"connection: close\r\n");
         } else if fields.keeps_alive {
-            add(format_args!("connection: keep-alive\r\n"));
+            add(b"connection: keep-alive\r\n");
         }
         if fields.has_challenge {
-            add(format_args!("proxy-authenticate: any\r\n"));
+            add(b"proxy-authenticate: any\r\n");
         }
         if !fields.retry_after.is_empty() {
-            let value = String::from_utf8_lossy(&fields.retry_after);
-            add(format_args!("retry-after: {value}\r\n"));
+            add(b"retry-after: ");
+            add(&fields.retry_after);
+            add(b"\r\n");
         }
-        add(format_args!("\r\n"));
+        add(b"\r\n");
     }
 }
 
 impl Fields {
     fn line(&mut self, line: &[u8]) {
-        if line
-            .iter()
-            .any(|byte| byte.is_ascii_control() && *byte != b'\t')
-        {
-            self.is_odd = true;
-        }
+        // Without a way out of the loop, so that many bytes are compared at once.
+        let is_odd = |byte: &u8| byte.is_ascii_control() && *byte != b'\t';
+        self.is_odd |= line.iter().fold(false, |any, byte| any | is_odd(byte));
         if line.starts_with(b" ") || line.starts_with(b"\t") {
             self.is_odd = true;
             if let Some(field) = self.last {
@@ -233,7 +234,7 @@ impl Fields {
             }
             return;
         }
-        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
+        let Some(colon) = memchr::memchr(b':', line) else {
             self.is_odd = true;
             self.last = None;
             return;

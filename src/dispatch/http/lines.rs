@@ -97,13 +97,14 @@ impl Watch {
         (lock(&self.connection).as_ref()).is_some_and(|one| one.stream.strong_count() > 0)
     }
 
-    /// Whether the connection may be used again after it has been idle for this long.
-    fn is_usable(&self, idle: Duration) -> bool {
+    /// Whether the connection may be used again after it has been idle since then.
+    fn is_usable(&self, since: Instant, now: Instant) -> bool {
         let connection = lock(&self.connection);
         let Some(connection) = connection.as_ref() else {
             return false;
         };
-        let is_young = idle < connection.idle && connection.since.elapsed() < LIFETIME;
+        let is_young = now.saturating_duration_since(since) < connection.idle
+            && now.saturating_duration_since(connection.since) < LIFETIME;
         is_young && (connection.stream.upgrade()).is_some_and(|stream| is_quiet(&stream))
     }
 }
@@ -130,7 +131,7 @@ impl Lines {
     }
 
     /// A line with an open connection.
-    pub(super) fn take(&self, origin: &str) -> Option<Line> {
+    pub(super) fn take(&self, origin: &str, now: Instant) -> Option<Line> {
         loop {
             let (since, line) = {
                 let idle = &mut *lock(&self.0);
@@ -138,7 +139,7 @@ impl Lines {
                 idle.count -= 1;
                 line
             };
-            if line.watch.is_usable(since.elapsed()) {
+            if line.watch.is_usable(since, now) {
                 return Some(line);
             }
         }
@@ -162,11 +163,11 @@ impl Lines {
     }
 
     fn close_idle(&self) {
-        let mut closed = Vec::new();
+        let (mut closed, now) = (Vec::new(), Instant::now());
         let mut idle = lock(&self.0);
         idle.by_origin.retain(|_, lines| {
             let is_closed =
-                |(since, line): &mut (Instant, Line)| !line.watch.is_usable(since.elapsed());
+                |(since, line): &mut (Instant, Line)| !line.watch.is_usable(*since, now);
             closed.extend(lines.extract_if(.., is_closed));
             !lines.is_empty()
         });
@@ -233,25 +234,21 @@ mod tests {
     fn a_connection_is_used_until_its_age_or_its_idle_time_ends_it() {
         let (watch, stream, _listener) = connected();
         let seconds = Duration::from_secs;
-        assert!(watch.is_usable(seconds(14)) && !watch.is_usable(seconds(15)));
+        let now = Instant::now();
+        let after = |idle: Duration| watch.is_usable(now, now + idle);
+        assert!(after(seconds(14)) && !after(seconds(15)));
         for (timeout, idle) in [(1, 500), (2, 1000), (5, 4000), (100, 15_000)] {
             watch.keeps(Some(seconds(timeout)));
             let idle = Duration::from_millis(idle);
-            assert!(!watch.is_usable(idle), "{timeout}");
-            assert!(
-                watch.is_usable(idle - Duration::from_millis(1)),
-                "{timeout}"
-            );
+            assert!(!after(idle), "{timeout}");
+            assert!(after(idle - Duration::from_millis(1)), "{timeout}");
         }
-        if let Some(connection) = &mut *lock(&watch.connection) {
-            let before = Instant::now().checked_sub(LIFETIME);
-            connection.since = before.expect("the machine runs for minutes");
-        }
-        assert!(!watch.is_usable(Duration::ZERO));
+        let later = now + LIFETIME + seconds(1);
+        assert!(!watch.is_usable(later, later));
         watch.connects(&stream);
-        assert!(watch.is_usable(Duration::ZERO));
+        assert!(after(Duration::ZERO));
         drop(stream);
-        assert!(!watch.is_usable(Duration::ZERO) && !watch.is_connected());
+        assert!(!after(Duration::ZERO) && !watch.is_connected());
     }
 
     #[test]

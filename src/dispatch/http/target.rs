@@ -250,8 +250,11 @@ impl Target {
         let mut request = build().map_err(Outcome::Dead)?;
         let began = Instant::now();
         let is_worth_it = self.reuse.is_worth_it();
-        let idle = is_worth_it.then(|| self.lines.take(&self.origin)).flatten();
+        let idle = is_worth_it
+            .then(|| self.lines.take(&self.origin, began))
+            .flatten();
         let mut is_reused = idle.is_some();
+        let mut passed = Duration::ZERO;
         let Some(line) = idle.or_else(|| self.new_line()) else {
             let most = most_sockets();
             let shortage = Shortage::new(
@@ -261,8 +264,11 @@ impl Target {
             let error = ureq::Error::Other(Box::new(shortage));
             return Err(blame::outcome(&error, self.timeout));
         };
+        if !is_reused {
+            passed = began.elapsed();
+        }
         let result = loop {
-            let result = self.send(&line, request, began.elapsed());
+            let result = self.send(&line, request, passed);
             match &result {
                 Err(error) if is_reused && !line.watch.has_answered() && blame::is_lost(error) => {}
                 _ => break result,
@@ -270,6 +276,7 @@ impl Target {
             log::debug!(event = "connection_closed", destination = self.destination.name.as_str(); "the receiver closed a connection when a request was sent: sending it once more");
             self.reuse.lost();
             is_reused = false;
+            passed = began.elapsed();
             request = build().map_err(Outcome::Dead)?;
         };
         if is_reused && result.is_ok() {

@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_topic_is_full_until_half_of_its_messages_have_left() {
         let load = Load::new(4);
-        let messages: Vec<Message> = (1..=4).map(|n| claimed(n, "a", None).message).collect();
+        let messages: Vec<Message> = (1..=4).map(|n| *claimed(n, "a", None).message).collect();
         load.enter(messages[..3].iter());
         assert!(load.full().is_empty());
         load.enter(messages[3..].iter());

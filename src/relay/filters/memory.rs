@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn message(sequence: i64) -> Message {
-        claimed(sequence, "a", None).message
+        *claimed(sequence, "a", None).message
     }
 
     /// R50

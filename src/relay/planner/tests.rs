@@ -96,7 +96,7 @@ pub(in crate::relay) fn claimed(sequence: i64, topic: &str, ordering_key: Option
         registration: None,
     };
     Claimed {
-        message,
+        message: Box::new(message),
         position: Position {
             available_at: 0,
             sequence,

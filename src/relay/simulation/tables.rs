@@ -586,7 +586,7 @@ impl Tables {
                 position: row.position(),
                 known: self.known(&row),
                 taken_over,
-                message: self.message(&row, now),
+                message: Box::new(self.message(&row, now)),
             };
             changes.rows.insert(row.sequence, Some(row));
             claimed

@@ -112,7 +112,8 @@ pub(crate) enum TakenOver {
 
 /// A claimed message, and the facts that the claim found.
 pub(crate) struct Claimed {
-    pub(crate) message: Message,
+    /// Boxed, because a claimed message is moved about twenty times.
+    pub(crate) message: Box<Message>,
     pub(crate) position: Position,
     pub(crate) known: Known,
     pub(crate) taken_over: TakenOver,
@@ -478,7 +479,7 @@ impl Claimed {
                 Some(_) => Known::OtherContent,
             },
             taken_over,
-            message: row.into_message(at, before),
+            message: Box::new(row.into_message(at, before)),
         }
     }
 }

@@ -150,7 +150,7 @@ impl<'a, D: Database> Side<'a, D> {
                 one.known,
                 message.expires.map(left),
             );
-            self.claimed.push(message);
+            self.claimed.push(*message);
         }
         told
     }
@@ -293,7 +293,7 @@ impl<'a, D: Database> Side<'a, D> {
             } => {
                 let settlement = |message| {
                     let job = Job {
-                        message,
+                        message: Box::new(message),
                         lease,
                         to: To::Bulkhead(0),
                         customer: None,
