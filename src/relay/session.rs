@@ -1,7 +1,7 @@
 //! A thread's own database connection, reopened when it breaks.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use diesel::connection::{
     AnsiTransactionManager, Instrumentation, InstrumentationEvent, TransactionManager,
@@ -44,11 +44,17 @@ pub(crate) struct Session {
     pub(super) threads: Arc<Threads>,
     pub(super) post: Post,
     statement_timeout: Duration,
+    lock_limit: Duration,
+    /// The caller of [`run_with`](Self::run_with) knows what to do if another session holds a lock for longer than
+    /// `lock_limit`.
+    expects_locks: bool,
     plans: Plans,
     pub(super) conn: Option<Connected>,
     /// The server process of the last connection. `None` behind a pooler, where any process may serve a statement.
     pub(super) backend: Option<i32>,
     failures: u32,
+    /// When the last statements began.
+    began: Instant,
     /// The cause of the last error was a problem of the outbox.
     pub(super) is_missing: bool,
     /// The last error came after a time limit: the statement was slow, or waited for a lock.
@@ -72,14 +78,23 @@ impl Session {
             threads,
             post,
             statement_timeout,
+            lock_limit: lock_limit(statement_timeout),
+            expects_locks: false,
             plans,
             conn: None,
             backend: None,
             failures: 0,
+            began: Instant::now(),
             is_missing: false,
             is_over_time: false,
             own_events: false,
         }
+    }
+
+    /// A lock that another session holds for longer than this is no failure of the database, and keeps the connection.
+    pub(crate) fn expecting_locks(mut self, lock_limit: Duration) -> Self {
+        (self.lock_limit, self.expects_locks) = (lock_limit, true);
+        self
     }
 
     pub(crate) fn with_own_events(mut self, is_so: bool) -> Self {
@@ -92,7 +107,7 @@ impl Session {
         &mut self,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
-        self.run_with(AfterRefusal::Reconnect, statements)
+        self.run_and_judge(None, statements)
     }
 
     /// [`run`](Self::run), with `after` to decide about the connection after a refusal.
@@ -101,30 +116,45 @@ impl Session {
         after: AfterRefusal,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
+        self.run_and_judge(Some(after), statements)
+    }
+
+    fn run_and_judge<T>(
+        &mut self,
+        after: Option<AfterRefusal>,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
+    ) -> Result<T, DatabaseError> {
         let (threads, post) = (Arc::clone(&self.threads), self.post);
         let limit = match &self.conn {
             Some(connected) => self.longest(connected),
             None => LONGEST_CONNECT,
         };
         let is_new = self.conn.is_none();
+        self.began = Instant::now();
         let in_database = threads.in_database(post);
         let _within = in_database.within(limit);
         let result = self.try_run(statements);
-        let (took, limit) = (in_database.stayed(), lock_limit(self.statement_timeout));
-        self.is_over_time = matches!(
-            &result,
-            Err(DatabaseError::Statement(error)) if is_over_time(error, took, limit)
-        );
+        let took = self.began.elapsed();
+        let is_over = |limit: Duration| {
+            matches!(
+                &result,
+                Err(DatabaseError::Statement(error)) if is_over_time(error, took, limit)
+            )
+        };
+        self.is_over_time = is_over(self.lock_limit);
+        let has_met_lock =
+            self.expects_locks && self.is_over_time && !is_over(self.statement_timeout);
         match &result {
             Ok(_) => {
                 self.failures = 0;
                 self.is_missing = false;
             }
             Err(error)
-                if after == AfterRefusal::Keep
-                    && error.is_refusal()
-                    && !self.is_over_time
-                    && self.is_outside() =>
+                if match after {
+                    None => false,
+                    Some(_) if self.is_over_time => has_met_lock,
+                    Some(after) => after == AfterRefusal::Keep && error.is_refusal(),
+                } && self.is_outside() =>
             {
                 threads.count_error(post);
             }
@@ -187,6 +217,7 @@ impl Session {
             None => self.connect()?,
         };
         let Connected { conn, pooled } = self.conn.insert(connected);
+        self.began = Instant::now();
         let Some(limits) = *pooled else {
             return Ok(statements(conn, &self.outbox)?);
         };
@@ -197,7 +228,8 @@ impl Session {
     }
 
     fn connect(&mut self) -> Result<Connected, DatabaseError> {
-        let limits = Limits::of_relay(self.statement_timeout, self.plans);
+        let limits =
+            Limits::of_relay(self.statement_timeout, self.plans).with_lock_timeout(self.lock_limit);
         let mut connected = self.source.connect(self.post.name(), limits)?;
         let longest = self.longest(&connected);
         let is_pooled = connected.pooled.is_some();

@@ -1,8 +1,7 @@
 //! The settler threads: they settle messages (record the results in the database), many at a time.
 
-mod locked;
+mod aside;
 mod next;
-mod refused;
 mod splits;
 mod written;
 
@@ -15,9 +14,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 pub(super) use self::written::blocks_key;
 pub(super) use self::written::{Settle, Written, write_down};
 
-use self::locked::Locked;
+use self::aside::Aside;
 use self::next::look_at_the_next;
-use self::refused::Refused;
 use self::splits::{Splits, Unfinished};
 use super::database::Database;
 use super::filters::Filtering;
@@ -48,14 +46,18 @@ const LIGHT: usize = 16;
 /// The time limit of a settle. A settle that takes longer is given up and retried.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long a settle waits for a row that another session has locked. Then the settler asks which rows are locked, and
+/// settles the others.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// The most stored bytes of the parts that one transaction places, unless a single part has more.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Settles messages without ordering keys. Ends when all senders and the claimer have ended and all messages are
 /// settled, or when the relay gives up at its deadline.
 ///
-/// Settlements that the database refuses because of their values are put aside (`refused`) and retried from time to
-/// time. They do not hold up others: settlements that were not refused always come first.
+/// Settlements that the database refuses because of their values, and those of messages that another session has locked,
+/// are set aside (`aside`) and retried from time to time. They do not hold up others, which always come first.
 pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
     let session = session(shared, Post::Settler);
     let mut settler = Settler::new(shared, session, Keys::None, largest_piece(shared));
@@ -88,7 +90,8 @@ pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlem
 }
 
 fn session(shared: &Shared, post: Post) -> Session {
-    shared.session(post, STATEMENT_TIMEOUT, Plans::ByIndex)
+    let session = shared.session(post, STATEMENT_TIMEOUT, Plans::ByIndex);
+    session.expecting_locks(LOCK_TIMEOUT)
 }
 
 /// The most of a fan-out that one transaction does. A settle of other messages waits at most for one such transaction.
@@ -116,8 +119,7 @@ pub(super) struct Settler<'a, D> {
     keys: Keys,
     /// Whether the last batch was large.
     is_busy: bool,
-    refused: Refused,
-    locked: Locked,
+    aside: Aside,
     splits: Splits,
     failures: Failures,
     /// What to do with the connection if the current statement is refused.
@@ -134,8 +136,7 @@ impl<'a, D: Database> Settler<'a, D> {
             db,
             keys,
             is_busy: false,
-            refused: Refused::default(),
-            locked: Locked::default(),
+            aside: Aside::default(),
             splits: Splits::new(piece),
             failures: Failures::default(),
             after_refusal: AfterRefusal::Reconnect,
@@ -172,24 +173,18 @@ impl<'a, D: Database> Settler<'a, D> {
         }
     }
 
-    /// The time of the next piece of a fan-out, of the next retry of refused or locked settlements, or of the next log
-    /// line about failures.
+    /// The time of the next piece of a fan-out, of the next try of settlements set aside, or of the next log line about
+    /// failures.
     pub(super) fn next_try(&self) -> Option<Instant> {
         let now = clock::now();
-        let tries = [
-            self.refused.next_try(now),
-            self.locked.next_look(),
-            self.splits.next_piece(now),
-        ];
+        let tries = [self.aside.next_try(now), self.splits.next_piece(now)];
         let tries = tries.into_iter().flatten();
         tries.chain(self.failures.due()).min()
     }
 
-    /// Makes one try of refused and of locked settlements, if a try is due, and does a piece of the fan-outs, if there
-    /// are any.
+    /// Makes one try of settlements set aside, if a try is due, and does a piece of the fan-outs, if there are any.
     pub(super) fn try_next(&mut self) {
-        self.try_refused();
-        self.try_locked();
+        self.try_aside();
         self.split_next();
     }
 

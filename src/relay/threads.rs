@@ -120,12 +120,6 @@ impl Stay {
         (stay > 0).then_some((stay >> LIMIT_BITS, limit))
     }
 
-    /// How long the thread has been inside since its last step.
-    pub(super) fn stayed(&self) -> Duration {
-        self.read()
-            .map_or(Duration::ZERO, |(since, _)| elapsed(since))
-    }
-
     pub(super) fn is_inside(&self) -> bool {
         self.read().is_some()
     }

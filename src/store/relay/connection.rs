@@ -117,6 +117,7 @@ pub(crate) struct Connected {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     statement_timeout: Duration,
+    lock_timeout: Duration,
     /// How long a transaction may wait for its next statement.
     longest_idle: Duration,
     plans: Plans,
@@ -142,8 +143,17 @@ impl Limits {
     pub(crate) fn of_relay(statement_timeout: Duration, plans: Plans) -> Self {
         Self {
             statement_timeout,
+            lock_timeout: lock_limit(statement_timeout),
             longest_idle: LONGEST_IDLE,
             plans,
+        }
+    }
+
+    /// With statements that wait for a lock no longer than this.
+    pub(crate) fn with_lock_timeout(self, lock_timeout: Duration) -> Self {
+        Self {
+            lock_timeout,
+            ..self
         }
     }
 
@@ -151,6 +161,7 @@ impl Limits {
     pub(crate) fn of_caller(statement_timeout: Duration) -> Self {
         Self {
             statement_timeout,
+            lock_timeout: lock_limit(statement_timeout),
             longest_idle: statement_timeout.saturating_add(Duration::from_secs(10)),
             plans: Plans::Any,
         }
@@ -165,7 +176,7 @@ impl Limits {
             Plans::ByIndex => ("off", "force_generic_plan"),
         };
         let timeout = crate::store::millis(self.statement_timeout).max(1);
-        let lock_timeout = crate::store::millis(lock_limit(self.statement_timeout)).max(1);
+        let lock_timeout = crate::store::millis(self.lock_timeout).max(1);
         [
             ("statement_timeout", timeout.to_string()),
             ("lock_timeout", lock_timeout.to_string()),

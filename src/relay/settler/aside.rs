@@ -1,6 +1,8 @@
-//! Settlements that the database refuses to record: put aside, and retried apart from all others.
+//! Settlements that are set aside, so that no other settlement waits with them: the database refuses to record them, or
+//! another session has locked their messages, such as a person's open transaction. They are tried again apart from all
+//! others.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::splits::Unfinished;
@@ -16,13 +18,15 @@ use crate::store::relay::lease::LeaseId;
 /// How long a message waits after its first refusal. Each further refusal doubles the wait.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The time between two looks whether messages are still locked.
+const LOCKED_PAUSE: Duration = Duration::from_secs(1);
 /// After a refused try, the next try waits this many times as long as the refused try took. So refusals take at most a
 /// tenth of a busy thread's time, and half of an idle thread's.
 const REST: u32 = 9;
 const IDLE_REST: u32 = 1;
 /// How long after a refusal the messages of a topic are settled apart from others.
 const SUSPICION: Duration = Duration::from_secs(120);
-/// For how long refused settlements are retried when the relay ends.
+/// For how long settlements set aside are retried when the relay ends.
 const LAST_TRIES: Duration = Duration::from_secs(5);
 
 /// The properties that all messages of one try share.
@@ -52,15 +56,23 @@ impl Try {
     }
 }
 
-/// Settlements that were refused, or whose topics have had a recent refusal.
+/// Why settlements wait.
+#[derive(Debug)]
+enum Waiting {
+    Refused(Try),
+    /// The messages were locked at the last look.
+    Locked(Vec<Settlement>),
+}
+
+/// The settlements that are set aside.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(super) struct Aside {
     /// The last refusal of each topic.
     suspects: HashMap<Topic, Instant>,
-    /// Not tried yet.
+    /// Not tried yet: their topics have had a recent refusal.
     fresh: VecDeque<Try>,
-    /// Refused, by the time of the next try. The number makes the keys unique.
-    waiting: BTreeMap<(Instant, u64), Try>,
+    /// By the time of the next try. The number makes the keys unique.
+    waiting: BTreeMap<(Instant, u64), Waiting>,
     number: u64,
     /// No try before this time.
     rests_until: Option<Instant>,
@@ -68,7 +80,7 @@ pub(super) struct Refused {
     had_fresh: bool,
 }
 
-impl Refused {
+impl Aside {
     /// The time of the next try, if there is one.
     pub(super) fn next_try(&self, now: Instant) -> Option<Instant> {
         let waiting = self.waiting.keys().next().map(|(at, _)| *at);
@@ -79,7 +91,7 @@ impl Refused {
         Some(self.rests_until.map_or(next, |until| next.max(until)))
     }
 
-    fn take_next(&mut self) -> Option<Try> {
+    fn take_next(&mut self) -> Option<Waiting> {
         let now = clock::now();
         if self.next_try(now).is_none_or(|at| at > now) {
             return None;
@@ -88,7 +100,7 @@ impl Refused {
         let is_waitings_turn = self.fresh.is_empty() || (is_due && self.had_fresh);
         self.had_fresh = !is_waitings_turn;
         match self.had_fresh {
-            true => self.fresh.pop_front(),
+            true => self.fresh.pop_front().map(Waiting::Refused),
             false => self.waiting.pop_first().map(|(_, one)| one),
         }
     }
@@ -112,22 +124,34 @@ impl Refused {
         }
     }
 
-    fn wait(&mut self, one: Try, pause: Duration) {
+    fn wait(&mut self, one: Waiting, pause: Duration) {
         self.number += 1;
         let at = clock::now() + pause;
         self.waiting.insert((at, self.number), one);
     }
 
-    /// Called after a refused settlement succeeds: the waiting settlements of its topic are tried at once, together.
-    fn bring_forward(&mut self, topic: &Topic, most: usize) {
+    fn wait_for_locks(&mut self, group: Vec<Settlement>) {
+        if !group.is_empty() {
+            self.wait(Waiting::Locked(group), LOCKED_PAUSE);
+        }
+    }
+
+    /// Makes the waiting refused settlements that `is_so` ready to be tried at once, together.
+    fn bring_forward(&mut self, most: usize, is_so: impl Fn(&Topic) -> bool) {
         let waiting = std::mem::take(&mut self.waiting);
         for (at, one) in waiting {
-            if one.topic() == topic {
-                self.add_fresh(one.class, one.group, most);
-            } else {
-                self.waiting.insert(at, one);
+            match one {
+                Waiting::Refused(one) if is_so(one.topic()) => {
+                    self.add_fresh(one.class, one.group, most);
+                }
+                other => drop(self.waiting.insert(at, other)),
             }
         }
+    }
+
+    fn has_locked(&self) -> bool {
+        let mut waiting = self.waiting.values();
+        waiting.any(|one| matches!(one, Waiting::Locked(_)))
     }
 }
 
@@ -137,7 +161,7 @@ impl<D: Database> Settler<'_, D> {
         &mut self,
         batch: Vec<Settlement>,
     ) -> Vec<Settlement> {
-        let (suspects, others) = self.refused.take_suspects(batch);
+        let (suspects, others) = self.aside.take_suspects(batch);
         let mut classes: BTreeMap<Class, Vec<Settlement>> = BTreeMap::new();
         for one in suspects {
             let class = (one.topic(), one.lease, one.kind());
@@ -145,7 +169,7 @@ impl<D: Database> Settler<'_, D> {
         }
         for (class, group) in classes {
             self.put_aside(&class.0, &group);
-            self.refused.add_fresh(class, group, self.shared.batch());
+            self.aside.add_fresh(class, group, self.shared.batch());
         }
         others
     }
@@ -206,37 +230,82 @@ impl<D: Database> Settler<'_, D> {
         settled.map_err(|error| (error, clock::since(began)))
     }
 
-    /// Makes one try of a refused settlement, if a try is due.
-    pub(super) fn try_refused(&mut self) {
-        if let Some(one) = self.refused.take_next() {
+    /// Makes one try of a settlement set aside, if a try is due.
+    pub(super) fn try_aside(&mut self) {
+        if let Some(one) = self.aside.take_next() {
             // An error is no problem here: the settlement waits for its next try.
             let _ = self.try_to_settle(one);
         }
     }
 
-    /// At the end of the relay, releases the messages that are not fanned out yet, and tries all refused and
-    /// locked settlements once more, for at most [`LAST_TRIES`].
+    /// After a settle that exceeded its time limit: sets the messages that are locked aside, and returns the others.
+    /// If the query fails, the database is unavailable, and all are returned to be retried.
+    pub(super) fn set_locked_apart(&mut self, group: Vec<Settlement>) -> Vec<Settlement> {
+        let (locked, free) = match self.by_lock(group) {
+            Ok(parts) => parts,
+            Err(group) => return group,
+        };
+        let Some(first) = locked.first() else {
+            // A refusal that has taken long looks like a timeout.
+            return self.isolate(free);
+        };
+        let (sequence, messages) = (first.sequence(), locked.len());
+        log::warn!(event = "settle_locked", sequence = sequence, messages = messages; "another session has locked {messages} messages, among them message {sequence}: their results are recorded when it ends its transaction (see pg_stat_activity)");
+        self.aside.wait_for_locks(locked);
+        free
+    }
+
+    /// Settles those of these messages that are no longer locked.
+    fn look_at_locked(&mut self, waiting: Vec<Settlement>) {
+        let (locked, free) = match self.by_lock(waiting) {
+            Ok(parts) => parts,
+            Err(waiting) => (waiting, Vec::new()),
+        };
+        self.aside.wait_for_locks(locked);
+        let left = self.settle(free);
+        self.aside.wait_for_locks(left);
+    }
+
+    /// The locked messages and the others. An error, with all messages, if the database is unavailable.
+    fn by_lock(
+        &mut self,
+        group: Vec<Settlement>,
+    ) -> Result<(Vec<Settlement>, Vec<Settlement>), Vec<Settlement>> {
+        let sequences: Vec<i64> = group.iter().map(Settlement::sequence).collect();
+        // The session reports the error.
+        let Ok(locked) = self.db.locked(&sequences) else {
+            return Err(group);
+        };
+        let locked: HashSet<i64> = locked.into_iter().collect();
+        let is_locked = |one: &Settlement| locked.contains(&one.sequence());
+        Ok(group.into_iter().partition(is_locked))
+    }
+
+    /// At the end of the relay, releases the messages that are not fanned out yet, and tries all settlements set aside
+    /// once more, for at most [`LAST_TRIES`].
     pub(super) fn try_the_rest(&mut self) -> Result<(), GivenUp> {
         let unfinished = self.splits.give_back();
         self.settle_all(unfinished)?;
         let until = clock::now() + LAST_TRIES;
-        self.try_locked_until(until);
-        let waiting = std::mem::take(&mut self.refused.waiting);
-        for one in waiting.into_values() {
-            self.refused.add_fresh(one.class, one.group, usize::MAX);
-        }
+        self.aside.bring_forward(usize::MAX, |_| true);
         loop {
-            let next = self.refused.fresh.pop_front();
+            let next = self.aside.fresh.pop_front().map(Waiting::Refused);
             let now = clock::now();
             let is_due = |at: Instant| at <= now;
             let next = next.or_else(|| {
-                let first = self.refused.waiting.first_entry()?;
+                let first = self.aside.waiting.first_entry()?;
                 is_due(first.key().0).then(|| first.remove())
             });
+            let is_late = now >= until;
             let Some(one) = next else {
-                return Ok(());
+                if is_late || self.shared.is_abandoned() || !self.aside.has_locked() {
+                    return Ok(());
+                }
+                self.shared.pause(LOCKED_PAUSE / 4);
+                continue;
             };
-            if now >= until && one.group.iter().all(|message| message.repeated) {
+            let (Waiting::Refused(Try { group, .. }) | Waiting::Locked(group)) = &one;
+            if is_late && group.iter().all(|message| message.repeated) {
                 return Ok(());
             }
             if self.try_to_settle(one).is_err() {
@@ -245,8 +314,12 @@ impl<D: Database> Settler<'_, D> {
                 }
                 self.shared.pause(self.db.wait());
                 // The settlement that failed is the last of the waiting ones. It becomes fresh again.
-                let last = self.refused.waiting.pop_last();
-                self.refused.fresh.extend(last.map(|(_, one)| one));
+                if let Some((at, one)) = self.aside.waiting.pop_last() {
+                    match one {
+                        Waiting::Refused(one) => self.aside.fresh.push_back(one),
+                        locked @ Waiting::Locked(_) => drop(self.aside.waiting.insert(at, locked)),
+                    }
+                }
             } else if self.shared.is_abandoned() {
                 return Ok(());
             }
@@ -254,23 +327,30 @@ impl<D: Database> Settler<'_, D> {
     }
 
     /// Returns an error only if the database is unavailable.
-    fn try_to_settle(&mut self, mut one: Try) -> Result<(), DatabaseError> {
+    fn try_to_settle(&mut self, one: Waiting) -> Result<(), DatabaseError> {
+        let mut one = match one {
+            Waiting::Refused(one) => one,
+            Waiting::Locked(group) => {
+                self.look_at_locked(group);
+                return Ok(());
+            }
+        };
         let mut groups = each_once(one.group).into_iter();
         one.group = groups.next().unwrap_or_default();
         for group in groups {
             let again = Try::new(one.class.clone(), group);
-            self.refused.wait(again, Duration::ZERO);
+            self.aside.wait(Waiting::Refused(again), Duration::ZERO);
         }
         let was_refused = one.group.iter().any(|message| message.repeated);
         match self.settle_apart(&one.group, Some(one.topic().clone())) {
             Ok(unfinished) => {
                 let most = self.shared.batch();
                 if was_refused {
-                    self.refused.bring_forward(one.topic(), most);
+                    (self.aside).bring_forward(most, |topic| topic == one.topic());
                 }
                 let left = unfinished.of(one.group);
                 if !left.is_empty() {
-                    self.refused.add_fresh(one.class, left, most);
+                    self.aside.add_fresh(one.class, left, most);
                 }
                 Ok(())
             }
@@ -281,7 +361,7 @@ impl<D: Database> Settler<'_, D> {
             Err((error, _)) => {
                 let repeated = |message: &mut Settlement| message.repeated = true;
                 one.group.iter_mut().for_each(repeated);
-                self.refused.wait(one, self.db.wait());
+                self.aside.wait(Waiting::Refused(one), self.db.wait());
                 Err(error)
             }
         }
@@ -290,9 +370,9 @@ impl<D: Database> Settler<'_, D> {
     /// Handles the refusal of a try that was put aside: the try is repeated in halves, or later.
     fn was_refused(&mut self, mut one: Try, error: &DatabaseError, took: Duration) {
         let now = clock::now();
-        let is_news = self.refused.suspects.insert(one.topic().clone(), now);
+        let is_news = self.aside.suspects.insert(one.topic().clone(), now);
         let rest = if self.is_busy { REST } else { IDLE_REST };
-        self.refused.rests_until = Some(now + rest * took);
+        self.aside.rests_until = Some(now + rest * took);
         if is_news.is_none() {
             let Topic { topic, destination } = one.topic();
             let to = match destination.as_str() {
@@ -308,13 +388,13 @@ impl<D: Database> Settler<'_, D> {
             was_changed |= message.make_ascii();
         }
         if was_changed {
-            return self.refused.wait(one, Duration::ZERO);
+            return (self.aside).wait(Waiting::Refused(one), Duration::ZERO);
         }
         if one.group.len() > 1 {
             let second = one.group.split_off(one.group.len() / 2);
             for half in [one.group, second] {
                 let half = Try::new(one.class.clone(), half);
-                self.refused.wait(half, Duration::ZERO);
+                self.aside.wait(Waiting::Refused(half), Duration::ZERO);
             }
             return;
         }
@@ -324,7 +404,7 @@ impl<D: Database> Settler<'_, D> {
         }
         let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(one.refusals));
         one.refusals += 1;
-        self.refused.wait(one, pause.min(LONGEST_PAUSE));
+        (self.aside).wait(Waiting::Refused(one), pause.min(LONGEST_PAUSE));
     }
 }
 
