@@ -124,7 +124,9 @@ impl Ways<'_> {
                     None => Where::Unknown,
                 };
             }
-            (_, []) => return Where::Nowhere,
+            // Another relay has a route for the topic: the message gets a row for that relay's destination. A release would
+            // let this relay claim the message again and again.
+            (_, []) if !registry.hands_on(topic) => return Where::Nowhere,
             (_, [only]) if !is_begun && self.may_go_at_once(registry, message, only) => {
                 return Where::Customer(only);
             }
@@ -288,6 +290,35 @@ mod tests {
         }
         let named = of("none", |one| one.message.destination = "b".to_owned());
         assert_eq!(named.to, To::Bulkhead(1));
+    }
+
+    /// R50: otherwise the relay would claim the message again and again, and the other relay would not get it.
+    #[test]
+    fn what_no_registered_destination_wants_goes_to_the_route_of_another_relay() {
+        let (bulkheads, ..) =
+            Bulkhead::all(&Config::default(), Dispatchers::idle(&Config::default()));
+        let mut config = Config::default();
+        let destination = Destination::new("billing", "http://a").expect("a URL");
+        config.destinations.push(destination);
+        config.routes.push(Route::new("d", "billing"));
+        let of_topic = |topics: &[&str]| {
+            let mut ways = Ways {
+                routes: &Routes::new(&Config::default()),
+                bulkheads: &bulkheads,
+                registry: Arc::new(Registry::beside(Routes::new(&config), topics)),
+                rooms: Rooms::default(),
+                met: Some(Met::new()),
+            };
+            ways.job(claimed(1, "d", None), LeaseId(1), Instant::now())
+                .unsent
+        };
+        let wanted = of_topic(&["d"]);
+        assert!(
+            matches!(&wanted, Some(Verdict::Split(parts)) if parts.to == ["billing"]),
+            "{wanted:?}"
+        );
+        // A settler claimed the message as the next of its key.
+        assert!(matches!(of_topic(&[]), Some(Verdict::Released)));
     }
 
     /// R46: the destination may have been registered again since this relay's last query.

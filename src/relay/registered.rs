@@ -239,6 +239,13 @@ impl Registry {
         self.others_route(topic).is_none() && matches_any(&self.others.ever, topic)
     }
 
+    /// Whether this relay claims messages of this topic, which another relay's route serves, because registered
+    /// destinations may want them.
+    pub(super) fn hands_on(&self, topic: &str) -> bool {
+        let others = self.others_route(topic);
+        self.may_want(topic) && others.is_some_and(|names| !names.is_empty())
+    }
+
     /// The destinations of another relay's route for this topic.
     pub(super) fn others_route(&self, topic: &str) -> Option<Vec<&str>> {
         self.others
@@ -718,6 +725,21 @@ mod tests {
                 bulkhead: None,
                 refused: None,
             })
+        }
+    }
+
+    impl Registry {
+        /// The registry of a relay beside another one, with registered destinations that want none of the messages of
+        /// these topics.
+        pub(in crate::relay) fn beside(other: Routes, topics: &[&str]) -> Self {
+            Self {
+                topics: topics.iter().map(|&topic| topic.to_owned()).collect(),
+                others: Arc::new(Others {
+                    routes: vec![other],
+                    ..Others::default()
+                }),
+                ..Self::default()
+            }
         }
     }
 
