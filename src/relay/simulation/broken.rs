@@ -75,6 +75,12 @@ pub(super) enum Broken {
     ForgetsKeys,
     /// Requeued messages also stay dead letters.
     RequeuesCopies,
+    /// A replay drops the headers of a message.
+    ReplaysWithoutHeaders,
+    /// A replay has the time of the replay.
+    ReplaysWithNewTime,
+    /// A cancelled message does not let its key continue.
+    CancelsAlone,
     /// A fan-out does not record how far it is.
     ForgetsHowFar,
     /// A settle changes every message that its lease holds, under any claim.
@@ -99,7 +105,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 32] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 34] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -146,6 +152,8 @@ impl Broken {
             Self::ForgetsHowFar,
             &[Promise::Lost, Promise::Doubled, Promise::Late],
         ),
+        (Self::ReplaysWithoutHeaders, &[Promise::Again]),
+        (Self::ReplaysWithNewTime, &[Promise::Again]),
         (Self::RefusesForAll, &[Promise::Others]),
         (
             Self::OverlooksTenants,
@@ -161,7 +169,7 @@ impl Broken {
     ];
 
     /// The variants of statements that the comparison with PostgreSQL must find.
-    pub(super) const OF_STATEMENTS: [Self; 22] = [
+    pub(super) const OF_STATEMENTS: [Self; 25] = [
         Self::SettlesUnfenced,
         Self::SettlesByLease,
         Self::ClaimsUnderWhatIsOver,
@@ -182,6 +190,9 @@ impl Broken {
         Self::ForgetsWhatIsDelivered,
         Self::ForgetsKeys,
         Self::RequeuesCopies,
+        Self::ReplaysWithoutHeaders,
+        Self::ReplaysWithNewTime,
+        Self::CancelsAlone,
         Self::KeepsWhatIsRolledBack,
         Self::ClaimsAnyOfKey,
     ];

@@ -97,6 +97,17 @@ pub(super) enum Mood {
     Slow,
 }
 
+/// What an operator does to a message.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Act {
+    Cancel,
+    /// Makes a waiting message due after this time.
+    Reschedule(Duration),
+    Requeue,
+    /// Sends a delivered message again.
+    Replay,
+}
+
 #[derive(Debug, Clone)]
 pub(super) enum Event {
     /// A transaction inserts these messages and ends after this time.
@@ -113,6 +124,8 @@ pub(super) enum Event {
     Remove(&'static str, Option<Duration>),
     /// A registered destination is given to the other tenant.
     Give(&'static str),
+    /// An operator changes one of the messages that can be changed so: the one with this number, modulo their count.
+    Act(Act, usize),
     /// The application asks whether nothing is due.
     Ask(usize),
     /// The process is killed, and another process starts after this time.
@@ -284,6 +297,20 @@ impl History {
             }
             4 => history.crowd(&mut rng),
             _ => {}
+        }
+        let mut rng = Rng::with_seed(seed.rotate_left(41) ^ 0x94d0_49bb_1331_11eb);
+        if !history.has_crowd && rng.u8(..3) == 0 {
+            for _ in 0..rng.usize(1..8) {
+                let act = match rng.u8(..5) {
+                    0 => Act::Cancel,
+                    1 => Act::Reschedule(Duration::ZERO),
+                    2 => Act::Reschedule(millis(&mut rng, 1..4000)),
+                    3 => Act::Requeue,
+                    _ => Act::Replay,
+                };
+                let event = Event::Act(act, rng.usize(..100));
+                history.add(&mut rng, event);
+            }
         }
         history.items.sort_by_key(|item| item.at);
         history

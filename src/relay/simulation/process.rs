@@ -905,13 +905,15 @@ impl<'w> Stage<'w> {
         let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
         let mut messages = self.messages.borrow_mut();
         let truth = &mut messages[id];
+        let again = of(&truth.again, &message.destination);
         let of = match send.outcome {
             Outcome::Delivered(_) => &mut truth.well,
             _ => &mut truth.failed,
         };
         let count = of.entry(message.destination.clone()).or_default();
         *count += 1;
-        let is_twice = *count > 1 && matches!(send.outcome, Outcome::Delivered(_));
+        let most = 1 + again;
+        let is_twice = *count > most && matches!(send.outcome, Outcome::Delivered(_));
         drop(messages);
         if is_twice && self.history.is_fair() {
             self.fall(Promise::Doubled, || {
@@ -927,6 +929,7 @@ impl<'w> Stage<'w> {
     /// Checks the promises at the start of a send.
     fn check_send(&self, message: &Message, lease: LeaseId) {
         self.check_held(message, lease, "at the beginning of its send");
+        self.check_again(message);
         if !self.is_strict() {
             return;
         }
@@ -979,6 +982,20 @@ impl<'w> Stage<'w> {
                     "{} {sequence} has {} attempts, but only {most} were made",
                     row.topic, message.attempts
                 )
+            });
+        }
+    }
+
+    /// Checks that a message that was sent before is the same.
+    fn check_again(&self, message: &Message) {
+        let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
+        let time = message.occurred_at.unwrap_or(message.created_at);
+        let sent = (message.headers.clone(), time);
+        let mut messages = self.messages.borrow_mut();
+        let first = messages[id].first.get_or_insert_with(|| sent.clone());
+        if *first != sent {
+            self.fall(Promise::Again, || {
+                format!("message {id} was sent as {first:?}, and is sent again as {sent:?}")
             });
         }
     }

@@ -23,6 +23,8 @@ pub(super) enum Promise {
     Idle,
     /// R50: a message that is addressed to a registration of a name reaches no other registration.
     Address,
+    /// R50: a message that is sent again has the id, headers and time of the first send.
+    Again,
     /// R46: registered destinations with waiting messages are served equally.
     Fair,
     /// R50: a relay disables no destination for a reason of its own.

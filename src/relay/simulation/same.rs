@@ -30,18 +30,20 @@ use super::stage::{Stage, Truth};
 use super::tables::{self, Changes, Tables, micros};
 use crate::clock;
 use crate::config::{Config, OnDead};
-use crate::message::NewMessage;
+use crate::message::{Due, NewMessage, Sequence};
 use crate::name::OutboxName;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::threads::Post;
 use crate::relay::verdict::Verdict;
+use crate::store::operate::replay::{self, ReplayFilter, ReplayIds};
 use crate::store::operate::{dead, why};
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease;
 use crate::store::statement::statement;
 use crate::store::tests::Outbox;
 use crate::store::write::enqueue;
+use crate::store::write::waiting::{MessageRef, cancel_waiting, reschedule};
 
 /// The default number of histories.
 const HISTORIES: u64 = 20;
@@ -49,6 +51,8 @@ const QUESTIONS: usize = 250;
 /// Each broken statement must be found within this many histories.
 const HISTORIES_OF_BROKEN: u64 = 20;
 const TURN: Duration = Duration::from_secs(600);
+/// The name of the run of all replays.
+const RUN: &str = "r";
 /// The time limit of a statement.
 const LONG: Duration = Duration::from_secs(30);
 
@@ -82,13 +86,13 @@ fn rows_of_postgres(conn: &mut PgConnection, name: &OutboxName) -> Vec<Row> {
     statement(format!(
         "SELECT concat_ws(' ', 'live', topic, destination, coalesce(ordering_key, '-'),
                     coalesce(idempotency_key, '-'), payload, attempts, coalesce(split_from, 0), coalesce(split_to, '-'),
-                    coalesce(last_error_code = 'ABANDONED', false)::text,
+                    coalesce(headers->>'h', '-'), coalesce(last_error_code = 'ABANDONED', false)::text,
                     (available_at <= clock_timestamp())::text) AS what,
                 sequence, locked_by AS lease, available_at AS at FROM {}
          UNION ALL
          SELECT concat_ws(' ', 'dead', topic, named_destination, coalesce(ordering_key, '-'),
                     coalesce(idempotency_key, '-'), payload, attempts, coalesce(split_from, 0), coalesce(split_to, '-'),
-                    blocks_key::text), sequence, NULL, NULL FROM {}
+                    coalesce(headers->>'h', '-'), blocks_key::text), sequence, NULL, NULL FROM {}
          UNION ALL
          SELECT concat_ws(' ', 'ledger', topic, named_destination, coalesce(ordering_key, '-'),
                     coalesce(idempotency_key, '-'), attempts, status), sequence, NULL, NULL FROM {}
@@ -116,13 +120,18 @@ fn rows_of_tables(tables: &Tables, now: i64) -> Vec<Row> {
     };
     let named = |of: &tables::Row| {
         let key = of.ordering_key.unwrap_or("-");
-        let known_by = of.idempotency_key.unwrap_or("-");
+        let known_by = of.idempotency_key.as_deref().unwrap_or("-");
         format!("{} {} {key} {known_by}", of.topic, of.destination)
     };
     let message = |of: &tables::Row| {
         let (attempts, from) = (of.attempts, of.split_from.unwrap_or(0));
         let split_to = of.split_to.as_deref().unwrap_or("-");
-        format!("{} {} {attempts} {from} {split_to}", named(of), of.body)
+        let headers = of.headers.map_or("-".to_owned(), |value| value.to_string());
+        format!(
+            "{} {} {attempts} {from} {split_to} {headers}",
+            named(of),
+            of.body
+        )
     };
     let live = tables.rows.values().map(|one| {
         let (message, is_due) = (message(one), one.available_at <= now);
@@ -183,8 +192,10 @@ fn enqueue_in_tables(
             topic: one.topic,
             destination: one.destination.to_owned(),
             ordering_key: one.ordering_key,
-            idempotency_key: one.idempotency_key,
+            idempotency_key: one.idempotency_key.map(str::to_owned),
             body: one.body,
+            headers: one.headers,
+            occurred_at: began,
             available_at: began + micros(turns(one.delay)),
             expires_at: one.expires.map(|lasts| began + micros(turns(lasts))),
             attempts: 0,
@@ -226,6 +237,9 @@ fn enqueue_in_postgres(
         one.destination.clone_into(&mut message.destination);
         message.ordering_key = one.ordering_key.map(str::to_owned);
         message.idempotency_key = one.idempotency_key.map(str::to_owned);
+        if let Some(value) = one.headers {
+            message = message.header("h", value.to_string());
+        }
         message = message.delay(turns(one.delay));
         if let Some(lasts) = one.expires {
             message = message.expires_after(turns(lasts));
@@ -365,6 +379,7 @@ fn compare_on<'w>(
     let config = Config {
         table: name.clone(),
         on_dead: OnDead::Block,
+        ledger_payload: true,
         ..shared.config.clone()
     };
     let link = || Link::new(stage, 0, Actor::Claimer);
@@ -446,6 +461,40 @@ fn compare_on<'w>(
                 let letters = letters(&mut operator, name, sequences);
                 dead::discard(&mut operator, name, &letters, "").expect("discarded");
                 stage.tables.borrow_mut().discard(sequences, now);
+            }
+            Ask::Cancel(sequences) => {
+                cancel_waiting(&mut operator, name, sequences).expect("cancelled");
+                stage.tables.borrow_mut().cancel(sequences, now);
+            }
+            Ask::Reschedule(sequence, delay) => {
+                let tables = &mut *stage.tables.borrow_mut();
+                let (row, after) = (&tables.rows[sequence], turns(*delay));
+                let which = MessageRef::from(Sequence(*sequence))
+                    .with_id(Uuid::from_u128(row.id as u128))
+                    .at(&row.destination);
+                reschedule(&mut operator, name, &which, Due::After(after)).expect("rescheduled");
+                tables.reschedule(*sequence, after, now);
+            }
+            Ask::Replay(topic) => {
+                let filter = ReplayFilter {
+                    topic: Some((*topic).to_owned()),
+                    ..ReplayFilter::default()
+                };
+                let mut walk =
+                    replay::begin(&mut operator, name, &filter, Some(RUN)).expect("begun");
+                let mut step = || {
+                    let same = ReplayIds::Same;
+                    replay::step(&mut operator, name, &filter, same, &mut walk, "")
+                        .expect("replayed")
+                };
+                while step().is_some() {}
+                let tables = &mut *stage.tables.borrow_mut();
+                let mut sent: Vec<_> = (tables.ledger.iter())
+                    .filter(|one| one.is_delivered && one.row.topic == *topic)
+                    .collect();
+                sent.sort_by_key(|one| (one.at, one.row.sequence));
+                let sent = sent.into_iter().map(|one| one.row.clone()).collect();
+                tables.replay(sent, RUN, now);
             }
             Ask::Forget => {
                 let all =

@@ -8,12 +8,12 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::mem::ManuallyDrop;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use fastrand::Rng;
 
 use super::broken::Broken;
-use super::history::{BAD, Event, History, Item, LENGTH, Mood, New, QUIET, REGISTERED};
+use super::history::{Act, BAD, Event, History, Item, LENGTH, Mood, New, QUIET, REGISTERED};
 use super::process::{Actor, Process, Send};
 use super::promises::{Fall, Promise};
 use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
@@ -146,6 +146,11 @@ pub(super) struct Truth {
     pub(super) well: BTreeMap<String, u32>,
     pub(super) failed: BTreeMap<String, u32>,
     pub(super) taken_over: BTreeMap<String, u32>,
+    /// How often an operator has requeued or replayed the message, by destination.
+    pub(super) again: BTreeMap<String, u32>,
+    pub(super) is_cancelled: bool,
+    /// The headers and the time of the first send.
+    pub(super) first: Option<(Option<String>, SystemTime)>,
 }
 
 /// A claim that is not on disk yet, with the row before and after.
@@ -792,6 +797,7 @@ impl<'w> Stage<'w> {
                 }
             }
             Event::Give(name) => self.tables.borrow_mut().give(name),
+            Event::Act(act, number) => self.change_by_hand(*act, *number),
             Event::Ask(relay) => {
                 if let Some(number) = self.process_of(*relay) {
                     self.enter(number);
@@ -934,6 +940,8 @@ impl<'w> Stage<'w> {
                 ordering_key: new.ordering_key,
                 idempotency_key: None,
                 body: 0,
+                headers: Some(u8::try_from(truths.len() % 100).unwrap_or(0)),
+                occurred_at: now,
                 available_at: now + micros(new.delay),
                 expires_at: new.expires_after.map(|after| now + micros(after)),
                 attempts: 0,
@@ -990,10 +998,66 @@ impl<'w> Stage<'w> {
         }
         drop(tables);
         if transaction.notifies {
-            for number in 0..self.processes.borrow().len() {
-                let time = self.dice(0, 3);
-                self.after(time, Happens::Notify(number));
+            self.notify();
+        }
+    }
+
+    fn notify(&self) {
+        for number in 0..self.processes.borrow().len() {
+            let time = self.dice(0, 3);
+            self.after(time, Happens::Notify(number));
+        }
+    }
+
+    /// An operator changes a message.
+    fn change_by_hand(&self, act: Act, number: usize) {
+        fn one<T>(of: Vec<T>, number: usize) -> Option<T> {
+            let number = number.checked_rem(of.len())?;
+            of.into_iter().nth(number)
+        }
+        let now = self.database_now().micros;
+        let tables = &mut *self.tables.borrow_mut();
+        let messages = &mut *self.messages.borrow_mut();
+        let waiting = || {
+            let waits = |row: &&Row| row.held.is_none() && !tables.locked.contains(&row.sequence);
+            let waiting = tables.rows.values().filter(waits);
+            one(waiting.cloned().collect(), number)
+        };
+        let row = match act {
+            Act::Cancel | Act::Reschedule(_) => waiting(),
+            Act::Requeue => one(
+                tables.dead.iter().map(|one| one.row.clone()).collect(),
+                number,
+            ),
+            Act::Replay => {
+                let sent = tables.ledger.iter().filter(|one| one.is_delivered);
+                one(sent.map(|one| one.row.clone()).collect(), number)
             }
+        };
+        let Some(row) = row else { return };
+        self.tell(|| format!("{act:?} of {row:?}"));
+        let truth = &mut messages[row.id];
+        match act {
+            Act::Cancel => {
+                truth.is_cancelled = true;
+                tables.cancel(&[row.sequence], now);
+            }
+            Act::Reschedule(delay) => {
+                truth.delay += delay;
+                tables.reschedule(row.sequence, delay, now);
+            }
+            Act::Requeue | Act::Replay => {
+                truth.committed = Some(self.now.get());
+                *truth.again.entry(row.destination.clone()).or_default() += 1;
+                match act {
+                    Act::Requeue => tables.requeue(&[row.sequence], now),
+                    _ => tables.replay(vec![row], &format!("r{}", self.order.get()), now),
+                }
+            }
+        }
+        self.unflushed.borrow_mut().clear();
+        if self.listener.get().is_some() {
+            self.notify();
         }
     }
 
@@ -1301,11 +1365,10 @@ impl<'w> Stage<'w> {
                         format!("recorded as delivered but never sent: {entry:?}")
                     });
                 }
-                let is_twice = entries
-                    .iter()
+                let times = (entries.iter())
                     .filter(|one| one.row.destination == entry.row.destination)
-                    .count()
-                    > 1;
+                    .count();
+                let is_twice = times > 1 + of(&truth.again) as usize;
                 if is_twice {
                     return self.fall(Promise::Doubled, || format!("recorded twice: {entry:?}"));
                 }
@@ -1334,6 +1397,9 @@ impl<'w> Stage<'w> {
             });
         }
         for ((id, topic), reached) in reached {
+            if self.messages.borrow()[id].is_cancelled {
+                continue;
+            }
             let want = |name: &&str| {
                 let tenant = (tables.registered.get(name))
                     .and_then(|one| tables.tenants.get(&one.stamp).copied());
@@ -1342,13 +1408,10 @@ impl<'w> Stage<'w> {
                 is_tenants && (matches || !tables.has_filters)
             };
             let mut wanted: BTreeSet<&str> = REGISTERED[..2].iter().copied().filter(want).collect();
-            if topic == wants::ROUTED && !wanted.is_empty() {
-                wanted.insert("a");
-            }
-            let is_so = match wanted.is_empty() {
-                true => reached == BTreeSet::from([""]),
-                false => reached == wanted,
-            };
+            // A message that only the route of a topic gets needs no row for the route's destination.
+            let is_whole = wanted.is_empty() && reached == BTreeSet::from([""]);
+            wanted.extend((topic == wants::ROUTED).then_some("a"));
+            let is_so = is_whole || reached == wanted;
             if !is_so && !reached.contains("*") {
                 self.fall(Promise::Recipients, || {
                     format!("message {id} is for {wanted:?} and was settled for {reached:?}")
@@ -1382,6 +1445,7 @@ impl History {
     /// Whether messages become due without a notification.
     pub(super) fn has_times(&self) -> bool {
         self.has_pauses()
+            || self.has(|event| matches!(event, Event::Act(..)))
             || self.items.iter().any(|item| match &item.event {
                 Event::Enqueue { messages, .. } => messages
                     .iter()

@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound::{Excluded, Included};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use uuid::Uuid;
 
 use super::broken::Broken;
 use super::history::REGISTERED;
 use super::wants;
+use crate::message::replays::replayed;
 use crate::message::{Message, Sequence};
 use crate::registered::RegisteredDestination;
 use crate::relay::planner::{PATROL_STEP, Part, WALK_STEP};
@@ -45,8 +46,12 @@ pub(super) struct Row {
     pub(super) destination: String,
     pub(super) ordering_key: Option<&'static str>,
     /// The idempotency key, if the producer has set one.
-    pub(super) idempotency_key: Option<&'static str>,
+    pub(super) idempotency_key: Option<String>,
     pub(super) body: u8,
+    /// The value of the only header.
+    pub(super) headers: Option<u8>,
+    /// The time of the event: when the first message was enqueued.
+    pub(super) occurred_at: i64,
     pub(super) available_at: i64,
     pub(super) expires_at: Option<i64>,
     pub(super) attempts: i32,
@@ -196,7 +201,8 @@ impl Row {
 
     /// Whether this is the only row with this idempotency key at this destination.
     pub(super) fn is_known_by(&self, idempotency_key: Option<&str>, destination: &str) -> bool {
-        let is_it = self.idempotency_key == idempotency_key && self.destination == destination;
+        let is_it =
+            self.idempotency_key.as_deref() == idempotency_key && self.destination == destination;
         idempotency_key.is_some() && is_it
     }
 
@@ -614,12 +620,12 @@ impl Tables {
             topic: row.topic.to_owned(),
             destination: row.destination.clone(),
             payload,
-            headers: None,
+            headers: row.headers.map(|value| format!(r#"{{"h":"{value}"}}"#)),
             ordering_key: row.ordering_key.map(str::to_owned),
             idempotency_key: row.id.to_string(),
             tenant_id: wants::tenant_of(row.id).filter(|_| self.has_tenants),
-            created_at: std::time::UNIX_EPOCH,
-            occurred_at: None,
+            created_at: UNIX_EPOCH,
+            occurred_at: Some(UNIX_EPOCH + Duration::from_micros(row.occurred_at.unsigned_abs())),
             age: Duration::ZERO,
             claimed: now.here,
             attempts: row.attempts.unsigned_abs(),
@@ -638,7 +644,10 @@ impl Tables {
     fn known(&self, row: &Row) -> Known {
         let is_asked = row.idempotency_key.is_some() && self.broken != Some(Broken::ForgetsKeys);
         let is_it = |one: &&Entry| {
-            one.is_delivered && one.row.is_known_by(row.idempotency_key, &row.destination)
+            one.is_delivered
+                && one
+                    .row
+                    .is_known_by(row.idempotency_key.as_deref(), &row.destination)
         };
         let delivered = self.ledger.iter().filter(|one| is_asked && is_it(one));
         match delivered.max_by_key(|one| one.at) {
@@ -996,7 +1005,7 @@ impl Tables {
             };
             let stands_there = |destination: &String| {
                 let mut rows = self.rows.values();
-                rows.find(|other| other.is_known_by(row.idempotency_key, destination))
+                rows.find(|other| other.is_known_by(row.idempotency_key.as_deref(), destination))
             };
             let stands_in_the_way = |destination: &String| {
                 stands_there(destination).is_some_and(|other| !other.has_content_of(&row))
@@ -1121,7 +1130,8 @@ impl Tables {
                 continue;
             };
             let row = self.dead[at].row.clone();
-            let is_it = |other: &Row| other.is_known_by(row.idempotency_key, &row.destination);
+            let key = row.idempotency_key.as_deref();
+            let is_it = |other: &Row| other.is_known_by(key, &row.destination);
             if self.rows.values().any(is_it) {
                 continue;
             }
@@ -1147,6 +1157,98 @@ impl Tables {
             keys.extend(one.row.ordering_key.filter(|_| goes && one.blocks_key));
             !goes
         });
+        self.let_continue(keys, now);
+    }
+
+    /// Cancels messages that are not held under valid leases.
+    pub(super) fn cancel(&mut self, sequences: &[i64], now: i64) {
+        let holders = sequences.iter().filter_map(|one| self.rows.get(one)?.held);
+        if holders.count() > 0 {
+            self.ended(now);
+        }
+        let is_valid = |held: Held| {
+            self.leases
+                .get(&held.lease)
+                .is_some_and(|one| !one.is_ended)
+        };
+        let is_meant = |row: &&Row| {
+            sequences.contains(&row.sequence)
+                && !self.locked.contains(&row.sequence)
+                && !row.held.is_some_and(is_valid)
+        };
+        let gone: Vec<Row> = self.rows.values().filter(is_meant).cloned().collect();
+        let mut keys = BTreeSet::new();
+        for row in gone {
+            self.rows.remove(&row.sequence);
+            keys.extend(row.ordering_key);
+            let (row, is_delivered) = (freed(&row), false);
+            self.ledger.push(Entry {
+                row,
+                is_delivered,
+                at: now,
+            });
+        }
+        if self.broken != Some(Broken::CancelsAlone) {
+            self.let_continue(keys, now);
+        }
+    }
+
+    /// Makes a waiting message due after this time.
+    pub(super) fn reschedule(&mut self, sequence: i64, delay: Duration, now: i64) {
+        let is_locked = self.locked.contains(&sequence);
+        let row = self.rows.get_mut(&sequence);
+        if let Some(row) = row.filter(|row| row.held.is_none() && !is_locked) {
+            row.available_at = now + micros(delay);
+        }
+    }
+
+    /// Sends delivered messages again, except those that this run has sent again before.
+    pub(super) fn replay(&mut self, delivered: Vec<Row>, run: &str, now: i64) {
+        let sent = |one: &Self, key: &str, to: &str| {
+            one.ledger
+                .iter()
+                .any(|entry| entry.row.is_known_by(Some(key), to))
+        };
+        let key = |row: &Row| {
+            let own = row.idempotency_key.clone();
+            let own = own.unwrap_or_else(|| Uuid::from_u128(row.id as u128).to_string());
+            replayed(&own, run, false)
+        };
+        let again = delivered.into_iter().map(|row| (key(&row), row));
+        let again: Vec<_> = again
+            .filter(|(key, row)| !sent(self, key, &row.destination))
+            .collect();
+        for (key, row) in again {
+            // A row that the index refuses uses up a sequence.
+            self.last_sequence += 1;
+            let mut rows = self.rows.values();
+            if rows.any(|other| other.is_known_by(Some(&key), &row.destination)) {
+                continue;
+            }
+            let row = Row {
+                sequence: self.last_sequence,
+                idempotency_key: Some(key),
+                headers: row
+                    .headers
+                    .filter(|_| self.broken != Some(Broken::ReplaysWithoutHeaders)),
+                occurred_at: match self.broken {
+                    Some(Broken::ReplaysWithNewTime) => now,
+                    _ => row.occurred_at,
+                },
+                available_at: now,
+                expires_at: None,
+                attempts: 0,
+                is_abandoned: false,
+                split_from: None,
+                split_to: None,
+                ..row
+            };
+            self.rows.insert(row.sequence, row);
+        }
+    }
+
+    /// The first messages of these keys are due from now on.
+    fn let_continue(&mut self, keys: BTreeSet<&'static str>, now: i64) {
         let mut at = now;
         for key in keys {
             let of_key = self

@@ -181,7 +181,7 @@ fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult
 
 /// Cancels the live messages that are not held under a valid lease. Returns how many.
 #[cfg(feature = "relay")]
-pub(in crate::store) fn cancel_waiting(
+pub(crate) fn cancel_waiting(
     conn: &mut PgConnection,
     name: &OutboxName,
     live: &[i64],

@@ -44,6 +44,7 @@ pub(super) struct New {
     pub(super) ordering_key: Option<&'static str>,
     pub(super) idempotency_key: Option<&'static str>,
     pub(super) body: u8,
+    pub(super) headers: Option<u8>,
     pub(super) delay: u32,
     pub(super) expires: Option<u32>,
 }
@@ -69,6 +70,11 @@ pub(super) enum Ask {
     TimePasses,
     Requeue(Vec<i64>),
     Discard(Vec<i64>),
+    Cancel(Vec<i64>),
+    /// Makes a message due after so many turns.
+    Reschedule(i64, u32),
+    /// Sends the delivered messages of a topic again.
+    Replay(&'static str),
     /// Forgets expired leases that hold no messages.
     Forget,
     /// Copies the present state to the standby.
@@ -279,6 +285,7 @@ impl<'a> Dice<'a> {
             // With a key, the insert would wait for the settle of another message of that key.
             idempotency_key: (!self.is_beside && self.one_in(3)).then(|| self.one(&KEYS[..2])),
             body: self.rng.u8(..4) / 3,
+            headers: (!self.one_in(3)).then(|| self.rng.u8(..)),
             delay: if self.one_in(5) {
                 self.rng.u32(1..4)
             } else {
@@ -379,7 +386,7 @@ impl<'a> Dice<'a> {
     fn ask(&mut self, claims: &[usize]) -> Ask {
         let which = self.one(&["a", "b"]);
         let is_single_active = self.is_single_active && !self.one_in(8);
-        match self.rng.u8(..64) {
+        match self.rng.u8(..70) {
             0..12 if !claims.is_empty() => self.settle(claims),
             12..26 => self.claim(),
             26 if !self.is_enqueueing => Ask::TimePasses,
@@ -402,6 +409,12 @@ impl<'a> Dice<'a> {
             49 => Ask::GiveBackProbe(which),
             50 | 51 if !self.has_enqueued_key => Ask::Requeue(self.dead()),
             52 => Ask::Forget,
+            60 => Ask::Cancel(self.some(self.tables.rows.keys().copied(), 8)),
+            61 | 62 => match self.message_or_none() {
+                Some(sequence) => Ask::Reschedule(sequence, self.rng.u32(0..3)),
+                None => Ask::Forget,
+            },
+            63 | 64 => Ask::Replay(self.one(&TOPICS)),
             53 => Ask::Replicate,
             54 if self.has_standby => Ask::FailOver,
             55 if self.is_enqueueing && self.one_in(3) => Ask::RollBack,

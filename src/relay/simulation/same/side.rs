@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
+
+use uuid::Uuid;
 
 use super::question::{Ask, Question, Strip};
 use super::{LONG, Row, TURN, turns};
@@ -43,6 +45,8 @@ pub(super) struct Side<'a, D> {
     /// In the order of registration: the numbers that questions use.
     pub(super) leases: Vec<LeaseId>,
     pub(super) claimed: Vec<Message>,
+    /// The time of each message, when it was first claimed.
+    times: HashMap<Uuid, SystemTime>,
     /// The positions of the live messages.
     places: BTreeMap<i64, Position>,
 }
@@ -91,6 +95,7 @@ impl<'a, D: Database> Side<'a, D> {
             now,
             leases: Vec::new(),
             claimed: Vec::new(),
+            times: HashMap::new(),
             places: BTreeMap::new(),
         }
     }
@@ -137,9 +142,11 @@ impl<'a, D: Database> Side<'a, D> {
         let mut told = format!("is cut: {is_cut}");
         for one in claimed {
             let message = one.message;
+            let time = message.occurred_at.unwrap_or(message.created_at);
+            let first = *self.times.entry(message.message_id).or_insert(time);
             let left = |at: Instant| half_turns(at.saturating_duration_since(message.claimed));
             told += &format!(
-                "\n    {:?} {} {} {} {:?} {} {:?} {:?} {:?}",
+                "\n    {:?} {} {} {} {:?} {} {:?} {:?} {:?} {:?} {}",
                 self.message_at(one.position),
                 message.message_id,
                 message.topic,
@@ -149,6 +156,8 @@ impl<'a, D: Database> Side<'a, D> {
                 one.taken_over,
                 one.known,
                 message.expires.map(left),
+                message.headers,
+                time == first,
             );
             self.claimed.push(*message);
         }
@@ -210,6 +219,9 @@ impl<'a, D: Database> Side<'a, D> {
             | Ask::TimePasses
             | Ask::Requeue(_)
             | Ask::Discard(_)
+            | Ask::Cancel(_)
+            | Ask::Reschedule(..)
+            | Ask::Replay(_)
             | Ask::Forget
             | Ask::Replicate
             | Ask::FailOver => String::new(),
