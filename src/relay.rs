@@ -100,6 +100,7 @@ impl Incarnation {
             dispatchers,
             observers,
             limit,
+            is_one_shot,
             claim_limit,
         } = assembled;
         let registered = Registered::new(&config, dispatchers.customers.clone());
@@ -120,7 +121,7 @@ impl Incarnation {
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::of(&config);
         let asked = BootTime::now();
-        let registration = registration(&config, &relay_name, registered.can_send());
+        let registration = registration(&config, &relay_name, registered.can_send(), is_one_shot);
         let lease_id = pinned(&mut conn, &config.table, |conn, name| {
             lease::register(conn, name, &registration)
         })
@@ -133,7 +134,7 @@ impl Incarnation {
         let signals = Signals::new(stop_signal, abandon_signal)?;
         let mut shared = Shared::new(config, source, bulkheads, registered, clock, signals);
         (shared.observers, shared.limit) = (observers, limit);
-        shared.claim_limit = claim_limit;
+        (shared.is_one_shot, shared.claim_limit) = (is_one_shot, claim_limit);
         let shared = Arc::new(shared);
         let (ending, ending_signal) = bounded(1);
         let mut running = Running {
@@ -162,13 +163,15 @@ impl Incarnation {
 }
 
 /// The lease registration of a relay with these settings.
-fn registration(config: &Config, relay: &str, registered: bool) -> Registration {
+fn registration(config: &Config, relay: &str, registered: bool, is_one_shot: bool) -> Registration {
     let serves = Serves::new(config).and_registered(registered);
     Registration {
         relay: relay.to_owned(),
         lease: config.lease,
         is_single_active: config.single_active,
         serves: config.enabled.then(|| serves.to_json()),
+        // A relay that stands by, or a job that finds nothing to do, has served nothing.
+        records_topics: !config.single_active && !is_one_shot,
     }
 }
 

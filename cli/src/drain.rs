@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let bar = progress_bar(options, due);
     let shutdown_timeout = config.shutdown_timeout;
     let (database_url, table) = (config.database_url()?.clone(), config.table.clone());
-    let mut builder = Relay::from_config(config);
+    let mut builder = Relay::from_config(config).one_shot();
     if let Some(most) = options.max_messages {
         builder = builder.limit(most);
     }

@@ -102,6 +102,7 @@ impl Relay {
             manager: None,
             observers: Observers::default(),
             limit: None,
+            is_one_shot: false,
             in_code: InCode::Some(Vec::new()),
             claim_limit: CLAIM_LIMIT,
             error: None,
@@ -154,6 +155,7 @@ pub struct RelayBuilder {
     manager: Option<Arc<dyn Manager>>,
     observers: Observers,
     limit: Option<u64>,
+    is_one_shot: bool,
     in_code: InCode,
     claim_limit: Duration,
     /// The error of the first bad setting.

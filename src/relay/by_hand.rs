@@ -127,6 +127,7 @@ impl ByHand {
                 lease: LEASE,
                 is_single_active: false,
                 serves: None,
+                records_topics: false,
             };
             let lease = lease::register(conn, name, &registration)?;
             let ended = self.take_each(conn, lease);

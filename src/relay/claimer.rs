@@ -53,6 +53,8 @@ pub(crate) struct Claimer<'a, D> {
     unusable: Vec<Bad>,
     /// The refused destinations in the relay's lease.
     refusals_published: Option<(LeaseId, Arc<Refuses>)>,
+    /// Whether the topics that this relay serves are recorded, or need not be.
+    is_recorded: bool,
 }
 
 /// The result of a turn of the claimer.
@@ -72,9 +74,10 @@ impl<'a, D: Database> Claimer<'a, D> {
         to_filter: Sender<Vec<Filtering>>,
         db: D,
     ) -> Self {
+        let config = &shared.config;
         let settings = Settings {
-            is_enabled: shared.config.enabled,
-            poll_interval: shared.config.poll_interval,
+            is_enabled: config.enabled,
+            poll_interval: config.poll_interval,
             moment: shared.moment(),
         };
         let names = shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name);
@@ -90,6 +93,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             rows_looked: None,
             unusable: Vec::new(),
             refusals_published: None,
+            is_recorded: !config.enabled || !(config.single_active || shared.is_one_shot),
         }
     }
 
@@ -229,6 +233,9 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::Keys(keys) => self.look_at(keys, view)?,
             Step::Walk(from) => self.walk(&from, view)?,
             Step::Patrol(range) => self.patrol(range, view)?,
+        }
+        if !self.is_recorded && self.shared.stats().claimed > 0 {
+            self.record_topics()?;
         }
         Ok(None)
     }

@@ -16,6 +16,7 @@ use super::session::{AfterRefusal, Session};
 use super::settler::{Settle, Written, write_down};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::routes::Serves;
 use crate::store::brief::{Tried, briefly, without_waiting};
 use crate::store::destinations::{self, AsSeen};
 use crate::store::expired;
@@ -32,6 +33,7 @@ use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::store::relay::served;
 use crate::store::relay::settle::{self, Claim, Trace};
 use crate::store::relay::streams::{streams, streams_behind, streams_beside};
+use crate::store::relay::topics;
 use crate::store::relay::unserved;
 use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
 
@@ -85,6 +87,9 @@ pub(super) trait Database {
         seen: AsSeen<'_>,
         failed_for: Option<Duration>,
     ) -> Answer<Tried<Option<Duration>>>;
+
+    /// Records the topics that this relay serves.
+    fn record_topics(&mut self, serves: &Serves) -> Answer<()>;
 
     /// Records in the lease which registered destinations this relay refuses, as JSON.
     fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()>;
@@ -325,6 +330,10 @@ impl Database for Session {
             Some(age) => destinations::fails(conn, name, seen, age),
             None => destinations::works(conn, name, seen).map(|()| None),
         })
+    }
+
+    fn record_topics(&mut self, serves: &Serves) -> Answer<()> {
+        self.run(|conn, name| topics::record(conn, name, serves))
     }
 
     fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()> {

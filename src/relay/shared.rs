@@ -71,6 +71,8 @@ pub(crate) struct Shared {
     pub(super) registered: Registered,
     /// The most messages to claim.
     pub(crate) limit: Option<u64>,
+    /// Whether the relay is a one-shot job.
+    pub(crate) is_one_shot: bool,
     /// [`CLAIM_LIMIT`], except in tests.
     pub(crate) claim_limit: Duration,
     pub(crate) lease: LeaseClock,
@@ -151,6 +153,7 @@ impl Shared {
             config,
             source,
             limit: None,
+            is_one_shot: false,
             claim_limit: CLAIM_LIMIT,
             lease,
             stats: Mutex::default(),

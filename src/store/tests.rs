@@ -64,6 +64,7 @@ impl Outbox {
             lease,
             is_single_active,
             serves: None,
+            records_topics: false,
         };
         lease::register(conn, &self.name, &registration).expect("a lease")
     }

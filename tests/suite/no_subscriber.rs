@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox::{Event, NewMessage, RelayBuilder, RelayHandle, Status};
+use diesel_outbox::{Config, Event, NewMessage, Relay, RelayBuilder, RelayHandle, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -174,6 +174,74 @@ fn topics_are_listed_and_forgotten() {
     let unknown = finish(database.binary(&forget)).code(1);
     assert!(unknown.stderr.contains("topics list"), "{}", unknown.stderr);
     end(&relay);
+}
+
+fn topics(database: &Database) -> Vec<String> {
+    let listed = finish(database.binary(&["topics", "list", "--json"])).code(0);
+    let listed = listed.json();
+    let patterns = listed.as_array().expect("topics").iter();
+    patterns
+        .map(|one| one["pattern"].as_str().expect("a pattern").to_owned())
+        .collect()
+}
+
+/// R51: a drain that has found nothing to do has served no topic, so no customer's message waits for it.
+#[test]
+fn a_drain_without_messages_holds_up_no_customer() {
+    let database = Database::new();
+    let (customer, other) = (Receiver::ok(), Receiver::ok());
+    put(
+        &database,
+        &RegisteredDestination::new("acme", customer.url()).topics(["order.*"]),
+    );
+    let drain = || {
+        let mut drain = database.binary(&["drain", "--json"]);
+        drain.env("OUTBOX_URL", other.url());
+        finish(drain).code(0);
+    };
+    drain();
+    assert_eq!(topics(&database), [""; 0]);
+    let relay = serving_registered(&database).start().expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    customer.wait_for(1);
+    end(&relay);
+
+    database.enqueue("odrer.paid", json!({}));
+    drain();
+    assert_eq!(
+        (topics(&database), other.count()),
+        (vec!["*".to_owned()], 1)
+    );
+}
+
+/// R51: a relay that stands by has served no topic, and records the topics when it becomes active.
+#[test]
+fn a_relay_that_stands_by_records_its_topics_when_it_becomes_active() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let start = |topic: &str| {
+        let mut config = Config::default();
+        for (name, value) in [
+            ("DATABASE_URL", database.url.as_str()),
+            ("OUTBOX_TABLE", &database.name()),
+            ("OUTBOX_SINGLE_ACTIVE", "true"),
+        ] {
+            config.set(name, value).expect("a setting");
+        }
+        let billing = diesel_outbox::Destination::new("billing", &receiver.url()).expect("a URL");
+        let relay = Relay::from_config(config).destination(billing);
+        relay.route(topic, "billing").start().expect("a relay")
+    };
+    let first = start("a.*");
+    eventually("the first relay is active", || topics(&database) == ["a.*"]);
+    let second = start("b.*");
+    eventually("the second relay stands by", || second.stands_by());
+    assert_eq!(topics(&database), ["a.*"]);
+    end(&first);
+    eventually("the second relay is active", || {
+        topics(&database) == ["a.*", "b.*"]
+    });
+    end(&second);
 }
 
 /// R51: who locks the rows of topics holds up no relay that starts.

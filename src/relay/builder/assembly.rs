@@ -77,6 +77,7 @@ impl RelayBuilder {
             manager: self.manager,
             observers: self.observers,
             limit: self.limit,
+            is_one_shot: self.is_one_shot,
             claim_limit: self.claim_limit,
         })
     }
@@ -97,5 +98,6 @@ pub(in crate::relay) struct Assembled {
     pub(in crate::relay) dispatchers: Dispatchers,
     pub(in crate::relay) observers: Observers,
     pub(in crate::relay) limit: Option<u64>,
+    pub(in crate::relay) is_one_shot: bool,
     pub(in crate::relay) claim_limit: Duration,
 }

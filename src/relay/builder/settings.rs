@@ -247,6 +247,28 @@ impl RelayBuilder {
         self
     }
 
+    /// Marks the relay as a one-shot job, such as `diesel-outbox drain`. Other relays record the topics that they serve
+    /// when they start, and messages of these topics then wait for such a relay. A one-shot relay records its topics only
+    /// once it has claimed a message.
+    ///
+    /// ```no_run
+    /// use diesel_outbox::Relay;
+    /// use std::time::Duration;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop")
+    ///     .url("https://receiver.example/events")
+    ///     .one_shot()
+    ///     .start()?;
+    /// relay.wait_until_idle(Duration::from_secs(600));
+    /// relay.shutdown(Duration::from_secs(30))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn one_shot(mut self) -> Self {
+        self.is_one_shot = true;
+        self
+    }
+
     /// Limits the relay to a topic, or to topics that match a pattern as in routes. The routes still apply. Call
     /// again to add a topic. Defaults to all topics.
     ///

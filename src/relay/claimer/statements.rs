@@ -11,6 +11,7 @@ use crate::relay::pauses::{self, disable};
 use crate::relay::planner::{Part, Survey, Wait};
 use crate::relay::registered::Registry;
 use crate::relay::wanted::Want;
+use crate::routes::Serves;
 use crate::store::brief::Tried;
 use crate::store::relay::lease::LeaseId;
 
@@ -34,6 +35,9 @@ impl<D: Database> Claimer<'_, D> {
             log::info!(event = "session_gone", lease = lease; "the relay with lease {lease} has lost its connection: other relays take over its messages soon, unless it reconnects");
         }
         found.is_active |= !shared.config.single_active;
+        if found.is_active && !shared.is_one_shot {
+            self.record_topics()?;
+        }
         self.look_at_registered()?;
         found.kept_back = pauses::learn(shared, &paused);
         found.held = shared.held_leases();
@@ -48,6 +52,16 @@ impl<D: Database> Claimer<'_, D> {
         }
         if was_active != self.planner.is_active() {
             self.tell_standing();
+        }
+        Ok(())
+    }
+
+    /// Records the topics that this relay serves, now that it does. From then on their messages wait for such a relay,
+    /// so a relay that only stood by, or a job that found nothing to do, must not record them.
+    pub(super) fn record_topics(&mut self) -> Answer<()> {
+        if !self.is_recorded {
+            self.db.record_topics(&Serves::new(&self.shared.config))?;
+            self.is_recorded = true;
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ use crate::relay::registered::{self, Registry};
 use crate::relay::session::AfterRefusal;
 use crate::relay::settler::Settle;
 use crate::relay::settler::Written;
+use crate::routes::Serves;
 use crate::store::brief::Tried;
 use crate::store::destinations::AsSeen;
 use crate::store::filters::{Evaluated, Pairs};
@@ -333,6 +334,10 @@ impl Database for Link<'_> {
         failed_for: Option<Duration>,
     ) -> Answer<Tried<Option<Duration>>> {
         Ok(Tried::Done(failed_for))
+    }
+
+    fn record_topics(&mut self, serves: &Serves) -> Answer<()> {
+        self.ask(|tables, _, _, _| tables.record_topics(serves))
     }
 
     fn publish_refusals(&mut self, _: LeaseId, _: Option<String>) -> Answer<()> {

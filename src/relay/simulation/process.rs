@@ -288,7 +288,7 @@ impl<'w> Process<'w> {
             next_evaluation: Duration::ZERO,
             heartbeat: Some(Heartbeat::new(
                 shared,
-                registration(&shared.config, "relay", shared.registered.can_send()),
+                registration(&shared.config, "relay", shared.registered.can_send(), false),
                 None,
                 link(Actor::Heartbeat),
             )),

@@ -300,8 +300,9 @@ impl Tables {
         let last = self.leases.keys().next_back();
         let id = last.map_or(now, |last| now.max(last + 1));
         let serves = registration.serves.as_deref().and_then(Serves::from_json);
-        let topics = serves.iter().flat_map(Serves::topics);
-        self.served.extend(topics.map(|(pattern, _)| pattern));
+        if let Some(serves) = serves.as_ref().filter(|_| registration.records_topics) {
+            self.record_topics(serves);
+        }
         let lease = Lease {
             expires_at: now + micros(registration.lease),
             is_ended: false,
@@ -312,6 +313,11 @@ impl Tables {
         };
         self.leases.insert(id, lease);
         LeaseId(id)
+    }
+
+    pub(super) fn record_topics(&mut self, serves: &Serves) {
+        let topics = serves.topics().into_iter();
+        self.served.extend(topics.map(|(pattern, _)| pattern));
     }
 
     pub(super) fn renew(

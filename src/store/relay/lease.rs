@@ -91,9 +91,12 @@ pub(crate) struct Registration {
     pub(crate) is_single_active: bool,
     /// The topics and destinations that the relay serves, as JSON.
     pub(crate) serves: Option<String>,
+    /// Whether the registration also records the topics that the relay serves. If not, the relay records them once it
+    /// serves messages.
+    pub(crate) records_topics: bool,
 }
 
-/// Registers a relay: a new lease, valid from now. Records which topics the relay serves.
+/// Registers a relay: a new lease, valid from now. Usually also records which topics the relay serves.
 ///
 /// Text: Diesel has no LOCK TABLE.
 pub(crate) fn register(
@@ -136,7 +139,9 @@ pub(crate) fn register(
             .returning(lease::id)
             .get_result(conn)
             .map(LeaseId)?;
-        if let Some(serves) = serves.and_then(Serves::from_json) {
+        if let Some(serves) = serves.filter(|_| registration.records_topics)
+            && let Some(serves) = Serves::from_json(serves)
+        {
             topics::record(conn, name, &serves)?;
         }
         Ok(id)

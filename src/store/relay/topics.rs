@@ -28,7 +28,7 @@ pub struct ServedTopic {
 
 /// Records what a relay serves. Waits for no row that a person has locked, because the registration of a lease would
 /// wait with it: such a row keeps its time.
-pub(super) fn record(
+pub(crate) fn record(
     conn: &mut PgConnection,
     name: &OutboxName,
     serves: &Serves,

@@ -177,7 +177,8 @@ impl<'a, D: Database> Side<'a, D> {
             relay: "relay".to_owned(),
             lease: turns(lasts),
             is_single_active,
-            serves: registration(self.config, "relay", false).serves,
+            serves: registration(self.config, "relay", false, false).serves,
+            records_topics: true,
         })?;
         self.leases.push(id);
         Ok(String::new())
