@@ -20,7 +20,7 @@ use crate::{dead, output, signals};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "A message can be replayed if the ledger has its payload, that is, if OUTBOX_LEDGER_PAYLOAD was \
-    true when the message was delivered. Headers are not kept, so replayed messages have none. Messages are replayed in \
+    true when the message was delivered. Headers and times are kept with the payload. Messages are replayed in \
     the order of their deliveries, and keep their ordering keys. A message that named a destination goes there again. \
     Other messages go to --destination, or follow the current routes. Receivers see the same message id, and ignore \
     the message if they handle each id once: with --new-ids, they handle it again."
