@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
 
 use super::bulkhead::Bulkhead;
 use super::job::{Job, is_expired};
@@ -28,6 +30,12 @@ pub(super) struct Ways<'a> {
     pub(super) met: Option<Met>,
 }
 
+/// Stands for a registration where the message is for a configured destination, although a registered one has its name.
+const NOT_REGISTERED: Uuid = Uuid::nil();
+
+/// How long a relay leaves a message to the other relays.
+const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
+
 /// Whether messages match the filters of registered destinations, by sequence and number of the destination.
 pub(super) type Met = HashMap<(i64, u32), bool>;
 
@@ -40,6 +48,9 @@ enum Where<'a> {
     Nobody,
     /// The message names a registered destination that was removed.
     Removed,
+    /// The message is for another destination of the same name: for a registered one, and this relay has the other one,
+    /// or the other way round.
+    Namesake,
     /// A query is needed first.
     Unknown,
     Nowhere,
@@ -64,7 +75,7 @@ impl Ways<'_> {
                 (To::Registered(one.id), name)
             }
             Where::Removed => (To::Split, Some(claimed.message.destination.as_str().into())),
-            Where::Split(_) | Where::Nobody | Where::Unknown => (To::Split, None),
+            Where::Split(_) | Where::Nobody | Where::Unknown | Where::Namesake => (To::Split, None),
             Where::Nowhere => (To::Nowhere, None),
         };
         let unsent = unsent(&claimed, place, self.bulkheads, now);
@@ -90,6 +101,7 @@ impl Ways<'_> {
             (Way::NotTaken, _) => return Where::Nowhere,
             (Way::UnknownDestination, false) => {
                 return match registry.named(destination) {
+                    Some(_) if message.registration == Some(NOT_REGISTERED) => Where::Namesake,
                     Some(one) if one.is_another(message) => match self.met {
                         Some(_) => Where::Removed,
                         None => Where::Unknown,
@@ -101,6 +113,9 @@ impl Ways<'_> {
                     },
                     Some(_) | None => Where::Nowhere,
                 };
+            }
+            (_, false) if !matches!(message.registration, None | Some(NOT_REGISTERED)) => {
+                return Where::Namesake;
             }
             (_, false) => Vec::new(),
             (Way::NoRoute, true) if registry.awaits_route(topic) => return Where::Nowhere,
@@ -135,15 +150,22 @@ impl Ways<'_> {
                 others.into_iter().map(str::to_owned).collect()
             }
         };
+        let of_routes = names.len();
         let of_customers = customers.iter().filter_map(|one| one.bulkhead.as_ref());
         names.extend(of_customers.map(|one| one.name.to_string()));
+        // A part has one name. If a route leads to a namesake of a registered destination, the part is for the route.
+        let routed = names[..of_routes].to_vec();
         // Parts are placed in this order, so the last placed part says which are left.
         names.sort_unstable();
         names.dedup();
         names.retain(|name| message.split_to.as_ref().is_none_or(|last| name > last));
         let registration = |name: &String| {
+            let is_namesake = registry.named(name).is_some() && routed.contains(name);
             let named = customers.iter().find(|one| one.name() == name);
-            named.map(|one| one.registration)
+            match is_namesake {
+                true => Some(NOT_REGISTERED),
+                false => named.map(|one| one.registration),
+            }
         };
         Where::Split(Parts {
             registrations: names.iter().map(registration).collect(),
@@ -220,6 +242,17 @@ fn unsent(
             let failure = Failure::new(ReasonCode::DestinationRemoved, error);
             return Some(Verdict::Dead(failure, 0));
         }
+        Where::Namesake => {
+            let name = &message.destination;
+            let error = format!(
+                "the message is for another destination {name:?} than that of this relay: a registered and a configured destination have the same name"
+            );
+            let failure = Failure::new(ReasonCode::UnknownDestination, error);
+            return Some(match is_expired(message, now) {
+                true => Verdict::expired(),
+                false => Verdict::Retry(failure, LEFT_TO_OTHERS, 0),
+            });
+        }
         // A settler claimed the message as the next of its key, or the claimer claimed it because it has expired.
         Where::Unknown | Where::Nowhere => {
             return Some(match is_expired(message, now) {
@@ -242,8 +275,6 @@ fn unsent(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::config::{Config, Destination, Route};
     use crate::relay::bulkhead::Dispatchers;
@@ -290,6 +321,20 @@ mod tests {
         }
         let named = of("none", |one| one.message.destination = "b".to_owned());
         assert_eq!(named.to, To::Bulkhead(1));
+    }
+
+    /// R50: two destinations of one name. The message of a customer never goes to the configured one.
+    #[test]
+    fn what_is_for_a_registered_destination_does_not_go_to_its_namesake() {
+        let named = |registration| {
+            of("none", |one| {
+                one.message.destination = "b".to_owned();
+                one.message.registration = registration;
+            })
+        };
+        assert_eq!(named(None).to, To::Bulkhead(1));
+        let other = named(Some(Uuid::now_v7())).unsent;
+        assert!(matches!(other, Some(Verdict::Retry(_, _, 0))), "{other:?}");
     }
 
     /// R50: otherwise the relay would claim the message again and again, and the other relay would not get it.

@@ -284,10 +284,8 @@ impl Registry {
                 next.last_id += 1;
                 next.last_id
             });
-            let made = row.enabled.then(|| match routes.has(&row.name) {
-                true => Ok(Made::refused(SAME_NAME.to_owned())),
-                false => maker.make(&row, secrets.as_ref(), pool),
-            });
+            let not_here = routes.has(&row.name).then_some(SAME_NAME);
+            let made = (row.enabled).then(|| maker.make(&row, secrets.as_ref(), pool, not_here));
             let made = made.transpose().unwrap_or_else(|why| {
                 bad.push(Bad {
                     name: row.name.clone(),
@@ -379,6 +377,7 @@ impl Maker {
         row: &RegisteredDestination,
         secrets: Option<&secrecy::SecretString>,
         pool: &Bulkhead,
+        not_here: Option<&str>,
     ) -> Result<Made, String> {
         use secrecy::ExposeSecret;
 
@@ -398,7 +397,7 @@ impl Maker {
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
         let wrong = |error: ConfigError| error.to_string();
         let destination = row.destination(&self.config, secrets).map_err(wrong)?;
-        let made = match unreadable {
+        let made = match unreadable.or(not_here.map(str::to_owned)) {
             Some(why) => Err(CustomerError::NotHere(why)),
             None => self.customers.dispatcher(destination.clone()),
         };
@@ -428,15 +427,6 @@ struct Made {
     bulkhead: Option<Bulkhead>,
     /// The reason why this relay does not send.
     refused: Option<String>,
-}
-
-impl Made {
-    fn refused(why: String) -> Self {
-        Self {
-            bulkhead: None,
-            refused: Some(why),
-        }
-    }
 }
 
 #[derive(Default)]

@@ -977,41 +977,56 @@ fn a_payload_that_no_filter_can_be_asked_about_meets_none_and_holds_nobody() {
     );
 }
 
-/// R46: a message that names a configured destination goes to that one.
+/// R46, R50: a message that names a configured destination goes to that one, and what is for the customer waits for a
+/// relay without that destination.
 #[test]
-fn a_row_with_the_name_of_a_configured_destination_gets_nothing() {
+fn a_row_with_the_name_of_a_configured_destination_waits_for_another_relay() {
     let database = Database::new();
     let (configured, registered) = (Receiver::ok(), Receiver::ok());
-    put(
-        &database,
-        &RegisteredDestination::new("acme", registered.url()),
-    );
-    put(
-        &database,
-        &RegisteredDestination::new("other", registered.url()),
-    );
+    for name in ["acme", "other"] {
+        put(
+            &database,
+            &RegisteredDestination::new(name, registered.url()),
+        );
+    }
     let acme = Destination::new("acme", &configured.url()).expect("a URL");
-    let relay = relay(&database)
+    let namesake = relay(&database)
         .destination(acme)
         .route("order.*", "acme")
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
     database.enqueue("member.joined", json!({}));
-    eventually("all messages are settled", || {
-        database.number("SELECT count(*) FROM {o}") == 0
+    eventually("only the part of the customer is left", || {
+        eprintln!(
+            "{:?} {}",
+            database.text("SELECT string_agg(o::text, '; ') FROM {o} o"),
+            ledger(&database)
+        );
+        database.number("SELECT count(*) FROM {o}") == 1
+            && database.number("SELECT count(*) FROM {o} WHERE last_error_code IS NOT NULL") == 1
     });
-    let problem = refused(&relay).expect("the relay says so");
+    let problem = refused(&namesake).expect("the relay says so");
     assert!(
         problem.contains("acme (a destination in this relay's settings has the same name)"),
         "{problem}"
     );
-    end(&relay);
     assert_eq!(
         ledger(&database),
         "acme delivered, other delivered, other delivered"
     );
     assert_eq!((configured.count(), registered.count()), (1, 2));
+    let other = started(&database);
+    for _ in 0..20 {
+        database.enqueue("member.joined", json!({}));
+    }
+    eventually("the other relay delivers what is for the customer", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&namesake);
+    end(&other);
+    assert_eq!((configured.count(), registered.count()), (1, 43));
+    assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
         2
