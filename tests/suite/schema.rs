@@ -4,10 +4,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
-use diesel::sql_types::Text;
+use diesel::dsl::sql;
+use diesel::sql_types::{BigInt, Text};
 use diesel::{Connection, QueryableByName, RunQueryDsl, sql_query};
 use diesel_outbox::admin::{self, Direction};
-use diesel_outbox::{DatabaseError, NewMessage, Outbox, Relay, StartError};
+use diesel_outbox::{DatabaseError, NewMessage, Outbox, Relay, StartError, inbox};
 use serde_json::json;
 
 use crate::fresh::FreshDatabase;
@@ -82,6 +83,40 @@ fn eight_migrations_at_once_make_one_outbox() {
     }
     assert_eq!(created, 1, "exactly one migration created the outbox");
     works(&database, "outbox");
+}
+
+#[test]
+fn eight_processes_at_once_create_one_inbox() {
+    let database = FreshDatabase::new();
+    let barrier = std::sync::Barrier::new(8);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut conn = database.connect();
+                barrier.wait();
+                inbox::create(&mut conn).expect("the inbox is there");
+            });
+        }
+    });
+    assert_eq!(database.number("SELECT count(*) FROM outbox_inbox"), 0);
+}
+
+/// R50: a role that may only connect can hold any advisory lock, so a migration must wait for none.
+#[test]
+fn a_migration_takes_no_lock_that_any_role_may_hold() {
+    let database = FreshDatabase::new();
+    let name = "outbox".parse().expect("a name");
+    let mut conn = database.connect();
+    let advisory = conn.test_transaction(|conn| {
+        inbox::create(conn).expect("the inbox is there");
+        admin::migrate(conn, &name).expect("migrations run");
+        admin::revert_migrations(conn).expect("migrations are reverted");
+        diesel::select(sql::<BigInt>(
+            "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())",
+        ))
+        .get_result::<i64>(conn)
+    });
+    assert_eq!(advisory, 0);
 }
 
 #[test]

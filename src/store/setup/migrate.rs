@@ -12,7 +12,7 @@ use super::inspect;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
-use crate::store::sql::{outbox_create, pg_advisory_xact_lock};
+use crate::store::sql::outbox_create;
 use crate::store::statement::statement_anew;
 
 diesel::table! {
@@ -92,9 +92,6 @@ fn only_if(condition: &str, sql: &str) -> String {
     )
 }
 
-/// The key of the advisory lock that lets one process migrate at a time ("dieselou" as bytes).
-const MIGRATION_LOCK: i64 = 0x6469_6573_656c_6f75;
-
 /// Applies the missing steps, and creates the outbox `name` if it is missing. A step that a migration of the
 /// application has applied is only recorded. Returns a description of each change. Two processes may migrate at once:
 /// each step is applied once.
@@ -105,35 +102,27 @@ pub(crate) fn migrate(
     conn.transaction(|conn| {
         lock(conn)?;
         let mut done = Vec::new();
-        conn.batch_execute(
-            "CREATE TABLE IF NOT EXISTS outbox_migrations (
-                version    pg_catalog.text NOT NULL,
-                applied_at pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.now(),
-                PRIMARY KEY (version, applied_at)
-            )",
-        )?;
         let applied: Vec<String> = outbox_migrations::table
             .select(outbox_migrations::version)
             .load(conn)?;
         for step in STEPS {
-            let is_recorded = applied.iter().any(|version| version == step.version);
-            let is_unwanted = step.version == FIRST_OUTBOX && *name != OutboxName::default();
-            let found = is_there(conn, step)?;
-            // Recorded but missing: a migration of the application has reverted the step.
-            if is_unwanted || (is_recorded && found) {
+            if step.version == FIRST_OUTBOX && *name != OutboxName::default() {
                 continue;
             }
-            if !found {
-                conn.batch_execute(step.up)?;
+            let is_recorded = applied.iter().any(|version| version == step.version);
+            let is_created = create(conn, step.is_there, step.up)?;
+            // A step may be recorded and missing: a migration of the application has reverted it.
+            if is_recorded && !is_created {
+                continue;
             }
             insert_into(outbox_migrations::table)
                 .values(outbox_migrations::version.eq(step.version))
                 .on_conflict_do_nothing()
                 .execute(conn)?;
-            done.push(if found {
-                format!("found {} applied by a migration of yours", step.version)
-            } else {
+            done.push(if is_created {
                 format!("applied {}", step.version)
+            } else {
+                format!("found {} applied by a migration of yours", step.version)
             });
         }
         if !inspect::table_exists(conn, name)? {
@@ -151,37 +140,54 @@ pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     conn.transaction(|conn| {
         lock(conn)?;
         for step in STEPS.iter().rev() {
-            let found = is_there(conn, step)?;
-            if found {
+            if is_true(conn, step.is_there)? {
                 conn.batch_execute(step.down)?;
             }
         }
-        conn.batch_execute("DROP TABLE IF EXISTS outbox_migrations")?;
+        conn.batch_execute("DROP TABLE outbox_migrations")?;
         Ok(())
     })
 }
 
 /// Applies the step that creates the inbox, if the inbox is missing.
 pub(crate) fn create_inbox(conn: &mut PgConnection) -> QueryResult<()> {
-    conn.transaction(|conn| {
-        lock(conn)?;
-        match is_there(conn, &INBOX)? {
-            true => Ok(()),
-            false => conn.batch_execute(INBOX.up),
-        }
-    })
+    create(conn, INBOX.is_there, INBOX.up).map(drop)
 }
 
-/// Lets one process at a time continue, until the end of its transaction. The lock has its own statement, so that later
-/// statements see the changes of the last holder.
+/// Lets one process at a time continue, until the end of its transaction. Not an advisory lock: any role that may
+/// connect could hold that and stop all migrations. The lock has its own statement, so that later statements see the
+/// changes of the last holder.
 fn lock(conn: &mut PgConnection) -> QueryResult<()> {
-    select(pg_advisory_xact_lock(MIGRATION_LOCK))
-        .execute(conn)
-        .map(drop)
+    create(
+        conn,
+        "pg_catalog.to_regclass('outbox_migrations') IS NOT NULL",
+        "CREATE TABLE outbox_migrations (
+            version    pg_catalog.text NOT NULL,
+            applied_at pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.now(),
+            PRIMARY KEY (version, applied_at)
+        )",
+    )?;
+    // This mode needs the right to change the table, and lets dumps read it.
+    conn.batch_execute("LOCK TABLE outbox_migrations IN SHARE ROW EXCLUSIVE MODE")
 }
 
-fn is_there(conn: &mut PgConnection, step: &Step) -> QueryResult<bool> {
-    statement_anew(format!("SELECT {}", step.is_there))
+/// Executes `up` unless the condition is true already. Returns whether `up` was executed. If two processes do this at
+/// once, the second waits for the first, fails, and then finds the condition true.
+fn create(conn: &mut PgConnection, is_there: &str, up: &str) -> QueryResult<bool> {
+    if is_true(conn, is_there)? {
+        return Ok(false);
+    }
+    match conn.transaction(|conn| conn.batch_execute(up)) {
+        Ok(()) => Ok(true),
+        Err(error) => match is_true(conn, is_there)? {
+            true => Ok(false),
+            false => Err(error),
+        },
+    }
+}
+
+fn is_true(conn: &mut PgConnection, condition: &str) -> QueryResult<bool> {
+    statement_anew(format!("SELECT {condition}"))
         .giving::<Bool>()
         .get_result(conn)
 }
