@@ -195,14 +195,15 @@ impl Head {
         let mut add = |text: &[u8]| to.extend_from_slice(text);
         add(b"HTTP/1.");
         add(&[b'0' + minor_version, b' ']);
-        add(code.to_string().as_bytes());
+        let mut digits = [0; 20];
+        add(decimal(code.into(), &mut digits));
         add(b"\r\n");
         if fields.is_chunked && !fields.has_bad_framing {
             add(b"transfer-encoding: chunked\r\n");
         }
         if let Some(length) = length {
             add(b"content-length: ");
-            add(length.to_string().as_bytes());
+            add(decimal(length, &mut digits));
             add(b"\r\n");
         }
         if closes {
@@ -292,6 +293,19 @@ fn number(text: &[u8]) -> Option<u64> {
     let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let text = std::str::from_utf8(text).ok().filter(|_| is_number)?;
     text.parse().ok()
+}
+
+/// The number in decimal digits.
+fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let mut first = digits.len();
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return &digits[first..];
+        }
+    }
 }
 
 /// The length of an empty line at the beginning.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -109,36 +109,47 @@ impl Watch {
     }
 }
 
-/// Idle lines.
-#[derive(Debug, Default)]
-pub(super) struct Lines(Mutex<Idle>);
-
-#[derive(Debug, Default)]
-struct Idle {
-    /// By origin, each line with the time since which it has been idle.
-    by_origin: HashMap<Arc<str>, Vec<(Instant, Line)>>,
-    /// Of all origins.
-    count: usize,
+/// The idle lines of one origin, each with the time since which it has been idle.
+#[derive(Debug)]
+pub(super) struct Lines {
+    idle: Mutex<Vec<(Instant, Line)>>,
+    sharing: Arc<Sharing>,
 }
 
-impl Lines {
-    pub(super) fn new() -> Arc<Self> {
-        let lines = Arc::new(Self::default());
+/// The origins that share connections.
+#[derive(Debug, Default)]
+pub(super) struct Sharing {
+    origins: Mutex<HashMap<String, Weak<Lines>>>,
+    /// The idle lines of all origins.
+    count: AtomicUsize,
+}
+
+impl Sharing {
+    /// The lines of an origin, which all its destinations share.
+    pub(super) fn of(self: &Arc<Self>, origin: String) -> Arc<Lines> {
+        let mut origins = lock(&self.origins);
+        if let Some(lines) = origins.get(&origin).and_then(Weak::upgrade) {
+            return lines;
+        }
+        origins.retain(|_, lines| lines.strong_count() > 0);
+        let lines = Arc::new(Lines {
+            idle: Mutex::default(),
+            sharing: Arc::clone(self),
+        });
+        origins.insert(origin, Arc::downgrade(&lines));
         let mut pools = lock(&POOLS);
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(Arc::downgrade(&lines));
         lines
     }
+}
 
+impl Lines {
     /// A line with an open connection.
-    pub(super) fn take(&self, origin: &str, now: Instant) -> Option<Line> {
+    pub(super) fn take(&self, now: Instant) -> Option<Line> {
         loop {
-            let (since, line) = {
-                let idle = &mut *lock(&self.0);
-                let line = idle.by_origin.get_mut(origin)?.pop()?;
-                idle.count -= 1;
-                line
-            };
+            let (since, line) = lock(&self.idle).pop()?;
+            self.sharing.count.fetch_sub(1, Ordering::Relaxed);
             if line.watch.is_usable(since, now) {
                 return Some(line);
             }
@@ -146,35 +157,34 @@ impl Lines {
     }
 
     /// Keeps a line for the next send, if it has a connection and no other destination needs one.
-    pub(super) fn put(&self, origin: &Arc<str>, line: Line) {
+    pub(super) fn put(&self, line: Line) {
         if line.permit.is_scarce() || !line.watch.is_connected() {
             return;
         }
-        let now = Instant::now();
-        let idle = &mut *lock(&self.0);
-        if idle.count >= MOST_SHARED && idle.by_origin.len() >= MOST_SHARED / 2 {
+        let count = self.sharing.count.fetch_add(1, Ordering::Relaxed);
+        if count >= MOST_SHARED {
+            self.sharing.count.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        idle.count += 1;
-        match idle.by_origin.get_mut(origin) {
-            Some(lines) => lines.push((now, line)),
-            None => drop((idle.by_origin).insert(Arc::clone(origin), vec![(now, line)])),
-        }
+        lock(&self.idle).push((Instant::now(), line));
     }
 
     fn close_idle(&self) {
-        let (mut closed, now) = (Vec::new(), Instant::now());
-        let mut idle = lock(&self.0);
-        idle.by_origin.retain(|_, lines| {
-            let is_closed =
-                |(since, line): &mut (Instant, Line)| !line.watch.is_usable(*since, now);
-            closed.extend(lines.extract_if(.., is_closed));
-            !lines.is_empty()
-        });
-        idle.count -= closed.len();
-        drop(idle);
+        let now = Instant::now();
+        let is_closed = |(since, line): &mut (Instant, Line)| !line.watch.is_usable(*since, now);
+        let closed: Vec<_> = lock(&self.idle).extract_if(.., is_closed).collect();
+        self.sharing
+            .count
+            .fetch_sub(closed.len(), Ordering::Relaxed);
         // Outside of the lock: this closes the connections.
         drop(closed);
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        let count = lock(&self.idle).len();
+        self.sharing.count.fetch_sub(count, Ordering::Relaxed);
     }
 }
 

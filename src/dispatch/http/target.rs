@@ -14,7 +14,7 @@ use super::connection::{INPUT_BYTES, OUTPUT_BYTES, OneWriteConnector};
 use super::credentials::{basic, without_user};
 use super::egress::Egress;
 use super::form;
-use super::lines::{IDLE_AGE, Line, Lines, Reuse, Watch};
+use super::lines::{IDLE_AGE, Line, Lines, Reuse, Sharing, Watch};
 use super::lookups::{Lookup, Lookups, THREADS, THREADS_OF_REGISTERED, Times};
 use super::proxy::{AbsoluteForm, FirstHop, Via};
 use super::resolver::FirstAddress;
@@ -50,7 +50,6 @@ pub(super) struct Target {
     tls: Tls,
     /// Idle lines, with those of other destinations if they are shared.
     lines: Arc<Lines>,
-    origin: Arc<str>,
     reuse: Reuse,
     worked: Arc<Mutex<Option<IpAddr>>>,
     /// Since when every send has found only refused addresses.
@@ -60,10 +59,10 @@ pub(super) struct Target {
 /// A wait for a connection that does not shorten the time of a send.
 const NO_WAIT: Duration = Duration::from_millis(5);
 
-/// The state of destinations that share agents.
+/// The state of destinations that share connections.
 #[derive(Debug)]
-struct Sharing {
-    lines: Arc<Lines>,
+struct Shared {
+    lines: Arc<Sharing>,
     /// `None` until a destination with https.
     tls: Option<Tls>,
     config: Option<Arc<ureq::config::Config>>,
@@ -82,7 +81,7 @@ pub(super) struct Common {
     lookups: Arc<Lookups>,
     tls: TlsSettings,
     /// `Some`: the destinations share agents.
-    sharing: Option<Sharing>,
+    sharing: Option<Shared>,
 }
 
 impl Common {
@@ -101,8 +100,8 @@ impl Common {
         Self {
             lookups: Arc::new(lookups),
             tls: TlsSettings::default(),
-            sharing: Some(Sharing {
-                lines: Lines::new(),
+            sharing: Some(Shared {
+                lines: Arc::default(),
                 tls: None,
                 config: None,
             }),
@@ -154,11 +153,11 @@ impl Target {
             None => FirstAddress::of(&common.lookups, &destination.url, egress),
         };
         let has_tls = destination.url.scheme() == "https";
-        let (agent_config, tls, lines) = match &mut common.sharing {
+        let (agent_config, tls, sharing) = match &mut common.sharing {
             None => {
                 let tls = common.tls.of(&destination, config)?;
                 let agents = Arc::new(of_agents(timeout));
-                (agents, tls, Lines::new())
+                (agents, tls, Arc::default())
             }
             Some(sharing) => {
                 let agents = (sharing.config)
@@ -183,8 +182,8 @@ impl Target {
             })?,
             None => uri,
         };
+        let origin = destination.url.origin().ascii_serialization();
         Ok(Self {
-            origin: destination.url.origin().ascii_serialization().into(),
             has_own_timeout: common.sharing.is_some() && timeout != config.send_timeout,
             destination,
             uri,
@@ -194,7 +193,7 @@ impl Target {
             resolver,
             via,
             tls,
-            lines,
+            lines: sharing.of(origin),
             reuse: Reuse::default(),
             worked: Arc::default(),
             refused_since: Mutex::default(),
@@ -250,9 +249,7 @@ impl Target {
         let mut request = build().map_err(Outcome::Dead)?;
         let began = Instant::now();
         let is_worth_it = self.reuse.is_worth_it();
-        let idle = is_worth_it
-            .then(|| self.lines.take(&self.origin, began))
-            .flatten();
+        let idle = is_worth_it.then(|| self.lines.take(began)).flatten();
         let mut is_reused = idle.is_some();
         let mut passed = Duration::ZERO;
         let Some(line) = idle.or_else(|| self.new_line()) else {
@@ -283,7 +280,7 @@ impl Target {
             self.reuse.worked();
         }
         if self.reuse.is_worth_it() {
-            self.lines.put(&self.origin, line);
+            self.lines.put(line);
         }
         let result = result.map_err(|error| blame::outcome(&error, self.timeout));
         self.follow_refusals(&result);
