@@ -343,7 +343,8 @@ impl<'a> Destinations<'a> {
     /// exist.
     ///
     /// # Errors
-    /// - [`DestinationError::Invalid`]: the secret cannot be encrypted.
+    /// - [`DestinationError::Invalid`]: the secret cannot be encrypted, or `keep` is not zero and an existing secret cannot
+    ///   be read.
     /// - [`DestinationError::Database`]: the database failed.
     pub fn rotate(
         &self,
@@ -376,7 +377,8 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// - [`DestinationError::Invalid`]: the secret cannot be encrypted.
+    /// - [`DestinationError::Invalid`]: the secret cannot be encrypted, or `keep` is not zero and an existing secret cannot
+    ///   be read.
     /// - [`DestinationError::Database`]: the database failed.
     pub fn rotate_to(
         &self,
@@ -385,6 +387,10 @@ impl<'a> Destinations<'a> {
         secret: &SigningSecret,
         keep: Duration,
     ) -> Result<bool, DestinationError> {
+        if !keep.is_zero() {
+            // A relay sends nothing while it cannot read one of the secrets.
+            self.secret(conn, name)?;
+        }
         let sealed = self.sealed(name, secret)?;
         Ok(pinned(conn, self.name, |conn, outbox| {
             store::rotate(conn, outbox, name, sealed.expose_secret(), keep)

@@ -300,12 +300,16 @@ fn what_is_there_is_encrypted_and_the_key_is_changed_by_a_command() {
     let problem = shown["problem"].as_str().expect("a problem");
     assert!(problem.starts_with("destinations.d.secret"), "{problem}");
     // The customer of this destination gets a new secret.
-    command(
-        &database,
-        &new,
-        &["destination", "rotate", "d", "--keep", "1s"],
-    )
-    .code(0);
+    let rotate = |keep| {
+        command(
+            &database,
+            &new,
+            &["destination", "rotate", "d", "--keep", keep],
+        )
+    };
+    let refused = rotate("1h").code(1);
+    assert!(refused.stderr.contains("encrypted"), "{}", refused.stderr);
+    rotate("0s").code(0);
 }
 
 #[test]
