@@ -5,6 +5,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use diesel_outbox::admin::{self, MessageKey};
 use diesel_outbox::config::{Mode, OnDead};
 use diesel_outbox::{
     Destination, EnqueueError, NewMessage, Observer, ReasonCode, RelayBuilder, RelayHandle,
@@ -38,7 +39,7 @@ fn a_message_for_two_destinations_has_attempts_and_a_ledger_row_for_each() {
         .header("x-shop", "berlin")
         .ordering_key("customer-1");
     let id = message.message_id().to_string();
-    database.enqueue_message(message);
+    let sequence = database.enqueue_message(message);
     let relay = to_both(&database, &billing, &audit)
         .max_attempts(3)
         .start()
@@ -47,6 +48,21 @@ fn a_message_for_two_destinations_has_attempts_and_a_ledger_row_for_each() {
         database.count("delivered") == 1 && database.count("dead") == 1
     });
     end(&relay);
+    let whole = admin::message(
+        &mut database.connect(),
+        &database.outbox_name(),
+        &MessageKey::Sequence(sequence),
+    );
+    let parts = whole.expect("an answer").rows.into_iter();
+    let parts: Vec<(Status, Option<i64>)> = parts
+        .map(|part| (part.status, part.split_from.map(|whole| whole.0)))
+        .collect();
+    let statuses: HashSet<Status> = parts.iter().map(|part| part.0).collect();
+    assert_eq!(statuses, HashSet::from([Status::Delivered, Status::Dead]));
+    assert!(
+        parts.iter().all(|part| part.1 == Some(sequence)),
+        "{parts:?}"
+    );
     assert_eq!((billing.count(), audit.count()), (1, 3));
     for request in billing.requests().iter().chain(&audit.requests()) {
         assert_eq!(request.id(), id, "one message, one id");

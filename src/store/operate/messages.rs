@@ -242,7 +242,7 @@ records! { content:
     Nullable<Text> => outbox::last_error, dead::last_error, ledger::error;
     Nullable<Integer> => null!(i32, Integer), dead::http_status, ledger::http_status;
     Nullable<Text> => null!(&str, Text), dead::response, ledger::response;
-    Nullable<BigInt> => outbox::split_from, dead::split_from, null!(i64, BigInt);
+    Nullable<BigInt> => outbox::split_from, dead::split_from, ledger::split_from;
     Bool => false.into_sql::<Bool>(), dead::blocks_key, false.into_sql::<Bool>();
     Nullable<SqlJson> => content.of(Box::new(outbox::headers)), content.of(Box::new(dead::headers)),
         ledger::headers;

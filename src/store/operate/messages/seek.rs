@@ -191,7 +191,10 @@ impl Search<'_> {
     }
 
     fn in_ledger_by_sequence(&mut self, sequence: i64) -> QueryResult<bool> {
-        let settled = hits!(self in ledger, false, ledger::sequence.eq(sequence));
+        // The parts of a settled fan-out keep the sequence that the application knows.
+        let is_one = ledger::sequence.nullable().eq(sequence);
+        let is_one = is_one.or(ledger::split_from.eq(sequence));
+        let settled = hits!(self in ledger, false, is_one);
         self.add(settled.distinct())
     }
 
