@@ -111,7 +111,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
     let failed = stats.dead + stats.retried;
     if failed > 0 && stats.delivered + stats.no_subscriber + stats.deduplicated == 0 {
-        bail!("no message was delivered: all {failed} failed");
+        bail!("no message was delivered: all {failed} sends failed");
     }
     Ok(())
 }

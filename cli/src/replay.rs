@@ -255,7 +255,10 @@ fn end(
         }));
     }
     if options.dry_run {
-        return output::line(format!("{} messages would be replayed", found.replayed));
+        return output::line(match found.replayed {
+            1 => "1 message would be replayed".to_owned(),
+            count => format!("{count} messages would be replayed"),
+        });
     }
     let skipped = match done.skipped {
         0 => String::new(),

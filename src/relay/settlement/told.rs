@@ -86,7 +86,11 @@ impl Settlement {
                 format!("{topic} to {to}: {what}: {error}; next attempt in {delay} (message {id})")
             }
             Verdict::Dead(..) if attempts == 0 => {
-                format!("gave up on {topic} to {to} without a send: {error} (message {id})")
+                let to = match to {
+                    "" => String::new(),
+                    name => format!(" to {name}"),
+                };
+                format!("gave up on {topic}{to} without a send: {error} (message {id})")
             }
             Verdict::Dead(..) => {
                 let plural = if attempts == 1 { "" } else { "s" };
@@ -199,7 +203,7 @@ impl Failures {
             if code == ReasonCode::NoSubscriber {
                 log::warn!(event = "no_subscriber", topic = destination, messages = count; "{count} more message{plural} of {destination} settled without a send: no registered destination wants them, and no route or handler has ever served the topic");
             } else if counts {
-                log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver to {destination} failed ({code}): the messages will be retried");
+                log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver to {destination} failed ({code}): messages with attempts left are retried");
             } else {
                 log::warn!(event = "waits", destination = destination, reason = code.as_str(), messages = count; "{count} more message{plural} could not be sent to {destination} ({code}), no attempts used: the messages will be sent later");
             }
