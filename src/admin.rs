@@ -95,7 +95,7 @@ pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;
 pub use crate::store::relay::pause::Pausable;
-pub use crate::store::relay::served::RefusedDestination;
+pub use crate::store::relay::served::{RefusedDestination, Unserved};
 pub use crate::store::relay::topics::ServedTopic;
 pub use crate::store::searched::Searched;
 
@@ -208,8 +208,15 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
     counts.extend(troubles::settled(conn, name, care, depths.dead_letters())?);
     counts.push(count(Status::Dead, depths.dead_letters(), dead_is_estimate));
     counts.retain(|row| row.count > 0);
-    let mut all_troubles: Vec<TroubleCount> = depths.unrouted().map(unrouted).collect();
-    all_troubles.extend(troubles::troubles(conn, name, care)?);
+    let mut all_troubles: Vec<TroubleCount> = depths.unrouted().filter_map(unrouted).collect();
+    // The last error of messages that no relay serves is not why they wait.
+    let is_unserved = |topic: &str| {
+        let mut lanes = depths.lanes.iter().filter(|lane| lane.topic == topic);
+        lanes.clone().next().is_some() && lanes.all(|lane| lane.unserved.is_some())
+    };
+    let is_reason = |one: &TroubleCount| one.status != Status::Pending || !is_unserved(&one.topic);
+    let others = troubles::troubles(conn, name, care)?.into_iter();
+    all_troubles.extend(others.filter(is_reason));
     all_troubles.truncate(troubles::MOST);
     Ok(Overview {
         counts,
@@ -222,19 +229,19 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
 }
 
 /// Messages that wait because no active relay serves them.
-fn unrouted(lane: &LaneDepth) -> TroubleCount {
-    let what = match lane.destination.as_str() {
-        "" => "no active relay has a route or a handler for this topic".to_owned(),
-        name => format!("no active relay has the destination {name:?}"),
-    };
-    TroubleCount {
+fn unrouted(lane: &LaneDepth) -> Option<TroubleCount> {
+    let why = lane.unserved.as_ref()?;
+    Some(TroubleCount {
         status: Status::Pending,
         topic: lane.topic.clone(),
         reason: ReasonCode::NoRoute.to_string(),
         count: lane.pending + lane.retrying,
-        example: Some(format!("{what}: messages wait and use no attempts")),
+        example: Some(format!(
+            "{why}: messages wait and use no attempts; {}",
+            why.next_step()
+        )),
         is_estimate: lane.is_estimate,
-    }
+    })
 }
 
 /// The number of due, unclaimed messages, including messages of paused destinations and topics.
@@ -298,7 +305,7 @@ pub fn due(
     let due = |row: DueRow| DueTopic {
         count: u64::try_from(row.count).unwrap_or(0),
         behind: u64::try_from(row.behind).unwrap_or(0),
-        no_route: served.has_no_route(&row.topic, &row.destination),
+        no_route: served.unserved(&row.topic, &row.destination).is_some(),
         topic: row.topic,
         destination: row.destination,
     };
@@ -315,6 +322,8 @@ pub struct LiveTopic {
     pub destination: String,
     /// The names of the active relays that have a route, a handler or a destination for these messages.
     pub served_by: Vec<String>,
+    /// Why relays are active, but none serves these messages.
+    pub unserved: Option<Unserved>,
 }
 
 /// The topics of live messages, sorted: one entry for each topic and destination.
@@ -350,6 +359,7 @@ pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopi
             let by = served.by(&topic, &destination).map(str::to_owned);
             LiveTopic {
                 served_by: by.collect(),
+                unserved: served.unserved(&topic, &destination),
                 topic,
                 destination,
             }

@@ -163,8 +163,10 @@ pub(crate) fn health(shared: &Shared) -> Health {
             count => format!(" (and {count} more such topics)"),
         };
         let what = format!(
-            "{}{more}: add a route, or start the relay that has the handler",
-            first.what()
+            "{}{more}, because {}: {}",
+            first.what(),
+            first.why,
+            first.why.next_step()
         );
         found(ProblemKind::NoRoute, what);
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::store::operate::depths::Depths;
 use crate::store::relay::claim::Topic;
+use crate::store::relay::served::Unserved;
 
 /// How often the log repeats a line.
 const AGAIN: Duration = Duration::from_secs(600);
@@ -16,6 +17,7 @@ const MOST_LINES: usize = 10;
 pub(crate) struct Unrouted {
     pub(crate) topic: Topic,
     pub(crate) waiting: i64,
+    pub(crate) why: Unserved,
 }
 
 impl Unrouted {
@@ -23,9 +25,12 @@ impl Unrouted {
     pub(super) fn all(depths: &Depths) -> Vec<Self> {
         let mut all: Vec<Self> = depths
             .unrouted()
-            .map(|lane| Self {
-                topic: Topic::new(&lane.topic, &lane.destination),
-                waiting: lane.pending + lane.retrying,
+            .filter_map(|lane| {
+                Some(Self {
+                    topic: Topic::new(&lane.topic, &lane.destination),
+                    waiting: lane.pending + lane.retrying,
+                    why: lane.unserved.clone()?,
+                })
             })
             .collect();
         all.sort_by_key(|one| -one.waiting);
@@ -62,7 +67,7 @@ impl Told {
         };
         let new: Vec<Unrouted> = unrouted.iter().filter(is_new).cloned().collect();
         for one in new.into_iter().take(MOST_LINES) {
-            log::error!(event = "no_route", topic = one.topic.topic, destination = one.topic.destination, messages = one.waiting; "{} without using attempts: add a route, or start the relay that has the handler", one.what());
+            log::error!(event = "no_route", topic = one.topic.topic, destination = one.topic.destination, messages = one.waiting; "{} without using attempts, because {}: {}", one.what(), one.why, one.why.next_step());
             self.0.insert(one.topic, Instant::now());
         }
     }

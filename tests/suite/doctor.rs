@@ -475,7 +475,10 @@ fn a_stranger_that_holds_the_lock_of_a_sleeping_relay_is_named() {
 #[test]
 fn an_expired_lease_is_told_when_no_relay_is_alive() {
     provoked(
-        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('host/7', now() - interval '1 min')",
+        "WITH lease AS (
+            INSERT INTO {o}_lease (relay, expires_at) VALUES ('host/7', now() - interval '1 min') RETURNING id
+         )
+         INSERT INTO {o} (topic, payload, locked_by, locked_at) SELECT 't', '1', id, now() FROM lease",
         "leases",
         "no relay is alive",
         "warning",

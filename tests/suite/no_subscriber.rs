@@ -9,7 +9,7 @@ use diesel_outbox::{Config, Event, NewMessage, Relay, RelayBuilder, RelayHandle,
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::support::{Database, Receiver, end, eventually, finish};
+use crate::support::{Database, Receiver, Running, end, eventually, finish};
 
 #[derive(Serialize, Deserialize)]
 struct MemberJoined {
@@ -212,6 +212,20 @@ fn a_drain_without_messages_holds_up_no_customer() {
         (topics(&database), other.count()),
         (vec!["*".to_owned()], 1)
     );
+
+    // Log, check and the reason of the message say which pattern it waits for, and how to end that.
+    let mut run = database.binary(&["run"]);
+    run.env("OUTBOX_REGISTERED_THREADS", "4");
+    let relay = Running::start(run);
+    let waiting = database.enqueue("order.paid", json!({})).to_string();
+    relay.wait_for_log("topics forget '*'");
+    let shown = finish(database.binary(&["message", "show", &waiting])).code(0);
+    let checked = finish(database.binary(&["check"]));
+    for text in [relay.log(), shown.stdout, checked.stdout] {
+        for part in ["topics forget '*'", "last started 20", "acme"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
 }
 
 /// R51: a relay that stands by has served no topic, and records the topics when it becomes active.

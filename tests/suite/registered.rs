@@ -751,7 +751,10 @@ fn what_they_get_is_no_message_without_a_route() {
     let depths = || {
         let conn = &mut database.connect();
         let depths = diesel_outbox::admin::depths(conn, &database.outbox_name()).expect("depths");
-        let lanes = depths.lanes.into_iter().filter(|lane| lane.no_route);
+        let lanes = depths
+            .lanes
+            .into_iter()
+            .filter(|lane| lane.unserved.is_some());
         lanes.map(|lane| lane.destination).collect::<Vec<String>>()
     };
     eventually("only the unknown destination has no route", || {

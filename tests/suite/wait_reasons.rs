@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use diesel::Connection;
-use diesel_outbox::admin::{self, Blocker, MessageKey, Pausable, WaitReason};
+use diesel_outbox::admin::{self, Blocker, MessageKey, Pausable, Unserved, WaitReason};
 use diesel_outbox::testing::TestRelay;
-use diesel_outbox::{NewMessage, Relay, Sequence};
+use diesel_outbox::{NewMessage, ReasonCode, Relay, Sequence};
 use serde_json::{Value, json};
 
 use crate::page::Page;
@@ -41,7 +41,7 @@ fn pause(db: &Database, kind: Pausable, name: &str, time: Option<Duration>) {
 fn every_live_message_has_one_reason_why_it_waits() {
     let db = Database::new();
     let plain = db.enqueue("order.paid", json!(1));
-    assert_eq!(waits(&db, plain), WaitReason::NoRelay);
+    assert_eq!(waits(&db, plain), WaitReason::NoRelay { disabled: None });
 
     let (gate, pass) = Gate::new();
     let relay = db.relay().on_topic("order.paid", move |_, _| {
@@ -62,9 +62,15 @@ fn every_live_message_has_one_reason_why_it_waits() {
         WaitReason::NotDue { until: Some(_) }
     ));
     let nobodys = db.enqueue("order.piad", json!(1));
-    assert_eq!(waits(&db, nobodys), WaitReason::NotServed);
+    let not_served = |why| WaitReason::NotServed { why };
+    assert_eq!(waits(&db, nobodys), not_served(Unserved::NoRoute));
     let named = db.enqueue_message(message("order.paid").destination("billing"));
-    assert_eq!(waits(&db, named), WaitReason::NotServed);
+    let why = waits(&db, named).to_string();
+    assert!(
+        why.contains("no active relay has the destination \"billing\"")
+            && !why.contains("add a route"),
+        "{why}"
+    );
 
     let head = db.enqueue_message(message("order.piad").ordering_key("k"));
     let second = db.enqueue_message(message("order.paid").ordering_key("k"));
@@ -101,6 +107,54 @@ fn every_live_message_has_one_reason_why_it_waits() {
     );
     gate.open();
     end(&relay);
+}
+
+/// R54: also what a person has to mend elsewhere, and that an expired message is held up.
+#[test]
+fn what_holds_up_a_message_is_named() {
+    let db = Database::new();
+    let paid = db.enqueue("order.paid", json!(1));
+    let lease = |serves: &str| {
+        db.execute("DELETE FROM {o}_lease");
+        db.execute(&format!(
+            "INSERT INTO {{o}}_lease (relay, expires_at, serves)
+             VALUES ('another', now() + interval '1 min', {serves})"
+        ));
+    };
+    lease("NULL");
+    assert_eq!(
+        waits(&db, paid).to_string(),
+        "no relay: OUTBOX_ENABLED is false at another"
+    );
+    lease(r#"'{"routes":[["order.*",["billing"]]],"destinations":["billing"]}'"#);
+    let destination = "billing".to_owned();
+    assert_eq!(waits(&db, paid), WaitReason::NoRoom { destination });
+    db.execute("UPDATE {o} SET last_error_code = 'PROXY', last_error = 'no tunnel'");
+    let destination = "billing".to_owned();
+    let reason = ReasonCode::Proxy;
+    assert_eq!(
+        waits(&db, paid),
+        WaitReason::Held {
+            destination,
+            reason
+        }
+    );
+
+    lease(r#"'{"destinations":["billing"]}'"#);
+    let overview =
+        admin::exact_overview(&mut db.connect(), &db.outbox_name()).expect("an overview");
+    let reasons = overview.troubles.iter().map(|one| one.reason.as_str());
+    assert_eq!(reasons.collect::<Vec<_>>(), ["NO_ROUTE"]);
+
+    pause(&db, Pausable::Topic, "order.paid", None);
+    db.execute("UPDATE {o} SET expires_at = now() - interval '1 s'");
+    let expired = waits(&db, paid);
+    assert_eq!(expired.as_str(), "expired");
+    let expired = expired.to_string();
+    assert!(
+        expired.starts_with("topic paused") && expired.contains("(EXPIRED)"),
+        "{expired}"
+    );
 }
 
 /// R54
@@ -181,10 +235,9 @@ fn a_key_behind_a_message_that_no_relay_serves_is_blocked() {
         !keys.is_empty()
     });
     assert_eq!(keys.len(), 1);
-    assert_eq!(
-        (keys[0].sequence, keys[0].waiting, keys[0].waits.as_deref()),
-        (Sequence(head), 1, Some("no relay serves it"))
-    );
+    assert_eq!((keys[0].sequence, keys[0].waiting), (Sequence(head), 1));
+    let why = keys[0].waits.as_deref().unwrap_or_default();
+    assert!(why.starts_with("no relay serves it: "), "{why}");
     let shown = finish(db.binary(&["keys"])).code(0).stdout;
     assert!(shown.contains("pending, no relay serves it"), "{shown}");
     end(&relay);

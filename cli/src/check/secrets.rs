@@ -5,7 +5,7 @@ use diesel_outbox::config::SigningSecret;
 use diesel_outbox::{Config, Destination, Outbox};
 use secrecy::ExposeSecret;
 
-use super::{Finding, bad, good, warning};
+use super::{Finding, bad, good, unchecked, warning};
 
 const WHAT: &str = "secret";
 /// The most hosts or destinations that a finding names.
@@ -89,7 +89,7 @@ pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> 
     let destinations = outbox.destinations().with_keys(&config.secret_keys);
     let found = match destinations.encryption(conn) {
         Ok(found) => found,
-        Err(error) => return vec![bad(WHAT, error.to_string())],
+        Err(error) => return vec![unchecked(WHAT, &error)],
     };
     let mut findings = Vec::new();
     if !found.unreadable.is_empty() {

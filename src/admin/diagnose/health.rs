@@ -205,6 +205,9 @@ pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
             ago(-lease.seconds_left)
         );
         match alive {
+            0 if troubles::holds_none(conn, &config.table, lease.id)? => {
+                found.add(Severity::Ok, format!("{what}; it holds no messages"), None)
+            }
             0 => found.warning(
                 format!("{what}, and no relay is alive to take over its messages"),
                 "start a relay: diesel-outbox run",

@@ -84,7 +84,7 @@ pub(crate) fn blocked_keys(
     let waits = |(topic, destination): &(String, String)| {
         // Without a relay everything waits, not a key.
         let reason = facts.of_lane(topic, destination);
-        let reason = reason.filter(|reason| *reason != WaitReason::NoRelay);
+        let reason = reason.filter(|reason| !matches!(reason, WaitReason::NoRelay { .. }));
         reason.map(|reason| reason.to_string())
     };
     let waits: Vec<Option<String>> = lanes.iter().map(waits).collect();

@@ -21,7 +21,7 @@ use diesel::{PgConnection, RunQueryDsl};
 use crate::name::OutboxName;
 use crate::store::catalogue;
 use crate::store::looking::{looking, looking_briefly};
-use crate::store::relay::served::served;
+use crate::store::relay::served::{Unserved, served};
 use crate::store::relay::streams::{Found, streams};
 use crate::store::statement::statement_anew;
 
@@ -68,8 +68,8 @@ pub struct LaneDepth {
     pub oldest_due_seconds: Option<f64>,
     /// The numbers are estimates, because the lane is long.
     pub is_estimate: bool,
-    /// `NO_ROUTE`: relays are active, but no relay serves these messages. The messages wait and use no attempts.
-    pub no_route: bool,
+    /// `NO_ROUTE`: why relays are active, but no relay serves these messages. The messages wait and use no attempts.
+    pub unserved: Option<Unserved>,
 }
 
 /// The number of dead letters of one topic and destination.
@@ -148,7 +148,7 @@ impl Depths {
     /// # say(&Depths::default());
     /// ```
     pub fn unrouted(&self) -> impl Iterator<Item = &LaneDepth> {
-        let waits = |lane: &&LaneDepth| lane.no_route && lane.pending + lane.retrying > 0;
+        let waits = |lane: &&LaneDepth| lane.unserved.is_some() && lane.pending + lane.retrying > 0;
         self.lanes.iter().filter(waits)
     }
 
@@ -261,7 +261,7 @@ fn find_unrouted(
     }
     let served = served(conn, name)?;
     for lane in lanes {
-        lane.no_route = served.has_no_route(&lane.topic, &lane.destination);
+        lane.unserved = served.unserved(&lane.topic, &lane.destination);
     }
     Ok(())
 }
@@ -285,7 +285,7 @@ fn exact(row: LaneRow) -> LaneDepth {
         retrying: row.retrying,
         oldest_due_seconds: row.oldest_due_seconds,
         is_estimate: false,
-        no_route: false,
+        unserved: None,
     }
 }
 
@@ -419,6 +419,6 @@ fn joined((topic, destination): Lane, seen: Seen, factor: f64) -> LaneDepth {
             .filter_map(|row| row.oldest_due_seconds)
             .reduce(f64::max),
         is_estimate: true,
-        no_route: false,
+        unserved: None,
     }
 }

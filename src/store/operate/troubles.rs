@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use diesel::dsl::{count_star, select};
+use diesel::dsl::{count_star, exists, select};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
@@ -19,7 +19,7 @@ use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::streams::{Found, streams};
 use crate::store::sql::{has_table_privilege, pg_relation_size, to_regclass};
 use crate::store::statement::{planned_anew, statement_anew};
-use crate::store::table::messages;
+use crate::store::table::{messages, outbox};
 
 /// The most troubles that are shown.
 pub(crate) const MOST: usize = 100;
@@ -258,6 +258,18 @@ pub(crate) fn removed_leases(
         .giving::<(BigInt, BigInt)>()
         .load(conn)
     })
+}
+
+/// Whether a lease locks no message. `false` if the outbox is too large to look.
+pub(crate) fn holds_none(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: i64,
+) -> QueryResult<bool> {
+    let held = outbox::table(name.outbox()).filter(outbox::locked_by.eq(lease));
+    let held = select(exists(held.select(outbox::sequence)));
+    let is_held = looking_briefly(conn, PATIENCE, |conn| held.get_result::<bool>(conn))?;
+    Ok(is_held == Some(false))
 }
 
 fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {

@@ -11,11 +11,11 @@ use diesel::{PgConnection, select};
 use super::messages::{self, Content, MessageRecord};
 use crate::message::Sequence;
 use crate::name::OutboxName;
-use crate::status::UnknownWord;
+use crate::status::{ReasonCode, UnknownWord};
 use crate::store::place::{from_micros, rfc3339, to_micros};
 use crate::store::relay::lease::{is_not_over, leases};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable};
-use crate::store::relay::served::{Served, served};
+use crate::store::relay::served::{Served, Unserved, served};
 use crate::store::sql::clock_timestamp;
 use crate::store::statement::{planned_anew, statement_anew};
 use crate::store::table::{destination, lease, outbox};
@@ -80,10 +80,28 @@ pub enum WaitReason {
         /// The name of the destination; empty if the relay decides it when it claims the message.
         destination: String,
     },
+    /// The relay could not send the message because of its proxy or its machine. It tries again on its own.
+    Held {
+        /// The name of the destination; empty if the relay decides it when it claims the message.
+        destination: String,
+        /// `PROXY` or `SHORTAGE`.
+        reason: ReasonCode,
+    },
     /// Relays are active, but none serves the message.
-    NotServed,
+    NotServed {
+        /// Why no relay serves the message.
+        why: Unserved,
+    },
     /// No relay is active.
-    NoRelay,
+    NoRelay {
+        /// A relay that runs with `OUTBOX_ENABLED=false`, if there is one.
+        disabled: Option<String>,
+    },
+    /// The message has expired, and is dead-lettered (`EXPIRED`) once nothing else holds it up.
+    Expired {
+        /// What holds up the message.
+        held_by: Box<WaitReason>,
+    },
     /// A relay is sending the message.
     Sending {
         /// When the relay claimed the message, RFC 3339.
@@ -145,10 +163,11 @@ impl std::str::FromStr for Blocker {
 
 impl WaitReason {
     /// The kind of the reason, as one word: `not_due`, `behind_key`, `topic_paused`, `destination_paused`,
-    /// `destination_disabled`, `breaker_open`, `no_room`, `not_served`, `no_relay` or `sending`.
+    /// `destination_disabled`, `breaker_open`, `no_room`, `held`, `not_served`, `no_relay`, `expired` or `sending`.
     ///
     /// ```
-    /// assert_eq!(diesel_outbox::admin::WaitReason::NoRelay.as_str(), "no_relay");
+    /// let reason = diesel_outbox::admin::WaitReason::NoRelay { disabled: None };
+    /// assert_eq!(reason.as_str(), "no_relay");
     /// ```
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -159,8 +178,10 @@ impl WaitReason {
             Self::DestinationDisabled { .. } => "destination_disabled",
             Self::BreakerOpen { .. } => "breaker_open",
             Self::NoRoom { .. } => "no_room",
-            Self::NotServed => "not_served",
-            Self::NoRelay => "no_relay",
+            Self::Held { .. } => "held",
+            Self::NotServed { .. } => "not_served",
+            Self::NoRelay { .. } => "no_relay",
+            Self::Expired { .. } => "expired",
             Self::Sending { .. } => "sending",
         }
     }
@@ -204,8 +225,30 @@ impl fmt::Display for WaitReason {
                 f.write_str("destination no room")
             }
             Self::NoRoom { destination } => write!(f, "destination no room: {destination}"),
-            Self::NotServed => f.write_str("no relay serves it"),
-            Self::NoRelay => f.write_str("no relay"),
+            Self::Held {
+                destination,
+                reason,
+            } => {
+                let what = match reason {
+                    ReasonCode::Proxy => "the relay's proxy",
+                    _ => "the shortage of the relay's machine",
+                };
+                write!(
+                    f,
+                    "held: {reason}: {destination}: mend {what}; the relay tries again on its own"
+                )
+            }
+            Self::NotServed { why } => {
+                write!(f, "no relay serves it: {why}; {}", why.next_step())
+            }
+            Self::NoRelay { disabled: None } => f.write_str("no relay"),
+            Self::NoRelay {
+                disabled: Some(relay),
+            } => write!(f, "no relay: OUTBOX_ENABLED is false at {relay}"),
+            Self::Expired { held_by } => write!(
+                f,
+                "{held_by}; it has expired, and is dead-lettered (EXPIRED) after that"
+            ),
             Self::Sending {
                 since,
                 has_expired: false,
@@ -322,11 +365,11 @@ impl Facts {
         }
         let served = self.served.as_ref()?;
         if served.is_empty() {
-            return Some(WaitReason::NoRelay);
+            let disabled = served.disabled().map(str::to_owned);
+            return Some(WaitReason::NoRelay { disabled });
         }
-        served
-            .has_no_route(topic, destination)
-            .then_some(WaitReason::NotServed)
+        let why = served.unserved(topic, destination)?;
+        Some(WaitReason::NotServed { why })
     }
 
     /// Why this live message waits; `first` is the message that blocks its key.
@@ -342,13 +385,30 @@ impl Facts {
             let until = record.available_at.clone().filter(|_| due != i64::MAX);
             return WaitReason::NotDue { until };
         }
-        if let Some((sequence, blocker)) = first {
-            return WaitReason::BehindKey { sequence, blocker };
+        let of_key = first.map(|(sequence, blocker)| WaitReason::BehindKey { sequence, blocker });
+        let held_by = of_key.or_else(|| self.of_lane(&record.topic, &record.destination));
+        let has_expired =
+            (record.expires_at.as_ref()).is_some_and(|at| *at <= rfc3339(from_micros(self.now)));
+        match held_by {
+            Some(held_by) if has_expired => WaitReason::Expired {
+                held_by: Box::new(held_by),
+            },
+            Some(held_by) => held_by,
+            None => self.of_free(record),
         }
-        let of_lane = self.of_lane(&record.topic, &record.destination);
-        of_lane.unwrap_or_else(|| WaitReason::NoRoom {
-            destination: self.goes_to(&record.topic, &record.destination).to_owned(),
-        })
+    }
+
+    /// Why a message waits that a relay may claim now.
+    fn of_free(&self, record: &MessageRecord) -> WaitReason {
+        let destination = self.goes_to(&record.topic, &record.destination).to_owned();
+        let reason = record.reason.as_ref().and_then(|code| code.parse().ok());
+        match reason {
+            Some(reason @ (ReasonCode::Proxy | ReasonCode::Shortage)) => WaitReason::Held {
+                destination,
+                reason,
+            },
+            _ => WaitReason::NoRoom { destination },
+        }
     }
 
     fn of_all(
@@ -532,8 +592,26 @@ mod tests {
                 of_billing(None),
                 "destination paused until resumed: billing: upgrade",
             ),
-            (WaitReason::NotServed, "no relay serves it"),
-            (WaitReason::NoRelay, "no relay"),
+            (
+                WaitReason::NotServed {
+                    why: Unserved::NoRoute,
+                },
+                "no relay serves it: no active relay has a route or a handler for this topic; add a route, or start the relay that has the handler",
+            ),
+            (WaitReason::NoRelay { disabled: None }, "no relay"),
+            (
+                WaitReason::Held {
+                    destination: "billing".to_owned(),
+                    reason: ReasonCode::Proxy,
+                },
+                "held: PROXY: billing: mend the relay's proxy; the relay tries again on its own",
+            ),
+            (
+                WaitReason::Expired {
+                    held_by: Box::new(of_billing(None)),
+                },
+                "destination paused until resumed: billing: upgrade; it has expired, and is dead-lettered (EXPIRED) after that",
+            ),
             (
                 WaitReason::Sending {
                     since: "T".to_owned(),

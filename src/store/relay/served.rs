@@ -1,18 +1,21 @@
 //! The topics and destinations that the active relays serve, as recorded in their leases.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 
 use diesel::PgConnection;
 use diesel::dsl::not;
-use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::prelude::{QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
+use diesel::sql_types::Text;
 
 use super::lease::{is_not_over, leases, stands_by};
 use super::pause::removed;
-use super::topics;
+use super::topics::{self, ServedTopic};
 use crate::name::OutboxName;
 use crate::routes::{Refuses, Routes, Serves, matches_any};
 use crate::store::sql::MaybeJson;
+use crate::store::statement::statement_anew;
 use crate::store::table::{destination, lease};
 
 /// The topics and destinations that all active relays serve together.
@@ -24,8 +27,12 @@ pub(crate) struct Served {
     /// the empty name: a message that names no destination goes to all that want its topic, if any. Empty if no relay
     /// delivers to registered destinations.
     registered: HashSet<String>,
-    /// The patterns of topics that any relay has ever served: what meets one waits for such a relay.
-    ever: Vec<String>,
+    /// The topics that any relay has ever served: what meets one waits for such a relay.
+    ever: Vec<ServedTopic>,
+    /// The patterns of enabled registered destinations, each with the name of one.
+    wanted: Vec<(String, String)>,
+    /// A relay that runs with `OUTBOX_ENABLED=false`.
+    disabled: Option<String>,
 }
 
 struct Relay {
@@ -47,9 +54,22 @@ pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             served.registered.insert(String::new());
         }
         served.registered.extend(removed(conn, name)?);
-        served.ever = topics::patterns(conn, name)?;
+        served.ever = topics::list(conn, name)?;
+        if !served.ever.is_empty() {
+            served.wanted = wanted(conn, name)?;
+        }
     }
     Ok(served)
+}
+
+/// Text: `unnest` of a column in FROM.
+fn wanted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<(String, String)>> {
+    statement_anew(format!(
+        "SELECT pattern, min(name) FROM {} CROSS JOIN unnest(topics) pattern WHERE enabled GROUP BY 1",
+        name.destination()
+    ))
+    .giving::<(Text, Text)>()
+    .load(conn)
 }
 
 /// The topics and destinations that these relays serve, without the relays' names.
@@ -77,16 +97,23 @@ pub(crate) fn others(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
 
 fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
     let rows: Vec<(String, MaybeJson, MaybeJson)> = leases(name)
-        .filter(lease::serves.is_not_null())
         .filter(is_not_over())
         .filter(not(stands_by(name)))
         .order(lease::id)
         .select((lease::relay, lease::serves, lease::refuses))
         .load(conn)?;
-    let count = rows.len();
-    let relays = rows.into_iter().filter_map(|(name, serves, refuses)| {
-        let (serves, refuses): (Option<String>, Option<String>) = (serves.into(), refuses.into());
-        let serves = Serves::from_json(&serves?)?;
+    let mut disabled = None;
+    let mut enabled = Vec::new();
+    for (relay, serves, refuses) in rows {
+        match Option::<String>::from(serves) {
+            Some(serves) => enabled.push((relay, serves, refuses)),
+            None => disabled = disabled.or(Some(relay)),
+        }
+    }
+    let count = enabled.len();
+    let relays = enabled.into_iter().filter_map(|(name, serves, refuses)| {
+        let refuses: Option<String> = refuses.into();
+        let serves = Serves::from_json(&serves)?;
         Some(Relay {
             name,
             refuses: Refuses::from_json(refuses.as_deref()),
@@ -100,6 +127,8 @@ fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
         relays,
         registered: HashSet::new(),
         ever: Vec::new(),
+        wanted: Vec::new(),
+        disabled,
     })
 }
 
@@ -127,16 +156,55 @@ impl Served {
         only
     }
 
-    /// Whether relays are active, but none takes messages of this topic and destination. `false` if no relay is
-    /// active: the missing route is not the problem then.
-    pub(crate) fn has_no_route(&self, topic: &str, destination: &str) -> bool {
+    /// A relay that runs with `OUTBOX_ENABLED=false`.
+    pub(crate) fn disabled(&self) -> Option<&str> {
+        self.disabled.as_deref()
+    }
+
+    /// Why relays are active, but none takes messages of this topic and destination. `None` if no relay is active: the
+    /// missing route is not the problem then.
+    pub(crate) fn unserved(&self, topic: &str, destination: &str) -> Option<Unserved> {
         let is_known = self.is_certain && !self.relays.is_empty();
-        is_known && self.by(topic, destination).next().is_none()
+        let is_unserved = is_known && self.by(topic, destination).next().is_none();
+        is_unserved.then(|| self.why(topic, destination))
+    }
+
+    fn why(&self, topic: &str, destination: &str) -> Unserved {
+        let mut relays = self.relays.iter().filter(|relay| relay.registered);
+        let refusal = relays.find_map(|relay| Some((&relay.name, relay.refuses.why(destination)?)));
+        if let Some((relay, why)) = refusal {
+            return Unserved::Refused {
+                destination: destination.to_owned(),
+                relay: relay.clone(),
+                why: why.to_owned(),
+            };
+        }
+        if !destination.is_empty() {
+            return Unserved::UnknownDestination {
+                destination: destination.to_owned(),
+            };
+        }
+        let Some(before) = self.before(topic) else {
+            return Unserved::NoRoute;
+        };
+        let mut wanted = self.wanted.iter();
+        let wants = wanted.find(|(pattern, _)| matches_any(std::slice::from_ref(pattern), topic));
+        Unserved::ServedBefore {
+            pattern: before.pattern.clone(),
+            last_served: before.last_served.clone(),
+            wanted_by: wants.map(|(_, name)| name.clone()),
+        }
+    }
+
+    /// The pattern of this topic that a relay has served before.
+    fn before(&self, topic: &str) -> Option<&ServedTopic> {
+        let mut ever = self.ever.iter();
+        ever.find(|one| matches_any(std::slice::from_ref(&one.pattern), topic))
     }
 
     /// The names of the relays that take messages of this topic and destination.
     pub(crate) fn by(&self, topic: &str, destination: &str) -> impl Iterator<Item = &str> {
-        let awaits_route = destination.is_empty() && matches_any(&self.ever, topic);
+        let awaits_route = destination.is_empty() && self.before(topic).is_some();
         let is_registered = self.registered.contains(destination) && !awaits_route;
         let takes = move |relay: &&Relay| {
             let delivers = relay.registered && relay.refuses.why(destination).is_none();
@@ -145,6 +213,98 @@ impl Served {
         };
         let relays = self.relays.iter().filter(takes);
         relays.map(|relay| relay.name.as_str())
+    }
+}
+
+/// Why relays are active, but none serves the messages of a topic and destination (`NO_ROUTE`). The text says why;
+/// [`next_step`](Self::next_step) says what to do.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Unserved {
+    /// No relay has a route or a handler for the topic.
+    NoRoute,
+    /// No relay has the destination that the messages name.
+    UnknownDestination {
+        /// The name of the destination.
+        destination: String,
+    },
+    /// The settings of a relay refuse the registered destination.
+    Refused {
+        /// The name of the destination.
+        destination: String,
+        /// The name of the relay.
+        relay: String,
+        /// Why the relay refuses the destination.
+        why: String,
+    },
+    /// A relay has served the topic before, and the messages wait for such a relay.
+    ServedBefore {
+        /// The pattern of its route, or the topic of its handler.
+        pattern: String,
+        /// When such a relay was last started, RFC 3339.
+        last_served: String,
+        /// An enabled registered destination with a pattern for this topic, if there are any.
+        wanted_by: Option<String>,
+    },
+}
+
+impl Unserved {
+    /// What to do, as an imperative.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Unserved;
+    ///
+    /// assert_eq!(Unserved::NoRoute.next_step(), "add a route, or start the relay that has the handler");
+    /// ```
+    pub fn next_step(&self) -> String {
+        match self {
+            Self::NoRoute => "add a route, or start the relay that has the handler".to_owned(),
+            Self::UnknownDestination { .. } => {
+                "start a relay that has the destination, or correct the name where messages are enqueued".to_owned()
+            }
+            Self::Refused { .. } => {
+                "change the settings of the relay, or the row (destination_refused)".to_owned()
+            }
+            Self::ServedBefore { pattern, .. } => format!(
+                "start that relay or, if no relay will serve these topics again, run `diesel-outbox topics forget '{pattern}'`"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Unserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRoute => f.write_str("no active relay has a route or a handler for this topic"),
+            Self::UnknownDestination { destination } => {
+                write!(f, "no active relay has the destination {destination:?}")
+            }
+            Self::Refused {
+                destination,
+                relay,
+                why,
+            } => write!(
+                f,
+                "the relay {relay} refuses the registered destination {destination:?}: {why}"
+            ),
+            Self::ServedBefore {
+                pattern,
+                last_served,
+                wanted_by,
+            } => {
+                write!(
+                    f,
+                    "the messages wait for a relay that serves {pattern:?}, last started {last_served}"
+                )?;
+                match wanted_by {
+                    Some(name) => write!(
+                        f,
+                        ", and so do the copies for registered destinations, such as {name:?}"
+                    ),
+                    None => Ok(()),
+                }
+            }
+        }
     }
 }
 

@@ -296,7 +296,11 @@ fn unrouted(lane: &LaneDepth) -> String {
         "" => String::new(),
         name => format!(" for the destination {}", words::shortened(name, 100)),
     };
-    format!("No relay serves the topic {topic}{to}: {many} (NO_ROUTE).")
+    let why = match &lane.unserved {
+        None => String::new(),
+        Some(why) => format!(" Reason: {why}. Next step: {}.", why.next_step()),
+    };
+    format!("No relay serves the topic {topic}{to}: {many} (NO_ROUTE).{why}")
 }
 
 fn blocked(key: &BlockedKey) -> String {
