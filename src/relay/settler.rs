@@ -48,7 +48,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a settle waits for a row that another session has locked. Then the settler asks which rows are locked, and
 /// settles the others.
-const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The most stored bytes of the parts that one transaction places, unless a single part has more.
 const PIECE_BYTES: usize = 4 << 20;

@@ -73,6 +73,8 @@ pub(super) enum Broken {
     ForgetsWhatIsDelivered,
     /// A claim does not check the ledger for delivered keys.
     ForgetsKeys,
+    /// A settle waits until a person unlocks its messages.
+    WaitsForPeople,
     /// Requeued messages also stay dead letters.
     RequeuesCopies,
     /// A replay drops the headers of a message.
@@ -105,7 +107,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 34] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 35] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -152,6 +154,7 @@ impl Broken {
             Self::ForgetsHowFar,
             &[Promise::Lost, Promise::Doubled, Promise::Late],
         ),
+        (Self::WaitsForPeople, &[Promise::Late]),
         (Self::ReplaysWithoutHeaders, &[Promise::Again]),
         (Self::ReplaysWithNewTime, &[Promise::Again]),
         (Self::RefusesForAll, &[Promise::Others]),

@@ -124,6 +124,8 @@ pub(super) enum Event {
     Remove(&'static str, Option<Duration>),
     /// A registered destination is given to the other tenant.
     Give(&'static str),
+    /// A person locks the rows of pauses and of every third message, from this one on.
+    Lock(usize, Duration),
     /// An operator changes one of the messages that can be changed so: the one with this number, modulo their count.
     Act(Act, usize),
     /// The application asks whether nothing is due.
@@ -309,6 +311,12 @@ impl History {
                     _ => Act::Replay,
                 };
                 let event = Event::Act(act, rng.usize(..100));
+                history.add(&mut rng, event);
+            }
+        }
+        if !history.has_crowd && rng.u8(..4) == 0 {
+            for _ in 0..rng.usize(1..4) {
+                let event = Event::Lock(rng.usize(..3), millis(&mut rng, 50..8000));
                 history.add(&mut rng, event);
             }
         }

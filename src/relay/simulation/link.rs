@@ -18,8 +18,8 @@ use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
 use crate::relay::registered::{self, Registry};
 use crate::relay::session::AfterRefusal;
-use crate::relay::settler::Settle;
-use crate::relay::settler::Written;
+use crate::relay::settlement::Settlement;
+use crate::relay::settler::{LOCK_TIMEOUT, Settle, Written};
 use crate::routes::Serves;
 use crate::store::brief::Tried;
 use crate::store::destinations::AsSeen;
@@ -38,6 +38,8 @@ use crate::store::relay::whereabouts::Whereabouts;
 /// The same as in a session.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// How often a statement checks whether its rows are still locked.
+const WHILE_LOCKED: Duration = Duration::from_millis(5);
 
 pub(super) struct Link<'w> {
     stage: &'w Stage<'w>,
@@ -144,6 +146,47 @@ impl<'w> Link<'w> {
             return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
         }
         Ok(trouble)
+    }
+
+    /// Waits for rows that a person has locked, up to the time limit.
+    fn wait_for_people(&mut self, rows: impl Iterator<Item = i64> + Clone) -> Answer<()> {
+        let stage = self.stage;
+        let until = stage.now() + LOCK_TIMEOUT;
+        let is_locked = || {
+            let tables = stage.tables.borrow();
+            rows.clone().any(|row| tables.of_people.contains(&row))
+        };
+        // After a broken promise, no one unlocks them.
+        while is_locked() && stage.fall.borrow().is_none() {
+            if stage.now() >= until && stage.broken != Some(Broken::WaitsForPeople) {
+                self.is_over_time = true;
+                return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
+            }
+            stage.pass(self.process, WHILE_LOCKED);
+        }
+        match self.is_connected() {
+            true => Ok(()),
+            false => {
+                self.disconnect();
+                Err(no_answer())
+            }
+        }
+    }
+
+    /// Changes the row of a pause, unless a person has locked it.
+    fn of_pause<T>(
+        &mut self,
+        which: &str,
+        work: impl FnOnce(&mut Tables, Now) -> T,
+    ) -> Answer<Tried<T>> {
+        let row = ("destination".to_owned(), which.to_owned());
+        self.ask(|tables, now, _, _| {
+            let is_locked = tables.has_locked_pauses && tables.pauses.contains_key(&row);
+            match is_locked {
+                true => Tried::Locked,
+                false => Tried::Done(work(tables, now)),
+            }
+        })
     }
 
     /// Disconnects. The server notices now or later.
@@ -469,6 +512,7 @@ impl Database for Link<'_> {
     fn settle(&mut self, _: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {
         let stage = self.stage;
         let mut trouble = self.begin()?;
+        self.wait_for_people(settle.group.iter().map(Settlement::sequence))?;
         if stage.refuses(settle) {
             trouble = Trouble::Refused;
         }
@@ -525,11 +569,15 @@ impl Database for Link<'_> {
         })
     }
 
-    fn locked(&mut self, _: &[i64]) -> Answer<Vec<i64>> {
-        self.ask(|_, _, _, _| Vec::new())
+    fn locked(&mut self, sequences: &[i64]) -> Answer<Vec<i64>> {
+        self.ask(|tables, _, _, _| {
+            let locked = sequences.iter().filter(|one| tables.locked.contains(one));
+            locked.copied().collect()
+        })
     }
 
     fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()> {
+        self.wait_for_people(claims.iter().map(|claim| claim.sequence))?;
         self.ask(|tables, _, _, changes| tables.release(lease, claims, changes))
     }
 
@@ -543,28 +591,25 @@ impl Database for Link<'_> {
             News::Paused(code, until) => (code.as_str(), until.map(left), 0),
             News::Opened(until, openings) => (BREAKER_OPEN, Some(left(until)), openings),
             News::Recovered => {
-                return self
-                    .ask(|tables, _, _, _| tables.close_breaker(which))
-                    .map(Tried::Done);
+                return self.of_pause(which, |tables, _| tables.close_breaker(which));
             }
         };
-        self.ask(|tables, now, _, _| {
+        self.of_pause(which, |tables, now| {
             tables.pause("destination", which, reason, left, openings, now.micros);
         })
-        .map(Tried::Done)
     }
 
     fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<Tried<(bool, Vec<Paused>)>> {
-        self.ask(|tables, now, _, _| {
+        self.of_pause(which, |tables, now| {
             let is_ours = tables.take_probe(which, hold, now.micros);
             (is_ours, tables.all_pauses(now.micros))
         })
-        .map(Tried::Done)
     }
 
     fn give_back_probe(&mut self, which: &str) -> Answer<Tried<()>> {
-        self.ask(|tables, now, _, _| tables.give_back_probe(which, now.micros))
-            .map(Tried::Done)
+        self.of_pause(which, |tables, now| {
+            tables.give_back_probe(which, now.micros)
+        })
     }
 
     fn register(&mut self, registration: &Registration) -> Answer<LeaseId> {

@@ -46,6 +46,8 @@ pub(super) const MOST_PROCESSES: usize = 40;
 const LATE: Duration = Duration::from_millis(1100);
 /// The same for a message whose commit is announced.
 const SOON: Duration = Duration::from_millis(600);
+/// A claimed message is settled within this time. Several settles in a row may wait for rows that a person has locked.
+const HELD: Duration = Duration::from_secs(4);
 /// A message is fanned out to at most this many destinations.
 const MOST_PARTS: usize = 4;
 /// The most statements of one process in a second.
@@ -92,6 +94,8 @@ enum Happens {
     Resume(String, String),
     Well(&'static str, u32),
     Accept(&'static str),
+    /// A person unlocks the rows.
+    Unlock(Vec<i64>),
     /// A registered destination is registered again, enabled.
     Put(&'static str),
     Janitor(usize),
@@ -195,6 +199,8 @@ pub(super) struct Stage<'w> {
     sends_while_busy: RefCell<BTreeMap<&'static str, usize>>,
     /// When the outbox last had messages, or an insert was in progress.
     busy_at: Cell<Duration>,
+    /// When a person last unlocked rows.
+    unlocked_at: Cell<Duration>,
     is_over: Cell<bool>,
     pub(super) fall: RefCell<Option<Fall>>,
     pub(super) story: RefCell<Option<Vec<String>>>,
@@ -249,6 +255,7 @@ impl<'w> Stage<'w> {
             waits_since: RefCell::default(),
             sends_while_busy: RefCell::default(),
             busy_at: Cell::new(BEGIN),
+            unlocked_at: Cell::new(BEGIN),
             is_over: Cell::new(false),
             fall: RefCell::default(),
             story: RefCell::new(tells.then(Vec::new)),
@@ -736,6 +743,15 @@ impl<'w> Stage<'w> {
             Happens::Accept(topic) => {
                 self.refused.borrow_mut().remove(topic);
             }
+            Happens::Unlock(rows) => {
+                let tables = &mut *self.tables.borrow_mut();
+                for row in rows {
+                    tables.locked.remove(&row);
+                    tables.of_people.remove(&row);
+                }
+                tables.has_locked_pauses = false;
+                self.unlocked_at.set(self.now.get());
+            }
             Happens::Put(name) => self.tables.borrow_mut().put(name, true),
             Happens::Janitor(number) => {
                 let vanished = self.tables.borrow().vanished();
@@ -797,6 +813,19 @@ impl<'w> Stage<'w> {
                 }
             }
             Event::Give(name) => self.tables.borrow_mut().give(name),
+            Event::Lock(from, lasts) => {
+                let tables = &mut *self.tables.borrow_mut();
+                let free = tables
+                    .rows
+                    .keys()
+                    .filter(|row| !tables.locked.contains(row));
+                let rows: Vec<i64> = free.skip(*from).step_by(3).copied().collect();
+                tables.locked.extend(&rows);
+                tables.of_people.extend(&rows);
+                tables.has_locked_pauses = true;
+                self.tell(|| format!("locked: {rows:?}"));
+                self.after(*lasts, Happens::Unlock(rows));
+            }
             Event::Act(act, number) => self.change_by_hand(*act, *number),
             Event::Ask(relay) => {
                 if let Some(number) = self.process_of(*relay) {
@@ -907,6 +936,7 @@ impl<'w> Stage<'w> {
         self.server.set(self.server.get() + 1);
         let mut tables = self.tables.borrow_mut();
         tables.locked.clear();
+        tables.of_people.clear();
         tables.keyed_claims = 0;
         tables.writers.clear();
         tables.unlock_leases(|_| true);
@@ -1146,6 +1176,7 @@ impl<'w> Stage<'w> {
         self.check_quiet();
         if self.history.is_calm() {
             self.check_lateness();
+            self.check_held_up();
         }
         let has_ended = self.tables.borrow().rows.is_empty() && self.is_calm_now();
         if has_ended
@@ -1234,6 +1265,13 @@ impl<'w> Stage<'w> {
             let mut living = processes.iter().filter(|one| !one.is_dead);
             living.any(|one| one.is_busy(to))
         };
+        let waits_for_people = |row: &Row| {
+            let mut locked = tables
+                .of_people
+                .iter()
+                .filter_map(|one| tables.rows.get(one));
+            locked.any(|other| other.has_key_of(row))
+        };
         let is_ready = |row: &Row| {
             let is_before = |other: &&Row| {
                 other.has_key_of(row) && other.place() < row.place() && row.waits_for(other)
@@ -1243,6 +1281,7 @@ impl<'w> Stage<'w> {
                 && !tables.locked.contains(&row.sequence)
                 && !is_paused(row)
                 && !is_busy(row)
+                && !waits_for_people(row)
                 && !tables.rows.values().any(|other| {
                     is_before(&other)
                         || (other.held.is_some()
@@ -1260,6 +1299,8 @@ impl<'w> Stage<'w> {
             let may_wait_for_parts = row.ordering_key.is_some() && self.history.has_parts();
             let is_told = row.attempts == 0
                 && !self.history.has_pauses()
+                // Several settles in a row may wait for locks.
+                && !self.history.has(|event| matches!(event, Event::Lock(..)))
                 && !may_wait_for_parts
                 // No notification tells other relays of the parts that this relay refuses to send.
                 && !self.history.settings_differ
@@ -1279,6 +1320,22 @@ impl<'w> Stage<'w> {
                     )
                 });
             }
+        }
+    }
+
+    /// Checks that messages that a person has locked hold up the settle of no other.
+    fn check_held_up(&self) {
+        let began = self.in_database(self.unlocked_at.get());
+        let tables = self.tables.borrow();
+        let now = self.database_now().micros;
+        let is_late = |row: &&Row| {
+            let held = row
+                .held
+                .is_some_and(|held| now - held.at.max(began) > micros(HELD));
+            held && !tables.of_people.contains(&row.sequence)
+        };
+        if let Some(row) = tables.rows.values().find(is_late) {
+            self.fall(Promise::Late, || format!("{row:?} is not settled"));
         }
     }
 
@@ -1445,7 +1502,7 @@ impl History {
     /// Whether messages become due without a notification.
     pub(super) fn has_times(&self) -> bool {
         self.has_pauses()
-            || self.has(|event| matches!(event, Event::Act(..)))
+            || self.has(|event| matches!(event, Event::Act(..) | Event::Lock(..)))
             || self.items.iter().any(|item| match &item.event {
                 Event::Enqueue { messages, .. } => messages
                     .iter()

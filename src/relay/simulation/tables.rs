@@ -133,6 +133,10 @@ pub(super) struct Tables {
     pub(super) last_sequence: i64,
     /// Rows that an open transaction has changed.
     pub(super) locked: BTreeSet<i64>,
+    /// Those of them that a person has locked.
+    pub(super) of_people: BTreeSet<i64>,
+    /// Whether a person has locked the rows of pauses.
+    pub(super) has_locked_pauses: bool,
     pub(super) keyed_claims: usize,
     /// The most keyed messages of a lane that a claim reads; `None`: no limit.
     pub(super) looked_at: Option<usize>,
