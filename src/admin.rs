@@ -41,6 +41,7 @@ mod replay;
 mod topics;
 mod waiting;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use diesel::PgConnection;
@@ -53,7 +54,7 @@ use crate::name::OutboxName;
 use crate::routes::matches_any;
 use crate::status::{ReasonCode, Status};
 use crate::store::operate::troubles::{self, Care};
-use crate::store::operate::{blocked, depths as counting};
+use crate::store::operate::{blocked, depths as counting, why};
 use crate::store::pinned::pinned;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::connection;
@@ -209,6 +210,7 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
     counts.push(count(Status::Dead, depths.dead_letters(), dead_is_estimate));
     counts.retain(|row| row.count > 0);
     let mut all_troubles: Vec<TroubleCount> = depths.unrouted().filter_map(unrouted).collect();
+    all_troubles.extend(disabled(&depths, &why::of_disabled(conn, name)?));
     // The last error of messages that no relay serves is not why they wait.
     let is_unserved = |topic: &str| {
         let mut lanes = depths.lanes.iter().filter(|lane| lane.topic == topic);
@@ -242,6 +244,28 @@ fn unrouted(lane: &LaneDepth) -> Option<TroubleCount> {
         )),
         is_estimate: lane.is_estimate,
     })
+}
+
+/// Due messages of disabled registered destinations.
+fn disabled(depths: &Depths, reasons: &HashMap<String, String>) -> Vec<TroubleCount> {
+    let lanes = depths.lanes.iter();
+    let due = lanes.filter(|lane| lane.oldest_due_seconds.is_some());
+    let row = |lane: &LaneDepth| {
+        let (destination, reason) = reasons.get_key_value(&lane.destination)?;
+        let why = WaitReason::DestinationDisabled {
+            destination: destination.clone(),
+            reason: reason.clone(),
+        };
+        Some(TroubleCount {
+            status: Status::Pending,
+            topic: lane.topic.clone(),
+            reason: "DISABLED".to_owned(),
+            count: lane.pending + lane.retrying,
+            example: Some(why.to_string()),
+            is_estimate: lane.is_estimate,
+        })
+    };
+    due.filter_map(row).collect()
 }
 
 /// The number of due, unclaimed messages, including messages of paused destinations and topics.

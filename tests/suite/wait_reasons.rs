@@ -157,6 +157,24 @@ fn what_holds_up_a_message_is_named() {
     );
 }
 
+/// R54: `status` says why the messages of a disabled registered destination wait, as `message show` does.
+#[test]
+fn due_messages_of_a_disabled_destination_are_a_trouble() {
+    let db = Database::new();
+    db.execute(
+        "INSERT INTO {o}_destination (name, url, enabled, disabled_reason)
+         VALUES ('acme', 'https://a.example/', false, 'OPERATOR')",
+    );
+    let named = db.enqueue_message(message("order.paid").destination("acme"));
+    let overview =
+        admin::exact_overview(&mut db.connect(), &db.outbox_name()).expect("an overview");
+    let [trouble] = overview.troubles.as_slice() else {
+        panic!("{:?}", overview.troubles);
+    };
+    assert_eq!((trouble.reason.as_str(), trouble.count), ("DISABLED", 1));
+    assert_eq!(trouble.example, Some(waits(&db, named).to_string()));
+}
+
 /// R54
 #[test]
 fn a_dead_letter_that_blocks_its_key_is_the_reason() {

@@ -46,7 +46,7 @@ pub struct TroubleCount {
     /// The topic.
     #[diesel(sql_type = Text)]
     pub topic: String,
-    /// The reason: the name of a [`ReasonCode`](crate::ReasonCode), or `LEASE_REMOVED`: somebody has removed the row of
+    /// The reason: the name of a [`ReasonCode`](crate::ReasonCode), `DISABLED` (the registered destination is disabled), or `LEASE_REMOVED`: somebody has removed the row of
     /// the lease that holds the messages. A running relay takes the messages over within seconds.
     #[diesel(sql_type = Text)]
     pub reason: String,

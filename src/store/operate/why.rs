@@ -296,18 +296,12 @@ impl Facts {
             let reason = row.reason;
             ((row.kind, row.name), Pause { reason, until })
         });
-        let disabled: Vec<(String, Option<String>)> = destination::table(name.destination())
-            .filter(destination::enabled.eq(false))
-            .select((destination::name, destination::disabled_reason))
-            .load(conn)?;
-        let disabled = disabled.into_iter();
-        let disabled = disabled.map(|(name, reason)| (name, reason.unwrap_or_default()));
         Ok(Self {
             now,
             leases: valid_leases(conn, name)?,
             served: Some(served(conn, name)?),
             pauses: pauses.collect(),
-            disabled: disabled.collect(),
+            disabled: of_disabled(conn, name)?,
         })
     }
 
@@ -494,6 +488,21 @@ impl Facts {
             .map(|(sequence, first, state)| Ok((sequence, (Sequence(first), known(&state)?))))
             .collect()
     }
+}
+
+/// The registered destinations that are disabled, and why.
+pub(crate) fn of_disabled(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<HashMap<String, String>> {
+    let disabled: Vec<(String, Option<String>)> = destination::table(name.destination())
+        .filter(destination::enabled.eq(false))
+        .select((destination::name, destination::disabled_reason))
+        .load(conn)?;
+    let disabled = disabled.into_iter();
+    Ok(disabled
+        .map(|(name, reason)| (name, reason.unwrap_or_default()))
+        .collect())
 }
 
 fn valid_leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<HashSet<i64>> {
