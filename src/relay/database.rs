@@ -23,7 +23,7 @@ use crate::store::expired;
 use crate::store::filters::{Evaluated, Pairs, evaluate};
 use crate::store::range::Range;
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
-use crate::store::relay::connection;
+use crate::store::relay::connection::{self, Backend};
 use crate::store::relay::late::{Late, LookForLate, late};
 use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key, Page};
@@ -42,7 +42,7 @@ pub(super) type Answer<T> = Result<T, DatabaseError>;
 
 pub(super) trait Database {
     /// The server process of the last statements.
-    fn backend(&self) -> Option<i32>;
+    fn backend(&self) -> Option<Backend>;
 
     /// How long to wait before the next attempt.
     fn wait(&self) -> Duration;
@@ -199,7 +199,7 @@ impl Session {
 }
 
 impl Database for Session {
-    fn backend(&self) -> Option<i32> {
+    fn backend(&self) -> Option<Backend> {
         self.backend
     }
 

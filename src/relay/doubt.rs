@@ -1,16 +1,17 @@
 //! Claims whose results were lost: the claim may have succeeded, failed, or may still be running in the server.
 
+use crate::store::relay::connection::Backend;
 use crate::store::relay::lease::LeaseId;
 
-/// A number that no server process has.
-const NOBODY: i32 = 0;
+/// No server process.
+const NOBODY: Backend = Backend { pid: 0, started: 0 };
 
 /// A claim whose result was lost, or a settle that the server has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Doubt {
     pub(crate) lease: LeaseId,
     /// The server process that ran the claim. `None`: it may be any process.
-    pub(crate) backend: Option<i32>,
+    pub(crate) backend: Option<Backend>,
 }
 
 impl Doubt {
@@ -46,9 +47,9 @@ mod tests {
 
     #[test]
     fn of_two_doubts_about_one_lease_no_process_is_forgotten() {
-        let doubt = |lease, backend| Doubt {
+        let doubt = |lease, backend: Option<i32>| Doubt {
             lease: LeaseId(lease),
-            backend,
+            backend: backend.map(|pid| Backend { pid, started: 1 }),
         };
         let settler = doubt(1, Some(10));
         assert_eq!(settler.beside(None), settler);

@@ -15,7 +15,9 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::brief::is_over_time;
 use crate::store::pinned::{pin, pinned};
-use crate::store::relay::connection::{Connected, Limits, Plans, Source, backend, lock_limit};
+use crate::store::relay::connection::{
+    Backend, Connected, Limits, Plans, Source, backend, lock_limit,
+};
 use crate::store::setup::rights;
 
 /// How long a pooler lets a client wait for a server connection: the default of PgBouncer's `query_wait_timeout`.
@@ -51,7 +53,7 @@ pub(crate) struct Session {
     plans: Plans,
     pub(super) conn: Option<Connected>,
     /// The server process of the last connection. `None` behind a pooler, where any process may serve a statement.
-    pub(super) backend: Option<i32>,
+    pub(super) backend: Option<Backend>,
     failures: u32,
     /// When the last statements began.
     began: Instant,

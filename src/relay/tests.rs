@@ -13,6 +13,7 @@ use super::{Relay, RelayHandle};
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, Outcome, Response};
 use crate::message::Message;
+use crate::store::relay::connection::Backend;
 use crate::store::tests::Outbox;
 use crate::testing::RecordingDispatcher;
 
@@ -111,7 +112,10 @@ fn what_a_lost_answer_has_left_is_given_back_however_large_the_outbox_is() {
          SELECT 'lost', '1', {lease}, now() FROM generate_series(1, 100)"
     ));
     // A server process that no longer exists.
-    let backend = Some(i32::MAX);
+    let backend = Some(Backend {
+        pid: i32::MAX,
+        started: 0,
+    });
     relay.shared().begin_doubt(Doubt { lease, backend });
     ground.run(
         "INSERT INTO {outbox} (topic, payload) SELECT 'new', '1' FROM generate_series(1, 100)",

@@ -73,6 +73,7 @@ diesel::table! {
     /// The server's processes.
     pg_catalog.pg_stat_activity (pid) {
         pid -> Integer,
+        backend_start -> Nullable<Timestamptz>,
         query -> Nullable<Text>,
     }
 }

@@ -7,6 +7,7 @@ use crate::message::{Message, Sequence};
 use crate::relay::told::Returned;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimed, Known, TakenOver, Topic};
+use crate::store::relay::connection::Backend;
 use crate::store::relay::late::{Late, Writers};
 use crate::store::relay::ordered::{Candidate, Head};
 use crate::store::relay::patrol::Free;
@@ -570,7 +571,7 @@ fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     let doubt = Doubt {
         lease: LEASE,
-        backend: Some(1),
+        backend: Some(Backend { pid: 1, started: 0 }),
     };
     ground.view.doubt = Some(doubt);
     assert_eq!(ground.next(), Step::Resolve(doubt));

@@ -26,6 +26,7 @@ use crate::store::destinations::AsSeen;
 use crate::store::filters::{Evaluated, Pairs};
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
+use crate::store::relay::connection::Backend;
 use crate::store::relay::late::{Late, LookForLate};
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key, Page};
@@ -47,7 +48,7 @@ pub(super) struct Link<'w> {
     thread: Actor,
     /// The server and the server's process of the connection.
     connected: Option<(u64, i32)>,
-    backend: Option<i32>,
+    backend: Option<Backend>,
     failures: u32,
     is_over_time: bool,
     /// How long the last statement has read dead index entries.
@@ -131,7 +132,10 @@ impl<'w> Link<'w> {
             };
             let backend = stage.next_backend(self.process);
             self.connected = Some((server, backend));
-            self.backend = Some(backend);
+            self.backend = Some(Backend {
+                pid: backend,
+                started: 0,
+            });
         }
         let trouble = stage.trouble(self.process);
         stage.pass(self.process, stage.way());
@@ -270,7 +274,7 @@ fn time_for(Range { after, upto }: Range) -> Duration {
 }
 
 impl Database for Link<'_> {
-    fn backend(&self) -> Option<i32> {
+    fn backend(&self) -> Option<Backend> {
         self.backend
     }
 
@@ -490,7 +494,7 @@ impl Database for Link<'_> {
     fn end_if_at_work(&mut self, Doubt { lease, backend }: Doubt) -> Answer<bool> {
         let stage = self.stage;
         self.ask(|tables, now, broken, _| {
-            let is_at_work = backend.is_none_or(|backend| stage.is_at_work(backend))
+            let is_at_work = backend.is_none_or(|backend| stage.is_at_work(backend.pid))
                 && broken != Some(Broken::DoubtsNoOneAtWork);
             if is_at_work {
                 tables.expire(lease.0, now.micros);
@@ -618,7 +622,7 @@ impl Database for Link<'_> {
 
     fn look(&mut self, lease: LeaseId) -> Answer<Option<Seen>> {
         let trouble = self.begin()?;
-        let (stage, backend) = (self.stage, self.backend);
+        let (stage, backend) = (self.stage, self.backend.map(|one| one.pid));
         let now = stage.database_now().micros;
         let seen = stage.tables.borrow_mut().look(lease.0, backend, now);
         self.end(Changes::default(), trouble)?;

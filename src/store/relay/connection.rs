@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use diesel::connection::{CacheSize, SimpleConnection};
 use diesel::dsl::exists;
+use diesel::pg::data_types::PgTimestamp;
 use diesel::r2d2::ManageConnection;
 use diesel::result::QueryResult;
 use diesel::{Connection, ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select};
@@ -267,20 +268,50 @@ fn establish(
     })
 }
 
+/// A server process. The number of a process that has ended is used again, soon where many processes start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Backend {
+    pub(crate) pid: i32,
+    /// In microseconds since 2000.
+    pub(crate) started: i64,
+}
+
 /// The server process of a connection.
-pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<i32> {
-    select(pg_backend_pid()).get_result(conn)
+pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<Backend> {
+    let (pid, started) = pg_stat_activity::table
+        .filter(pg_stat_activity::pid.eq(pg_backend_pid()))
+        .select((pg_stat_activity::pid, pg_stat_activity::backend_start))
+        .get_result::<(i32, Option<PgTimestamp>)>(conn)?;
+    let started = started.map_or(0, |started| started.0);
+    Ok(Backend { pid, started })
 }
 
 /// Whether this server process still exists: it may finish a statement whose client is gone.
-pub(crate) fn is_at_work(conn: &mut PgConnection, backend: i32) -> QueryResult<bool> {
-    let found = pg_stat_activity::table.filter(pg_stat_activity::pid.eq(backend));
+pub(crate) fn is_at_work(conn: &mut PgConnection, backend: Backend) -> QueryResult<bool> {
+    let found = pg_stat_activity::table
+        .filter(pg_stat_activity::pid.eq(backend.pid))
+        .filter(pg_stat_activity::backend_start.eq(PgTimestamp(backend.started)));
     select(exists(found)).get_result(conn)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A chaos test found this: the number of a claim's process was used again after a restart of the server, so the
+    /// relay believed that the claim was still running.
+    #[test]
+    fn a_process_with_the_number_of_another_is_not_that_one() {
+        let conn = &mut crate::store::tests::Outbox::new().connect();
+        let backend = backend(conn).expect("a process");
+        assert!(backend.started > 0);
+        assert_eq!(is_at_work(conn, backend), Ok(true));
+        let earlier = Backend {
+            started: backend.started - 1,
+            ..backend
+        };
+        assert_eq!(is_at_work(conn, earlier), Ok(false));
+    }
 
     #[test]
     fn a_managers_connection_has_the_settings_that_a_url_gives() {
