@@ -13,6 +13,7 @@ mod depths;
 mod doubt;
 mod ending;
 mod error;
+mod fair;
 mod fate;
 mod filters;
 mod gate;

@@ -129,7 +129,7 @@ pub(super) fn doors(
     // Messages that are neither in a queue nor with a sender wait for a settler. Only a stop of the settlers stops the
     // claimer: a slow destination does not affect the others.
     let turns = shared.registered.turns();
-    let (taken, moving) = (turns.waiting(), turns.waiting_of_good());
+    let (taken, moving) = (turns.waiting(), turns.waiting_of_quick());
     drop(turns);
     let queued: usize = intakes.iter().map(Intake::len).sum::<usize>() + taken;
     let queued = queued + shared.filter_load.count();
@@ -147,7 +147,7 @@ pub(super) fn doors(
             room: match room {
                 _ if stands_still => 0,
                 room => match bulkhead.serves {
-                    // Messages for destinations that hang take no room from the others.
+                    // Messages for slow destinations take no room from the others.
                     Serves::Registered => intake.room(bulkhead, room, moving),
                     _ => intake.room(bulkhead, room, 0),
                 },

@@ -483,10 +483,12 @@ impl Registered {
         if jobs.is_empty() {
             return;
         }
+        let registry = self.registry();
         let mut turns = self.turns();
         for job in jobs {
             if let To::Registered(id) = job.to {
-                turns.put(id, job);
+                let tenant = registry.get(id).and_then(|one| one.tenant_id);
+                turns.put(id, tenant, job);
             }
         }
         drop(turns);

@@ -17,6 +17,7 @@ use super::shared::Shared;
 use super::spans::{Span, Spans};
 use super::threads::{MARGIN, Stay, Within};
 use super::to::To;
+use super::turns::Sent;
 use super::verdict::Verdict;
 use super::wanted::Want;
 use crate::config::RequestBatch;
@@ -152,8 +153,8 @@ impl SenderThread<'_> {
         }
     }
 
-    /// Returns whether the send succeeded. `None`: nothing was sent, or a handler has the message.
-    fn send(&self, job: Job, pass: Pass) -> Result<Option<bool>, NobodyListens> {
+    /// Returns the result of the send. `None`: nothing was sent, or a handler has the message.
+    fn send(&self, job: Job, pass: Pass) -> Result<Option<Sent>, NobodyListens> {
         let desk = &self.desk;
         let sending = self.begin(1);
         self.tell_sending(&job.message);
@@ -166,7 +167,7 @@ impl SenderThread<'_> {
         }
         desk.metrics.waited(job.message.claimed, began);
         let spans = Spans::of(std::slice::from_ref(&job.message), &desk.bulkhead.name);
-        let sent = Sent {
+        let begun = Begun {
             job,
             pass,
             spans,
@@ -174,17 +175,17 @@ impl SenderThread<'_> {
         };
         match &desk.bulkhead.serves {
             Serves::Dispatcher(dispatcher) => {
-                let message = &sent.job.message;
+                let message = &begun.job.message;
                 let dispatch = || dispatcher.dispatch(message);
-                let outcome = sent.spans.within(|| caught(message, dispatch));
+                let outcome = begun.spans.within(|| caught(message, dispatch));
                 drop(sending);
                 let outcome = outcome.unwrap_or_else(Outcome::Retry);
                 let went_well = matches!(outcome, Outcome::Delivered(_));
-                desk.ended(sent, outcome)?;
-                Ok(Some(went_well))
+                let took = desk.ended(begun, outcome)?;
+                Ok(Some(Sent { went_well, took }))
             }
             Serves::Group(group) => {
-                self.hand_to(group, sent);
+                self.hand_to(group, begun);
                 Ok(None)
             }
             // Not reached: each registered destination has its own dispatcher.
@@ -193,18 +194,18 @@ impl SenderThread<'_> {
     }
 
     /// Has the group call the handler. The handler may end after this thread has continued with other messages.
-    fn hand_to(&self, group: &Group, sent: Sent) {
-        let (message, lease) = (sent.job.message.clone(), sent.job.lease);
+    fn hand_to(&self, group: &Group, begun: Begun) {
+        let (message, lease) = (begun.job.message.clone(), begun.job.lease);
         let (shared, number) = (Arc::clone(self.shared), self.desk.bulkhead.number);
         let outcomes = self.desk.outcomes.clone();
         let claim = Claim::of(&message);
         shared.begin_handling(lease, claim);
-        let span = sent.spans.within(Span::current);
+        let span = begun.spans.within(Span::current);
         let conclude = move |outcome| {
             shared.end_handling(lease, claim);
             let dispatches = RefCell::new(Dispatches::new(&shared.metrics.outbox));
             let desk = Desk::new(&shared, &shared.bulkheads[number], &dispatches, &outcomes);
-            if desk.ended(sent, outcome).is_err() {
+            if desk.ended(begun, outcome).is_err() {
                 log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "a handler of {:?} has ended after the relay: the message is taken over when the lease expires", desk.bulkhead.name);
             }
         };
@@ -307,7 +308,7 @@ impl SenderThread<'_> {
 }
 
 /// A message that is being sent.
-struct Sent {
+struct Begun {
     job: Job,
     pass: Pass,
     spans: Spans,
@@ -330,14 +331,15 @@ impl<'a> Desk<'a> {
         }
     }
 
-    /// Reports the end of a send.
-    fn ended(&self, sent: Sent, outcome: Outcome) -> Result<(), NobodyListens> {
-        let took = sent.began.elapsed();
+    /// Reports the end of a send. Returns how long the send took.
+    fn ended(&self, begun: Begun, outcome: Outcome) -> Result<Duration, NobodyListens> {
+        let took = begun.began.elapsed();
         self.learn(took);
-        self.tell_sent(&sent.job.message, &outcome, took);
-        sent.spans.end(std::slice::from_ref(&outcome));
-        self.record(&sent.pass, &outcome);
-        self.conclude(sent.job, outcome, took)
+        self.tell_sent(&begun.job.message, &outcome, took);
+        begun.spans.end(std::slice::from_ref(&outcome));
+        self.record(&begun.pass, &outcome);
+        self.conclude(begun.job, outcome, took)?;
+        Ok(took)
     }
 
     fn learn(&self, took: Duration) {

@@ -1,35 +1,60 @@
 //! Turns: how registered destinations share a few threads.
 //!
-//! Destinations with waiting messages take turns, one message each. A destination may have one send in flight at first,
-//! twice as many after each success (up to its limit), and half as many after each failure. New destinations, without
-//! a response yet, and failing destinations get only a part of the threads. So hundreds of hanging destinations leave
-//! threads to the others.
+//! Tenants share the time of the threads (see [`Fair`]), and the destinations of a tenant take turns, one message each. A
+//! destination without a tenant has a share of its own. So however many destinations of a tenant are slow, another
+//! tenant waits for a thread, and not for its turn.
+//!
+//! New destinations, without a response yet, and slow destinations get only a part of the threads, so hundreds of hanging
+//! destinations leave threads to the others. The time of a destination's sends decides, whatever their results are.
+//!
+//! A destination may have one send in flight at first, twice as many after each success (up to its limit), and half as
+//! many after each failure.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use uuid::Uuid;
+
+use super::fair::Fair;
 use super::gate::{Admission, Pass};
 use super::job::Job;
 
-/// The threads are divided into this many parts. Failing destinations get at most [`OF_FAILING`] parts; new and failing
+/// The threads are divided into this many parts. Slow destinations get at most [`OF_SLOW`] parts; new and slow
 /// destinations together get at most [`OF_DOUBTFUL`].
 const PARTS: usize = 4;
-const OF_FAILING: usize = 1;
+const OF_SLOW: usize = 1;
 const OF_DOUBTFUL: usize = 3;
 
-/// The recent result of a destination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// A destination is slow if its sends take this long: the mean of all, in which the last send counts 1/[`OF_LAST`].
+const SLOW: Duration = Duration::from_millis(500);
+const OF_LAST: u32 = 4;
+
+/// What is expected of a destination's next send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
     /// No send has had a result yet.
-    #[default]
     New,
-    /// The last send failed.
-    Failing,
-    Good,
+    Slow,
+    Quick,
 }
 
 /// The order of turns: the first class that has threads left comes first.
-const CLASSES: [Class; 3] = [Class::New, Class::Failing, Class::Good];
+const CLASSES: [Class; 3] = [Class::New, Class::Slow, Class::Quick];
+
+/// Who has a share of the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Owner {
+    Tenant(Uuid),
+    /// A destination without a tenant.
+    Destination(u32),
+}
+
+/// A send that has ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent {
+    pub(super) went_well: bool,
+    pub(super) took: Duration,
+}
 
 /// The next work of a thread.
 #[expect(clippy::large_enum_variant, reason = "nearly all values are sends")]
@@ -48,26 +73,32 @@ pub(super) struct Turns {
     /// Destinations that wait for a time: for the rate limit, or for the response to a first send.
     later: BTreeSet<(Instant, u32)>,
     threads: usize,
+    /// The next place among the ready destinations.
+    place: u64,
 }
 
-/// The totals of a class.
-#[derive(Debug, Default)]
+/// The destinations of a class.
+#[derive(Default)]
 struct OfClass {
-    /// The destinations whose turns come next, in order.
-    ready: VecDeque<u32>,
+    /// The owners of ready destinations.
+    owners: Fair<Owner>,
+    /// The destinations whose turns come next, with their mean times. Those of an owner are in the order of their turns.
+    ready: BTreeMap<(Owner, u64, u32), Duration>,
     under_way: usize,
     /// Messages that no thread has taken.
     waiting: usize,
 }
 
-#[derive(Default)]
 struct Turn {
     jobs: VecDeque<Job>,
-    class: Class,
+    owner: Owner,
+    /// The recent mean time of a send.
+    mean: Option<Duration>,
     under_way: usize,
     /// The most sends that may be in flight.
     allowed: usize,
-    is_ready: bool,
+    /// The destination's place among the ready ones.
+    ready: Option<u64>,
     later: Option<Instant>,
 }
 
@@ -77,6 +108,61 @@ struct Turn {
 pub(super) struct UnderWay {
     id: u32,
     class: Class,
+    owner: Owner,
+    /// What the owner was charged with before the send.
+    charged: Duration,
+}
+
+impl OfClass {
+    fn make_ready(&mut self, turn: &Turn, place: u64, id: u32) {
+        let mean = turn.mean.unwrap_or_default();
+        self.ready.insert((turn.owner, place, id), mean);
+        self.owners.wait(turn.owner, mean);
+    }
+
+    fn remove(&mut self, owner: Owner, place: u64, id: u32) {
+        self.ready.remove(&(owner, place, id));
+        if self.first_of(owner).is_none() {
+            self.owners.no_longer_waits(owner);
+        }
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        let owner = self.owners.next()?;
+        let ((_, place, id), _) = self.first_of(owner)?;
+        self.ready.remove(&(owner, place, id));
+        if let Some((_, mean)) = self.first_of(owner) {
+            self.owners.wait(owner, mean);
+        }
+        Some(id)
+    }
+
+    fn first_of(&self, owner: Owner) -> Option<((Owner, u64, u32), Duration)> {
+        let all = (owner, 0, 0)..=(owner, u64::MAX, u32::MAX);
+        let first = self.ready.range(all).next();
+        first.map(|(one, mean)| (*one, *mean))
+    }
+}
+
+impl Turn {
+    fn class(&self) -> Class {
+        match self.mean {
+            None => Class::New,
+            Some(mean) if mean >= SLOW => Class::Slow,
+            Some(_) => Class::Quick,
+        }
+    }
+
+    fn learn(&mut self, sent: Sent, most: usize) {
+        self.allowed = match sent.went_well {
+            true => (self.allowed * 2).min(most).max(1),
+            false => (self.allowed / 2).max(1),
+        };
+        self.mean = Some(match self.mean {
+            None => sent.took,
+            Some(mean) => mean - mean / OF_LAST + sent.took / OF_LAST,
+        });
+    }
 }
 
 impl Turns {
@@ -86,6 +172,7 @@ impl Turns {
             classes: Default::default(),
             later: BTreeSet::new(),
             threads,
+            place: 0,
         }
     }
 
@@ -94,19 +181,19 @@ impl Turns {
         self.classes.iter().map(|class| class.waiting).sum()
     }
 
-    /// Messages that no thread has taken, of destinations whose last send succeeded.
-    pub(super) fn waiting_of_good(&self) -> usize {
-        self.classes[Class::Good as usize].waiting
+    /// Messages that no thread has taken, of destinations whose sends are quick.
+    pub(super) fn waiting_of_quick(&self) -> usize {
+        self.classes[Class::Quick as usize].waiting
     }
 
     /// Whether all destinations with messages wait for a time.
     pub(super) fn only_waits(&self) -> bool {
-        self.waiting() > 0 && self.classes.iter().all(|class| class.ready.is_empty())
+        self.waiting() > 0 && self.classes.iter().all(|class| class.owners.is_empty())
     }
 
     /// Whether there is work for another thread.
     pub(super) fn has_ready(&self) -> bool {
-        let is_ready = |class: &Class| !self.classes[*class as usize].ready.is_empty();
+        let is_ready = |class: &Class| !self.classes[*class as usize].owners.is_empty();
         CLASSES
             .iter()
             .any(|class| is_ready(class) && self.has_thread(*class))
@@ -121,13 +208,11 @@ impl Turns {
     fn has_thread(&self, class: Class) -> bool {
         let under_way = |class: Class| self.classes[class as usize].under_way;
         let is_below = |sends: usize, parts: usize| sends < (self.threads * parts / PARTS).max(1);
-        let doubtful = under_way(Class::New) + under_way(Class::Failing);
+        let doubtful = under_way(Class::New) + under_way(Class::Slow);
         match class {
-            Class::Good => true,
+            Class::Quick => true,
             Class::New => is_below(doubtful, OF_DOUBTFUL),
-            Class::Failing => {
-                is_below(doubtful, OF_DOUBTFUL) && is_below(under_way(class), OF_FAILING)
-            }
+            Class::Slow => is_below(doubtful, OF_DOUBTFUL) && is_below(under_way(class), OF_SLOW),
         }
     }
 
@@ -142,23 +227,30 @@ impl Turns {
     #[cfg(test)]
     pub(super) fn awaits_first(&self, id: u32) -> bool {
         let turn = self.of.get(&id);
-        turn.is_some_and(|turn| turn.class == Class::New && turn.under_way > 0)
+        turn.is_some_and(|turn| turn.class() == Class::New && turn.under_way > 0)
     }
 
     /// Forgets removed destinations without messages.
     pub(super) fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
         let is_kept = |turn: &Turn| turn.under_way > 0 || !turn.jobs.is_empty();
         self.of.retain(|id, turn| is_there(*id) || is_kept(turn));
+        self.classes.iter_mut().for_each(|one| one.owners.tidy());
     }
 
-    /// Adds a message for a destination.
-    pub(super) fn put(&mut self, id: u32, job: Job) {
+    /// Adds a message for a destination of this tenant.
+    pub(super) fn put(&mut self, id: u32, tenant: Option<Uuid>, job: Job) {
         let turn = self.of.entry(id).or_insert_with(|| Turn {
+            jobs: VecDeque::new(),
+            // The tenant of a registration never changes.
+            owner: tenant.map_or(Owner::Destination(id), Owner::Tenant),
+            mean: None,
+            under_way: 0,
             allowed: 1,
-            ..Turn::default()
+            ready: None,
+            later: None,
         });
         turn.jobs.push_back(job);
-        self.classes[turn.class as usize].waiting += 1;
+        self.classes[turn.class() as usize].waiting += 1;
         self.make_ready(id);
     }
 
@@ -167,9 +259,10 @@ impl Turns {
             return;
         };
         let may = turn.under_way < turn.allowed && turn.later.is_none();
-        if may && !turn.is_ready && !turn.jobs.is_empty() {
-            turn.is_ready = true;
-            self.classes[turn.class as usize].ready.push_back(id);
+        if may && turn.ready.is_none() && !turn.jobs.is_empty() {
+            self.place += 1;
+            turn.ready = Some(self.place);
+            self.classes[turn.class() as usize].make_ready(turn, self.place, id);
         }
     }
 
@@ -184,12 +277,12 @@ impl Turns {
             let Some(turn) = self.of.get_mut(&id) else {
                 continue;
             };
-            turn.is_ready = false;
+            turn.ready = None;
             if turn.jobs.is_empty() || turn.under_way >= turn.allowed {
                 // A send has failed since the destination got its turn.
                 continue;
             }
-            let class = turn.class;
+            let (class, owner) = (turn.class(), turn.owner);
             let of_class = &mut self.classes[class as usize];
             match admit(id) {
                 Admission::Pass(pass) => {
@@ -199,8 +292,17 @@ impl Turns {
                     turn.under_way += 1;
                     of_class.under_way += 1;
                     of_class.waiting -= 1;
+                    // Charged now, so that the owner does not take the next threads for the same price.
+                    let charged = turn.mean.unwrap_or_default();
+                    of_class.owners.charge(owner, charged, Duration::ZERO);
                     self.make_ready(id);
-                    return Next::Send(job, pass, UnderWay { id, class });
+                    let send = UnderWay {
+                        id,
+                        class,
+                        owner,
+                        charged,
+                    };
+                    return Next::Send(job, pass, send);
                 }
                 Admission::Closed => {
                     let jobs: Vec<Job> = turn.jobs.drain(..).collect();
@@ -221,7 +323,7 @@ impl Turns {
         CLASSES
             .into_iter()
             .find_map(|class| match self.has_thread(class) {
-                true => self.classes[class as usize].ready.pop_front(),
+                true => self.classes[class as usize].pop(),
                 false => None,
             })
     }
@@ -234,31 +336,27 @@ impl Turns {
         self.make_ready(id);
     }
 
-    /// A send has ended. `went_well`: `None` if no message was sent. `most`: the most sends that the destination may
-    /// have in flight.
-    pub(super) fn ended(&mut self, send: UnderWay, went_well: Option<bool>, most: usize) {
-        self.classes[send.class as usize].under_way -= 1;
+    /// A send has ended. `sent`: `None` if no message was sent. `most`: the most sends that the destination may have in
+    /// flight.
+    pub(super) fn ended(&mut self, send: UnderWay, sent: Option<Sent>, most: usize) {
+        let of_class = &mut self.classes[send.class as usize];
+        of_class.under_way -= 1;
+        let took = sent.map_or(Duration::ZERO, |sent| sent.took);
+        of_class.owners.charge(send.owner, took, send.charged);
         let Some(turn) = self.of.get_mut(&send.id) else {
             return;
         };
         turn.under_way -= 1;
-        let class = match went_well {
-            Some(true) => Class::Good,
-            Some(false) => Class::Failing,
-            None => turn.class,
-        };
-        turn.allowed = match went_well {
-            Some(true) => (turn.allowed * 2).min(most).max(1),
-            Some(false) => (turn.allowed / 2).max(1),
-            None => turn.allowed,
-        };
-        let before = std::mem::replace(&mut turn.class, class);
+        let before = turn.class();
+        if let Some(sent) = sent {
+            turn.learn(sent, most);
+        }
+        let class = turn.class();
         if class != before {
             self.classes[before as usize].waiting -= turn.jobs.len();
             self.classes[class as usize].waiting += turn.jobs.len();
-            if std::mem::take(&mut turn.is_ready) {
-                let ready = &mut self.classes[before as usize].ready;
-                ready.retain(|one| *one != send.id);
+            if let Some(place) = turn.ready.take() {
+                self.classes[before as usize].remove(turn.owner, place, send.id);
             }
         }
         // The messages that waited for the response to a first send may go now.
@@ -268,13 +366,14 @@ impl Turns {
     /// Takes all messages that no thread has taken.
     pub(super) fn take_all(&mut self) -> Vec<Job> {
         self.later.clear();
-        for class in &mut self.classes {
-            class.ready.clear();
-            class.waiting = 0;
-        }
         let mut jobs = Vec::new();
-        for turn in self.of.values_mut() {
-            (turn.is_ready, turn.later) = (false, None);
+        for (id, turn) in &mut self.of {
+            let of_class = &mut self.classes[turn.class() as usize];
+            if let Some(place) = turn.ready.take() {
+                of_class.remove(turn.owner, place, *id);
+            }
+            of_class.waiting = 0;
+            turn.later = None;
             jobs.extend(turn.jobs.drain(..));
         }
         jobs
@@ -283,8 +382,6 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::relay::gate::Gate;
     use crate::relay::planner::tests::claimed;
@@ -310,6 +407,171 @@ mod tests {
         move |_| gate.try_pass(now)
     }
 
+    const QUICK: Duration = Duration::from_millis(10);
+    const HANGS: Duration = Duration::from_millis(2_500);
+
+    fn sent(went_well: bool, took: Duration) -> Option<Sent> {
+        Some(Sent { went_well, took })
+    }
+
+    /// Threads that send, by a clock of their own.
+    struct Threads {
+        turns: Turns,
+        began: Instant,
+        now: Duration,
+        /// The sends in flight, by their ends.
+        sends: BTreeMap<(Duration, u32), Vec<UnderWay>>,
+        idle: usize,
+    }
+
+    impl Threads {
+        fn new(threads: usize) -> Self {
+            Self {
+                turns: Turns::new(threads),
+                began: Instant::now(),
+                now: Duration::ZERO,
+                sends: BTreeMap::new(),
+                idle: threads,
+            }
+        }
+
+        /// Works until `end`. Returns the destination and the time of each send that has begun.
+        fn work(&mut self, end: Duration, result: impl Fn(u32) -> Sent) -> Vec<(u32, Duration)> {
+            let mut began = Vec::new();
+            loop {
+                while self.idle > 0
+                    && let Some(send) = next(&mut self.turns, self.began + self.now)
+                {
+                    self.idle -= 1;
+                    began.push((send.id, self.now));
+                    let ends = self.now + result(send.id).took;
+                    self.sends.entry((ends, send.id)).or_default().push(send);
+                }
+                let Some(first) = self.sends.first_entry().filter(|one| one.key().0 <= end) else {
+                    self.now = end;
+                    return began;
+                };
+                self.now = first.key().0;
+                for send in first.remove() {
+                    self.idle += 1;
+                    let sent = result(send.id);
+                    self.turns.ended(send, Some(sent), MOST);
+                }
+            }
+        }
+    }
+
+    const TENANT: Option<Uuid> = Some(Uuid::from_u128(1));
+    const OTHER: Option<Uuid> = Some(Uuid::from_u128(2));
+    /// The destination of the other tenant.
+    const GOOD: u32 = 0;
+
+    /// Quick responses of one destination, and slow ones of the others.
+    fn slow_but_good(id: u32) -> Sent {
+        Sent {
+            went_well: true,
+            took: if id == GOOD { QUICK } else { HANGS },
+        }
+    }
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    /// R46: the time of a send decides, whatever its status.
+    #[test]
+    fn slow_successes_of_one_tenant_leave_threads_to_another() {
+        for tenants in [(TENANT, OTHER), (None, None)] {
+            let mut threads = Threads::new(64);
+            for id in 1..=1_000 {
+                for sequence in 0..10 {
+                    threads.turns.put(id, tenants.0, job(id, sequence));
+                }
+            }
+            threads.turns.put(GOOD, tenants.1, job(GOOD, 0));
+            let began = threads.work(seconds(60), slow_but_good);
+            let first = began.iter().find(|(id, _)| *id == GOOD).expect("a send");
+            let most = if tenants.0.is_some() {
+                HANGS
+            } else {
+                seconds(60)
+            };
+            assert!(first.1 <= most, "the first send began after {:?}", first.1);
+            for second in 60..100 {
+                threads.turns.put(GOOD, tenants.1, job(GOOD, second));
+                let at = threads.now;
+                let began = threads.work(at + seconds(1), slow_but_good);
+                let sends = began.iter().filter(|(id, _)| *id == GOOD);
+                assert_eq!(sends.collect::<Vec<_>>(), [&(GOOD, at)]);
+            }
+        }
+    }
+
+    /// R46: after failures, a destination is next among the slow ones.
+    #[test]
+    fn one_that_hangs_for_once_does_not_wait_behind_those_that_always_hang() {
+        for tenants in [(TENANT, OTHER), (None, None)] {
+            let mut threads = Threads::new(64);
+            threads.turns.put(GOOD, tenants.1, job(GOOD, 0));
+            threads.work(seconds(1), slow_but_good);
+            for id in 1..=1_000 {
+                for sequence in 0..100 {
+                    threads.turns.put(id, tenants.0, job(id, sequence));
+                }
+            }
+            let result = |is_well: bool| {
+                move |id| Sent {
+                    went_well: is_well && id == GOOD,
+                    took: if is_well && id == GOOD { QUICK } else { HANGS },
+                }
+            };
+            threads.work(seconds(200), result(true));
+            threads.turns.put(GOOD, tenants.1, job(GOOD, 1));
+            threads.work(seconds(203), result(false));
+            for sequence in 0..10 {
+                threads.turns.put(GOOD, tenants.1, job(GOOD, sequence));
+            }
+            let began = threads.work(seconds(210), result(true));
+            let sends: Vec<_> = began.iter().filter(|(id, _)| *id == GOOD).collect();
+            assert_eq!(sends.len(), 10, "{sends:?}");
+            assert!(sends[9].1 <= seconds(203) + HANGS, "{sends:?}");
+        }
+    }
+
+    /// R46: a tenant with a hundred destinations gets no more time than a tenant with one.
+    #[test]
+    fn tenants_share_the_time() {
+        let mut threads = Threads::new(2);
+        for id in 1..=100 {
+            (0..100).for_each(|sequence| threads.turns.put(id, TENANT, job(id, sequence)));
+        }
+        (0..1_000).for_each(|sequence| threads.turns.put(GOOD, OTHER, job(GOOD, sequence)));
+        let took = |id| Sent {
+            went_well: true,
+            took: if id == GOOD { QUICK } else { 4 * QUICK },
+        };
+        // The first sends are of another class.
+        threads.work(seconds(4), took);
+        let began = threads.work(seconds(8), took);
+        let good = began.iter().filter(|(id, _)| *id == GOOD).count();
+        assert!((350..=450).contains(&good), "{good} of {}", began.len());
+    }
+
+    /// R46: a destination that fails at once holds no thread.
+    #[test]
+    fn quick_failures_are_not_slow() {
+        let (mut turns, now) = (Turns::new(8), Instant::now());
+        for id in 1..=100 {
+            turns.put(id, None, job(id, 0));
+            let send = next(&mut turns, now).expect("a send");
+            turns.ended(send, sent(false, QUICK), MOST);
+            turns.put(id, None, job(id, 1));
+            assert_eq!(turns.waiting_of_quick(), id as usize);
+        }
+        let sends = std::iter::from_fn(|| next(&mut turns, now)).count();
+        assert_eq!(sends, 100);
+    }
+
     /// The next send of a thread, if there is one.
     fn next(turns: &mut Turns, now: Instant) -> Option<UnderWay> {
         match turns.next(now, open(now)) {
@@ -331,7 +593,7 @@ mod tests {
                 under_way.push_back(send);
             }
             if let Some(send) = under_way.pop_front() {
-                turns.ended(send, Some(true), MOST);
+                turns.ended(send, sent(true, QUICK), MOST);
             }
         }
         got
@@ -342,11 +604,11 @@ mod tests {
     fn destinations_with_work_get_as_much_as_each_other() {
         let mut turns = Turns::new(8);
         for sequence in 0..1_000 {
-            turns.put(1, job(1, sequence));
+            turns.put(1, None, job(1, sequence));
         }
         for id in 2..=10 {
             for sequence in 0..200 {
-                turns.put(id, job(id, sequence));
+                turns.put(id, None, job(id, sequence));
             }
         }
         let got = play(&mut turns, 8, 1_000);
@@ -361,7 +623,7 @@ mod tests {
     fn one_begins_with_one_send_and_has_more_as_they_succeed() {
         let (mut turns, now) = (Turns::new(64), Instant::now());
         for sequence in 0..100 {
-            turns.put(1, job(1, sequence));
+            turns.put(1, None, job(1, sequence));
         }
         let mut allowed = Vec::new();
         for went_well in [true, true, true, false, false, false, true] {
@@ -372,7 +634,7 @@ mod tests {
             allowed.push(sends.len());
             // One send has a result; the others did not send a message.
             let mut sends = sends.into_iter();
-            turns.ended(sends.next().expect("a send"), Some(went_well), MOST);
+            turns.ended(sends.next().expect("a send"), sent(went_well, QUICK), MOST);
             sends.for_each(|send| turns.ended(send, None, MOST));
         }
         assert_eq!(allowed, [1, 2, 4, 4, 2, 1, 1]);
@@ -383,16 +645,16 @@ mod tests {
     fn a_failure_counts_before_the_next_turn() {
         let (mut turns, now) = (Turns::new(64), Instant::now());
         for sequence in 0..100 {
-            turns.put(1, job(1, sequence));
+            turns.put(1, None, job(1, sequence));
         }
         let send = |turns: &mut Turns| next(turns, now);
         for went_well in [true, true, true, false] {
-            let sent = send(&mut turns).expect("a send");
-            turns.ended(sent, Some(went_well), 16);
+            let began = send(&mut turns).expect("a send");
+            turns.ended(began, sent(went_well, QUICK), 16);
         }
         // The destination may have four sends in flight, has three, and its turn is next.
         let mut sends: Vec<UnderWay> = (0..3).filter_map(|_| send(&mut turns)).collect();
-        turns.ended(sends.remove(0), Some(false), 16);
+        turns.ended(sends.remove(0), sent(false, QUICK), 16);
         assert!(
             send(&mut turns).is_none(),
             "two sends are in flight, as many as allowed"
@@ -405,14 +667,14 @@ mod tests {
     #[test]
     fn those_that_have_not_answered_leave_threads_to_the_others() {
         let (mut turns, now) = (Turns::new(8), Instant::now());
-        turns.put(1, job(1, 0));
+        turns.put(1, None, job(1, 0));
         let send = next(&mut turns, now).expect("the first send");
-        turns.ended(send, Some(true), MOST);
+        turns.ended(send, sent(true, QUICK), MOST);
         for id in 2..=100 {
-            turns.put(id, job(id, 0));
+            turns.put(id, None, job(id, 0));
         }
-        turns.put(1, job(1, 1));
-        turns.put(1, job(1, 2));
+        turns.put(1, None, job(1, 1));
+        turns.put(1, None, job(1, 2));
         let mut sends = Vec::new();
         while let Some(send) = next(&mut turns, now) {
             sends.push(send);
@@ -425,13 +687,13 @@ mod tests {
             .position(|send| send.id != 1)
             .expect("a hanging destination");
         let failed = sends.remove(other);
-        turns.put(failed.id, job(failed.id, 1));
-        turns.ended(failed, Some(false), MOST);
+        turns.put(failed.id, None, job(failed.id, 1));
+        turns.ended(failed, sent(false, HANGS), MOST);
         let tries = next(&mut turns, now).expect("the next new destination");
         assert_eq!(
             tries.class,
             Class::New,
-            "new destinations go before failing ones"
+            "new destinations go before slow ones"
         );
         assert!(
             next(&mut turns, now).is_none(),
@@ -442,8 +704,8 @@ mod tests {
     #[test]
     fn one_that_has_to_wait_comes_when_its_time_has_come_or_a_send_has_ended() {
         let (mut turns, now) = (Turns::new(8), Instant::now());
-        turns.put(1, job(1, 0));
-        turns.put(1, job(1, 1));
+        turns.put(1, None, job(1, 0));
+        turns.put(1, None, job(1, 1));
         let wait = Duration::from_secs(1);
         let Next::Nothing(until) = turns.next(now, |_| Admission::Wait(wait)) else {
             panic!("expected a wait");
@@ -452,7 +714,7 @@ mod tests {
         assert!(turns.only_waits());
         let later = now + wait;
         let send = next(&mut turns, later).expect("a send after the wait");
-        turns.ended(send, Some(true), MOST);
+        turns.ended(send, sent(true, QUICK), MOST);
         let Next::Nothing(_) = turns.next(later, |_| Admission::Wait(wait)) else {
             panic!("expected a wait");
         };

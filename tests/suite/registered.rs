@@ -677,6 +677,63 @@ fn those_that_hang_leave_threads_to_the_others() {
     end(&relay);
 }
 
+/// R46: how long sends take decides, not whether they succeed. A tenant whose receivers succeed slowly, or send their
+/// bodies slowly, holds up no other tenant, even right after another's send has failed.
+#[test]
+fn slow_successes_of_one_tenant_leave_threads_to_the_others() {
+    let database = Database::new();
+    let (slow, other) = (Uuid::now_v7(), Uuid::now_v7());
+    let sleeping = Receiver::answering(|_| {
+        std::thread::sleep(Duration::from_secs(1));
+        200
+    });
+    let good = Receiver::answering(|request| match request.json()["n"].as_i64() {
+        Some(1) => 500,
+        _ => 200,
+    });
+    for n in 0..20 {
+        let hook = RegisteredDestination::new(format!("sleeps-{n}"), sleeping.url());
+        put(&database, &hook.tenant(slow));
+    }
+    let hook = RegisteredDestination::new("good", good.url());
+    put(&database, &hook.tenant(other));
+    let relay = relay(&database)
+        .registered_threads(8)
+        .send_timeout(Duration::from_secs(10))
+        .lease(Duration::from_secs(60))
+        .max_attempts(1)
+        .start()
+        .expect("a relay");
+    database.enqueue_message(of_tenant(other, 0));
+    good.wait_for(1);
+    for n in 0..3 {
+        database.enqueue_message(of_tenant(slow, n));
+    }
+    eventually(
+        "new destinations have the threads that they may have",
+        || sleeping.count() >= 6,
+    );
+    let began = Instant::now();
+    for n in 1..=20 {
+        database.enqueue_message(of_tenant(other, n));
+        good.wait_for(n + 1);
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(4), "they waited for {took:?}");
+    eventually(
+        "slow destinations have the threads that they may have",
+        || sleeping.count() >= 20,
+    );
+    let began = Instant::now();
+    for n in 21..=40 {
+        database.enqueue_message(of_tenant(other, n));
+        good.wait_for(n + 1);
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(4), "they waited for {took:?}");
+    end(&relay);
+}
+
 /// R46, G5: keyed messages arrive in order at every destination.
 #[test]
 fn order_is_kept_at_each_of_them() {

@@ -31,6 +31,9 @@ use crate::status::ReasonCode;
 const READ_BYTES: u64 = 64 * 1024;
 /// The most bytes to keep of a response body, for the ledger.
 const KEEP_BYTES: usize = 2048;
+/// How long to wait for the body after the head. The status has decided, and a receiver must not hold a thread with a
+/// body. The connection of a slower response cannot be reused.
+const BODY_WAIT: Duration = Duration::from_millis(250);
 /// The number of idle connections of an agent.
 const IDLE_CONNECTIONS: usize = 1;
 
@@ -368,6 +371,7 @@ fn of_agents(timeout: Duration) -> ureq::config::Config {
     Agent::config_builder()
         .timeout_global(Some(timeout))
         .timeout_connect(Some(timeout))
+        .timeout_recv_body(Some(BODY_WAIT))
         .max_redirects(0)
         .max_redirects_will_error(false)
         .http_status_as_error(false)

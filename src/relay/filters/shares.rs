@@ -1,13 +1,14 @@
 //! Whose turn it is: tenants share the time of the thread that evaluates filters.
 //!
-//! The tenant that has used the least time comes next, and its topics take turns. A tenant that begins to wait starts at
-//! the time of the last turn, so nobody saves up time (start-time fair queueing: Goyal, Vin and Cheng, 1996). So a
-//! tenant with slow filters delays another by one turn, however many messages and topics it has.
+//! The tenant that has used the least time comes next (see [`Fair`]), and its topics take turns. So a tenant with slow
+//! filters delays another by one turn, however many messages and topics it has.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use uuid::Uuid;
+
+use crate::relay::fair::Fair;
 
 /// A tenant keeps only as many messages here as need this long, by the experience of its last turn, and at least
 /// [`LEAST`]. More of them would keep the messages of other tenants from being claimed.
@@ -17,17 +18,11 @@ const LEAST: usize = 8;
 /// What waits, by tenant and topic.
 pub(super) struct Shares<T> {
     tenants: BTreeMap<Option<Uuid>, Tenant<T>>,
-    /// The used time of the tenant that had the last turn.
-    used: Duration,
-    turns: u64,
+    order: Fair<Option<Uuid>>,
 }
 
-struct Tenant<T> {
-    used: Duration,
-    last_turn: u64,
-    /// In the order of their turns.
-    topics: VecDeque<(String, VecDeque<T>)>,
-}
+/// The topics of a tenant, in the order of their turns.
+type Tenant<T> = VecDeque<(String, VecDeque<T>)>;
 
 /// What waits of one topic of a tenant.
 pub(super) struct Turn<T> {
@@ -40,8 +35,7 @@ impl<T> Default for Shares<T> {
     fn default() -> Self {
         Self {
             tenants: BTreeMap::new(),
-            used: Duration::ZERO,
-            turns: 0,
+            order: Fair::default(),
         }
     }
 }
@@ -52,28 +46,20 @@ impl<T> Shares<T> {
     }
 
     pub(super) fn push(&mut self, tenant: Option<Uuid>, topic: &str, one: T) {
-        let (used, last_turn) = (self.used, self.turns);
-        let tenant = self.tenants.entry(tenant).or_insert_with(|| Tenant {
-            used,
-            last_turn,
-            topics: VecDeque::new(),
-        });
-        match tenant.topics.iter_mut().find(|(of, _)| of == topic) {
+        self.order.wait(tenant, Duration::ZERO);
+        let topics = self.tenants.entry(tenant).or_default();
+        match topics.iter_mut().find(|(of, _)| of == topic) {
             Some((_, waiting)) => waiting.push_back(one),
-            None => (tenant.topics).push_back((topic.to_owned(), [one].into())),
+            None => topics.push_back((topic.to_owned(), [one].into())),
         }
     }
 
     /// Begins a turn, which [`Shares::end`] ends.
     pub(super) fn begin(&mut self) -> Option<Turn<T>> {
-        let tenants = self.tenants.iter_mut();
-        let (id, tenant) = tenants.min_by_key(|(_, tenant)| (tenant.used, tenant.last_turn))?;
-        let (topic, waiting) = tenant.topics.pop_front()?;
-        self.turns += 1;
-        self.used = tenant.used;
-        tenant.last_turn = self.turns;
+        let tenant = self.order.next()?;
+        let (topic, waiting) = self.tenants.get_mut(&tenant)?.pop_front()?;
         Some(Turn {
-            tenant: *id,
+            tenant,
             topic,
             waiting,
         })
@@ -87,35 +73,38 @@ impl<T> Shares<T> {
         messages: usize,
         took: Duration,
     ) -> (Vec<T>, Duration) {
-        let Some(tenant) = self.tenants.get_mut(&turn.tenant) else {
+        let Some(topics) = self.tenants.get_mut(&turn.tenant) else {
             return (turn.waiting.into(), Duration::ZERO);
         };
-        tenant.used += took;
+        self.order.charge(turn.tenant, took, Duration::ZERO);
         if !turn.waiting.is_empty() {
-            tenant.topics.push_back((turn.topic, turn.waiting));
+            topics.push_back((turn.topic, turn.waiting));
         }
         let each = took.div_f64(messages.max(1) as f64);
-        let mut left: usize = tenant.topics.iter().map(|(_, waiting)| waiting.len()).sum();
+        let mut left: usize = topics.iter().map(|(_, waiting)| waiting.len()).sum();
         let mut too_many = Vec::new();
         while left > LEAST
             && each.mul_f64(left as f64) > MOST_TIME
-            && let Some((_, waiting)) = tenant.topics.back_mut()
+            && let Some((_, waiting)) = topics.back_mut()
         {
             too_many.extend(waiting.pop_back());
             left -= 1;
             if waiting.is_empty() {
-                tenant.topics.pop_back();
+                topics.pop_back();
             }
         }
-        if tenant.topics.is_empty() {
+        if topics.is_empty() {
             self.tenants.remove(&turn.tenant);
+            self.order.tidy();
+        } else {
+            self.order.wait(turn.tenant, Duration::ZERO);
         }
         let all = left + too_many.len();
         (too_many, each.mul_f64(all as f64))
     }
 
     pub(super) fn into_all(self) -> impl Iterator<Item = T> {
-        let topics = self.tenants.into_values().flat_map(|one| one.topics);
+        let topics = self.tenants.into_values().flatten();
         topics.flat_map(|(_, waiting)| waiting)
     }
 }

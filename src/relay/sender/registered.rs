@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::select;
 
@@ -18,7 +18,7 @@ use crate::relay::metrics::Dispatches;
 use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
-use crate::relay::turns::Next;
+use crate::relay::turns::{Next, Sent};
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
 use crate::store::relay::split::Parts;
@@ -70,7 +70,7 @@ impl Shared {
         // While this thread sends, another thread waits for the destinations that wait for a time.
         let is_send = matches!(next, Next::Send(..));
         let has_more = turns.has_ready() || is_send && turns.has_later();
-        let is_room = turns.waiting_of_good() <= all.prefetch();
+        let is_room = turns.waiting_of_quick() <= all.prefetch();
         drop(turns);
         if has_more {
             registered.bell.ring();
@@ -117,8 +117,8 @@ impl Worker<'_> {
         while !shared.is_stopping() {
             let until = match shared.next_turn(self.all) {
                 Next::Send(job, pass, send) => {
-                    let (went_well, most) = self.send(job, pass)?;
-                    shared.registered.turns().ended(send, went_well, most);
+                    let (sent, most) = self.send(job, pass)?;
+                    shared.registered.turns().ended(send, sent, most);
                     continue;
                 }
                 Next::GiveBack(jobs) => {
@@ -139,8 +139,8 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Returns whether the send succeeded, and the most concurrent sends of the destination.
-    fn send(&self, job: Job, pass: Pass) -> Result<(Option<bool>, usize), NobodyListens> {
+    /// Returns the result of the send, and the most concurrent sends of the destination.
+    fn send(&self, job: Job, pass: Pass) -> Result<(Option<Sent>, usize), NobodyListens> {
         let shared = self.shared;
         let registry = shared.registered.registry();
         // The current settings: the URL may have changed since the claim.
@@ -160,13 +160,12 @@ impl Worker<'_> {
             desk: Desk::new(shared, bulkhead, &self.dispatches, self.outcomes),
             sending: &shared.threads.senders[self.all.number][self.number],
         };
-        let began = Instant::now();
-        let went_well = sender.send(job, pass)?;
-        if went_well == Some(true) {
-            self.all.learn(began.elapsed());
+        let sent = sender.send(job, pass)?;
+        if let Some(sent) = sent.filter(|sent| sent.went_well) {
+            self.all.learn(sent.took);
         }
         shared.sent_to_registered(id, bulkhead);
-        Ok((went_well, bulkhead.concurrency))
+        Ok((sent, bulkhead.concurrency))
     }
 
     /// Releases messages. A message that names no destination gets a row for the destination that it was for: the

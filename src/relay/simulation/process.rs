@@ -38,7 +38,7 @@ use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::to::To;
 use crate::relay::told::Told;
-use crate::relay::turns::{Next, UnderWay};
+use crate::relay::turns::{Next, Sent, UnderWay};
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
 use crate::status::ReasonCode;
@@ -801,10 +801,6 @@ impl<'w> Stage<'w> {
                 match (verdict, customer) {
                     (None, Some((customer, bulkhead))) => {
                         self.check_address(&job.message, customer);
-                        self.check_fairness(&bulkhead.name, |name| {
-                            let turns = shared.registered.turns();
-                            (registry.named(name)).is_some_and(|one| turns.awaits_first(one.id))
-                        });
                         let turn = Some((under_way, Arc::clone(customer)));
                         self.begin_send((number, which), &bulkhead.name, (job, pass), turn);
                     }
@@ -848,6 +844,14 @@ impl<'w> Stage<'w> {
             self.check_tenant(id, customer.stamp, name);
         }
         let (outcome, lasts) = self.answer(message, name);
+        if registered.is_some() {
+            let shared = self.processes.borrow()[number].shared;
+            let registry = shared.registered.registry();
+            self.check_fairness(name, lasts, |name| {
+                let turns = shared.registered.turns();
+                (registry.named(name)).is_some_and(|one| turns.awaits_first(one.id))
+            });
+        }
         self.tell(|| {
             format!(
                 "process {number} sends {} {} to {name} under {lease}: {outcome:?} in {lasts:?}",
@@ -1053,8 +1057,17 @@ impl<'w> Stage<'w> {
             shared.sent_to_registered(customer.id, bulkhead);
             if self.broken != Some(Broken::LosesTurns) {
                 let most = bulkhead.concurrency;
-                let went_well = is_delivered || self.broken == Some(Broken::TrustsWhatFails);
-                shared.registered.turns().ended(turn, Some(went_well), most);
+                let sent = match self.broken {
+                    Some(Broken::TrustsWhatFails) => Sent {
+                        went_well: true,
+                        took: Duration::ZERO,
+                    },
+                    _ => Sent {
+                        went_well: is_delivered,
+                        took,
+                    },
+                };
+                shared.registered.turns().ended(turn, Some(sent), most);
             }
         }
         let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);

@@ -55,9 +55,9 @@ const MOST_STATEMENTS: u32 = 4000;
 /// The same after two seconds with an empty outbox.
 const MOST_IDLE_STATEMENTS: u32 = 100;
 const IDLE: Duration = Duration::from_secs(2);
-/// Of two registered destinations with waiting messages, one may be this many sends ahead, for each relay: sends differ
-/// in length by a factor of ten.
-const MOST_AHEAD: usize = 8;
+/// Of two registered destinations with waiting messages, one may have had this much more time of the threads, for each
+/// relay: a send takes up to 20 ms, and four may be in flight.
+const MOST_AHEAD: Duration = Duration::from_millis(120);
 /// While other destinations hang, the first message to a registered destination is sent within this time.
 const BESIDE_HANGING: Duration = Duration::from_secs(6);
 /// The most turns of a claimer in which no time passes.
@@ -196,7 +196,7 @@ pub(super) struct Stage<'w> {
     send_count: Cell<u64>,
     waits_since: RefCell<BTreeMap<i64, Duration>>,
     /// Sends to registered destinations that have more messages waiting.
-    sends_while_busy: RefCell<BTreeMap<&'static str, usize>>,
+    sends_while_busy: RefCell<BTreeMap<&'static str, Duration>>,
     /// When the outbox last had messages, or an insert was in progress.
     busy_at: Cell<Duration>,
     /// When a person last unlocked rows.
@@ -1189,9 +1189,14 @@ impl<'w> Stage<'w> {
     }
 
     /// Checks fairness at the start of a send to a registered destination: destinations whose unclaimed messages have
-    /// waited since the same moment get equally many sends. While the first send to a destination is in flight, the
-    /// sends to others do not count.
-    pub(super) fn check_fairness(&self, destination: &str, awaits_first: impl Fn(&str) -> bool) {
+    /// waited since the same moment get equal times of the threads. While the first send to a destination is in flight,
+    /// the sends to others do not count.
+    pub(super) fn check_fairness(
+        &self,
+        destination: &str,
+        lasts: Duration,
+        awaits_first: impl Fn(&str) -> bool,
+    ) {
         let Some(one) = REGISTERED.into_iter().find(|name| *name == destination) else {
             return;
         };
@@ -1204,22 +1209,23 @@ impl<'w> Stage<'w> {
             rows.any(|row| row.destination == name && row.held.is_none())
         };
         let mut sends = self.sends_while_busy.borrow_mut();
-        *sends.entry(one).or_default() += 1;
-        let so_many = sends[one];
-        let most = MOST_AHEAD * self.history.relays;
-        // With only two destinations, threads may be idle, and sends differ in length.
+        let before = *sends.entry(one).or_default();
+        sends.insert(one, before + lasts);
+        let relays = u32::try_from(self.history.relays).unwrap_or(u32::MAX);
+        let most = MOST_AHEAD * relays;
+        // With only two destinations, threads may be idle.
         if !REGISTERED.into_iter().all(has_work) {
             return;
         }
         for other in REGISTERED {
             let its = sends.entry(other).or_default();
             if awaits_first(other) {
-                *its = so_many.max(*its);
+                *its = before.max(*its);
             }
             let its = *its;
-            if so_many > its + most {
+            if before > its + most {
                 self.fall(Promise::Fair, || {
-                    format!("{so_many} messages were sent to {one}, but only {its} to {other}, which has more waiting")
+                    format!("the sends to {one} took {before:?}, but only {its:?} those to {other}, which has more waiting")
                 });
             }
         }
