@@ -94,7 +94,7 @@ impl HttpDispatcher {
     /// registry. The lookup takes a host and a port and returns the addresses to connect to. The dispatcher
     /// checks these addresses like any others: see [`Destination::internal`](crate::Destination::internal).
     ///
-    /// Two threads call the lookup, never for the same name at once. Results are kept for 10 s, errors for
+    /// Up to four threads call the lookup, never for the same name at once. Results are kept for 10 s, errors for
     /// 1 s. A sender waits for the lookup at most until its send times out. A lookup that never returns
     /// blocks one of the two threads; if both are blocked, no name can be looked up.
     ///

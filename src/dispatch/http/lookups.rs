@@ -3,10 +3,16 @@
 //! A few threads look up names for all senders. Senders wait until their deadline, and results are kept for a short
 //! time. If a lookup is slow, the previous result is used (RFC 8767).
 //!
-//! Anyone who registers a destination can give it a name whose lookup hangs. Therefore names whose last lookup failed
-//! get only half of the threads.
+//! Anyone who registers a destination can give it a name whose lookup hangs, and has as many names as he likes in a domain
+//! of his own. So the threads are divided:
+//!
+//! * The names of a domain (the last two labels) get no more threads than are left for others, so another domain always
+//!   finds a thread, unless nearly as many domains hang as there are threads.
+//! * Names that have never been resolved get only a part of the threads, and names whose last lookup failed a smaller
+//!   part.
+//! * A name without addresses is forgotten when no sender waits for it any more.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockRead
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, never, select_biased, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::shortage::Shortage;
 use crate::lock::lock;
@@ -28,10 +34,14 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const OLDEST: Duration = Duration::from_secs(3600);
 /// The most names to keep, as destinations come and go. Only recent results may exceed this number.
 const MOST_KEPT: usize = 20_000;
-/// The number of threads for configured and for registered destinations. Half of them do not look up names whose last
-/// lookup failed.
-pub(super) const THREADS: usize = 2;
-pub(super) const THREADS_OF_REGISTERED: usize = 4;
+/// The most threads for configured and for registered destinations. A hanging lookup takes about 10 s.
+pub(super) const THREADS: usize = 4;
+pub(super) const THREADS_OF_REGISTERED: usize = 32;
+/// The threads are divided into this many parts. Names whose last lookup failed get at most [`OF_FAILED`] parts, and
+/// together with names that have never been resolved at most [`OF_DOUBTFUL`].
+const PARTS: usize = 4;
+const OF_FAILED: usize = 2;
+const OF_DOUBTFUL: usize = 3;
 /// How long a drop waits for the threads to end.
 const GRACE: Duration = Duration::from_millis(100);
 
@@ -71,28 +81,15 @@ impl Default for Times {
     }
 }
 
-/// Looks up names for all destinations. The threads start with the first lookup.
+/// Looks up names for all destinations. A thread starts when it is needed.
 ///
 /// Dropping `Lookups` ends its threads. A thread whose lookup hangs is left running, and ends after the
 /// lookup.
 pub(super) struct Lookups {
     shared: Arc<Shared>,
-    /// Each name is in the queues at most once, so their lengths are bounded. `None`: `Lookups` is being dropped.
-    queues: Option<Queues<Sender<Name>>>,
-    asked: Queues<Receiver<Name>>,
-    threads: usize,
     /// Disconnected when the last thread ends.
     ended: Receiver<()>,
     alive: Option<Sender<()>>,
-}
-
-/// Names to look up.
-#[derive(Clone)]
-struct Queues<T> {
-    /// New names, and names whose last lookup succeeded.
-    good: T,
-    /// Names whose last lookup failed.
-    bad: T,
 }
 
 struct Shared {
@@ -100,22 +97,127 @@ struct Shared {
     times: Times,
     /// At most [`MOST_KEPT`] results, plus recent results.
     kept: RwLock<HashMap<Name, Kept>>,
+    /// The most threads.
+    threads: usize,
     under_way: Mutex<UnderWay>,
     /// Notified when a lookup ends.
     answered: Condvar,
+    /// Notified when a name is asked for, and at the end.
+    asked: Condvar,
 }
 
 #[derive(Default)]
 struct UnderWay {
-    /// Names that are being looked up, each with the start time.
-    names: HashMap<Name, Instant>,
+    /// Names that are being looked up, or wait for a thread. Each is there once.
+    names: HashMap<Name, Asked>,
+    /// The names that wait for a thread, by their numbers. Hardly more than there are senders.
+    queue: BTreeMap<u64, Name>,
+    last_number: u64,
+    /// The lookups in progress: all, by what is known of the names, and by domain.
+    running: usize,
+    of_standings: [usize; 3],
+    of_domains: HashMap<Arc<str>, usize>,
     threads: Vec<JoinHandle<()>>,
+    is_over: bool,
+}
+
+struct Asked {
+    number: u64,
+    since: Instant,
+    standing: Standing,
+    domain: Arc<str>,
+    /// The senders that wait for the result.
+    waiters: usize,
+}
+
+/// What the last lookup of a name says about the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Resolved,
+    New,
+    Failed,
 }
 
 struct Kept {
     answer: Answer,
     since: Instant,
     until: Instant,
+}
+
+impl UnderWay {
+    fn put(&mut self, name: &Name, standing: Standing, since: Instant) {
+        self.last_number += 1;
+        let asked = Asked {
+            number: self.last_number,
+            since,
+            standing,
+            domain: domain(&name.0).into(),
+            waiters: 0,
+        };
+        self.queue.insert(asked.number, name.clone());
+        self.names.insert(name.clone(), asked);
+    }
+
+    /// The next name to look up: first those of domains with the fewest lookups in progress.
+    fn begin(&mut self, threads: usize) -> Option<Name> {
+        let of_domain = |one: &Asked| self.of_domains.get(&one.domain).copied().unwrap_or(0);
+        let waiting = self.queue.iter();
+        let waiting = waiting.filter_map(|(number, name)| Some((*number, self.names.get(name)?)));
+        let allowed = waiting.filter(|(_, one)| {
+            self.has_thread(one.standing, threads)
+                && of_domain(one) < threads.saturating_sub(self.running)
+        });
+        let (number, _) = allowed.min_by_key(|(number, one)| (of_domain(one), *number))?;
+        let name = self.queue.remove(&number)?;
+        let one = self.names.get(&name)?;
+        self.running += 1;
+        self.of_standings[one.standing as usize] += 1;
+        *self.of_domains.entry(Arc::clone(&one.domain)).or_default() += 1;
+        Some(name)
+    }
+
+    /// Whether another thread may look up such a name.
+    fn has_thread(&self, standing: Standing, threads: usize) -> bool {
+        let running = |standing: Standing| self.of_standings[standing as usize];
+        let is_below = |lookups: usize, parts: usize| lookups < (threads * parts / PARTS).max(1);
+        let doubtful = running(Standing::New) + running(Standing::Failed);
+        match standing {
+            Standing::Resolved => true,
+            Standing::New => is_below(doubtful, OF_DOUBTFUL),
+            Standing::Failed => {
+                is_below(doubtful, OF_DOUBTFUL) && is_below(running(standing), OF_FAILED)
+            }
+        }
+    }
+
+    fn end(&mut self, name: &Name) {
+        let Some(one) = self.names.remove(name) else {
+            return;
+        };
+        self.running -= 1;
+        self.of_standings[one.standing as usize] -= 1;
+        if let Some(count) = self.of_domains.get_mut(&one.domain) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_domains.remove(&one.domain);
+            }
+        }
+    }
+
+    /// Forgets a name that waits for a thread, if no sender waits for its result.
+    fn forget_if_unwanted(&mut self, name: &Name) {
+        let one = self.names.get(name).filter(|one| one.waiters == 0);
+        if one.is_some_and(|one| self.queue.remove(&one.number).is_some()) {
+            self.names.remove(name);
+        }
+    }
+}
+
+/// The last two labels of a host.
+fn domain(host: &str) -> &str {
+    let host = host.trim_end_matches('.');
+    let dot = host.rmatch_indices('.').nth(1);
+    dot.map_or(host, |(at, _)| &host[at + 1..])
 }
 
 impl Lookups {
@@ -125,41 +227,39 @@ impl Lookups {
             lookup,
             times,
             kept: RwLock::default(),
+            threads,
             under_way: Mutex::default(),
             answered: Condvar::new(),
+            asked: Condvar::new(),
         });
-        let ((good, good_asked), (bad, bad_asked)) = (unbounded(), unbounded());
         let (alive, ended) = bounded(0);
         Self {
             shared,
-            queues: Some(Queues { good, bad }),
-            asked: Queues {
-                good: good_asked,
-                bad: bad_asked,
-            },
-            threads,
             ended,
             alive: Some(alive),
         }
     }
 
-    fn start(&self, threads: &mut Vec<JoinHandle<()>>) -> io::Result<()> {
-        while threads.len() < self.threads {
-            let number = threads.len();
-            let mut asked = self.asked.clone();
-            if number < self.threads / 2 {
-                // Failing names that hang cannot block these threads.
-                asked.bad = never();
-            }
+    /// Has a thread look for work.
+    fn wake(&self, under_way: &mut UnderWay) -> io::Result<()> {
+        let number = under_way.threads.len();
+        let wanted = under_way.running + under_way.queue.len();
+        if number < wanted.min(self.shared.threads) {
             let (shared, alive) = (Arc::clone(&self.shared), self.alive.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("relay-dns-{}", number + 1))
                 .spawn(move || {
-                    shared.look_up_all(&asked);
+                    shared.look_up_all();
                     drop(alive);
-                })?;
-            threads.push(thread);
+                });
+            match thread {
+                Ok(thread) => under_way.threads.push(thread),
+                Err(error) if number == 0 => return Err(error),
+                // The threads that run look up one name after another.
+                Err(_) => {}
+            }
         }
+        self.shared.asked.notify_one();
         Ok(())
     }
 
@@ -175,27 +275,20 @@ impl Lookups {
             if let Some(answer) = self.shared.kept(name, Some(asked)) {
                 return Some(answer);
             }
-            let since = match under_way.names.get(name) {
-                Some(since) => *since,
-                None => {
-                    if let Err(error) = self.start(&mut under_way.threads) {
-                        let shortage = Shortage::new("cannot start a thread", error);
-                        return Some(Err(short(&name.0, shortage)));
-                    }
-                    let queues = self.queues.as_ref()?;
-                    let queue = match self.shared.has_failed(name) {
-                        true => &queues.bad,
-                        false => &queues.good,
-                    };
-                    queue.send(name.clone()).ok()?;
-                    under_way.names.insert(name.clone(), asked);
-                    asked
+            if !under_way.names.contains_key(name) {
+                under_way.put(name, self.shared.standing(name), asked);
+                if let Err(error) = self.wake(&mut under_way) {
+                    under_way.forget_if_unwanted(name);
+                    let shortage = Shortage::new("cannot start a thread", error);
+                    return Some(Err(short(&name.0, shortage)));
                 }
-            };
+            }
             let now = Instant::now();
             let old = self.shared.old(name);
-            let patience = since + times.patience;
+            let one = under_way.names.get_mut(name)?;
+            let (number, patience) = (one.number, one.since + times.patience);
             if old.is_some() && patience <= now {
+                // The name stays in the queue, so that it has new addresses some time.
                 return old.map(Ok);
             }
             let until = if old.is_some() {
@@ -203,19 +296,32 @@ impl Lookups {
             } else {
                 deadline
             };
-            let left = until.checked_duration_since(now)?;
+            let Some(left) = until.checked_duration_since(now) else {
+                if old.is_none() {
+                    under_way.forget_if_unwanted(name);
+                }
+                return None;
+            };
+            one.waiters += 1;
             (under_way, _) = self
                 .shared
                 .answered
                 .wait_timeout(under_way, left)
                 .unwrap_or_else(PoisonError::into_inner);
+            if let Some(one) = under_way.names.get_mut(name)
+                && one.number == number
+            {
+                one.waiters -= 1;
+            }
         }
     }
 }
 
 impl Drop for Lookups {
     fn drop(&mut self) {
-        (self.queues, self.alive) = (None, None);
+        self.shared.under_way().is_over = true;
+        self.shared.asked.notify_all();
+        self.alive = None;
         // Nothing is ever sent on this channel: this waits until all threads have ended, or for the grace period.
         let _ = self.ended.recv_timeout(GRACE);
         let threads = std::mem::take(&mut self.shared.under_way().threads);
@@ -240,10 +346,12 @@ impl Shared {
         (is_new || Instant::now() < kept.until).then(|| kept.answer.clone())
     }
 
-    fn has_failed(&self, name: &Name) -> bool {
-        self.all_kept()
-            .get(name)
-            .is_some_and(|kept| kept.answer.is_err())
+    fn standing(&self, name: &Name) -> Standing {
+        match self.all_kept().get(name).map(|kept| &kept.answer) {
+            None => Standing::New,
+            Some(Ok(_)) => Standing::Resolved,
+            Some(Err(_)) => Standing::Failed,
+        }
     }
 
     /// The last addresses, which may have changed meanwhile.
@@ -259,15 +367,21 @@ impl Shared {
         lock(&self.under_way)
     }
 
-    fn look_up_all(&self, asked: &Queues<Receiver<Name>>) {
-        loop {
-            let name = select_biased! {
-                recv(asked.good) -> name => name,
-                recv(asked.bad) -> name => name,
+    fn look_up_all(&self) {
+        let mut under_way = self.under_way();
+        while !under_way.is_over {
+            let Some(name) = under_way.begin(self.threads) else {
+                let waited = self.asked.wait(under_way);
+                under_way = waited.unwrap_or_else(PoisonError::into_inner);
+                continue;
             };
-            let Ok(name) = name else { break };
+            if !under_way.queue.is_empty() {
+                self.asked.notify_one();
+            }
+            drop(under_way);
             self.keep(&name, self.look_up(&name));
-            self.under_way().names.remove(&name);
+            under_way = self.under_way();
+            under_way.end(&name);
             self.answered.notify_all();
         }
     }
@@ -332,5 +446,103 @@ pub(super) fn system_lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
             SocketAddr::from((Ipv6Addr::LOCALHOST, port)),
         ]),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn name(host: &str) -> Name {
+        (host.into(), 80)
+    }
+
+    /// Lookups that hang until the end of the test for names that begin with `hangs`.
+    fn hanging(threads: usize) -> (Lookups, mpsc::Sender<()>) {
+        let (release, hang) = mpsc::channel::<()>();
+        let hang = Mutex::new(hang);
+        let lookup = move |host: &str, port| {
+            if host.starts_with("hangs") {
+                // An error: the test has ended.
+                let _ = lock(&hang).recv();
+            }
+            Ok(vec![SocketAddr::from(([8, 8, 8, 8], port))])
+        };
+        let lookups = Lookups::new(Box::new(lookup), threads, Times::default());
+        (lookups, release)
+    }
+
+    /// R46: a thousand names of one domain, looked up by as many senders as a relay has for new destinations.
+    #[test]
+    fn hanging_names_of_a_domain_delay_no_new_name_of_another() {
+        let (lookups, release) = hanging(THREADS_OF_REGISTERED);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for sender in 0..48 {
+                let (lookups, is_over) = (&lookups, &is_over);
+                scope.spawn(move || {
+                    for number in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                        let host = format!("hangs-{sender}-{number}.slow.example");
+                        let until = Instant::now() + Duration::from_millis(25);
+                        assert!(lookups.addresses(&name(&host), until).is_none());
+                    }
+                });
+            }
+            let until = Instant::now() + SOON;
+            while lookups.shared.under_way().running < THREADS_OF_REGISTERED / 2 {
+                assert!(
+                    Instant::now() < until,
+                    "the hanging names get half of the threads"
+                );
+                std::thread::yield_now();
+            }
+            for number in 0..100 {
+                let host = format!("n{number}.new.example");
+                let until = Instant::now() + SOON;
+                let answer = lookups.addresses(&name(&host), until);
+                assert!(answer.is_some_and(|answer| answer.is_ok()), "{host}");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let under_way = lookups.shared.under_way();
+        assert_eq!(under_way.running, THREADS_OF_REGISTERED / 2);
+        assert_eq!(under_way.queue.len(), 0, "nobody waits for these names");
+        drop(under_way);
+        drop(release);
+    }
+
+    /// R46
+    #[test]
+    fn each_domain_gets_less_than_is_left_and_doubtful_names_get_a_part() {
+        let begin = |standing: Standing, host: fn(usize) -> String| {
+            let (mut under_way, now) = (UnderWay::default(), Instant::now());
+            (0..100).for_each(|n| under_way.put(&name(&host(n)), standing, now));
+            let begun = std::iter::from_fn(|| under_way.begin(32)).count();
+            under_way.put(&name("known.example"), Standing::Resolved, now);
+            (begun, under_way.begin(32).is_some())
+        };
+        let one_domain = |n| format!("n{n}.slow.example");
+        let three_domains = |n| format!("n{n}.slow-{}.example", n % 3);
+        let many_domains = |n| format!("slow-{n}.example");
+        assert_eq!(begin(Standing::Resolved, one_domain), (16, true));
+        assert_eq!(begin(Standing::Resolved, three_domains), (24, true));
+        assert_eq!(begin(Standing::New, many_domains), (24, true));
+        assert_eq!(begin(Standing::Failed, many_domains), (16, true));
+    }
+
+    #[test]
+    fn a_domain_is_the_last_two_labels() {
+        for (host, expected) in [
+            ("a.b.example.com", "example.com"),
+            ("example.com.", "example.com"),
+            ("localhost", "localhost"),
+        ] {
+            assert_eq!(domain(host), expected);
+        }
     }
 }
