@@ -312,6 +312,25 @@ fn a_name_that_is_not_its_own_is_refused() {
     assert_eq!(page.raw(b"GET / HTTP/1.0\r\n\r\n").status, 421);
 }
 
+/// Anybody who reaches the address can send forms without a token.
+#[test]
+fn forms_of_another_site_do_not_fill_the_log() {
+    let database = Database::new();
+    let page = with_token(&database);
+    let origin = format!("origin: http://{}.example", "e".repeat(1_000));
+    for _ in 0..30 {
+        assert_eq!(page.request("POST /login", &[&origin], "").status, 403);
+    }
+    eventually("the first forms are in the log", || {
+        page.process.log().matches("admin_cross_site").count() >= 10
+    });
+    let log = page.process.log();
+    assert_eq!(log.matches("admin_cross_site").count(), 10, "{log}");
+    assert!(!log.contains(&"e".repeat(101)), "{log}");
+    let login = page.post("/login", "", &format!("token={TOKEN}"));
+    assert_eq!(login.status, 303);
+}
+
 #[test]
 fn a_form_of_another_site_changes_nothing() {
     let database = Database::new();

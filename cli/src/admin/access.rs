@@ -16,9 +16,13 @@ use diesel_outbox::config::Admin;
 use self::guesses::Guesses;
 use self::sessions::Sessions;
 use super::http::{Method, Request, Response, Status};
+use crate::output::shortened;
 
 /// Longest name given at login, in characters.
 const LONGEST_NAME: usize = 60;
+
+/// Longest origin in the log, in characters.
+const LONGEST_ORIGIN: usize = 100;
 
 /// A visitor who may see the page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -166,8 +170,7 @@ impl Access {
                 "this request needs a token: send Authorization: Bearer …\n",
             ));
         }
-        let now = Instant::now();
-        if let Some(wait) = self.guesses.wait(peer, now) {
+        if let Err(wait) = self.guesses.wrong(peer, Instant::now()) {
             let seconds = wait.as_secs() + 1;
             return Err(Response::text(
                 Status::TooManyRequests,
@@ -177,7 +180,6 @@ impl Access {
             )
             .with_header("retry-after", &seconds.to_string()));
         }
-        self.guesses.wrong(peer, now);
         log::warn!(target: super::AUDIT, event = "admin_refused", peer:% = peer; "admin page: wrong token from {}", peer);
         Err(unauthorized("wrong token\n"))
     }
@@ -265,7 +267,12 @@ impl Access {
         if is_same_site && is_own {
             return Ok(());
         }
-        log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.peer, origin = request.header("origin").unwrap_or("none"); "admin page: refused a form from another site, sent by {}", request.peer);
+        // Anybody can send such forms without a token.
+        if self.guesses.wrong(request.peer, Instant::now()).is_ok() {
+            let origin = request.header("origin").unwrap_or("none");
+            let origin = shortened(origin, LONGEST_ORIGIN);
+            log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.peer, origin = origin.as_str(); "admin page: refused a form from another site, sent by {}", request.peer);
+        }
         Err(forbidden(
             "forms from other sites are refused: behind a proxy, add the public name of this page to OUTBOX_ADMIN_HOSTS\n",
         ))

@@ -1,11 +1,11 @@
-//! Counts wrong tokens by the network that sent them.
+//! Counts wrong tokens, and forms of other sites, by the network that sent them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Wrong tokens within [`WINDOW`] that are logged and refused at once. Later ones are told to wait.
+/// Wrong tokens and foreign forms within [`WINDOW`] that are logged. Later wrong tokens are told to wait.
 const MOST: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(60);
 /// Networks that are remembered.
@@ -28,32 +28,30 @@ impl Guesses {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long the network of this peer must wait; `None`: no wait.
-    pub(super) fn wait(&self, peer: IpAddr, now: Instant) -> Option<Duration> {
-        let places = self.lock();
-        let place = places.get(&place_of(peer))?;
-        let left = WINDOW.checked_sub(now.saturating_duration_since(place.began))?;
-        (place.wrong >= MOST && !left.is_zero()).then_some(left)
-    }
-
-    pub(super) fn wrong(&self, peer: IpAddr, now: Instant) {
+    /// Counts one more. The error says how long the network of this peer must wait, and nothing was counted.
+    pub(super) fn wrong(&self, peer: IpAddr, now: Instant) -> Result<(), Duration> {
         let mut places = self.lock();
         if places.len() >= MOST_PLACES {
             places.retain(|_, place| now.saturating_duration_since(place.began) < WINDOW);
         }
         let place = place_of(peer);
         if places.len() >= MOST_PLACES && !places.contains_key(&place) {
-            return;
+            return Ok(());
         }
         let fresh = Place {
             began: now,
             wrong: 0,
         };
         let place = places.entry(place).or_insert(fresh);
-        if now.saturating_duration_since(place.began) >= WINDOW {
+        let left = WINDOW.saturating_sub(now.saturating_duration_since(place.began));
+        if left.is_zero() {
             (place.began, place.wrong) = (now, 0);
         }
+        if place.wrong >= MOST {
+            return Err(left);
+        }
         place.wrong += 1;
+        Ok(())
     }
 }
 
@@ -77,14 +75,16 @@ mod tests {
         let (guesses, now) = (Guesses::default(), Instant::now());
         let address = |text: &str| text.parse::<IpAddr>().expect("an address");
         for _ in 0..MOST {
-            assert_eq!(guesses.wait(address("2001:db8::1"), now), None);
-            guesses.wrong(address("2001:db8::1"), now);
+            assert_eq!(guesses.wrong(address("2001:db8::1"), now), Ok(()));
         }
-        assert_eq!(guesses.wait(address("2001:db8::2"), now), Some(WINDOW));
-        assert_eq!(guesses.wait(address("2001:db8:0:1::1"), now), None);
-        assert_eq!(guesses.wait(address("192.0.2.1"), now), None);
-        assert_eq!(guesses.wait(address("2001:db8::1"), now + WINDOW), None);
-        guesses.wrong(address("2001:db8::1"), now + WINDOW);
-        assert_eq!(guesses.wait(address("2001:db8::1"), now + WINDOW), None);
+        assert_eq!(guesses.wrong(address("2001:db8::2"), now), Err(WINDOW));
+        assert_eq!(guesses.wrong(address("2001:db8:0:1::1"), now), Ok(()));
+        assert_eq!(guesses.wrong(address("192.0.2.1"), now), Ok(()));
+        for _ in 0..MOST {
+            assert_eq!(guesses.wrong(address("2001:db8::1"), now + WINDOW), Ok(()));
+        }
+        let later = now + WINDOW + Duration::from_secs(1);
+        let left = WINDOW - Duration::from_secs(1);
+        assert_eq!(guesses.wrong(address("2001:db8::1"), later), Err(left));
     }
 }
