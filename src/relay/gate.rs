@@ -534,13 +534,17 @@ fn pause_of(outcome: &Outcome) -> Option<(Pause, &Failure)> {
     }
 }
 
-/// The failure of this relay itself, of its machine or its proxy.
+/// The failure of this relay itself, of its machine, its proxy or its settings.
 fn own_trouble(outcome: &Outcome) -> Option<&Failure> {
+    use ReasonCode as Code;
+
     match outcome {
-        Outcome::Wait(failure)
-            if matches!(failure.code, ReasonCode::Shortage | ReasonCode::Proxy) =>
-        {
-            Some(failure)
+        Outcome::Wait(failure) => {
+            let is_own = matches!(
+                failure.code,
+                Code::Shortage | Code::Proxy | Code::BlockedAddress
+            );
+            is_own.then_some(failure)
         }
         _ => None,
     }

@@ -170,7 +170,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
         );
         found(ProblemKind::NoRoute, what);
     }
-    let refuses = &shared.registered.registry().refuses;
+    let refuses = shared.registered.refuses();
     if let Some((name, why)) = refuses.first() {
         let count = refuses.count();
         let what = format!(

@@ -561,6 +561,23 @@ impl Registered {
         }
     }
 
+    /// The destinations to which this relay does not send because of its settings: those of the registry, and those whose
+    /// names lead to addresses that the settings refuse.
+    pub(super) fn refuses(&self) -> Arc<Refuses> {
+        let mut refuses = Arc::clone(&self.registry().refuses);
+        for customer in self.watched() {
+            let trouble = customer
+                .bulkhead
+                .as_ref()
+                .and_then(|one| one.gate.trouble());
+            let blocked = trouble.filter(|one| one.code == ReasonCode::BlockedAddress);
+            if let Some(blocked) = blocked {
+                Arc::make_mut(&mut refuses).add(customer.name(), &blocked.what);
+            }
+        }
+        refuses
+    }
+
     /// Watches a destination, because its gate may restrict sends from here on.
     pub(super) fn watch(&self, id: u32) {
         lock(&self.known).watched.insert(id);

@@ -407,6 +407,48 @@ fn settings_of_one_relay_decide_nothing_for_the_others() {
     assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
 }
 
+/// R50: the strict relay runs alone at first, and learns only from the name server that its settings refuse the address.
+#[test]
+fn a_name_that_one_relay_may_not_follow_costs_its_messages_nothing() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let url = receiver.url().replace("127.0.0.1", "localhost");
+    put(&database, &RegisteredDestination::new("acme", url));
+    let strict = relay(&database)
+        .registered_public_only(true)
+        .max_attempts(1);
+    let strict = strict.start().expect("a relay");
+    let enqueue = |n| database.enqueue_message(of_tenant(Uuid::now_v7(), n));
+    (0..5).map(enqueue).for_each(drop);
+    eventually("the problem shows", || {
+        refused(&strict).is_some_and(|what| what.contains("acme"))
+    });
+    let unserved = || {
+        let found = admin::refused_destinations(&mut database.connect(), &database.outbox_name());
+        let found = found.expect("an answer");
+        found.iter().filter(|one| !one.is_served).count()
+    };
+    eventually("the lease says so", || unserved() == 1);
+    assert_eq!(
+        (
+            database.number("SELECT max(attempts) FROM {o}"),
+            database.count("dead")
+        ),
+        (0, 0)
+    );
+    let lenient = started(&database);
+    eventually("the other relay serves it", || unserved() == 0);
+    (5..30).map(enqueue).for_each(drop);
+    eventually("the other relay delivers all", || {
+        database.count("delivered") == 30
+    });
+    for relay in [&strict, &lenient] {
+        end(relay);
+    }
+    assert_eq!((receiver.count(), database.count("dead")), (30, 0));
+    assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
+}
+
 /// R50: the settings of the command need not be those of the relays.
 #[test]
 fn put_warns_where_a_relay_with_its_settings_would_refuse() {
@@ -1192,7 +1234,13 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
         refused(&relay).is_some()
     });
     end(&relay);
-    assert_eq!((inside.count(), database.count("retrying")), (0, 2));
+    assert_eq!(inside.count(), 0);
+    let waiting = (database.count("pending"), database.count("retrying"));
+    assert_eq!(
+        waiting,
+        (1, 1),
+        "another relay may send to the first destination"
+    );
     let (outbox, filter) = (database.outbox(), DeliveryFilter::default());
     let deliveries = outbox.destinations();
     for name in ["named", "changed"] {

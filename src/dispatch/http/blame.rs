@@ -3,11 +3,12 @@
 //! | whose | outcome |
 //! |---|---|
 //! | this machine: descriptors, ports, memory, its network | the message waits, and no attempt is counted |
+//! | this relay: only its settings refuse the addresses of a registered destination | the message waits, and no attempt is counted |
 //! | the proxy: unreachable, refuses the credentials, is none | the message waits, and no attempt is counted |
 //! | the destination: everything else, also what the proxy says about it | a failed attempt |
 //! | the message: it cannot be sent to any receiver | a dead letter |
 //!
-//! This machine and the proxy are blamed only for what is certain. In doubt the attempt counts, so that no message waits
+//! This machine, this relay and the proxy are blamed only for what is certain. In doubt the attempt counts, so that no message waits
 //! for ever.
 
 use std::error::Error as StdError;
@@ -24,13 +25,14 @@ use super::tls::HandshakeFailed;
 use crate::dispatch::{Failure, Outcome};
 use crate::status::ReasonCode;
 
-/// How long a message waits that this machine or the proxy could not send.
+/// How long a message waits that this machine, this relay or the proxy could not send.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// Whose failure it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
     ThisMachine,
+    ThisRelay,
     Proxy,
     Destination,
     Message,
@@ -56,7 +58,7 @@ pub(super) fn outcome(error: &Error, timeout: Duration) -> Outcome {
     let mut failure = Failure::new(code, text);
     failure.may_be_ours = may_be_ours(error);
     match whose {
-        Whose::ThisMachine | Whose::Proxy => {
+        Whose::ThisMachine | Whose::ThisRelay | Whose::Proxy => {
             failure.retry_after = Some(WAIT);
             Outcome::Wait(failure)
         }
@@ -111,9 +113,13 @@ fn judge_own(error: &(dyn StdError + Send + Sync + 'static)) -> (Whose, ReasonCo
     if error.is::<Shortage>() {
         return shortage;
     }
-    // The name may lead elsewhere soon: see `Target::or_give_up`.
-    if error.is::<Blocked>() {
-        return (Whose::Destination, ReasonCode::BlockedAddress);
+    if let Some(blocked) = error.downcast_ref::<Blocked>() {
+        let whose = match blocked.is_for_others {
+            true => Whose::ThisRelay,
+            // The name may lead elsewhere soon: see `Target::or_give_up`.
+            false => Whose::Destination,
+        };
+        return (whose, ReasonCode::BlockedAddress);
     }
     if let Some(failed) = error.downcast_ref::<ProxyFailed>() {
         return match failed {
@@ -282,6 +288,24 @@ mod tests {
             waits(&error),
             (Code::Proxy, "proxy proxy:3128 is away".to_owned())
         );
+    }
+
+    /// R50: the settings of one relay decide nothing for others.
+    #[test]
+    fn an_address_that_only_the_settings_of_this_relay_refuse_costs_no_attempt() {
+        let private = SocketAddr::from(([10, 0, 0, 1], 80));
+        let metadata = SocketAddr::from(([169, 254, 169, 254], 80));
+        let error = |public_only, addresses: &[SocketAddr]| {
+            let egress = Egress::Registered { public_only };
+            own((egress.filter("shop.example", addresses)).expect_err("refused addresses"))
+        };
+        for addresses in [&[private][..], &[metadata, private]] {
+            assert_eq!(waits(&error(true, addresses)).0, ReasonCode::BlockedAddress);
+        }
+        for public_only in [true, false] {
+            let nobodys = outcome(&error(public_only, &[metadata]), Duration::from_secs(1));
+            assert!(matches!(nobodys, Outcome::Retry(_)), "{nobodys:?}");
+        }
     }
 
     /// The reason of an error that costs no attempt.

@@ -74,7 +74,10 @@ impl Egress {
             }
         }
         match blocked {
-            Some(blocked) if good.is_empty() => Err(blocked),
+            Some(mut blocked) if good.is_empty() => {
+                blocked.is_for_others = addresses.iter().any(|one| self.leaves_to_others(one.ip()));
+                Err(blocked)
+            }
             _ => Ok(good),
         }
     }
@@ -103,12 +106,18 @@ impl Egress {
         Err(ConfigError::new(key, blocked.to_string()))
     }
 
+    /// Whether a relay with other settings may send to this refused address of a registered destination.
+    fn leaves_to_others(&self, address: IpAddr) -> bool {
+        matches!(self, Self::Registered { public_only: true }) && metadata(address).is_none()
+    }
+
     fn blocked(&self, host: &str, address: IpAddr, family: &'static str) -> Blocked {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         Blocked {
             address,
             family,
             of: (host.parse() != Ok(address)).then(|| host.to_owned()),
+            is_for_others: self.leaves_to_others(address),
             cure: match self {
                 Self::Public { .. } => {
                     "allowed are public addresses and networks in `allow`, or any address with `internal = true`"
@@ -129,6 +138,8 @@ pub(super) struct Blocked {
     family: &'static str,
     /// The resolved name, if the URL holds a name.
     of: Option<String>,
+    /// Whether only a setting of this relay refuses an address of a registered destination: another relay may send.
+    pub(super) is_for_others: bool,
     cure: &'static str,
 }
 

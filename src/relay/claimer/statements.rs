@@ -1,6 +1,5 @@
 //! The claimer's statements around claims: surveys, registered destinations, and the release of unknown messages.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::Claimer;
@@ -86,7 +85,7 @@ impl<D: Database> Claimer<'_, D> {
     /// has changed. The relay decides nothing for others: the rows stay as they are.
     fn publish_refusals(&mut self) -> Answer<()> {
         let lease = self.planner.lease();
-        let refuses = Arc::clone(&self.shared.registered.registry().refuses);
+        let refuses = self.shared.registered.refuses();
         let is_same = match &self.refusals_published {
             Some((of, before)) if *of == lease => *before == refuses,
             _ => refuses.is_empty(),
