@@ -77,7 +77,7 @@ pub use self::migrations::{
 };
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, count_replayable, replay};
-pub use self::topics::{forget_topic, served_topics};
+pub use self::topics::{ForgetTopicError, forget_topic, served_topics};
 pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, wait_reasons, waiting};
 pub use crate::migrations::{Direction, migrate};
 pub use crate::relay::DepthGauges;

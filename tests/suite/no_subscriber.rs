@@ -176,6 +176,22 @@ fn topics_are_listed_and_forgotten() {
     end(&relay);
 }
 
+/// R51: otherwise messages would end as soon as the relay has a pause.
+#[test]
+fn what_a_running_relay_serves_is_not_forgotten() {
+    let database = Database::new();
+    let (heard, _hear) = mpsc::channel();
+    let relay = application(&database, heard);
+    eventually("the topic is recorded", || topics(&database).len() == 1);
+    let forget = ["topics", "forget", "member.joined"];
+    let refused = finish(database.binary(&forget)).code(1).stderr;
+    assert!(refused.contains("is running and serves"), "{refused}");
+    assert_eq!(topics(&database), ["member.joined"]);
+    end(&relay);
+    finish(database.binary(&forget)).code(0);
+    assert!(topics(&database).is_empty());
+}
+
 fn topics(database: &Database) -> Vec<String> {
     let listed = finish(database.binary(&["topics", "list", "--json"])).code(0);
     let listed = listed.json();

@@ -5,7 +5,7 @@ use std::fmt;
 
 use diesel::PgConnection;
 use diesel::dsl::not;
-use diesel::prelude::{QueryDsl, RunQueryDsl};
+use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::Text;
 
@@ -130,6 +130,35 @@ fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
         wanted: Vec::new(),
         disabled,
     })
+}
+
+/// The name of a running relay that serves a pattern, of this kind or of any. A relay of a later version may serve
+/// anything.
+pub(crate) fn server_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    pattern: &str,
+    kind: Option<&str>,
+) -> QueryResult<Option<String>> {
+    let rows: Vec<(String, MaybeJson)> = leases(name)
+        .filter(lease::serves.is_not_null())
+        .filter(is_not_over())
+        .order(lease::id)
+        .select((lease::relay, lease::serves))
+        .load(conn)?;
+    let serves = |json: MaybeJson| {
+        let json: Option<String> = json.into();
+        let topics = json.and_then(|json| Serves::from_json(&json))?.topics();
+        let is_meant = |of: &str| kind.is_none_or(|kind| kind == of);
+        Some(
+            topics
+                .iter()
+                .any(|(one, of)| one == pattern && is_meant(of)),
+        )
+    };
+    let mut rows = rows.into_iter();
+    let found = rows.find_map(|(relay, json)| serves(json).unwrap_or(true).then_some(relay));
+    Ok(found)
 }
 
 impl Served {
