@@ -68,8 +68,8 @@ GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_relay;
 GRANT EXECUTE ON FUNCTION "outbox_rotate"(interval) TO outbox_relay;
 GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_relay;
 
--- Reads: status, dead list, pause list, the view. It cannot see payloads, headers or secrets, but it
--- can see responses of receivers in dead letters.
+-- Reads: status, dead list, pause list, the view. It cannot see payloads, headers, secrets or the URLs of
+-- registered destinations, which may have passwords, but it can see responses of receivers in dead letters.
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
     last_attempt_at, last_error_code, last_error, split_from, split_to, registration) ON "outbox" TO
@@ -81,7 +81,7 @@ GRANT SELECT (sequence, message_id, topic, destination, named_destination, order
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT ON "outbox_topic" TO outbox_reader;
-GRANT SELECT (name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout,
+GRANT SELECT (name, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout,
     description, disabled_reason, created_at, updated_at, failing_since, id) ON "outbox_destination"
     TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;

@@ -632,3 +632,36 @@ fn put_takes_secret_mode_and_concurrency_and_clears_values() {
     let shown = run(&["show", "acme", "--reveal"]).code(0).stdout;
     assert_eq!(shown.trim(), secret);
 }
+
+/// Users and passwords of customers' servers are no text for a terminal or a log of commands.
+#[test]
+fn no_command_shows_the_password_of_a_url() {
+    let database = Database::new();
+    let run = |arguments: &[&str]| {
+        let all = [&["destination"], arguments].concat();
+        finish(database.binary(&all)).code(0).stdout
+    };
+    let put = run(&["put", "acme", "https://max:pass-word@a.example/hooks?t=1"]);
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, enabled) VALUES ('bad', 'https://max:pass-word@:x', false)",
+    );
+    let shown = [
+        put,
+        run(&["list"]),
+        run(&["list", "--json"]),
+        run(&["show", "acme"]),
+        run(&["show", "acme", "--json"]),
+        run(&["show", "bad", "--json"]),
+    ];
+    for text in &shown {
+        assert!(
+            text.contains("***@") && !text.contains("pass-word"),
+            "{text}"
+        );
+    }
+    assert!(
+        shown[4].contains("https://***@a.example/hooks?t=1"),
+        "{}",
+        shown[4]
+    );
+}

@@ -570,6 +570,7 @@ fn what_a_role_does_not_need_is_refused() {
         ("enqueuer canceller", "SELECT FROM {o}_destination"),
         ("reader", "SELECT secret FROM {o}_destination"),
         ("reader", "SELECT headers FROM {o}_destination"),
+        ("reader", "SELECT url FROM {o}_destination"),
         ("registrar", "SELECT payload FROM {o}"),
         ("registrar", "DELETE FROM {o}"),
         ("registrar", "UPDATE {o} SET available_at = now()"),

@@ -113,8 +113,8 @@ const RELAY: Role = Role {
 
 const READER: Role = Role {
     name: "outbox_reader",
-    what: "Reads: status, dead list, pause list, the view. It cannot see payloads, headers or secrets, but it
--- can see responses of receivers in dead letters.",
+    what: "Reads: status, dead list, pause list, the view. It cannot see payloads, headers, secrets or the URLs of
+-- registered destinations, which may have passwords, but it can see responses of receivers in dead letters.",
     rights: &[
         ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
@@ -127,7 +127,7 @@ const READER: Role = Role {
         ("_lease", "SELECT", ""),
         ("_pause", "SELECT", ""),
         ("_topic", "SELECT", ""),
-        ("_destination", "SELECT", "name, url, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
+        ("_destination", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
             timeout, description, disabled_reason, created_at, updated_at, failing_since, id"),
         ("_messages", "SELECT", ""),
     ],
