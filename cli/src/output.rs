@@ -39,10 +39,20 @@ pub(crate) fn table(headings: &[&str]) -> Table {
     table
 }
 
-/// Text from a database or a receiver, without the control characters that a terminal would obey.
+/// Text from a database or a receiver, without the characters that a terminal would obey: control characters, line
+/// separators, and those that change the direction of text or are invisible.
 pub(crate) fn shown(text: &str) -> String {
+    let is_obeyed = |c: char| {
+        c.is_control()
+            || matches!(
+                c,
+                '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}' | '\u{200b}'..='\u{200f}'
+            )
+            || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{fff9}'..='\u{fffb}')
+            || matches!(c, '\u{e0000}'..='\u{e007f}')
+    };
     text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
+        .map(|c| if is_obeyed(c) { ' ' } else { c })
         .collect()
 }
 
@@ -92,5 +102,19 @@ pub(crate) fn age(seconds: f64) -> String {
         s if s < 7_200.0 => format!("{:.0} min", s / 60.0),
         s if s < 172_800.0 => format!("{:.1} h", s / 3_600.0),
         s => format!("{:.0} d", s / 86_400.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_turns_the_direction_of_a_line_or_hides_in_it() {
+        assert_eq!(shown("a\u{202e}b\u{2066}c\u{200b}d\u{1b}e"), "a b c d e");
+        assert_eq!(
+            shown("שלום عالم приём é 日本 🙂"),
+            "שלום عالم приём é 日本 🙂"
+        );
     }
 }
