@@ -6,7 +6,7 @@ use diesel_outbox::ReasonCode;
 use diesel_outbox::admin::{self, DeadFilter, Place};
 
 use crate::page::Page;
-use crate::support::{Database, finish};
+use crate::support::{Database, Receiver, Running, eventually, finish};
 
 /// Inserts 25 dead letters, several with the same time.
 fn fill(db: &Database) {
@@ -124,4 +124,30 @@ fn dead_letters_of_a_tenant_are_found_and_changed_alone() {
     assert_eq!(db.number(&of_tenant), 2);
     assert_eq!(db.number("SELECT count(*) FROM {o}"), 2);
     assert_eq!(db.number("SELECT count(*) FROM {o}_dead"), 22);
+}
+
+/// R50: a customer whose receiver refuses every message does not fill the log.
+#[test]
+fn dead_letters_of_one_destination_have_one_line_and_then_a_count() {
+    let db = Database::new();
+    let receiver = Receiver::answering(|_| 400);
+    let mut command = db.binary(&["run", "--url", &receiver.url()]);
+    command.env("OUTBOX_BATCH", "2");
+    let mut relay = Running::start(command);
+    db.enqueue_many(20);
+    eventually("all are dead letters", || db.count("dead") == 20);
+    relay.signal("TERM");
+    assert!(relay.wait().success());
+    let log = relay.log();
+    assert_eq!(
+        log.matches("gave up on order.paid to default").count(),
+        1,
+        "{log}"
+    );
+    assert_eq!(
+        log.matches("gave up on 19 more messages to default (REJECTED)")
+            .count(),
+        1,
+        "{log}"
+    );
 }

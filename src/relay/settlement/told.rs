@@ -58,18 +58,18 @@ impl Settlement {
         let (topic, id, to) = (
             &self.message.topic,
             self.message.message_id,
-            told.destination,
+            to(told.destination),
         );
         let attempts = told.attempts;
         match &self.verdict {
-            Verdict::Delivered(_) => format!("delivered {topic} to {to} (message {id})"),
+            Verdict::Delivered(_) => format!("delivered {topic}{to} (message {id})"),
             Verdict::Nobody => {
                 format!(
                     "no registered destination wants {topic}, and no route or handler has ever served it: settled without a send (message {id})"
                 )
             }
             Verdict::Deduplicated => format!(
-                "{topic} was delivered to {to} before, with the same key: not sent again (message {id})"
+                "{topic} was delivered{to} before, with the same key: not sent again (message {id})"
             ),
             Verdict::Retry(_, delay, counted) => {
                 let delay = match delay.as_secs() {
@@ -83,19 +83,15 @@ impl Settlement {
                     0 => "no attempt counted".to_owned(),
                     _ => format!("attempt {attempts} failed"),
                 };
-                format!("{topic} to {to}: {what}: {error}; next attempt in {delay} (message {id})")
+                format!("{topic}{to}: {what}: {error}; next attempt in {delay} (message {id})")
             }
             Verdict::Dead(..) if attempts == 0 => {
-                let to = match to {
-                    "" => String::new(),
-                    name => format!(" to {name}"),
-                };
                 format!("gave up on {topic}{to} without a send: {error} (message {id})")
             }
             Verdict::Dead(..) => {
                 let plural = if attempts == 1 { "" } else { "s" };
                 format!(
-                    "gave up on {topic} to {to} after {attempts} attempt{plural}: {error} (message {id})"
+                    "gave up on {topic}{to} after {attempts} attempt{plural}: {error} (message {id})"
                 )
             }
             Verdict::Split(parts) => {
@@ -119,7 +115,7 @@ impl Settlement {
         Some(Repeated {
             destination: destination.to_owned(),
             code,
-            counts: self.failed_attempt() > 0,
+            event: self.event(),
         })
     }
 
@@ -135,6 +131,14 @@ impl Settlement {
             Verdict::Split(_) => "split",
             Verdict::Released => "released",
         }
+    }
+}
+
+/// The destination in a sentence. A message that was not assigned to a destination has none.
+fn to(destination: &str) -> String {
+    match destination {
+        "" => String::new(),
+        name => format!(" to {name}"),
     }
 }
 
@@ -163,8 +167,7 @@ struct Repeated {
     /// The topic, if no destination wants the messages.
     destination: String,
     code: ReasonCode,
-    /// Whether the failures count as attempts.
-    counts: bool,
+    event: &'static str,
 }
 
 impl Failures {
@@ -198,14 +201,22 @@ impl Failures {
             let Repeated {
                 destination,
                 code,
-                counts,
+                event,
             } = what;
-            if code == ReasonCode::NoSubscriber {
-                log::warn!(event = "no_subscriber", topic = destination, messages = count; "{count} more message{plural} of {destination} settled without a send: no registered destination wants them, and no route or handler has ever served the topic");
-            } else if counts {
-                log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver to {destination} failed ({code}): messages with attempts left are retried");
-            } else {
-                log::warn!(event = "waits", destination = destination, reason = code.as_str(), messages = count; "{count} more message{plural} could not be sent to {destination} ({code}), no attempts used: the messages will be sent later");
+            let to = to(&destination);
+            match event {
+                "no_subscriber" => {
+                    log::warn!(event = "no_subscriber", topic = destination, messages = count; "{count} more message{plural} of {destination} settled without a send: no registered destination wants them, and no route or handler has ever served the topic")
+                }
+                "retry" => {
+                    log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver{to} failed ({code}): messages with attempts left are retried")
+                }
+                "dead" => {
+                    log::error!(event = "dead_letters", destination = destination, reason = code.as_str(), messages = count; "gave up on {count} more message{plural}{to} ({code})")
+                }
+                _ => {
+                    log::warn!(event = "waits", destination = destination, reason = code.as_str(), messages = count; "{count} more message{plural} could not be sent{to} ({code}), no attempts used: the messages will be sent later")
+                }
             }
         }
     }
@@ -242,16 +253,19 @@ pub(in crate::relay) fn log_settled(
 ) {
     let level = match settlement.kind() {
         Kind::Delivered | Kind::Split | Kind::Released => log::Level::Debug,
-        Kind::NoSubscriber | Kind::Retry if log::max_level() >= log::Level::Warn => {
-            let what = settlement.repeated(bulkheads);
-            match what.is_none_or(|what| failures.is_new(what, now)) {
-                true => log::Level::Warn,
-                false => log::Level::Debug,
-            }
-        }
         Kind::NoSubscriber | Kind::Retry => log::Level::Warn,
         Kind::Deduplicated => log::Level::Info,
         Kind::Dead => log::Level::Error,
+    };
+    let level = match level {
+        log::Level::Warn | log::Level::Error if level <= log::max_level() => {
+            let what = settlement.repeated(bulkheads);
+            match what.is_none_or(|what| failures.is_new(what, now)) {
+                true => level,
+                false => log::Level::Debug,
+            }
+        }
+        _ => level,
     };
     if level > log::max_level() {
         return;
@@ -326,8 +340,8 @@ pub(in crate::relay) fn log_conflict(
         attempts = standing.map_or(0, |standing| standing.attempts),
         holder = standing.and_then(|standing| standing.relay.as_deref()).unwrap_or_default(),
         holder_lease = standing.and_then(|standing| standing.lease).unwrap_or_default();
-        "discarded the result of {} to {} ({}): lease {} no longer holds message {}: {why}",
-        message.topic, settlement.place(bulkheads), settlement.kind().as_str(), settlement.lease.0, message.message_id
+        "discarded the result of {}{} ({}): lease {} no longer holds message {}: {why}",
+        message.topic, to(settlement.place(bulkheads)), settlement.kind().as_str(), settlement.lease.0, message.message_id
     );
 }
 
@@ -338,20 +352,22 @@ mod tests {
     #[test]
     fn failures_of_one_destination_have_a_line_and_then_a_count() {
         let (mut failures, begin) = (Failures::default(), Instant::now());
-        let what = |destination: &str, code, counts| Repeated {
+        let what = |destination: &str, code, event| Repeated {
             destination: destination.to_owned(),
             code,
-            counts,
+            event,
         };
-        let of_a = || what("a", ReasonCode::ServerError, true);
-        let of_b = || what("b", ReasonCode::ServerError, true);
+        let of_a = || what("a", ReasonCode::ServerError, "retry");
+        let of_b = || what("b", ReasonCode::ServerError, "retry");
         assert!(failures.is_new(of_a(), begin));
         assert!(!failures.is_new(of_a(), begin));
         assert!(!failures.is_new(of_a(), begin));
-        let another_reason = what("a", ReasonCode::Timeout, true);
+        let another_reason = what("a", ReasonCode::Timeout, "retry");
         assert!(failures.is_new(another_reason, begin));
-        let without_attempt = what("a", ReasonCode::ServerError, false);
+        let without_attempt = what("a", ReasonCode::ServerError, "wait");
         assert!(failures.is_new(without_attempt, begin));
+        let dead = what("a", ReasonCode::ServerError, "dead");
+        assert!(failures.is_new(dead, begin));
         assert!(failures.is_new(of_b(), begin), "another destination");
         assert_eq!(failures.take_due(begin), []);
         let at = failures.due().expect("counted failures");
