@@ -564,7 +564,11 @@ pub(crate) fn behind_others(
         return Ok(None);
     }
     let all = of_live(conn, name, &facts, &[])?.into_iter();
-    let behind = all.filter(|(_, reason)| matches!(reason, WaitReason::BehindKey { .. }));
+    let is_behind = |reason: &WaitReason| match reason {
+        WaitReason::Expired { held_by } => matches!(**held_by, WaitReason::BehindKey { .. }),
+        reason => matches!(reason, WaitReason::BehindKey { .. }),
+    };
+    let behind = all.filter(|(_, reason)| is_behind(reason));
     Ok(Some(behind.map(|(record, _)| record.sequence.0).collect()))
 }
 
