@@ -120,7 +120,16 @@ impl<'a, D: Database> Side<'a, D> {
             sequence: row.sequence,
         };
         let table = |row: &Row| row.what.split(' ').next().map(str::to_owned);
-        rows.sort_by_key(|row| (table(row), place(row), row.what.clone()));
+        // Messages not by their times: questions take longer in PostgreSQL than in the simulation, so times that are close
+        // together may differ in order. Claims have their order compared.
+        let order = |row: &Row| match row.sequence {
+            0 => place(row),
+            sequence => Position {
+                available_at: 0,
+                sequence,
+            },
+        };
+        rows.sort_by_key(|row| (table(row), order(row), row.what.clone()));
         let live = rows.iter().filter(|row| row.what.starts_with("live"));
         self.places = live.map(|row| (row.sequence, place(row))).collect();
         let told = |row: Row| {
