@@ -442,6 +442,8 @@ BEGIN
     -- none.
     -- takeover_after: a session of the relay holds the advisory lock of the id. A relay that gets this lock may end the
     -- lease after this time; null: the lease ends only by time.
+    -- listener_pid, listener_started: the server process of the relay's listener, which holds the lock that makes inserts
+    -- notify.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             id            bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
@@ -454,6 +456,8 @@ BEGIN
             serves        json,
             takeover_after interval,
             refuses       json,
+            listener_pid  integer,
+            listener_started timestamptz,
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 

@@ -248,6 +248,10 @@ macro_rules! __outbox_tables {
                 /// The names of the registered destinations that the relay does not serve because of its own settings, by
                 /// reason; null: none.
                 refuses -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+                /// The server process of the relay's listener, which makes inserts notify while the relay sleeps.
+                listener_pid -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
+                /// When that process started.
+                listener_started -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
             }
         }
 

@@ -180,6 +180,60 @@ fn a_relay_that_sleeps_behind_anothers_lock_takes_it_when_the_other_one_ends() {
     receiver.wait_for(1);
 }
 
+/// R53: any role may take the lock, and give its session the name of a listener.
+#[test]
+fn a_stranger_with_the_name_of_a_listener_is_not_taken_for_one() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut stranger = database.connect();
+    let role = format!("stranger_{}", database.schema());
+    stranger
+        .batch_execute(&format!(
+            "SELECT pg_advisory_lock({}, 1); CREATE ROLE {role}; SET ROLE {role}",
+            number(&database)
+        ))
+        .expect("locked");
+    let mut relay = database.binary(&["run"]);
+    relay
+        .env("OUTBOX_URL", receiver.url())
+        .env("OUTBOX_POLL_INTERVAL", "600s");
+    let mut relay = Running::start(relay);
+    eventually("the relay has a lease", || {
+        database.number("SELECT count(*) FROM {o}_lease") == 1
+    });
+    let lease = database.number("SELECT id FROM {o}_lease");
+    stranger
+        .batch_execute(&format!(
+            "SET application_name = 'diesel-outbox listener {lease}'"
+        ))
+        .expect("named");
+    let pid = database.number(
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'
+            AND classid = '{o}'::regclass::oid",
+    );
+    let names_it = || {
+        let check = database.binary(&["check", "--json", "--url", &receiver.url()]);
+        let found = finish(check).json()["findings"].to_string();
+        found.contains(&format!("pg_terminate_backend({pid})"))
+    };
+    assert!(names_it(), "check does not name the stranger");
+    relay.wait_for_log("event=sleep_lock_taken");
+    database.enqueue("t", json!(1));
+    receiver.wait_for(1);
+
+    stranger
+        .batch_execute(&format!(
+            "SELECT pg_advisory_unlock_all(); RESET ROLE; DROP ROLE {role}"
+        ))
+        .expect("released");
+    eventually("the relay sleeps", || database.is_relay_asleep());
+    let check = database.binary(&["check", "--json", "--url", &receiver.url()]);
+    let found = finish(check).json()["findings"].to_string();
+    assert!(!found.contains("pg_terminate_backend"), "{found}");
+    relay.signal("TERM");
+    assert_eq!(relay.wait().code(), Some(0), "{}", relay.log());
+}
+
 /// R9: inserting costs no NOTIFY while the relay is busy or absent.
 #[test]
 fn nobody_notifies_while_no_relay_sleeps() {

@@ -235,7 +235,7 @@ pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
     for one in sleep_lock::holders(conn, &config.table)? {
         found.warning(
             format!(
-                "the session {} ({}) holds the lock of a sleeping relay without a live lease: each commit notifies relays, and commits wait for one another",
+                "the session {} ({}) holds the lock of sleeping relays without a live lease: each commit notifies relays, and commits wait for one another",
                 one.pid, one.who
             ),
             format!("SELECT pg_terminate_backend({})", one.pid),

@@ -15,6 +15,8 @@ use crate::store::relay::{keyed_lock, lease, pause, sleep_lock};
 const INTERVAL: Duration = Duration::from_secs(3600);
 /// The interval between two checks for leases whose rows have disappeared.
 const WATCH: Duration = Duration::from_secs(5);
+/// The interval between two searches for sessions that keep inserts notifying.
+const SEARCH: Duration = Duration::from_secs(60);
 /// How long a lease or a pause is kept after its end.
 const AGE: Duration = Duration::from_secs(3600);
 /// The most messages that one statement scans.
@@ -30,8 +32,11 @@ pub(super) struct Leases {
     /// The leases that had not ended at the last check, and for how long their relays may send without a row.
     alive: BTreeMap<i64, Duration>,
     next_check: Instant,
-    /// The ended leases after which no session is named any more that keeps inserts notifying.
-    silent: BTreeSet<i64>,
+    /// The leases that had ended at the last check.
+    ended: BTreeSet<i64>,
+    next_search: Instant,
+    /// The sessions that keep inserts notifying, and that are logged.
+    noisy: BTreeSet<i32>,
     /// When to scan for messages of a lease that has disappeared.
     wanted_at: Option<Instant>,
 }
@@ -50,7 +55,9 @@ impl Leases {
             next: Instant::now(),
             alive: BTreeMap::new(),
             next_check: Instant::now(),
-            silent: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            next_search: Instant::now(),
+            noisy: BTreeSet::new(),
             wanted_at: None,
         }
     }
@@ -86,20 +93,32 @@ impl Leases {
         Ok(())
     }
 
-    /// Ends the sessions of ended leases that keep inserts notifying.
+    /// Ends the sessions of ended leases that keep inserts notifying, and names the others.
     fn end_sessions(
         &mut self,
         session: &mut Session,
         ended: BTreeSet<i64>,
     ) -> Result<(), DatabaseError> {
-        let news: Vec<i64> = ended.difference(&self.silent).copied().collect();
-        if !news.is_empty() {
-            let kept = session.run(|conn, name| sleep_lock::end_holders(conn, name, &news))?;
-            for one in kept {
-                log::warn!(event = "sleep_lock_kept", pid = one.pid, lease = one.lease; "the lease of a sleeping relay has ended, but not its session {} ({}), and this role may not end it: each commit notifies relays, and commits wait for one another, until the session ends", one.pid, one.who);
+        let now = Instant::now();
+        let has_news = !ended.is_subset(&self.ended);
+        self.ended = ended;
+        if !has_news && now < self.next_search {
+            return Ok(());
+        }
+        let kept = session.run(sleep_lock::end_holders)?;
+        for one in kept.iter().filter(|one| !self.noisy.contains(&one.pid)) {
+            let (pid, who) = (one.pid, &one.who);
+            match one.lease {
+                Some(lease) => {
+                    log::warn!(event = "sleep_lock_kept", pid = pid, lease = lease; "the lease of a sleeping relay has ended, but not its session {pid} ({who}), and this role may not end it: each commit notifies relays, and commits wait for one another, until the session ends")
+                }
+                None => {
+                    log::warn!(event = "sleep_lock_taken", pid = pid; "the session {pid} ({who}) holds the lock of sleeping relays, and is no relay's: each commit notifies relays, and commits wait for one another, until the session ends")
+                }
             }
         }
-        self.silent = ended;
+        self.noisy = kept.iter().map(|one| one.pid).collect();
+        self.next_search = now + SEARCH;
         Ok(())
     }
 

@@ -21,7 +21,6 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, with_parameters, without_password};
 use super::lease::LeaseId;
-use super::sleep_lock::name_of;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::millis;
@@ -43,6 +42,10 @@ pub(crate) struct Listener {
     oid: u32,
     /// Notifications that arrived and are not reported yet.
     heard: usize,
+    /// The table of leases.
+    leases: String,
+    /// The lease whose row names this session.
+    recorded: Option<LeaseId>,
     /// Whether a pooler seems to be between this process and the server. A pooler passes notifications only if each
     /// client has its own connection.
     pub(crate) is_pooled: bool,
@@ -78,8 +81,7 @@ impl Listener {
         }
         let timeout = millis(statement_timeout).max(1);
         raw.execute(&format!(
-            "SET application_name = '{}'; SET statement_timeout = {timeout}; {OF_SESSION}",
-            name_of(None)
+            "SET application_name = 'diesel-outbox listener'; SET statement_timeout = {timeout}; {OF_SESSION}"
         ))?;
         if !is_pooled {
             raw.answer = statement_timeout;
@@ -93,11 +95,12 @@ impl Listener {
             .ok_or_else(|| DatabaseError::Schema(format!("there is no outbox {name}")))?;
         raw.execute(&format!("SET search_path = {}", crate::store::pinned::PATH))?;
         raw.execute(&format!("LISTEN outbox_{oid}"))?;
-        let heard = 0;
         Ok(Some(Self {
             raw,
             oid,
-            heard,
+            heard: 0,
+            leases: name.lease(),
+            recorded: None,
             is_pooled,
         }))
     }
@@ -107,13 +110,21 @@ impl Listener {
         self.oid.cast_signed()
     }
 
-    /// Tries to take the lock that makes inserts notify. The session is named after the relay's lease, and ends with it.
+    /// Tries to take the lock that makes inserts notify. Before that, the relay's lease names this session.
     pub(crate) fn try_lock(&mut self, lease: Option<LeaseId>) -> Result<Lock, DatabaseError> {
+        if let Some(lease) = lease.filter(|_| self.recorded != lease) {
+            let leases = &self.leases;
+            self.raw.execute(&format!(
+                "UPDATE {leases} SET (listener_pid, listener_started) =
+                    (SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
+                  WHERE id = {lease}"
+            ))?;
+        }
+        self.recorded = lease;
         let number = self.number();
-        let taken = self.raw.execute(&format!(
-            "SET application_name = '{}'; SELECT pg_try_advisory_lock({number}, 1)",
-            name_of(lease)
-        ))?;
+        let taken = self
+            .raw
+            .execute(&format!("SELECT pg_try_advisory_lock({number}, 1)"))?;
         if taken.as_deref() == Some("t") {
             return Ok(Lock::Taken);
         }
