@@ -18,8 +18,8 @@ PROJECTS := examples/shop examples/webhooks examples/rocket-shop examples/async-
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 # Arguments for the program or the tests: make test ARGS=--test=relay, make bench ARGS=latency
 ARGS ?=
-# Features for `make static`. `bundled,laboratory` adds the commands `demo` and `bench`.
-STATIC_FEATURES ?= bundled
+# Packages for `make static`. `diesel-outbox-cli lab` also builds `outbox-lab`, to measure the static program.
+STATIC_PACKAGES ?= diesel-outbox-cli
 STATIC_MEGABYTES ?= 11
 STATIC_PROGRAM = $(TARGET_DIR)/$(STATIC_TARGET)/static/diesel-outbox
 # Packed relocations take a tenth of the space. A static program can read them only with glibc 2.36 or later.
@@ -48,7 +48,7 @@ help: ## Show this list
 
 demo: bootstrap ## Run a demonstration on a throwaway PostgreSQL
 	$(CARGO) build
-	scripts/with-postgres $(CARGO) run --quiet -- demo $(ARGS)
+	scripts/with-postgres $(TARGET_DIR)/debug/diesel-outbox demo $(ARGS)
 
 test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 selects the version)
 	scripts/install-receivers
@@ -167,7 +167,7 @@ static: ## Build one small static executable with libpq and OpenSSL compiled in 
 	@[ -z "$(EMULATOR)" ] || command -v $(EMULATOR) >/dev/null || scripts/install-package qemu
 	@[ -z "$(CROSS)" ] || rustup target add $(STATIC_TARGET)
 	$(CROSS_LINKER) CFLAGS="$(CFLAGS) $(C_OF_STATIC)" OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(if $(CROSS),,$(PACKED)) $(REMAP)" \
-		$(CARGO) build --profile static --package diesel-outbox-cli --no-default-features --features $(STATIC_FEATURES) --target $(STATIC_TARGET)
+		$(CARGO) build --profile static $(addprefix --package=,$(STATIC_PACKAGES)) --features bundled --target $(STATIC_TARGET)
 	scripts/check-static $(STATIC_PROGRAM) $(STATIC_MEGABYTES) $(EMULATOR)
 
 check-static: static ## Test the static executable over TLS against a throwaway PostgreSQL

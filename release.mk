@@ -19,8 +19,7 @@ COMMIT_TIME = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct))
 
 manual: bootstrap ## Write manual pages and shell completions to target/manual
 	rm -rf $(MANUAL)
-	MANUAL="$(abspath $(MANUAL))" $(CARGO) test --quiet --package diesel-outbox-cli --no-default-features --bin diesel-outbox -- \
-		--ignored --exact manual::write_manual
+	$(CARGO) run --quiet --package lab -- manual $(MANUAL)
 
 deb: static manual ## Build the Debian package from the static executable
 	@$(CARGO) deb --version 2>/dev/null | grep -qx '$(CARGO_DEB_VERSION)' || $(CARGO) install --locked cargo-deb@$(CARGO_DEB_VERSION)
@@ -49,7 +48,7 @@ sbom: ## Write a bill of materials of the static executable (CycloneDX) to targe
 		$(CARGO) install --locked cargo-cyclonedx@$(CARGO_CYCLONEDX_VERSION)
 	mkdir -p $(dir $(SBOM))
 	SOURCE_DATE_EPOCH=$(COMMIT_TIME) $(CARGO) cyclonedx --quiet --manifest-path cli/Cargo.toml --describe binaries --format json \
-		--spec-version 1.5 --target $(STATIC_TARGET) --no-default-features --features $(STATIC_FEATURES)
+		--spec-version 1.5 --target $(STATIC_TARGET) --features bundled
 	sed 's,file://$(CURDIR),file:///diesel-outbox,g' cli/diesel-outbox_bin.cdx.json >$(SBOM)
 	rm cli/diesel-outbox_bin.cdx.json
 

@@ -537,9 +537,18 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> std::io::Result<Option<Req
     }))
 }
 
+/// The program of the package that the test belongs to: `diesel-outbox`, or `outbox-lab`.
+pub const PROGRAM: &str = match (
+    option_env!("CARGO_BIN_EXE_diesel-outbox"),
+    option_env!("CARGO_BIN_EXE_outbox-lab"),
+) {
+    (Some(program), _) | (None, Some(program)) => program,
+    (None, None) => panic!("the package of this test has no program"),
+};
+
 /// The binary, without this process's environment variables that would affect it.
 pub fn binary(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_diesel-outbox"));
+    let mut command = Command::new(PROGRAM);
     for (variable, _) in std::env::vars() {
         if variable.starts_with("OUTBOX_")
             || variable.starts_with("DATABASE_URL")

@@ -35,7 +35,7 @@ use self::pages::DeadList;
 pub(crate) const AUDIT: &str = "diesel_outbox::audit";
 
 /// An address that is bound but not served yet.
-pub(crate) struct Bound {
+pub struct Bound {
     listener: TcpListener,
     config: Config,
     metrics: Metrics,
@@ -60,7 +60,7 @@ pub(crate) struct Site {
 }
 
 /// The served page. Dropping it stops the server.
-pub(crate) struct Page {
+pub struct Page {
     server: Server,
     _sampler: Sampler,
     /// Dropping it stops the metrics thread.
@@ -68,7 +68,8 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub(crate) fn address(&self) -> SocketAddr {
+    /// The address that the server listens on.
+    pub fn address(&self) -> SocketAddr {
         self.server.address()
     }
 }
@@ -76,7 +77,11 @@ impl Page {
 impl Bound {
     /// Binds the address and installs the metrics recorder, so that metrics of a relay started later are recorded.
     /// `None`: no address is configured.
-    pub(crate) fn new(config: &Config) -> Result<Option<Self>> {
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be bound, or this process has another metrics recorder.
+    pub fn new(config: &Config) -> Result<Option<Self>> {
         let Some(addr) = config.admin.addr else {
             return Ok(None);
         };
@@ -89,7 +94,12 @@ impl Bound {
         }))
     }
 
-    pub(crate) fn serve(self, relay: Option<Arc<RelayHandle>>) -> Result<Page> {
+    /// Serves the page until the result is dropped. `relay`: the relay of this process, if it has one.
+    ///
+    /// # Errors
+    ///
+    /// A thread cannot be started, or no database is configured.
+    pub fn serve(self, relay: Option<Arc<RelayHandle>>) -> Result<Page> {
         let port = self
             .listener
             .local_addr()

@@ -12,8 +12,9 @@ use diesel_outbox::admin::{self, BlockedKey, LiveTopic, Severity, Unserved, Wake
 use diesel_outbox::{Config, DatabaseError, HttpDispatcher, Status};
 use serde_json::{Value, json};
 
+use crate::exit::with_advice;
 use crate::settings::SettingFlags;
-use crate::{output, pauses, with_advice};
+use crate::{output, pauses};
 
 /// Options of `check`.
 #[derive(Debug, clap::Args)]

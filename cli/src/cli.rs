@@ -3,18 +3,16 @@
 use clap::{Parser, Subcommand};
 
 use crate::settings::SettingFlags;
-#[cfg(feature = "laboratory")]
-use crate::{bench, demo, receiver};
 use crate::{
-    check, dead, destination, drain, forget, keys, leases, message, migrate, pause, replay, resume,
-    secret, status, topics,
+    check, dead, destination, drain, forget, keys, lab, leases, message, migrate, pause, replay,
+    resume, secret, status, topics,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
 #[derive(Debug, Parser)]
 #[command(name = "diesel-outbox", version, max_term_width = 100)]
 #[command(after_help = "Exit codes: 0 success; 1 failure while running; 2 bad settings or usage.")]
-pub(crate) struct Cli {
+pub struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
     #[command(flatten)]
@@ -31,12 +29,10 @@ pub(crate) enum Command {
     Admin,
     /// Deliver due messages, then exit
     Drain(drain::Options),
-    /// Demonstrate deliveries with an example application, a receiver and a relay
-    #[cfg(feature = "laboratory")]
-    Demo(demo::Options),
-    /// Measure the relay on this machine
-    #[cfg(feature = "laboratory")]
-    Bench(bench::Options),
+    /// Demonstrate deliveries with an example application, a receiver and a relay (needs a build of the source)
+    Demo(lab::Options),
+    /// Measure the relay on this machine (needs a build of the source)
+    Bench(lab::Options),
     /// Show message counts by state, problems, pauses and relays
     Status(status::Options),
     /// List, group, show, requeue or discard dead letters
@@ -69,10 +65,6 @@ pub(crate) enum Command {
     Secret(secret::Action),
     /// Check settings, database and routes, and show what `run` would do
     Check(check::Options),
-    /// Respond to every request with one status (for `bench`)
-    #[cfg(feature = "laboratory")]
-    #[command(hide = true)]
-    Receive(receiver::Options),
 }
 
 #[cfg(test)]

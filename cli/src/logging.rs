@@ -16,7 +16,7 @@ const LONGEST_MESSAGE: usize = 4096;
 const LONGEST_VALUE: usize = 1024;
 
 /// Starts logging to standard error, filtered by `RUST_LOG`. Defaults to `info`.
-pub(crate) fn start(config: &Config) {
+pub fn start(config: &Config) {
     let filter = env_logger::Env::default().default_filter_or("info");
     let mut builder = env_logger::Builder::from_env(filter);
     match config.log_format {

@@ -13,7 +13,11 @@ const LEAST_WIDTH: u16 = 60;
 pub(crate) const LONGEST_NAME: usize = 80;
 
 /// Writes a line, and flushes.
-pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
+///
+/// # Errors
+///
+/// Standard output is closed.
+pub fn line(text: impl std::fmt::Display) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;
     out.flush()?;
@@ -21,12 +25,16 @@ pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
 }
 
 /// Writes indented JSON.
-pub(crate) fn json(value: &serde_json::Value) -> Result<()> {
+///
+/// # Errors
+///
+/// Standard output is closed.
+pub fn json(value: &serde_json::Value) -> Result<()> {
     line(serde_json::to_string_pretty(value)?)
 }
 
 /// A table with these headings.
-pub(crate) fn table(headings: &[&str]) -> Table {
+pub fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table
         .load_preset(UTF8_FULL_CONDENSED)
@@ -83,7 +91,7 @@ pub(crate) fn shortened(text: &str, most: usize) -> String {
 }
 
 /// `31532.4` as `31,532`.
-pub(crate) fn grouped(number: f64) -> String {
+pub fn grouped(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut grouped = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -7,13 +7,13 @@ use diesel_outbox::{Config, ConfigError};
 
 /// The settings given as flags: variable and value.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SettingFlags {
+pub struct SettingFlags {
     given: Vec<(&'static str, String)>,
 }
 
 impl SettingFlags {
     /// The value of the flag for this variable.
-    pub(crate) fn get(&self, variable: &str) -> Option<&str> {
+    pub fn get(&self, variable: &str) -> Option<&str> {
         self.given
             .iter()
             .find(|(given, _)| *given == variable)
@@ -21,7 +21,11 @@ impl SettingFlags {
     }
 
     /// Loads the settings. Precedence: flag > environment > file > default.
-    pub(crate) fn load(&self) -> Result<Config, ConfigError> {
+    ///
+    /// # Errors
+    ///
+    /// A setting cannot be read, or contradicts another.
+    pub fn load(&self) -> Result<Config, ConfigError> {
         let variables = config::relevant_variables()?;
         let mut config = Config::default();
         let in_environment = variables

@@ -22,7 +22,11 @@ pub(crate) fn with_reload() -> Result<(Receiver<i32>, Receiver<()>)> {
 }
 
 /// A channel that receives the first SIGTERM or SIGINT. The second exits the process at once.
-pub(crate) fn channel() -> Result<Receiver<i32>> {
+///
+/// # Errors
+///
+/// A signal handler or a thread cannot be installed.
+pub fn channel() -> Result<Receiver<i32>> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen for signals")?;
     let (first, received) = bounded(1);
     std::thread::Builder::new()

@@ -1282,8 +1282,6 @@ fn the_help_of_each_command_mentions_its_options() {
             &["drain"],
             &["--topic", "--max-messages", "--json", "--quiet"],
         ),
-        (&["demo"], &[]),
-        (&["bench"], &["--json"]),
         (&["status"], &["--json", "--watch", "--exact"]),
         (&["message", "show"], &["--json"]),
         (&["keys"], &["--json", "--limit"]),

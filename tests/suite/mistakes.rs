@@ -23,38 +23,6 @@ fn a_number_beyond_its_limits_is_refused_with_them() {
             "not an id: `diesel-outbox dead list`",
         ),
         ("status", "--watch", "soon", "not a number of seconds"),
-        ("demo", "--orders", "0", "from 1 to 100000"),
-        (
-            "bench ordered",
-            "--keys",
-            "1000000000",
-            "from 1 to 10000000",
-        ),
-        (
-            "bench ordered",
-            "--zipf-keys",
-            "1000000000",
-            "from 0 to 10000000",
-        ),
-        ("bench drain", "--messages", "0", "from 1 to 100000000"),
-        (
-            "bench drain",
-            "--behind-dead",
-            "1000000000",
-            "from 0 to 100000000",
-        ),
-        (
-            "bench backlog",
-            "--waiting",
-            "10,1e9",
-            "from 0 to 100000000",
-        ),
-        ("bench relays", "--processes", "1000", "from 1 to 64"),
-        ("bench producers", "--clients", "100000", "from 1 to 1000"),
-        ("bench page", "--rounds", "101", "from 1 to 100"),
-        ("bench", "--rate", "1000000", "from 0 to 100000"),
-        ("bench", "--paced-seconds", "86400", "from 0 to 3600"),
-        ("bench", "--senders", "0", "from 1 to 1024"),
         (
             "run",
             "--batch",
@@ -124,10 +92,6 @@ fn a_value_that_cannot_be_read_is_refused_by_its_flag() {
         (
             "run --table a.b.c",
             "\"a.b.c\" is not a valid outbox name: only",
-        ),
-        (
-            "bench latency --rate 0",
-            "--rate and --paced-seconds must be at least 1",
         ),
     ] {
         let arguments: Vec<&str> = command.split(' ').collect();
@@ -233,8 +197,6 @@ fn a_role_without_rights_is_told_what_prints_them() {
             "pause list",
             "`diesel-outbox check` the rights that a relay lacks",
         ),
-        ("demo", "permission denied for database"),
-        ("demo", "needs CREATE on this database"),
     ] {
         let arguments: Vec<&str> = command.split(' ').collect();
         let mut command = database.binary(&arguments);

@@ -12,7 +12,7 @@ use super::ground::{Fill, Ground};
 use super::relay_process::Done;
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
-use crate::number::whole;
+use diesel_outbox_cli::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {

@@ -17,7 +17,7 @@ use super::delivery::Patience;
 use super::ground::{Fill, Ground, TOPIC, payload};
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
-use crate::number::whole;
+use diesel_outbox_cli::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {

@@ -1,4 +1,4 @@
-//! `diesel-outbox demo`: an application, a receiver and a relay, in one process.
+//! `outbox-lab demo`: an application, a receiver and a relay, in one process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,9 +11,11 @@ use diesel_outbox::admin;
 use diesel_outbox::{Config, NewMessage, Outbox, OutboxName, Relay};
 use serde_json::json;
 
-use crate::number::whole;
-use crate::settings::SettingFlags;
-use crate::{logging, output, receiver};
+use diesel_outbox_cli::number::whole;
+use diesel_outbox_cli::settings::SettingFlags;
+use diesel_outbox_cli::{logging, output};
+
+use crate::receiver;
 
 /// Options of `demo`.
 #[derive(Debug, clap::Args)]

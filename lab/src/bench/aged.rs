@@ -13,8 +13,8 @@ use super::ground::{CHUNK, Ground, TOPIC, payload};
 use super::measures::{Wal, count};
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
-use crate::number::whole;
-use crate::output;
+use diesel_outbox_cli::number::whole;
+use diesel_outbox_cli::output;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {

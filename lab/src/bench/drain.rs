@@ -15,8 +15,8 @@ use super::delivery::{Delivery, deliver};
 use super::ground::{Ground, TOPIC, payload};
 use super::measures::{hot_share, peak_memory_mib, wal_position};
 use super::report::{self, Unit};
-use crate::number::whole;
-use crate::output;
+use diesel_outbox_cli::number::whole;
+use diesel_outbox_cli::output;
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]

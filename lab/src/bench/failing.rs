@@ -10,7 +10,7 @@ use super::delivery::{Delivery, deliver, rate_of};
 use super::ground::{Fill, Ground, TOPIC};
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
-use crate::number::whole;
+use diesel_outbox_cli::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {

@@ -11,7 +11,7 @@ use super::delivery::{Delivery, deliver, deliver_behind, mean_of, rate_of};
 use super::ground::{Fill, Ground};
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
-use crate::number::whole;
+use diesel_outbox_cli::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {

@@ -1,4 +1,4 @@
-//! `diesel-outbox bench`: measures the relay on this machine.
+//! `outbox-lab bench`: measures the relay on this machine.
 
 mod aged;
 mod backlog;
@@ -26,9 +26,9 @@ use serde_json::{Value, json};
 
 use self::children::Receiver;
 use self::ground::Ground;
-use crate::number::whole;
-use crate::settings::SettingFlags;
-use crate::{logging, output, signals};
+use diesel_outbox_cli::number::whole;
+use diesel_outbox_cli::settings::SettingFlags;
+use diesel_outbox_cli::{logging, output, signals};
 
 /// The most messages of a run: about 100 GB on the server's disk.
 const MOST_MESSAGES: u64 = 100_000_000;
@@ -221,7 +221,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
     if cfg!(debug_assertions) {
         eprintln!(
-            "diesel-outbox: this is a debug build: only a release build gives meaningful numbers"
+            "outbox-lab: this is a debug build: only a release build gives meaningful numbers"
         );
     }
     let report = on_ground(options, config, settings)?;

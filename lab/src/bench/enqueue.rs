@@ -12,7 +12,7 @@ use super::ground::{Ground, TOPIC, payload};
 use super::measures::Wal;
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
-use crate::number::whole;
+use diesel_outbox_cli::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {

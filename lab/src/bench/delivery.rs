@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 
 use super::ground::Ground;
 use super::measures::{cpu_seconds, threads};
-use crate::output;
+use diesel_outbox_cli::output;
 
 /// The interval between two readings of the relay's counts. A claim takes about as long.
 const TICK: Duration = Duration::from_millis(5);

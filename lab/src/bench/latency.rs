@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::ground::{Ground, TOPIC, payload};
 use super::report::{self, Unit};
-use crate::number::whole;
-use crate::output;
+use diesel_outbox_cli::number::whole;
+use diesel_outbox_cli::output;
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]

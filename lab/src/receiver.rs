@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 
-use crate::number::whole;
-use crate::output;
+use diesel_outbox_cli::number::whole;
+use diesel_outbox_cli::output;
 
 /// Options of `receive`.
 #[derive(Debug, clap::Args)]

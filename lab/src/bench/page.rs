@@ -17,8 +17,8 @@ use super::ground::{Fill, Ground, payload};
 use super::relay_process::Done;
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
-use crate::number::whole;
-use crate::output;
+use diesel_outbox_cli::number::whole;
+use diesel_outbox_cli::output;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {

@@ -14,8 +14,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::Common;
-use crate::output;
-use crate::settings::SettingFlags;
+use diesel_outbox_cli::output;
+use diesel_outbox_cli::settings::SettingFlags;
 
 /// The topic of messages for the default destination.
 pub(super) const TOPIC: &str = "bench.message";
@@ -176,7 +176,7 @@ impl Ground {
             .batch_execute(&format!("VACUUM ANALYZE {}", self.config.table))?;
         if let Err(error) = self.conn.batch_execute("CHECKPOINT") {
             eprintln!(
-                "diesel-outbox: cannot run CHECKPOINT, so a checkpoint may disturb the measurement: {error}"
+                "outbox-lab: cannot run CHECKPOINT, so a checkpoint may disturb the measurement: {error}"
             );
         }
         Ok(())

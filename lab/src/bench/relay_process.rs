@@ -10,8 +10,8 @@ use diesel_outbox::{Config, Relay, Stats};
 use serde::{Deserialize, Serialize};
 
 use super::measures::cpu_seconds;
-use crate::admin::Bound;
-use crate::output;
+use diesel_outbox_cli::admin::Bound;
+use diesel_outbox_cli::output;
 
 /// The interval of reports.
 const TICK: Duration = Duration::from_millis(20);

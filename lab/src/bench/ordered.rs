@@ -12,7 +12,7 @@ use super::delivery::{Delivery, deliver_with};
 use super::ground::{Fill, Ground};
 use super::order_checker::{Breaches, OrderChecker, Watched};
 use super::report::{self, Unit};
-use crate::number::whole;
+use diesel_outbox_cli::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table};
 use serde_json::Value;
 
-use crate::output;
+use diesel_outbox_cli::output;
 
 /// The format of a value.
 #[derive(Debug, Clone, Copy)]
