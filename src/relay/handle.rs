@@ -1,9 +1,9 @@
 //! The application's handle of a running relay.
 
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::shared::Shared;
+use super::shared::{Shared, Waited};
 use super::{DestinationState, Health, Incarnation, ShutdownError, Stats, monitor};
 use crate::lock::lock;
 
@@ -245,13 +245,30 @@ impl RelayHandle {
         self.shared().threads.state().stands_by
     }
 
-    /// Waits until no message is due and none is in flight. Returns `false` if `timeout` passes first. Always returns
-    /// `false` for a relay that [stands by](Self::stands_by).
+    /// Waits until no message is due and none is in flight. Returns `false` if `timeout` passes or the relay is shut down
+    /// first. Always returns `false` for a relay that [stands by](Self::stands_by). After a [`reload`](Self::reload),
+    /// the call also waits for the end of the relay that was replaced.
     ///
     /// Messages that are delayed or wait for a retry do not count, nor do the messages of paused destinations and
     /// topics.
     pub fn wait_until_idle(&self, timeout: Duration) -> bool {
-        self.shared().wait_until_idle(timeout)
+        let until = Instant::now().checked_add(timeout);
+        loop {
+            let (now, replaced) = {
+                let state = self.state();
+                (Arc::clone(&state.now), state.ending.clone())
+            };
+            // First, because the current relay sends what the replaced relays release.
+            let mut replaced = replaced.iter();
+            if !replaced.all(|one| one.shared.threads.wait_for_ends(until, None)) {
+                return false;
+            }
+            match now.shared.wait_until_idle(until) {
+                Waited::Idle => return true,
+                Waited::Stopped if !Arc::ptr_eq(&now, &self.state().now) => {}
+                Waited::Stopped | Waited::TimedOut => return false,
+            }
+        }
     }
 }
 

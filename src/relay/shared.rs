@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use secrecy::SecretString;
 
 use self::in_flight::InFlight;
+pub(super) use self::in_flight::Waited;
 use super::bell::Bell;
 use super::bulkhead::{Bulkhead, Serves};
 use super::filters::{Load, Troubles};
@@ -184,6 +185,7 @@ impl Shared {
 
     pub(crate) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::Release);
+        self.wake_askers();
         self.signals.doorbell.ring();
         self.signals.sleep.tell_listener();
         self.bulkheads

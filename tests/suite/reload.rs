@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::page::Page;
-use crate::support::{Database, File, Receiver, end, eventually};
+use crate::support::{Database, File, PATIENCE, Receiver, end, eventually};
 
 /// R47: no message is lost or sent twice during the reload.
 #[test]
@@ -51,6 +51,40 @@ fn a_relay_with_other_settings_takes_the_place_of_one_at_work() {
     assert!(relay.reload(wrong, deadline).is_err());
     database.enqueue("order.paid", json!({}));
     eventually("the old relay works", || database.count("delivered") == 1);
+    end(&relay);
+}
+
+/// R47: who waits for an idle relay waits for both relays of a reload.
+#[test]
+fn a_relay_is_idle_only_after_the_relay_that_it_replaces() {
+    let database = Database::new();
+    let (held, gate) = Receiver::held();
+    let receiver = Receiver::ok();
+    let relay = database.relay().url(&held.url()).start();
+    let relay = relay.expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    held.wait_for(1);
+    std::thread::scope(|scope| {
+        let asked_before = scope.spawn(|| relay.wait_until_idle(PATIENCE));
+        let next = database.relay().url(&receiver.url());
+        scope.spawn(|| relay.reload(next, PATIENCE).expect("reloaded"));
+        eventually("the new relay works while the old relay sends", || {
+            database.enqueue("order.paid", json!({}));
+            database.count("delivered") > 0
+        });
+        assert!(
+            !relay.wait_until_idle(Duration::from_millis(500)),
+            "the old relay is sending"
+        );
+        assert!(!asked_before.is_finished());
+        gate.open();
+        assert!(relay.wait_until_idle(PATIENCE), "nothing is left");
+        assert!(
+            asked_before.join().expect("no panic"),
+            "who asked before the reload has an answer"
+        );
+    });
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
     end(&relay);
 }
 

@@ -51,6 +51,14 @@ pub(crate) struct InFlight {
     answered: u64,
 }
 
+/// The end of a wait for an idle relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::relay) enum Waited {
+    Idle,
+    TimedOut,
+    Stopped,
+}
+
 impl InFlight {
     /// Whether a question is still unanswered.
     fn is_asked(&self) -> bool {
@@ -380,12 +388,27 @@ impl Shared {
         question
     }
 
-    /// Waits until no message is due and none is in flight. `false`: the timeout passed first.
-    pub(in crate::relay) fn wait_until_idle(&self, timeout: Duration) -> bool {
+    /// Waits until no message is due and none is in flight.
+    pub(in crate::relay) fn wait_until_idle(&self, until: Option<Instant>) -> Waited {
         let question = self.ask();
-        let is_open = |in_flight: &mut InFlight| in_flight.answered < question;
-        let waited = (self.answered).wait_timeout_while(self.in_flight(), timeout, is_open);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let left = until.map_or(Duration::MAX, left);
+        let is_open =
+            |in_flight: &mut InFlight| in_flight.answered < question && !self.is_stopping();
+        let waited = (self.answered).wait_timeout_while(self.in_flight(), left, is_open);
+        let (in_flight, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match in_flight.answered >= question {
+            true => Waited::Idle,
+            false if self.is_stopping() => Waited::Stopped,
+            false => Waited::TimedOut,
+        }
+    }
+
+    /// Ends the waits for an idle relay, because the relay stops.
+    pub(super) fn wake_askers(&self) {
+        // Under the lock, so that no waiting thread misses the call.
+        let _in_flight = self.in_flight();
+        self.answered.notify_all();
     }
 
     /// The topics of which the relay claims nothing, because the database refuses to record the results of their
