@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use diesel_outbox::{Config, Relay};
 use serde_json::json;
 
 use crate::page::Page;
@@ -86,6 +87,32 @@ fn a_relay_is_idle_only_after_the_relay_that_it_replaces() {
     });
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
     end(&relay);
+}
+
+/// R47: with `OUTBOX_SINGLE_ACTIVE`, the new relay becomes active as soon as the old relay has ended, however rarely it
+/// polls.
+#[test]
+fn a_relay_whose_turn_a_reload_brings_waits_for_no_poll() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = || {
+        let mut config = Config::default();
+        for (variable, value) in [
+            ("DATABASE_URL", database.url.as_str()),
+            ("OUTBOX_TABLE", &database.name()),
+            ("OUTBOX_SINGLE_ACTIVE", "true"),
+            ("OUTBOX_URL", &receiver.url()),
+            ("OUTBOX_POLL_INTERVAL", "1h"),
+        ] {
+            config.set(variable, value).expect("a good setting");
+        }
+        Relay::from_config(config)
+    };
+    let running = relay().start().expect("a relay");
+    running.reload(relay(), PATIENCE).expect("reloaded");
+    database.enqueue("order.paid", json!({}));
+    receiver.wait_for(1);
+    end(&running);
 }
 
 /// R47: a shutdown also covers the relay that would take over.
