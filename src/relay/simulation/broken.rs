@@ -25,6 +25,10 @@ pub(super) enum Broken {
     MeasuresByTheWrongClock,
     /// A relay whose session has ended sends for as long as its lease would have lasted.
     OutlivesItsSession,
+    /// The new relay of a reload has the lease of the old relay, whose messages in flight are forgotten.
+    ReloadsInPlace,
+    /// A reload ends the lease of the old relay while the old relay still sends.
+    ReloadsAtOnce,
     /// A claim without an answer counts as failed.
     ForgetsDoubts,
     /// A claim without an answer is undone while the server is still running it.
@@ -107,7 +111,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 35] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 37] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -135,6 +139,8 @@ impl Broken {
             &[Promise::Fence, Promise::Order],
         ),
         (Self::OutlivesItsSession, &[Promise::Fence, Promise::Order]),
+        (Self::ReloadsInPlace, &[Promise::Lost, Promise::Late]),
+        (Self::ReloadsAtOnce, &[Promise::Fence, Promise::Order]),
         (Self::ForgetsDoubts, &[Promise::Late, Promise::Lost]),
         (Self::DoubtsNoOneAtWork, &[Promise::Late, Promise::Lost]),
         (Self::UndoesNothing, &[Promise::Late, Promise::Lost]),

@@ -134,6 +134,8 @@ pub(super) enum Event {
     Kill(usize, Duration),
     /// The relay shuts down, and another process starts.
     Stop(usize, Duration),
+    /// The process gets new settings: a new relay starts in the process, and then the old relay shuts down.
+    Reload(usize),
     /// The process is stopped, and continues after this time.
     Freeze(usize, Duration),
     /// The machine of the process sleeps.
@@ -317,6 +319,13 @@ impl History {
         if !history.has_crowd && rng.u8(..4) == 0 {
             for _ in 0..rng.usize(1..4) {
                 let event = Event::Lock(rng.usize(..3), millis(&mut rng, 50..8000));
+                history.add(&mut rng, event);
+            }
+        }
+        let mut rng = Rng::with_seed(seed.rotate_left(53) ^ 0xd6e8_feb8_6659_fd93);
+        if !history.has_crowd && rng.u8(..5) == 0 {
+            for _ in 0..rng.usize(1..4) {
+                let event = Event::Reload(rng.usize(..history.relays));
                 history.add(&mut rng, event);
             }
         }

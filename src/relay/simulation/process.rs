@@ -28,7 +28,7 @@ use crate::relay::filters::{Ended, Filters};
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::heartbeat::Heartbeat;
 use crate::relay::job::{Job, is_expired};
-use crate::relay::lease_clock::LeaseClock;
+use crate::relay::lease_clock::{BootTime, LeaseClock};
 use crate::relay::planner::tests::claimed;
 use crate::relay::planner::{Awaited, Wait};
 use crate::relay::registered::{Customer, Registered};
@@ -44,7 +44,7 @@ use crate::relay::wanted::Want;
 use crate::status::ReasonCode;
 use crate::store::relay::claim::Claimed;
 use crate::store::relay::connection::Source;
-use crate::store::relay::lease::LeaseId;
+use crate::store::relay::lease::{LeaseId, Registration};
 use crate::store::relay::split::Piece;
 
 /// How long a listener waits while an insert is in progress, and while another listener has the lock.
@@ -115,8 +115,11 @@ pub(super) struct Send {
     pub(super) is_received: bool,
 }
 
+/// A relay in a process. A reload starts a second relay in the same process.
 pub(super) struct Process<'w> {
     pub(super) relay: usize,
+    /// The number of the first relay in this process.
+    pub(super) host: usize,
     pub(super) shared: &'w Shared,
     pub(super) is_dead: bool,
     pub(super) frozen_until: Duration,
@@ -147,6 +150,10 @@ pub(super) struct Process<'w> {
     inbox: (Sender<Told>, Receiver<Told>),
     /// Kept alive for the other ends.
     _channels: (Sender<()>, Sender<()>),
+}
+
+fn registration_of(shared: &Shared) -> Registration {
+    registration(&shared.config, "relay", shared.registered.can_send(), false)
 }
 
 /// The factory of dispatchers, which are not used here. It is shared by all processes with the same settings, because
@@ -258,6 +265,7 @@ impl<'w> Process<'w> {
         shared.signals.news.ring();
         Self {
             relay,
+            host: number,
             shared,
             is_dead: false,
             frozen_until: Duration::ZERO,
@@ -288,7 +296,7 @@ impl<'w> Process<'w> {
             next_evaluation: Duration::ZERO,
             heartbeat: Some(Heartbeat::new(
                 shared,
-                registration(&shared.config, "relay", shared.registered.can_send(), false),
+                registration_of(shared),
                 None,
                 link(Actor::Heartbeat),
             )),
@@ -302,6 +310,29 @@ impl<'w> Process<'w> {
             inbox,
             _channels: (stopper, abandoner),
         }
+    }
+
+    /// Runs in the process of this relay, and shares its fate.
+    pub(super) fn begin_beside(&mut self, old: &Self) {
+        self.host = old.host;
+        (self.frozen_until, self.lost) = (old.frozen_until, old.lost);
+        (self.cut_off_until, self.stuck_until) = (old.cut_off_until, old.stuck_until);
+        self.deaf_until = old.deaf_until;
+    }
+
+    pub(super) fn registration(&self) -> Registration {
+        registration_of(self.shared)
+    }
+
+    /// Starts with a lease that is registered.
+    pub(super) fn hold(&mut self, stage: &'w Stage<'w>, number: usize, lease: LeaseId) {
+        let shared = self.shared;
+        shared.lease.registered(lease, BootTime::now());
+        let (registration, link) = (
+            self.registration(),
+            Link::new(stage, number, Actor::Heartbeat),
+        );
+        self.heartbeat = Some(Heartbeat::new(shared, registration, Some(lease), link));
     }
 
     /// The jobs left in the inbox when the claimer ended.
@@ -486,7 +517,7 @@ impl<'w> Stage<'w> {
         if shared.is_stopping() {
             claimer.finish();
             self.processes.borrow_mut()[number].has_ended = true;
-            return;
+            return self.end_where_it_is_done(number);
         }
         let after = match claiming {
             Claiming::Waits {
@@ -623,7 +654,7 @@ impl<'w> Stage<'w> {
             heartbeat.end();
         }
         self.tell(|| format!("process {number} has ended"));
-        self.die(number);
+        self.relay_ends(number, is_in_doubt);
     }
 
     fn run_heartbeat(&'w self, number: usize) {

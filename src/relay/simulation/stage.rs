@@ -91,6 +91,10 @@ enum Happens {
     Start(usize),
     /// The time for an orderly shutdown has ended.
     GiveUp(usize),
+    /// A process that gets new settings wakes up.
+    Reload(usize),
+    /// The application's question is asked again, because a reload has replaced the relay.
+    Ask(usize),
     Resume(String, String),
     Well(&'static str, u32),
     Accept(&'static str),
@@ -665,16 +669,91 @@ impl<'w> Stage<'w> {
     }
 
     fn start(&'w self, relay: usize) {
+        self.start_in(relay, None);
+    }
+
+    /// Starts a relay in a new process, or in the process of the relay that the new relay replaces.
+    fn start_in(&'w self, relay: usize, replaced: Option<usize>) -> Option<usize> {
         let number = self.processes.borrow().len();
-        let Some(slot) = self.slots.get(number) else {
-            return;
-        };
+        let slot = self.slots.get(number)?;
         // The new process needs clocks before it exists.
-        simulated::set(Some((self.origin + self.now.get(), self.now.get())));
-        let process = Process::new(self, number, relay, slot);
+        match replaced {
+            Some(old) => self.enter(old),
+            None => self.set_clocks(Duration::ZERO),
+        }
+        let mut process = Process::new(self, number, relay, slot);
+        if let Some(old) = replaced {
+            process.begin_beside(&self.processes.borrow()[old]);
+        }
         self.processes.borrow_mut().push(process);
         self.after(self.dice(1, 500), Happens::Janitor(number));
         self.tell(|| format!("process {number} starts, for relay {relay}"));
+        Some(number)
+    }
+
+    /// Gives a process new settings. As in the program, the new relay registers its lease before the old relay stops.
+    fn reload(&'w self, relay: usize) {
+        let Some(old) = self.process_of(relay) else {
+            return;
+        };
+        let frozen_until = self.processes.borrow()[old].frozen_until;
+        if frozen_until > self.now.get() {
+            return self.at(frozen_until, Happens::Reload(relay));
+        }
+        // Without a database, the new relay does not start, and the old relay continues.
+        if self.server(old, Actor::Claimer).is_none() {
+            return;
+        }
+        let Some(new) = self.start_in(relay, Some(old)) else {
+            return;
+        };
+        let (registration, replaced) = {
+            let processes = self.processes.borrow();
+            (processes[new].registration(), processes[old].shared)
+        };
+        let before = replaced.lease.current();
+        let lease = match before.filter(|_| self.broken == Some(Broken::ReloadsInPlace)) {
+            Some(before) => before,
+            None => {
+                let now = self.database_now().micros;
+                let lease = self.tables.borrow_mut().register(&registration, now);
+                self.commit(Changes::default());
+                lease
+            }
+        };
+        self.processes.borrow_mut()[new].hold(self, new, lease);
+        match (self.broken, before) {
+            (Some(Broken::ReloadsInPlace), _) => return self.relay_ends(old, true),
+            (Some(Broken::ReloadsAtOnce), Some(before)) => {
+                self.tables.borrow_mut().leases.remove(&before.0);
+            }
+            _ => {}
+        }
+        replaced.begin_stop();
+        self.after(SHUTDOWN, Happens::GiveUp(old));
+        let question = self.processes.borrow_mut()[old].question.take();
+        if question.is_some() {
+            self.ask(relay);
+        }
+    }
+
+    /// The application asks whether nothing is due. After a reload, the question waits for the end of the old relay.
+    fn ask(&self, relay: usize) {
+        let Some(number) = self.process_of(relay) else {
+            return;
+        };
+        let is_alive = |number: &usize| !self.processes.borrow()[*number].is_dead;
+        if self
+            .relays_of(number)
+            .iter()
+            .filter(|one| is_alive(one))
+            .count()
+            > 1
+        {
+            return self.after(TICK, Happens::Ask(relay));
+        }
+        self.enter(number);
+        self.processes.borrow_mut()[number].ask(self.now.get());
     }
 
     /// The live process of a relay.
@@ -683,6 +762,25 @@ impl<'w> Stage<'w> {
         let is_it =
             |one: &Process<'_>| one.relay == relay && !one.is_dead && !one.shared.is_stopping();
         processes.iter().rposition(is_it)
+    }
+
+    /// The relays of a process: the one that a reload has started last, and those that it has replaced.
+    fn relays_of(&self, number: usize) -> Vec<usize> {
+        let processes = self.processes.borrow();
+        let host = processes[number].host;
+        let beside = processes
+            .iter()
+            .zip(0..)
+            .filter(|(one, _)| one.host == host);
+        beside.map(|(_, number)| number).collect()
+    }
+
+    /// The relays of the live process of a relay.
+    fn all_of(&self, relay: usize) -> Vec<usize> {
+        let number = self.process_of(relay);
+        number
+            .map(|number| self.relays_of(number))
+            .unwrap_or_default()
     }
 
     fn happens(&'w self, what: Happens) {
@@ -727,7 +825,9 @@ impl<'w> Stage<'w> {
                     self.start(relay);
                 }
             }
-            Happens::GiveUp(process) => self.die(process),
+            Happens::GiveUp(relay) => self.relay_ends(relay, true),
+            Happens::Reload(relay) => self.reload(relay),
+            Happens::Ask(relay) => self.ask(relay),
             Happens::Resume(kind, name) => {
                 self.tables.borrow_mut().pauses.remove(&(kind, name));
             }
@@ -774,7 +874,7 @@ impl<'w> Stage<'w> {
         self.tell(|| format!("{event:?}"));
         let now = self.now.get();
         let of = |relay: usize, change: &dyn Fn(&mut Process<'w>)| {
-            if let Some(number) = self.process_of(relay) {
+            for number in self.all_of(relay) {
                 change(&mut self.processes.borrow_mut()[number]);
             }
         };
@@ -827,12 +927,7 @@ impl<'w> Stage<'w> {
                 self.after(*lasts, Happens::Unlock(rows));
             }
             Event::Act(act, number) => self.change_by_hand(*act, *number),
-            Event::Ask(relay) => {
-                if let Some(number) = self.process_of(*relay) {
-                    self.enter(number);
-                    self.processes.borrow_mut()[number].ask(now);
-                }
-            }
+            Event::Ask(relay) => self.ask(*relay),
             Event::Kill(relay, until) => {
                 if let Some(number) = self.process_of(*relay) {
                     self.die(number);
@@ -848,6 +943,7 @@ impl<'w> Stage<'w> {
                     self.after(*until + Duration::from_secs(2), Happens::Start(*relay));
                 }
             }
+            Event::Reload(relay) => self.reload(*relay),
             Event::Freeze(relay, lasts) => of(*relay, &|process| {
                 process.frozen_until = process.frozen_until.max(now + *lasts);
             }),
@@ -888,28 +984,47 @@ impl<'w> Stage<'w> {
         }
     }
 
-    pub(super) fn die(&self, number: usize) {
-        let mut processes = self.processes.borrow_mut();
-        processes[number].is_dead = true;
-        drop(processes);
-        self.all_sessions_end(number);
+    /// A process is killed, with all its relays.
+    fn die(&self, number: usize) {
+        for relay in self.relays_of(number) {
+            self.relay_ends(relay, false);
+        }
+    }
+
+    /// A relay ends. The session of a lease that the relay leaves to expire stays open until the process exits, because
+    /// the relay may still be sending.
+    pub(super) fn relay_ends(&self, number: usize, leaves_lease: bool) {
+        self.processes.borrow_mut()[number].is_dead = true;
         if self.listener.get() == Some(number) {
             self.listener.set(None);
         }
+        let relays = self.relays_of(number);
+        let is_alive = |number: &usize| !self.processes.borrow()[*number].is_dead;
+        let Some(alive) = relays.iter().copied().rfind(is_alive) else {
+            return relays
+                .into_iter()
+                .for_each(|one| self.all_sessions_end(one));
+        };
+        if !leaves_lease {
+            self.all_sessions_end(number);
+        }
+        // It may be the new relay's turn.
+        self.processes.borrow()[alive].shared.signals.news.ring();
     }
 
     /// Either resets the connections of a process, or lets no packet through.
     fn may_break(&self, relay: usize) {
-        if let Some(number) = self.process_of(relay)
-            && self.rng(Rng::bool)
-        {
-            self.all_sessions_end(number);
+        let relays = self.all_of(relay);
+        if !relays.is_empty() && self.rng(Rng::bool) {
+            relays
+                .into_iter()
+                .for_each(|one| self.all_sessions_end(one));
         }
     }
 
     /// Breaks the listener's connection, which the server notices.
     fn deafen(&self, relay: usize, lasts: Duration) {
-        if let Some(number) = self.process_of(relay) {
+        for number in self.all_of(relay) {
             self.processes.borrow_mut()[number].deaf_until = self.now.get() + lasts;
             if self.listener.get() == Some(number) {
                 self.listener.set(None);
@@ -1310,6 +1425,10 @@ impl<'w> Stage<'w> {
                 && !may_wait_for_parts
                 // No notification tells other relays of the parts that this relay refuses to send.
                 && !self.history.settings_differ
+                // Nothing tells the relays of other processes that it is their turn.
+                && !(self.history.single_active
+                    && self.history.relays > 1
+                    && self.history.has_reloads())
                 && messages[row.id].delay.is_zero();
             let most = match is_told {
                 true => SOON,
@@ -1528,6 +1647,10 @@ impl History {
             _ => false,
         };
         self.items.iter().any(enqueues)
+    }
+
+    fn has_reloads(&self) -> bool {
+        self.has(|event| matches!(event, Event::Reload(_)))
     }
 
     fn has_pauses(&self) -> bool {
