@@ -63,6 +63,8 @@ pub(super) enum Broken {
     OverlooksTenants,
     /// The relay does not know which topics other relays have served before.
     OverlooksServedTopics,
+    /// A relay that registers forgets the topics that no running relay serves.
+    ForgetsServedTopics,
     /// A filter that was not evaluated does not match.
     TakesNoAnswerForNo,
     /// An error of a filter for one message fails the evaluation for all.
@@ -111,7 +113,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 37] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 38] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -170,6 +172,10 @@ impl Broken {
         ),
         (
             Self::OverlooksServedTopics,
+            &[Promise::Lost, Promise::Recipients],
+        ),
+        (
+            Self::ForgetsServedTopics,
             &[Promise::Lost, Promise::Recipients],
         ),
         (Self::TakesNoAnswerForNo, &[Promise::Recipients]),

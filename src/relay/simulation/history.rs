@@ -39,7 +39,8 @@ pub(super) struct History {
     pub(super) has_registered: bool,
     /// There are many registered destinations: see [`History::crowd`].
     pub(super) has_crowd: bool,
-    /// The settings of all relays but the first refuse the port of `x`, and have no route for the topic `d`.
+    /// The settings of all relays but the first refuse the port of `x`, and have no route for the topic `d`. The first
+    /// relay has this route at each second start.
     pub(super) settings_differ: bool,
     /// The registered destinations have filters.
     pub(super) has_filters: bool,
@@ -500,6 +501,11 @@ impl History {
         }
         let at = at.min(LENGTH - Duration::from_millis(1));
         self.items.push(Item { at, event });
+    }
+
+    /// Whether the settings of this relay refuse a registered destination that those of the first relay allow.
+    pub(super) fn is_strict(&self, relay: usize) -> bool {
+        self.settings_differ && relay > 0
     }
 
     pub(super) fn has(&self, is_it: impl Fn(&Event) -> bool) -> bool {

@@ -170,6 +170,7 @@ fn customers(is_strict: bool) -> Arc<Customers> {
     Arc::clone(ALL[usize::from(is_strict)].get_or_init(make))
 }
 
+/// The settings of the next start of a relay.
 fn config(stage: &Stage<'_>, relay: usize) -> Config {
     let mut config = Config {
         listener: true,
@@ -198,7 +199,7 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
         config.routes.push(Route::new(name, name));
     }
     config.routes.push(Route::to_each("fan", ["a", "b"]));
-    if stage.history.settings_differ && relay == 0 {
+    if stage.has_route_next(relay) {
         config.routes.push(Route::new(wants::ROUTED, "a"));
     }
     config
@@ -217,9 +218,9 @@ impl<'w> Process<'w> {
         let signals = Signals::new(stop, abandon).expect("a pair of sockets");
         let mut queues = Vec::new();
         let shared = slot.get_or_init(|| {
-            let is_strict = stage.history.settings_differ && relay > 0;
             let config = config(stage, relay);
-            let customers = (stage.history.has_registered).then(|| customers(is_strict));
+            let customers =
+                (stage.history.has_registered).then(|| customers(stage.history.is_strict(relay)));
             let dispatchers = Dispatchers {
                 customers: customers.clone(),
                 ..Dispatchers::idle(&config)
@@ -318,6 +319,12 @@ impl<'w> Process<'w> {
         (self.frozen_until, self.lost) = (old.frozen_until, old.lost);
         (self.cut_off_until, self.stuck_until) = (old.cut_off_until, old.stuck_until);
         self.deaf_until = old.deaf_until;
+    }
+
+    /// Whether the relay has the route for the topic `d`.
+    pub(super) fn has_route(&self) -> bool {
+        let mut routes = self.shared.config.routes.iter();
+        routes.any(|route| route.topic == wants::ROUTED)
     }
 
     pub(super) fn registration(&self) -> Registration {

@@ -404,9 +404,17 @@ impl<'w> Stage<'w> {
         self.now.get() >= BEGIN + LENGTH
     }
 
-    /// Whether the settings of this process refuse a registered destination that those of others allow.
     pub(super) fn is_strict_relay(&self, process: usize) -> bool {
-        self.history.settings_differ && self.processes.borrow()[process].relay > 0
+        self.history
+            .is_strict(self.processes.borrow()[process].relay)
+    }
+
+    /// Whether the next start of this relay has the route for the topic `d`.
+    pub(super) fn has_route_next(&self, relay: usize) -> bool {
+        let processes = self.processes.borrow();
+        let starts = processes.iter().filter(|one| one.relay == relay).count();
+        let is_first = self.history.settings_differ && relay == 0;
+        is_first && (starts.is_multiple_of(2) || self.is_calm_now())
     }
 
     pub(super) fn next_backend(&self, process: usize) -> i32 {
@@ -1264,6 +1272,11 @@ impl<'w> Stage<'w> {
         for process in self.processes.borrow_mut().iter_mut() {
             (process.cut_off_until, process.stuck_until) = (Duration::ZERO, Duration::ZERO);
         }
+        let first = self.process_of(0);
+        let lacks_route = first.is_some_and(|first| !self.processes.borrow()[first].has_route());
+        if self.history.settings_differ && lacks_route {
+            self.reload(0);
+        }
     }
 
     fn tick(&'w self) {
@@ -1386,6 +1399,7 @@ impl<'w> Stage<'w> {
             let mut living = processes.iter().filter(|one| !one.is_dead);
             living.any(|one| one.is_busy(to))
         };
+        let has_route = (processes.iter()).any(|one| !one.is_dead && one.has_route());
         let waits_for_people = |row: &Row| {
             let mut locked = tables
                 .of_people
@@ -1398,6 +1412,7 @@ impl<'w> Stage<'w> {
                 other.has_key_of(row) && other.place() < row.place() && row.waits_for(other)
             };
             row.held.is_none()
+                && (row.topic != wants::ROUTED || !row.destination.is_empty() || has_route)
                 && row.available_at <= micros
                 && !tables.locked.contains(&row.sequence)
                 && !is_paused(row)

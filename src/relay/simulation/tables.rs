@@ -320,6 +320,11 @@ impl Tables {
     }
 
     pub(super) fn record_topics(&mut self, serves: &Serves) {
+        if self.broken == Some(Broken::ForgetsServedTopics) {
+            let running = self.leases.values().filter(|lease| !lease.is_ended);
+            let topics = running.filter_map(|lease| Some(lease.serves.as_ref()?.topics()));
+            self.served = topics.flatten().map(|(pattern, _)| pattern).collect();
+        }
         let topics = serves.topics().into_iter();
         self.served.extend(topics.map(|(pattern, _)| pattern));
     }

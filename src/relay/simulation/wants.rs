@@ -9,7 +9,7 @@ use super::broken::Broken;
 use crate::store::filters::{Evaluated, Unfinished};
 
 /// The topics of registered destinations. If relays have different settings, the first relay alone has a route for
-/// `ROUTED`, to `a`.
+/// `ROUTED`, to `a`, and only at each second start.
 pub(super) const TOPIC: &str = "c";
 pub(super) const ROUTED: &str = "d";
 
