@@ -1,6 +1,7 @@
 //! The relay: a group of plain threads that claims committed messages from PostgreSQL, sends them, and settles
 //! (records) the results. All SQL is in `store`.
 
+mod batch;
 mod bell;
 mod breaker;
 mod bucket;

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::batch::{Answered, Gathered, telling};
 use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Pass;
 use super::job::{Job, is_expired};
@@ -28,9 +29,6 @@ use crate::message::Message;
 use crate::status::ReasonCode;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
-
-/// In batched mode, a request takes no further messages once the gathered payloads have this many bytes.
-const REQUEST_BYTES: usize = 1024 * 1024;
 
 /// Sends until the queue is closed and empty. If the relay stops, the lease is lost or the destination's gate is
 /// closed, the thread releases the messages of the queue unsent.
@@ -104,38 +102,29 @@ impl SenderThread<'_> {
             let Ok(first) = self.desk.bulkhead.jobs.recv() else {
                 return Ok(());
             };
-            let (together, alone) = self.gather(first, limits);
+            let gathered = self.gather(first, limits);
             drop(turn);
             self.ring_for_room();
-            self.send_together(dispatcher, together)?;
-            for job in alone {
+            self.send_together(dispatcher, gathered.together)?;
+            for job in gathered.alone {
                 self.send_alone(job)?;
             }
         }
     }
 
-    /// Returns the messages for one request, and the messages that were attempted before. The latter are sent alone, so
-    /// that a message that the receiver cannot take does not hold up others.
-    fn gather(&self, first: Job, limits: RequestBatch) -> (Vec<Job>, Vec<Job>) {
+    /// Gathers messages until the request is full or its time has passed.
+    fn gather(&self, first: Job, limits: RequestBatch) -> Gathered {
         let until = Instant::now() + limits.linger;
-        let (mut together, mut alone) = (Vec::new(), Vec::new());
-        let mut bytes = 0;
+        let mut gathered = Gathered::default();
         let mut next = Some(first);
         while let Some(job) = next {
-            bytes += job.message.payload.len();
-            if job.message.attempts == 0 {
-                together.push(job);
-            } else {
-                alone.push(job);
-            }
-            let is_full = together.len() + alone.len() >= limits.size || bytes >= REQUEST_BYTES;
-            next = if is_full {
-                None
-            } else {
-                self.desk.bulkhead.jobs.recv_deadline(until).ok()
+            gathered.add(job);
+            next = match gathered.is_full(limits) {
+                true => None,
+                false => self.desk.bulkhead.jobs.recv_deadline(until).ok(),
             };
         }
-        (together, alone)
+        gathered
     }
 
     fn ring_for_room(&self) {
@@ -250,31 +239,25 @@ impl SenderThread<'_> {
         for (message, outcome) in messages.iter().zip(&outcomes) {
             self.desk.tell_sent(message, outcome, latency);
         }
-        // The outcomes of one request usually agree. If they differ, the worst outcome counts.
-        match outcomes.iter().max_by_key(|outcome| weight(outcome)) {
+        match telling(&outcomes) {
             Some(telling) => self.desk.record(&pass, telling),
             None => gate.give_back(&pass),
         }
         drop(sending);
-        let is_batch = messages.len() > 1;
-        let mut refused = Vec::new();
-        for ((message, lease), outcome) in messages.into_iter().zip(leases).zip(outcomes) {
-            let job = Job {
-                message: Box::new(message),
-                lease,
-                to: To::Bulkhead(self.desk.bulkhead.number),
-                customer: None,
-                registration: None,
-                unsent: None,
-            };
-            if is_batch && is_refusal(&outcome) {
-                refused.push(job);
-            } else {
-                self.desk.conclude(job, outcome, latency)?;
-            }
+        let job = |(message, lease)| Job {
+            message: Box::new(message),
+            lease,
+            to: To::Bulkhead(self.desk.bulkhead.number),
+            customer: None,
+            registration: None,
+            unsent: None,
+        };
+        let sent = messages.into_iter().zip(leases).map(job).collect();
+        let answered = Answered::new(sent, outcomes);
+        for (job, outcome) in answered.ended {
+            self.desk.conclude(job, outcome, latency)?;
         }
-        // The receiver may refuse the request because of a single message.
-        for job in refused {
+        for job in answered.alone {
             self.send_alone(job)?;
         }
         Ok(())
@@ -372,23 +355,6 @@ impl<'a> Desk<'a> {
     fn settle(&self, job: Job, verdict: Verdict, latency: Duration) -> Result<(), NobodyListens> {
         let settlement = Settlement::new(job, &self.shared.bulkheads, verdict, latency);
         self.outcomes.send(settlement)
-    }
-}
-
-/// Whether the receiver has refused the request because of its content.
-fn is_refusal(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Dead(failure) if failure.response.status.is_some())
-}
-
-/// Ranks outcomes by how much they tell about the destination.
-fn weight(outcome: &Outcome) -> u8 {
-    match outcome {
-        Outcome::Dead(failure) if failure.response.status.is_none() => 0,
-        Outcome::Dead(_) => 1,
-        Outcome::Delivered(_) => 2,
-        Outcome::Retry(failure) if failure.pause.is_none() => 3,
-        Outcome::Wait(_) => 4,
-        Outcome::Retry(_) => 5,
     }
 }
 

@@ -81,6 +81,8 @@ pub(super) enum Broken {
     ForgetsKeys,
     /// A settle waits until a person unlocks its messages.
     WaitsForPeople,
+    /// A refused request counts as a refusal of each of its messages.
+    CountsRefusalsForAll,
     /// Requeued messages also stay dead letters.
     RequeuesCopies,
     /// A replay drops the headers of a message.
@@ -113,7 +115,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 38] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 39] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -162,6 +164,7 @@ impl Broken {
             Self::ForgetsHowFar,
             &[Promise::Lost, Promise::Doubled, Promise::Late],
         ),
+        (Self::CountsRefusalsForAll, &[Promise::Attempts]),
         (Self::WaitsForPeople, &[Promise::Late]),
         (Self::ReplaysWithoutHeaders, &[Promise::Again]),
         (Self::ReplaysWithNewTime, &[Promise::Again]),

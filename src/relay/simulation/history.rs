@@ -46,6 +46,8 @@ pub(super) struct History {
     pub(super) has_filters: bool,
     /// Registered destinations and messages belong to tenants.
     pub(super) has_tenants: bool,
+    /// The destination `a` gets several messages in one request, and refuses some messages.
+    pub(super) has_batches: bool,
 }
 
 /// Registered destinations. In a crowd, all of them have a large backlog from the same moment on.
@@ -73,6 +75,8 @@ pub(super) struct New {
     pub(super) expires_after: Option<Duration>,
     /// How many of its sends fail.
     pub(super) fails: u32,
+    /// The receiver refuses the message.
+    pub(super) is_refused: bool,
 }
 
 impl New {
@@ -84,6 +88,7 @@ impl New {
             delay: Duration::ZERO,
             expires_after: None,
             fails: 0,
+            is_refused: false,
         }
     }
 }
@@ -190,6 +195,7 @@ impl History {
             settings_differ: false,
             has_filters: false,
             has_tenants: false,
+            has_batches: false,
         };
         if is_calm {
             (history.troubles, history.slow) = (0, 0);
@@ -225,6 +231,7 @@ impl History {
                 } else {
                     0
                 },
+                is_refused: false,
             };
             let messages = (0..count).map(|_| new(&mut rng)).collect();
             let lasts = match rng.u8(..4) < lates {
@@ -330,8 +337,23 @@ impl History {
                 history.add(&mut rng, event);
             }
         }
+        let mut rng = Rng::with_seed(seed.rotate_left(7) ^ 0xa076_1d64_78bd_642f);
+        if !history.has_crowd && rng.u8(..6) == 0 {
+            history.refuse(&mut rng);
+        }
         history.items.sort_by_key(|item| item.at);
         history
+    }
+
+    /// Sends several messages in one request, and has the receiver refuse some of them.
+    fn refuse(&mut self, rng: &mut Rng) {
+        self.has_batches = true;
+        for item in &mut self.items {
+            if let Event::Enqueue { messages, .. } = &mut item.event {
+                let to_batches = messages.iter_mut().filter(|new| new.topic == "a");
+                to_batches.for_each(|new| new.is_refused = rng.u8(..8) == 0);
+            }
+        }
     }
 
     /// Sends some messages to registered destinations, which are disabled, removed, fail, hang or are slow.
@@ -552,7 +574,9 @@ impl History {
             | Event::Disable(..)
             | Event::Remove(..)
             | Event::Give(_) => true,
-            Event::Enqueue { messages, .. } => messages.iter().any(|new| new.fails > 0),
+            Event::Enqueue { messages, .. } => {
+                (messages.iter()).any(|new| new.fails > 0 || new.is_refused)
+            }
             _ => false,
         };
         // A message whose filter was not evaluated is due again later, without a notification.
@@ -576,7 +600,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, settings differ {}, filters {}, tenants {}",
+            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, settings differ {}, filters {}, tenants {}, batches {}",
             self.seed,
             self.relays,
             self.single_active,
@@ -587,7 +611,8 @@ impl fmt::Display for History {
             self.is_crowded,
             self.settings_differ,
             self.has_filters,
-            self.has_tenants
+            self.has_tenants,
+            self.has_batches
         )?;
         for item in &self.items {
             writeln!(

@@ -3,7 +3,7 @@
 //! connection.
 
 use std::cell::{Cell, OnceCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,10 @@ use super::tables::Row;
 use super::wants;
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::config::{Breaker, Config, Destination, Route};
+use crate::config::{Breaker, Config, Destination, Mode, Route};
 use crate::dispatch::{Customers, Failure, Outcome, Response};
 use crate::message::Message;
+use crate::relay::batch::{Answered, Gathered, telling};
 use crate::relay::bulkhead::{Bulkhead, Dispatchers, Serves};
 use crate::relay::claimer::{Claimer, SOON, Turn};
 use crate::relay::filters::{Ended, Filters};
@@ -90,8 +91,12 @@ struct Settling<'w> {
 #[derive(Default)]
 struct Sending {
     busy: usize,
-    /// A job that waits for its gate.
-    held: Option<Job>,
+    /// The jobs of a request that waits for its gate.
+    held: Vec<Job>,
+    /// Jobs of batched mode that are sent one by one.
+    alone: VecDeque<Job>,
+    /// The jobs that are gathered for the next request, until this time.
+    gathered: Option<(Gathered, Duration)>,
     next: Duration,
 }
 
@@ -101,15 +106,49 @@ struct Listening {
     next_try: Option<Duration>,
 }
 
-/// A message in flight to a receiver.
+impl Sending {
+    fn has_jobs(&self) -> bool {
+        !self.held.is_empty() || !self.alone.is_empty() || self.gathered.is_some()
+    }
+
+    /// The jobs of the next request. None while the request waits for more.
+    fn take(&mut self, queue: &Receiver<Job>, bulkhead: &Bulkhead, now: Duration) -> Vec<Job> {
+        if !self.held.is_empty() {
+            return std::mem::take(&mut self.held);
+        }
+        if let Some(job) = self.alone.pop_front() {
+            return vec![job];
+        }
+        let Some(limits) = bulkhead.request_batch else {
+            return queue.try_recv().into_iter().collect();
+        };
+        let gathered = self.gathered.take();
+        let (mut gathered, until) =
+            gathered.unwrap_or_else(|| (Gathered::default(), now + limits.linger));
+        while !gathered.is_full(limits)
+            && let Ok(job) = queue.try_recv()
+        {
+            gathered.add(job);
+        }
+        if !gathered.is_full(limits) && now < until {
+            self.gathered = Some((gathered, until));
+            self.next = until;
+            return Vec::new();
+        }
+        self.alone.extend(gathered.alone);
+        gathered.together
+    }
+}
+
+/// A request to a receiver.
 pub(super) struct Send {
     pub(super) process: usize,
     bulkhead: usize,
     /// The turn and the destination, if the destination is registered.
     registered: Option<(UnderWay, Arc<Customer>)>,
-    pub(super) job: Job,
+    jobs: Vec<Job>,
     pass: Pass,
-    outcome: Outcome,
+    outcomes: Vec<Outcome>,
     began: Instant,
     /// The receiver has responded.
     pub(super) is_received: bool,
@@ -197,6 +236,10 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
         });
         config.destinations.push(destination);
         config.routes.push(Route::new(name, name));
+    }
+    if stage.history.has_batches {
+        config.destinations[0].mode = Some(Mode::Batched);
+        config.destinations[0].request_batch.size = 4;
     }
     config.routes.push(Route::to_each("fan", ["a", "b"]));
     if stage.has_route_next(relay) {
@@ -473,7 +516,7 @@ impl<'w> Process<'w> {
                         _ => Some(sending.next),
                     };
                 }
-                let has_job = sending.held.is_some() || !self.queues[number].is_empty();
+                let has_job = sending.has_jobs() || !self.queues[number].is_empty();
                 (is_free && has_job).then_some(sending.next)
             }
             Actor::Listener => {
@@ -734,17 +777,16 @@ impl<'w> Stage<'w> {
 
     fn run_sender(&self, number: usize, which: usize) {
         let now = self.now();
-        let (shared, job, outcomes) = {
+        let (shared, jobs, outcomes) = {
             let mut processes = self.processes.borrow_mut();
             let process = &mut processes[number];
-            let held = process.sending[which].held.take();
-            let job = held.or_else(|| process.queues[which].try_recv().ok());
-            (process.shared, job, process.outcomes.clone())
+            let (queue, bulkhead) = (&process.queues[which], &process.shared.bulkheads[which]);
+            let jobs = process.sending[which].take(queue, bulkhead, now);
+            (process.shared, jobs, process.outcomes.clone())
         };
-        let Some(job) = job else {
+        if jobs.is_empty() {
             return;
-        };
-        let lease = job.lease;
+        }
         let bulkhead = &shared.bulkheads[which];
         {
             let processes = self.processes.borrow();
@@ -758,27 +800,36 @@ impl<'w> Stage<'w> {
             // The send cannot fail: the other end is here.
             let _ = outcomes.send(settlement);
         };
-        let may_send = !shared.is_stopping() && shared.lease.may_send(lease);
-        let admission = match may_send {
+        let may_send = |job: &Job| !shared.is_stopping() && shared.lease.may_send(job.lease);
+        let admission = match jobs.iter().any(may_send) {
             true => bulkhead.gate.ask(),
             false => Admission::Closed,
         };
         let pass = match admission {
             Admission::Pass(pass) => pass,
-            Admission::Closed => return settle(job, Verdict::Released),
+            Admission::Closed => {
+                return (jobs.into_iter()).for_each(|job| settle(job, Verdict::Released));
+            }
             Admission::Wait(wait) => {
                 let mut processes = self.processes.borrow_mut();
                 let sending = &mut processes[number].sending[which];
-                sending.held = Some(job);
+                sending.held = jobs;
                 sending.next = now + wait.min(Duration::from_millis(10));
                 return;
             }
         };
-        if is_expired(&job.message, clock::now()) {
-            bulkhead.gate.give_back(&pass);
-            return settle(job, Verdict::expired());
+        let mut sent = Vec::new();
+        for job in jobs {
+            match is_expired(&job.message, clock::now()) {
+                _ if !may_send(&job) => settle(job, Verdict::Released),
+                true => settle(job, Verdict::expired()),
+                false => sent.push(job),
+            }
         }
-        self.begin_send((number, which), &bulkhead.name, (job, pass), None);
+        match sent.is_empty() {
+            true => bulkhead.gate.give_back(&pass),
+            false => self.begin_send((number, which), &bulkhead.name, (sent, pass), None),
+        }
     }
 
     fn is_of_registered(&self, number: usize, which: usize) -> bool {
@@ -840,7 +891,7 @@ impl<'w> Stage<'w> {
                     (None, Some((customer, bulkhead))) => {
                         self.check_address(&job.message, customer);
                         let turn = Some((under_way, Arc::clone(customer)));
-                        self.begin_send((number, which), &bulkhead.name, (job, pass), turn);
+                        self.begin_send((number, which), &bulkhead.name, (vec![job], pass), turn);
                     }
                     (verdict, customer) => {
                         if let Some((_, bulkhead)) = customer {
@@ -872,16 +923,16 @@ impl<'w> Stage<'w> {
         &self,
         (number, which): (usize, usize),
         name: &str,
-        (job, pass): (Job, Pass),
+        (jobs, pass): (Vec<Job>, Pass),
         registered: Option<(UnderWay, Arc<Customer>)>,
     ) {
-        let (message, lease) = (&job.message, job.lease);
-        self.check_send(message, lease);
-        if let Some((_, customer)) = registered.as_ref().filter(|_| self.is_strict()) {
-            let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
-            self.check_tenant(id, customer.stamp, name);
+        for (place, job) in jobs.iter().enumerate() {
+            self.check_send(job, &jobs[..place]);
+            if let Some((_, customer)) = registered.as_ref().filter(|_| self.is_strict()) {
+                self.check_tenant(number_of(&job.message), customer.stamp, name);
+            }
         }
-        let (outcome, lasts) = self.answer(message, name);
+        let (outcomes, lasts) = self.answer(&jobs, name);
         if registered.is_some() {
             let shared = self.processes.borrow()[number].shared;
             let registry = shared.registered.registry();
@@ -890,19 +941,22 @@ impl<'w> Stage<'w> {
                 (registry.named(name)).is_some_and(|one| turns.awaits_first(one.id))
             });
         }
-        self.tell(|| {
-            format!(
-                "process {number} sends {} {} to {name} under {lease}: {outcome:?} in {lasts:?}",
-                message.topic, message.sequence.0
-            )
-        });
+        for (job, outcome) in jobs.iter().zip(&outcomes) {
+            self.tell(|| {
+                let (message, lease) = (&job.message, job.lease);
+                format!(
+                    "process {number} sends {} {} to {name} under {lease}: {outcome:?} in {lasts:?}",
+                    message.topic, message.sequence.0
+                )
+            });
+        }
         let send = Send {
             process: number,
             bulkhead: which,
             registered,
-            job,
+            jobs,
             pass,
-            outcome,
+            outcomes,
             began: clock::now(),
             is_received: false,
         };
@@ -910,30 +964,37 @@ impl<'w> Stage<'w> {
         self.send(send, lasts);
     }
 
-    /// The response of a receiver, and how long it takes.
-    fn answer(&self, message: &Message, destination: &str) -> (Outcome, Duration) {
+    /// The response of a receiver, and how long it takes. A receiver accepts or refuses a request as a whole.
+    fn answer(&self, jobs: &[Job], destination: &str) -> (Vec<Outcome>, Duration) {
         let mood = self
             .moods
             .borrow()
             .get(destination)
             .map_or(Mood::Well, |(mood, _)| *mood);
-        let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
-        let has_failed = {
-            let messages = self.messages.borrow();
-            of(&messages[id].failed, &message.destination)
+        let messages = self.messages.borrow();
+        let fails = |job: &Job| {
+            let truth = &messages[number_of(&job.message)];
+            of(&truth.failed, &job.message.destination) < truth.fails
         };
-        let fails = has_failed < self.messages.borrow()[id].fails;
+        let fails = jobs.iter().any(fails);
+        let is_refused = |job: &Job| messages[number_of(&job.message)].is_refused;
         let failed = |code| Outcome::Retry(Failure::new(code, "no"));
-        match mood {
+        let (outcome, lasts) = match mood {
             Mood::Hanging => (failed(ReasonCode::Timeout), SEND_TIMEOUT),
             Mood::Failing => (failed(ReasonCode::ServerError), self.dice(1, 10)),
             _ if fails => (failed(ReasonCode::ServerError), self.dice(1, 10)),
+            _ if jobs.iter().any(is_refused) => {
+                let mut failure = Failure::new(ReasonCode::Rejected, "no");
+                failure.response.status = Some(422);
+                (Outcome::Dead(failure), self.dice(1, 10))
+            }
             Mood::Slow => (
                 Outcome::Delivered(Response::default()),
                 self.dice(200, 1400),
             ),
             Mood::Well => (Outcome::Delivered(Response::default()), self.dice(1, 20)),
-        }
+        };
+        (vec![outcome; jobs.len()], lasts)
     }
 
     /// The receiver has responded.
@@ -943,19 +1004,26 @@ impl<'w> Stage<'w> {
             return;
         };
         send.is_received = true;
-        let message = &send.job.message;
-        let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
+        for (job, outcome) in send.jobs.iter().zip(&send.outcomes) {
+            self.received_one(job, outcome);
+        }
+    }
+
+    fn received_one(&self, job: &Job, outcome: &Outcome) {
+        let message = &job.message;
         let mut messages = self.messages.borrow_mut();
-        let truth = &mut messages[id];
+        let truth = &mut messages[number_of(message)];
         let again = of(&truth.again, &message.destination);
-        let of = match send.outcome {
+        let of = match outcome {
             Outcome::Delivered(_) => &mut truth.well,
+            // The receiver has refused another message of the request.
+            Outcome::Dead(_) if !truth.is_refused => return,
             _ => &mut truth.failed,
         };
         let count = of.entry(message.destination.clone()).or_default();
         *count += 1;
         let most = 1 + again;
-        let is_twice = *count > most && matches!(send.outcome, Outcome::Delivered(_));
+        let is_twice = *count > most && matches!(outcome, Outcome::Delivered(_));
         drop(messages);
         if is_twice && self.history.is_fair() {
             self.fall(Promise::Doubled, || {
@@ -965,11 +1033,12 @@ impl<'w> Stage<'w> {
                 )
             });
         }
-        self.check_held(message, send.job.lease, "at the end of its send");
+        self.check_held(message, job.lease, "at the end of its send");
     }
 
-    /// Checks the promises at the start of a send.
-    fn check_send(&self, message: &Message, lease: LeaseId) {
+    /// Checks the promises at the start of a send. `earlier`: other messages of the same request.
+    fn check_send(&self, job: &Job, earlier: &[Job]) {
+        let (message, lease) = (&job.message, job.lease);
         self.check_held(message, lease, "at the beginning of its send");
         self.check_again(message);
         if !self.is_strict() {
@@ -998,16 +1067,14 @@ impl<'w> Stage<'w> {
             });
         }
         let sends = self.sends.borrow();
-        let beside = sends
-            .values()
-            .filter(|send| !send.is_received)
-            .find(|send| {
-                let other = tables.rows.get(&send.job.message.sequence.0);
-                send.job.message.sequence.0 == sequence
-                    || other.is_some_and(|other| other.excludes(row))
-            });
+        let sent = sends.values().filter(|send| !send.is_received);
+        let mut sent = sent.flat_map(|send| &send.jobs).chain(earlier);
+        let beside = sent.find(|job| {
+            let other = tables.rows.get(&job.message.sequence.0);
+            job.message.sequence.0 == sequence || other.is_some_and(|other| other.excludes(row))
+        });
         if let Some(other) = beside {
-            let other = other.job.message.sequence.0;
+            let other = other.message.sequence.0;
             self.fall(Promise::Order, || {
                 format!(
                     "{} {sequence} is sent while {other} of its key is in flight",
@@ -1030,7 +1097,7 @@ impl<'w> Stage<'w> {
 
     /// Checks that a message that was sent before is the same.
     fn check_again(&self, message: &Message) {
-        let id = usize::try_from(message.message_id.as_u128()).unwrap_or(0);
+        let id = number_of(message);
         let time = message.occurred_at.unwrap_or(message.created_at);
         let sent = (message.headers.clone(), time);
         let mut messages = self.messages.borrow_mut();
@@ -1067,9 +1134,9 @@ impl<'w> Stage<'w> {
             process,
             bulkhead,
             registered,
-            job,
+            jobs,
             pass,
-            outcome,
+            outcomes: answers,
             began,
             ..
         } = send;
@@ -1081,14 +1148,16 @@ impl<'w> Stage<'w> {
             (process.shared, process.outcomes.clone())
         };
         let took = clock::since(began);
-        let is_delivered = matches!(outcome, Outcome::Delivered(_));
+        let telling = telling(&answers).expect("a request has messages");
+        let is_delivered = matches!(telling, Outcome::Delivered(_));
         if registered.is_none() || is_delivered {
             shared.bulkheads[bulkhead].learn(took);
         }
         let (turn, customer) = registered.unzip();
         let of_customer = customer.as_ref().and_then(|one| one.bulkhead.as_ref());
-        let bulkhead = of_customer.unwrap_or(&shared.bulkheads[bulkhead]);
-        if bulkhead.gate.record(&pass, &outcome) {
+        let number = bulkhead;
+        let bulkhead = of_customer.unwrap_or(&shared.bulkheads[number]);
+        if bulkhead.gate.record(&pass, telling) {
             shared.signals.doorbell.ring();
         }
         if let (Some(turn), Some(customer)) = (turn, &customer) {
@@ -1108,16 +1177,32 @@ impl<'w> Stage<'w> {
                 shared.registered.turns().ended(turn, Some(sent), most);
             }
         }
-        let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
-        let settlement = Settlement::new(job, &shared.bulkheads, verdict, took);
-        // The send cannot fail: the other end is here.
-        let _ = outcomes.send(settlement);
+        let answered = match self.broken {
+            Some(Broken::CountsRefusalsForAll) => Answered {
+                ended: jobs.into_iter().zip(answers).collect(),
+                alone: Vec::new(),
+            },
+            _ => Answered::new(jobs, answers),
+        };
+        for (job, outcome) in answered.ended {
+            let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
+            let settlement = Settlement::new(job, &shared.bulkheads, verdict, took);
+            // The send cannot fail: the other end is here.
+            let _ = outcomes.send(settlement);
+        }
+        let sending = &mut self.processes.borrow_mut()[process].sending[number];
+        sending.alone.extend(answered.alone);
     }
+}
+
+/// The number of a message in its history.
+fn number_of(message: &Message) -> usize {
+    usize::try_from(message.message_id.as_u128()).unwrap_or(0)
 }
 
 /// The count for a destination. A message for a single registered destination is sent before a row names the
 /// destination, so sends without a name count, too.
-fn of(counts: &BTreeMap<String, u32>, destination: &str) -> u32 {
+pub(super) fn of(counts: &BTreeMap<String, u32>, destination: &str) -> u32 {
     let unnamed = (!destination.is_empty()).then_some("");
     let names = unnamed.into_iter().chain([destination]);
     names.filter_map(|name| counts.get(name)).sum()

@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use super::broken::Broken;
 use super::history::{Act, BAD, Event, History, Item, LENGTH, Mood, New, QUIET, REGISTERED};
-use super::process::{Actor, Process, Send};
+use super::process::{Actor, Process, Send, of};
 use super::promises::{Fall, Promise};
 use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
 use super::wants;
@@ -148,6 +148,8 @@ struct Transaction {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Truth {
     pub(super) fails: u32,
+    /// Whether the receiver refuses the message.
+    pub(super) is_refused: bool,
     pub(super) delay: Duration,
     pub(super) committed: Option<Duration>,
     /// Successful and failed sends, by destination.
@@ -496,6 +498,22 @@ impl<'w> Stage<'w> {
         drop(tables);
         if self.is_strict() {
             self.check_alone(&changes);
+            self.check_attempts(&changes);
+        }
+    }
+
+    /// Checks that dead letters have no more attempts than they had failed sends and takeovers.
+    fn check_attempts(&self, changes: &Changes) {
+        let messages = self.messages.borrow();
+        for entry in changes.ledger.iter().filter(|one| !one.is_delivered) {
+            let (row, truth) = (&entry.row, &messages[entry.row.id]);
+            let most =
+                of(&truth.failed, &row.destination) + of(&truth.taken_over, &row.destination);
+            if row.attempts.unsigned_abs() > most {
+                self.fall(Promise::Attempts, || {
+                    format!("{entry:?} has more attempts than the {most} that were made")
+                });
+            }
         }
     }
 
@@ -1082,6 +1100,7 @@ impl<'w> Stage<'w> {
             tables.last_sequence += 1;
             truths.push(Truth {
                 fails: new.fails,
+                is_refused: new.is_refused,
                 delay: new.delay,
                 ..Truth::default()
             });
@@ -1441,9 +1460,7 @@ impl<'w> Stage<'w> {
                 // No notification tells other relays of the parts that this relay refuses to send.
                 && !self.history.settings_differ
                 // Nothing tells the relays of other processes that it is their turn.
-                && !(self.history.single_active
-                    && self.history.relays > 1
-                    && self.history.has_reloads())
+                && !(self.history.single_active && self.history.relays > 1 && self.history.has_reloads())
                 && messages[row.id].delay.is_zero();
             let most = match is_told {
                 true => SOON,
