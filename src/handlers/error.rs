@@ -129,7 +129,7 @@ impl HandlerError {
         }
     }
 
-    pub(super) fn into_outcome(self) -> Outcome {
+    pub(crate) fn into_outcome(self) -> Outcome {
         match self {
             Self::Retry { error, after } => {
                 let mut failure = Failure::new(ReasonCode::Failed, error);

@@ -12,6 +12,7 @@ use super::doubt::Doubt;
 use super::{Relay, RelayHandle};
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, Outcome, Response};
+use crate::handlers::{Connections, Group, Handlers, no_connection};
 use crate::message::Message;
 use crate::store::relay::connection::Backend;
 use crate::store::tests::Outbox;
@@ -25,7 +26,8 @@ const WIDE: &str = "to_json(repeat('x', 1500))";
 const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Dispatchers {
-    /// Dispatchers that send nothing: one for each destination or, without destinations, one for all messages.
+    /// Dispatchers that send nothing: one for each destination or, without destinations, one for all messages. Groups
+    /// without handlers.
     pub(super) fn idle(config: &Config) -> Self {
         struct Idle;
         impl Dispatcher for Idle {
@@ -38,10 +40,19 @@ impl Dispatchers {
         Self {
             rest: urls.is_empty().then(idle),
             urls,
-            groups: Vec::new(),
+            groups: (config.in_process.iter())
+                .map(|group| Arc::new(without_handlers(&group.name)))
+                .collect(),
             customers: None,
         }
     }
+}
+
+fn without_handlers(name: &str) -> Group {
+    let pool = || Err(no_connection("there is no pool"));
+    let connections = Connections::new(Arc::new(pool), metrics::Gauge::noop());
+    let (inbox, timeout) = (name.to_owned(), LIMIT);
+    Group::new(name, inbox, timeout, Handlers::new(), Arc::new(connections))
 }
 
 struct Ground {

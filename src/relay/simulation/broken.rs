@@ -83,6 +83,8 @@ pub(super) enum Broken {
     WaitsForPeople,
     /// A refused request counts as a refusal of each of its messages.
     CountsRefusalsForAll,
+    /// A handler without a connection counts as a failed attempt.
+    CountsCallsNotMade,
     /// Requeued messages also stay dead letters.
     RequeuesCopies,
     /// A replay drops the headers of a message.
@@ -115,7 +117,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 39] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 40] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -165,6 +167,7 @@ impl Broken {
             &[Promise::Lost, Promise::Doubled, Promise::Late],
         ),
         (Self::CountsRefusalsForAll, &[Promise::Attempts]),
+        (Self::CountsCallsNotMade, &[Promise::Attempts]),
         (Self::WaitsForPeople, &[Promise::Late]),
         (Self::ReplaysWithoutHeaders, &[Promise::Again]),
         (Self::ReplaysWithNewTime, &[Promise::Again]),

@@ -39,13 +39,15 @@ pub(super) struct History {
     pub(super) has_registered: bool,
     /// There are many registered destinations: see [`History::crowd`].
     pub(super) has_crowd: bool,
-    /// The settings of all relays but the first refuse the port of `x`, and have no route for the topic `d`. The first
-    /// relay has this route at each second start.
+    /// The settings of all relays but the first refuse the port of `x`, and have no route for the topic `d` and no
+    /// handlers. The first relay has these at each second start.
     pub(super) settings_differ: bool,
     /// The registered destinations have filters.
     pub(super) has_filters: bool,
     /// Registered destinations and messages belong to tenants.
     pub(super) has_tenants: bool,
+    /// Some messages go to a group of handlers.
+    pub(super) has_handlers: bool,
     /// The destination `a` gets several messages in one request, and refuses some messages.
     pub(super) has_batches: bool,
 }
@@ -54,6 +56,8 @@ pub(super) struct History {
 pub(super) const REGISTERED: [&str; 3] = ["x", "y", "z"];
 /// A registered destination that gets a message now and then.
 pub(super) const QUIET: &str = "quiet";
+/// A group of handlers, and the topic of its handler.
+pub(super) const HANDLED: &str = "h";
 /// Registered destinations that hang or fail.
 pub(super) const BAD: [&str; 5] = ["p", "q", "r", "s", "t"];
 
@@ -195,6 +199,7 @@ impl History {
             settings_differ: false,
             has_filters: false,
             has_tenants: false,
+            has_handlers: false,
             has_batches: false,
         };
         if is_calm {
@@ -341,8 +346,30 @@ impl History {
         if !history.has_crowd && rng.u8(..6) == 0 {
             history.refuse(&mut rng);
         }
+        let mut rng = Rng::with_seed(seed.rotate_left(11) ^ 0xe703_7ed1_a0b4_28db);
+        if !history.has_crowd && rng.u8(..6) == 0 {
+            history.handle(&mut rng);
+        }
         history.items.sort_by_key(|item| item.at);
         history
+    }
+
+    /// Sends some messages to handlers.
+    fn handle(&mut self, rng: &mut Rng) {
+        self.has_handlers = true;
+        for item in &mut self.items {
+            let Event::Enqueue { messages, .. } = &mut item.event else {
+                continue;
+            };
+            let plain = |new: &&mut New| ["a", "b"].contains(&new.topic) && new.destination == "";
+            for new in messages.iter_mut().filter(plain) {
+                if rng.u8(..3) == 0 {
+                    new.topic = HANDLED;
+                    // The group is not always there, and a key would wait for its messages.
+                    new.ordering_key = new.ordering_key.filter(|_| !self.settings_differ);
+                }
+            }
+        }
     }
 
     /// Sends several messages in one request, and has the receiver refuse some of them.
@@ -600,7 +627,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, settings differ {}, filters {}, tenants {}, batches {}",
+            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}",
             self.seed,
             self.relays,
             self.single_active,
@@ -612,6 +639,7 @@ impl fmt::Display for History {
             self.settings_differ,
             self.has_filters,
             self.has_tenants,
+            self.has_handlers,
             self.has_batches
         )?;
         for item in &self.items {

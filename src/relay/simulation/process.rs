@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use secrecy::SecretString;
 
 use super::broken::Broken;
-use super::history::{History, Mood, REGISTERED};
+use super::history::{HANDLED, History, Mood, REGISTERED};
 use super::link::Link;
 use super::promises::Promise;
 use super::stage::{CLAIM_LIMIT, MOST_TURNS, Stage};
@@ -21,12 +21,14 @@ use crate::backoff::Backoff;
 use crate::clock;
 use crate::config::{Breaker, Config, Destination, Mode, Route};
 use crate::dispatch::{Customers, Failure, Outcome, Response};
+use crate::handlers::{Handlers, no_connection};
 use crate::message::Message;
 use crate::relay::batch::{Answered, Gathered, telling};
 use crate::relay::bulkhead::{Bulkhead, Dispatchers, Serves};
 use crate::relay::claimer::{Claimer, SOON, Turn};
 use crate::relay::filters::{Ended, Filters};
 use crate::relay::gate::{Admission, Pass};
+use crate::relay::groups::add_groups;
 use crate::relay::heartbeat::Heartbeat;
 use crate::relay::job::{Job, is_expired};
 use crate::relay::lease_clock::{BootTime, LeaseClock};
@@ -46,6 +48,7 @@ use crate::status::ReasonCode;
 use crate::store::relay::claim::Claimed;
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::{LeaseId, Registration};
+use crate::store::relay::settle::Claim;
 use crate::store::relay::split::Piece;
 
 /// How long a listener waits while an insert is in progress, and while another listener has the lock.
@@ -244,6 +247,12 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
     config.routes.push(Route::to_each("fan", ["a", "b"]));
     if stage.has_route_next(relay) {
         config.routes.push(Route::new(wants::ROUTED, "a"));
+    }
+    let has_handlers = !stage.history.settings_differ || stage.has_route_next(relay);
+    if stage.history.has_handlers && has_handlers {
+        let handlers = Handlers::new().on_topic(HANDLED, |_, _| Ok(()));
+        let handlers = handlers.timeout(SEND_TIMEOUT);
+        add_groups(&mut config, &[(HANDLED.to_owned(), handlers)]).expect("a group");
     }
     config
 }
@@ -932,9 +941,16 @@ impl<'w> Stage<'w> {
                 self.check_tenant(number_of(&job.message), customer.stamp, name);
             }
         }
-        let (outcomes, lasts) = self.answer(&jobs, name);
+        let shared = self.processes.borrow()[number].shared;
+        let is_group = matches!(shared.bulkheads[which].serves, Serves::Group(_));
+        let (outcomes, lasts) = match is_group {
+            true => self.handle(&jobs),
+            false => self.answer(&jobs, name),
+        };
+        for job in jobs.iter().filter(|_| is_group) {
+            shared.begin_handling(job.lease, Claim::of(&job.message));
+        }
         if registered.is_some() {
-            let shared = self.processes.borrow()[number].shared;
             let registry = shared.registered.registry();
             self.check_fairness(name, lasts, |name| {
                 let turns = shared.registered.turns();
@@ -997,6 +1013,16 @@ impl<'w> Stage<'w> {
         (vec![outcome; jobs.len()], lasts)
     }
 
+    /// The result of a handler, and how long it takes. If nothing else goes wrong, there is a connection.
+    fn handle(&self, jobs: &[Job]) -> (Vec<Outcome>, Duration) {
+        let has_trouble = !self.history.is_calm() && !self.is_calm_now();
+        if has_trouble && self.rng(|rng| rng.u8(..4)) == 0 {
+            let outcome = no_connection("all are in use").into_outcome();
+            return (vec![outcome; jobs.len()], self.dice(1, 10));
+        }
+        self.answer(jobs, HANDLED)
+    }
+
     /// The receiver has responded.
     pub(super) fn received(&self, number: u64) {
         let mut sends = self.sends.borrow_mut();
@@ -1016,6 +1042,8 @@ impl<'w> Stage<'w> {
         let again = of(&truth.again, &message.destination);
         let of = match outcome {
             Outcome::Delivered(_) => &mut truth.well,
+            // No handler was called.
+            Outcome::Wait(_) => return,
             // The receiver has refused another message of the request.
             Outcome::Dead(_) if !truth.is_refused => return,
             _ => &mut truth.failed,
@@ -1156,6 +1184,10 @@ impl<'w> Stage<'w> {
         let (turn, customer) = registered.unzip();
         let of_customer = customer.as_ref().and_then(|one| one.bulkhead.as_ref());
         let number = bulkhead;
+        if matches!(shared.bulkheads[number].serves, Serves::Group(_)) {
+            let ended = jobs.iter().map(|job| (job.lease, Claim::of(&job.message)));
+            ended.for_each(|(lease, claim)| shared.end_handling(lease, claim));
+        }
         let bulkhead = of_customer.unwrap_or(&shared.bulkheads[number]);
         if bulkhead.gate.record(&pass, telling) {
             shared.signals.doorbell.ring();
@@ -1185,6 +1217,12 @@ impl<'w> Stage<'w> {
             _ => Answered::new(jobs, answers),
         };
         for (job, outcome) in answered.ended {
+            let outcome = match outcome {
+                Outcome::Wait(failure) if self.broken == Some(Broken::CountsCallsNotMade) => {
+                    Outcome::Retry(failure)
+                }
+                outcome => outcome,
+            };
             let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
             let settlement = Settlement::new(job, &shared.bulkheads, verdict, took);
             // The send cannot fail: the other end is here.

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant, SystemTime};
 use fastrand::Rng;
 
 use super::broken::Broken;
-use super::history::{Act, BAD, Event, History, Item, LENGTH, Mood, New, QUIET, REGISTERED};
+use super::history::{
+    Act, BAD, Event, HANDLED, History, Item, LENGTH, Mood, New, QUIET, REGISTERED,
+};
 use super::process::{Actor, Process, Send, of};
 use super::promises::{Fall, Promise};
 use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
@@ -234,8 +236,10 @@ impl<'w> Stage<'w> {
                 has_tenants: history.has_tenants,
                 has_filters: history.has_filters,
                 // The first relay has run before.
-                served: (history.settings_differ.then(|| wants::ROUTED.to_owned()))
+                served: [wants::ROUTED, HANDLED]
                     .into_iter()
+                    .filter(|_| history.settings_differ)
+                    .map(str::to_owned)
                     .collect(),
                 ..Tables::default()
             }),
@@ -411,7 +415,7 @@ impl<'w> Stage<'w> {
             .is_strict(self.processes.borrow()[process].relay)
     }
 
-    /// Whether the next start of this relay has the route for the topic `d`.
+    /// Whether the next start of this relay has the route for the topic `d`, and the handlers.
     pub(super) fn has_route_next(&self, relay: usize) -> bool {
         let processes = self.processes.borrow();
         let starts = processes.iter().filter(|one| one.relay == relay).count();
@@ -1418,6 +1422,11 @@ impl<'w> Stage<'w> {
             let mut living = processes.iter().filter(|one| !one.is_dead);
             living.any(|one| one.is_busy(to))
         };
+        // Only these go where one relay alone sends, if settings differ.
+        let is_of_route = |row: &Row| {
+            let is_routed = row.topic == wants::ROUTED && row.destination.is_empty();
+            self.history.settings_differ && (is_routed || row.topic == HANDLED)
+        };
         let has_route = (processes.iter()).any(|one| !one.is_dead && one.has_route());
         let waits_for_people = |row: &Row| {
             let mut locked = tables
@@ -1431,7 +1440,7 @@ impl<'w> Stage<'w> {
                 other.has_key_of(row) && other.place() < row.place() && row.waits_for(other)
             };
             row.held.is_none()
-                && (row.topic != wants::ROUTED || !row.destination.is_empty() || has_route)
+                && (!is_of_route(row) || has_route)
                 && row.available_at <= micros
                 && !tables.locked.contains(&row.sequence)
                 && !is_paused(row)

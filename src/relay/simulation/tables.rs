@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::broken::Broken;
-use super::history::REGISTERED;
+use super::history::{HANDLED, REGISTERED};
 use super::wants;
 use crate::message::replays::replayed;
 use crate::message::{Message, Sequence};
@@ -162,6 +162,7 @@ pub(super) fn goes_to<'a>(topic: &str, destination: &'a str) -> &'a str {
     match (topic, destination) {
         ("a" | wants::ROUTED, "") => "a",
         ("b", "") => "b",
+        (HANDLED, "") => HANDLED,
         (_, destination) => destination,
     }
 }
