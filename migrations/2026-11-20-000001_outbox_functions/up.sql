@@ -461,8 +461,8 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 
-    -- A relay locks the only row while it claims messages with ordering keys. Not an advisory lock: any role may take
-    -- those. The first relay inserts the row, as it does the parts.
+    -- A relay locks the row 'keyed' while it claims messages with ordering keys, and a replay locks the row 'replay'. Not
+    -- advisory locks: any role may take those. Who locks a row inserts it first.
     EXECUTE format('CREATE TABLE %1$I.%2$I (name text NOT NULL, CONSTRAINT %3$I PRIMARY KEY (name))',
         s, t || '_lock', t || '_lock_pkey');
 

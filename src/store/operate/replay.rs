@@ -5,12 +5,12 @@ use std::time::SystemTime;
 use diesel::dsl::{self, count_star, min};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
-    Queryable, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods,
+    OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Nullable, Text, Timestamptz, Uuid as SqlUuid};
-use diesel::{PgConnection, select};
+use diesel::{PgConnection, insert_into, select};
 use uuid::Uuid;
 
 pub(crate) use crate::message::replays::LONGEST_RUN;
@@ -26,10 +26,13 @@ use crate::store::open_part;
 use crate::store::place::{Place, as_micros, from_micros, rfc3339, to_micros};
 use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
 use crate::store::statement::{planned_anew, statement_anew};
-use crate::store::table::ledger;
+use crate::store::table::{ledger, lock};
 
 /// Messages that one statement replays.
 pub(crate) const BATCH: i64 = 1_000;
+
+/// The row of `outbox_lock` that replays lock.
+const REPLAYS: &str = "replay";
 
 /// Selects the delivered messages to replay. All given conditions must hold.
 #[derive(Debug, Clone, Default)]
@@ -210,6 +213,7 @@ pub(crate) fn step(
             break rows;
         }
     };
+    take_turns(conn, name)?;
     let with_payload: Vec<&FoundRow> = rows.iter().filter(|row| row.has_payload).collect();
     let asked = filter.destination.as_deref().unwrap_or_default();
     let inserted = insert(conn, name, ids, asked, &walk.run, &with_payload, operator)?;
@@ -218,6 +222,18 @@ pub(crate) fn step(
         without_payload: (rows.len() - with_payload.len()) as u64,
         skipped: (with_payload.len() - inserted) as u64,
     }))
+}
+
+/// Waits for other replays until the end of their transactions. Two replays of one run insert the same keys, but not in
+/// the same order: the ledger may have a key several times, and each insert waits for the other transaction.
+fn take_turns(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
+    insert_into(lock::table(name.lock()))
+        .values(lock::name.eq(REPLAYS))
+        .on_conflict_do_nothing()
+        .execute(conn)?;
+    let row = lock::table(name.lock()).filter(lock::name.eq(REPLAYS));
+    let row = row.select(lock::name).for_no_key_update();
+    row.get_result::<String>(conn).optional().map(drop)
 }
 
 /// The next rows in the order in which they were settled; moves the walk past them. Reads a window of time,
@@ -366,4 +382,79 @@ fn insert(
     .bind::<Text, _>(operator)
     .bind::<Text, _>(asked)
     .execute(conn)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use diesel::Connection;
+    use diesel::connection::SimpleConnection;
+    use diesel::dsl::sql;
+    use diesel::sql_types::Bool;
+
+    use super::*;
+    use crate::store::sql::pg_backend_pid;
+    use crate::store::tests::Outbox;
+
+    /// Replays what was delivered in these seconds, as the run `again`.
+    fn replay(conn: &mut PgConnection, name: &OutboxName, from: u64, to: u64) -> u64 {
+        let filter = ReplayFilter {
+            since: Some(UNIX_EPOCH + Duration::from_secs(from)),
+            until: Some(UNIX_EPOCH + Duration::from_secs(to)),
+            ..ReplayFilter::default()
+        };
+        let mut walk = begin(conn, name, &filter, Some("again")).expect("begun");
+        walk.window = i64::from(u32::MAX);
+        let done = step(conn, name, &filter, ReplayIds::Same, &mut walk, "");
+        done.expect("replayed").expect("messages").replayed
+    }
+
+    /// R36: the ledger has a key twice, so the replays insert the keys in different orders.
+    #[test]
+    fn two_replays_of_one_run_take_turns() {
+        let outbox = Outbox::new();
+        let (mut first, mut second) = (outbox.connect(), outbox.connect());
+        let (mut watch, name) = (outbox.connect(), &outbox.name);
+        let ledger = name.ledger();
+        for (second, key) in [(1, "a"), (2, "b"), (3, "a")] {
+            watch
+                .batch_execute(&format!(
+                    "INSERT INTO {ledger} (part, sequence, message_id, topic, destination, idempotency_key,
+                        status, attempts, payload, created_at, settled_at)
+                     VALUES (0, {second}, '{}', 't', 'default', '{key}', 'delivered', 1, '1', now(), to_timestamp({second}))",
+                    Uuid::now_v7()
+                ))
+                .expect("a row");
+        }
+        let waiter: i32 = select(pg_backend_pid())
+            .get_result(&mut second)
+            .expect("a process");
+        std::thread::scope(|scope| {
+            let both = scope.spawn(|| {
+                first.transaction(|first| {
+                    let done = replay(first, name, 1, 2);
+                    let other = scope.spawn(|| {
+                        second.transaction(|conn| QueryResult::Ok(replay(conn, name, 2, 4)))
+                    });
+                    let mut waits = false;
+                    while !waits {
+                        assert!(
+                            !other.is_finished(),
+                            "the second replay waits for the first"
+                        );
+                        waits = select(sql::<Bool>(&format!(
+                            "cardinality(pg_blocking_pids({waiter})) > 0"
+                        )))
+                        .get_result(&mut watch)?;
+                    }
+                    let done = done + replay(first, name, 2, 3);
+                    QueryResult::Ok((done, other))
+                })
+            });
+            let (done, other) = both.join().expect("no panic").expect("no deadlock");
+            assert_eq!(done, 2);
+            assert_eq!(other.join().expect("no deadlock"), Ok(0));
+        });
+    }
 }
