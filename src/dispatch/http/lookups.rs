@@ -213,7 +213,8 @@ impl UnderWay {
     }
 }
 
-/// The last two labels of a host.
+/// The last two labels of a host. So the names under a shared suffix such as `co.uk` count as one domain. The public
+/// suffix list would tell them apart, but adds 0.7 MB to the program (psl 2.1).
 fn domain(host: &str) -> &str {
     let host = host.trim_end_matches('.');
     let dot = host.rmatch_indices('.').nth(1);
