@@ -55,6 +55,7 @@ impl Routes {
             rest,
             registered: _,
             only,
+            rates: _,
         } = serves;
         let names = destinations.iter();
         let names = names.chain(handlers.iter().map(|(name, _)| name));

@@ -28,6 +28,9 @@ pub(crate) struct Serves {
     pub(super) registered: bool,
     /// Patterns of the only topics that the relay takes; empty: all topics.
     pub(super) only: Vec<String>,
+    /// The rate limits of destinations and groups of handlers, by name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) rates: Vec<(String, String)>,
 }
 
 impl Serves {
@@ -36,7 +39,12 @@ impl Serves {
         let routes = config.all_routes().into_iter();
         let destinations = config.all_destinations().into_iter();
         let groups = config.in_process.iter();
+        let of_groups = groups.clone().map(|one| (one.name.clone(), one.rate));
+        let rates = config.all_destinations().into_iter();
+        let rates = rates.map(|one| (one.name, one.rate)).chain(of_groups);
+        let rates = rates.filter_map(|(name, rate)| Some((name, rate?.to_string())));
         Self {
+            rates: rates.collect(),
             routes: routes.map(|route| (route.topic, route.to)).collect(),
             destinations: destinations.map(|one| one.name).collect(),
             handlers: groups
@@ -57,6 +65,11 @@ impl Serves {
     pub(crate) fn names(self) -> Vec<String> {
         let groups = self.handlers.into_iter().map(|(name, _)| name);
         self.destinations.into_iter().chain(groups).collect()
+    }
+
+    /// The rate limits of destinations and groups of handlers, by name.
+    pub(crate) fn rates(&self) -> &[(String, String)] {
+        &self.rates
     }
 
     /// Whether the relay serves registered destinations.

@@ -5,11 +5,11 @@ use std::time::Duration;
 use diesel::Connection;
 use diesel_outbox::admin::{self, Blocker, MessageKey, Pausable, Unserved, WaitReason};
 use diesel_outbox::testing::TestRelay;
-use diesel_outbox::{NewMessage, ReasonCode, Relay, Sequence};
+use diesel_outbox::{Destination, NewMessage, ReasonCode, Relay, Sequence};
 use serde_json::{Value, json};
 
 use crate::page::Page;
-use crate::support::{Database, Gate, end, eventually, finish};
+use crate::support::{Database, Gate, Receiver, end, eventually, finish};
 
 fn message(topic: &str) -> NewMessage {
     NewMessage::new(topic, &json!(1)).expect("JSON")
@@ -52,7 +52,7 @@ fn every_live_message_has_one_reason_why_it_waits() {
     eventually("the message is in flight", || db.count("sending") == 1);
     let reason = waits(&db, plain);
     assert!(
-        matches!(&reason, WaitReason::Sending { has_expired: false, since } if since.starts_with("20")),
+        matches!(&reason, WaitReason::Sending { has_expired: false, since, rate: None } if since.starts_with("20")),
         "{reason}"
     );
 
@@ -128,7 +128,8 @@ fn what_holds_up_a_message_is_named() {
     );
     lease(r#"'{"routes":[["order.*",["billing"]]],"destinations":["billing"]}'"#);
     let destination = "billing".to_owned();
-    assert_eq!(waits(&db, paid), WaitReason::NoRoom { destination });
+    let rate = None;
+    assert_eq!(waits(&db, paid), WaitReason::NoRoom { destination, rate });
     db.execute("UPDATE {o} SET last_error_code = 'PROXY', last_error = 'no tunnel'");
     let destination = "billing".to_owned();
     let reason = ReasonCode::Proxy;
@@ -155,6 +156,31 @@ fn what_holds_up_a_message_is_named() {
         expired.starts_with("topic paused") && expired.contains("(EXPIRED)"),
         "{expired}"
     );
+}
+
+/// R54: a relay holds the second message until the rate limit allows the send.
+#[test]
+fn a_message_that_waits_for_its_rate_limit_says_so() {
+    let db = Database::new();
+    let receiver = Receiver::ok();
+    let mut destination = Destination::new("slow", &receiver.url()).expect("a URL");
+    destination.rate = Some("1/h".parse().expect("a rate"));
+    let relay = db.relay().destination(destination).route("*", "slow");
+    let relay = relay.start().expect("a relay");
+    db.enqueue("order.paid", json!(1));
+    receiver.wait_for(1);
+    let (held, due) = (
+        db.enqueue("order.paid", json!(2)),
+        db.enqueue("order.paid", json!(3)),
+    );
+    for sequence in [held, due] {
+        eventually("the reason is the rate limit", || {
+            waits(&db, sequence).to_string().contains("rate limit")
+        });
+        let reason = waits(&db, sequence).to_string();
+        assert!(reason.ends_with("1/h"), "{reason}");
+    }
+    end(&relay);
 }
 
 /// R54: `status` says why the messages of a disabled registered destination wait, as `message show` does.

@@ -77,6 +77,7 @@ impl Rate {
 /// let rate: Rate = "90/min".parse()?;
 /// assert_eq!(rate.per_second, 1.5);
 /// assert_eq!(rate.to_string(), "1.5/s");
+/// assert_eq!("2/h".parse::<Rate>()?.to_string(), "2/h");
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 impl FromStr for Rate {
@@ -99,7 +100,20 @@ impl FromStr for Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/s", self.per_second)
+        // A stored rate is read again as the same number.
+        let is_exact = |(count, unit): &(f64, &str)| {
+            *count >= 1.0 && Self::from_str(&format!("{count}/{unit}")).as_ref() == Ok(self)
+        };
+        let slow = [
+            (self.per_second * 60.0, "min"),
+            (self.per_second * 3600.0, "h"),
+        ];
+        let per_second = (self.per_second, "s");
+        let (count, unit) = match self.per_second < 1.0 {
+            true => slow.into_iter().find(is_exact).unwrap_or(per_second),
+            false => per_second,
+        };
+        write!(f, "{count}/{unit}")
     }
 }
 

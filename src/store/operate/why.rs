@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::prelude::{ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Text};
 use diesel::{PgConnection, select};
@@ -79,6 +79,8 @@ pub enum WaitReason {
     NoRoom {
         /// The name of the destination; empty if the relay decides it when it claims the message.
         destination: String,
+        /// The rate limit of the destination, such as `1/h`.
+        rate: Option<String>,
     },
     /// The relay could not send the message because of its proxy or its machine. It tries again on its own.
     Held {
@@ -102,12 +104,14 @@ pub enum WaitReason {
         /// What holds up the message.
         held_by: Box<WaitReason>,
     },
-    /// A relay is sending the message.
+    /// A relay is sending the message, or holds it until the rate limit of the destination allows the send.
     Sending {
         /// When the relay claimed the message, RFC 3339.
         since: String,
         /// Whether the relay's lease has expired: another relay will take the message over.
         has_expired: bool,
+        /// The rate limit of the destination, such as `1/h`.
+        rate: Option<String>,
     },
 }
 
@@ -221,10 +225,20 @@ impl fmt::Display for WaitReason {
                     pause(until)
                 )
             }
-            Self::NoRoom { destination } if destination.is_empty() => {
+            Self::NoRoom { destination, .. } if destination.is_empty() => {
                 f.write_str("destination no room")
             }
-            Self::NoRoom { destination } => write!(f, "destination no room: {destination}"),
+            Self::NoRoom {
+                destination,
+                rate: None,
+            } => write!(f, "destination no room: {destination}"),
+            Self::NoRoom {
+                destination,
+                rate: Some(rate),
+            } => write!(
+                f,
+                "destination no room: {destination}: its rate limit is {rate}"
+            ),
             Self::Held {
                 destination,
                 reason,
@@ -252,10 +266,20 @@ impl fmt::Display for WaitReason {
             Self::Sending {
                 since,
                 has_expired: false,
+                rate: None,
             } => write!(f, "sending since {since}"),
             Self::Sending {
                 since,
+                has_expired: false,
+                rate: Some(rate),
+            } => write!(
+                f,
+                "sending since {since}, or waiting for the rate limit of its destination: {rate}"
+            ),
+            Self::Sending {
+                since,
                 has_expired: true,
+                ..
             } => write!(
                 f,
                 "sending since {since}, by a relay whose lease has expired"
@@ -280,6 +304,8 @@ pub(super) struct Facts {
     pauses: HashMap<(String, String), Pause>,
     /// The registered destinations that are disabled, and why.
     disabled: HashMap<String, String>,
+    /// The rate limits of registered destinations.
+    rates: HashMap<String, String>,
 }
 
 impl Facts {
@@ -302,6 +328,7 @@ impl Facts {
             served: Some(served(conn, name)?),
             pauses: pauses.collect(),
             disabled: of_disabled(conn, name)?,
+            rates: rates(conn, name)?,
         })
     }
 
@@ -313,6 +340,7 @@ impl Facts {
             served: None,
             pauses: HashMap::new(),
             disabled: HashMap::new(),
+            rates: HashMap::new(),
         })
     }
 
@@ -325,6 +353,13 @@ impl Facts {
         served
             .and_then(|served| served.only_destination(topic))
             .unwrap_or_default()
+    }
+
+    /// The rate limit of a destination.
+    fn rate_of(&self, destination: &str) -> Option<String> {
+        let registered = self.rates.get(destination).map(String::as_str);
+        let rate = registered.or_else(|| self.served.as_ref()?.rate_of(destination));
+        rate.map(str::to_owned)
     }
 
     /// What holds up every message of this topic and destination.
@@ -372,6 +407,7 @@ impl Facts {
             return WaitReason::Sending {
                 since: record.locked_at.clone().unwrap_or_default(),
                 has_expired: !self.leases.contains(&lease),
+                rate: self.rate_of(self.goes_to(&record.topic, &record.destination)),
             };
         }
         let due = record.place().micros;
@@ -401,7 +437,10 @@ impl Facts {
                 destination,
                 reason,
             },
-            _ => WaitReason::NoRoom { destination },
+            _ => WaitReason::NoRoom {
+                rate: self.rate_of(&destination),
+                destination,
+            },
         }
     }
 
@@ -503,6 +542,15 @@ pub(crate) fn of_disabled(
     Ok(disabled
         .map(|(name, reason)| (name, reason.unwrap_or_default()))
         .collect())
+}
+
+/// The rate limits of registered destinations, by name.
+fn rates(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<HashMap<String, String>> {
+    let limited: Vec<(String, String)> = destination::table(name.destination())
+        .filter(destination::rate.is_not_null())
+        .select((destination::name, destination::rate.assume_not_null()))
+        .load(conn)?;
+    Ok(limited.into_iter().collect())
 }
 
 fn valid_leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<HashSet<i64>> {
@@ -629,8 +677,17 @@ mod tests {
                 WaitReason::Sending {
                     since: "T".to_owned(),
                     has_expired: false,
+                    rate: None,
                 },
                 "sending since T",
+            ),
+            (
+                WaitReason::Sending {
+                    since: "T".to_owned(),
+                    has_expired: false,
+                    rate: Some("1/h".to_owned()),
+                },
+                "sending since T, or waiting for the rate limit of its destination: 1/h",
             ),
         ] {
             assert_eq!(reason.to_string(), text);

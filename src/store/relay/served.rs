@@ -42,6 +42,8 @@ struct Relay {
     registered: bool,
     /// The registered destinations to which it does not deliver.
     refuses: Refuses,
+    /// The rate limits of its configured destinations, by name.
+    rates: Vec<(String, String)>,
 }
 
 /// Reads the leases of active relays: all valid leases, except those of relays that stand by or are switched off.
@@ -118,6 +120,7 @@ fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
             name,
             refuses: Refuses::from_json(refuses.as_deref()),
             registered: serves.has_registered(),
+            rates: serves.rates().to_vec(),
             routes: Routes::of(serves),
         })
     });
@@ -183,6 +186,13 @@ impl Served {
             }
         }
         only
+    }
+
+    /// The rate limit of a configured destination, if relays have one.
+    pub(crate) fn rate_of(&self, destination: &str) -> Option<&str> {
+        let mut rates = self.relays.iter().flat_map(|relay| &relay.rates);
+        let found = rates.find(|(name, _)| name == destination);
+        found.map(|(_, rate)| rate.as_str())
     }
 
     /// A relay that runs with `OUTBOX_ENABLED=false`.
