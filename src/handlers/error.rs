@@ -163,13 +163,19 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for HandlerError {
     }
 }
 
-/// The text of an error, without the payload that an error of `serde_json` quotes.
+/// The text of an error and of its sources, without the payload that an error of `serde_json` quotes. The texts of most
+/// libraries leave out their sources, and others repeat them.
 fn without_payload(error: &(dyn Error + Send + Sync + 'static)) -> String {
-    let mut text = error.to_string();
+    let mut text = String::new();
     let mut level: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = level {
+        let own = error.to_string();
+        if !text.contains(&own) {
+            let separator = if text.is_empty() { "" } else { ": " };
+            text = format!("{text}{separator}{own}");
+        }
         if let Some(json) = error.downcast_ref::<serde_json::Error>() {
-            text = text.replace(&json.to_string(), &DecodeError::of(json).to_string());
+            text = text.replace(&own, &DecodeError::of(json).to_string());
         }
         level = error.source();
     }
@@ -269,6 +275,19 @@ mod tests {
         }
     }
 
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot book")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn the_sources_of_an_error_are_stored() {
+        let io = || std::io::Error::other("the bank is closed");
+        let outer = || Outer(io());
+        assert_eq!(stored(Err(outer())), "cannot book: the bank is closed");
+        let context = Err::<(), _>(outer()).context("order 7");
+        assert_eq!(stored(context), "order 7: cannot book: the bank is closed");
+    }
+
     #[test]
     fn an_error_of_json_is_stored_without_the_quoted_payload() {
         type Boxed = Box<dyn Error + Send + Sync>;
@@ -279,7 +298,7 @@ mod tests {
         let card = format!("card: {shape}");
         assert_eq!(stored(Err(WithSource(json_error()))), card);
         let context = Err::<(), _>(json_error()).context("reading the card");
-        assert_eq!(stored(context), "reading the card");
+        assert_eq!(stored(context), format!("reading the card: {shape}"));
         // Here the type is hidden.
         let hidden = "unexpected JSON at line 1 column 11";
         let any = || anyhow::Error::from(json_error());
