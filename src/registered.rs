@@ -78,6 +78,9 @@ pub struct RegisteredDestination {
     /// The time of the first failed send since the last successful one; `None`: the last send was successful, as far as
     /// the relays have recorded it. [`put`](crate::destinations::Destinations::put) ignores the value.
     pub failing_since: Option<SystemTime>,
+    /// Until when older secrets also sign, as after a rotation. `None`: only the newest secret signs, or all of them sign
+    /// until you change them. Set by the database.
+    pub old_secrets_until: Option<SystemTime>,
     /// Whether the row has a value that could not be read: `problem` says which, and the field here is empty.
     pub(crate) is_unread: bool,
 }
@@ -103,6 +106,7 @@ impl RegisteredDestination {
             created_at: None,
             updated_at: None,
             failing_since: None,
+            old_secrets_until: None,
             is_unread: false,
         }
     }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::settings::SettingFlags;
-use crate::{output, pause};
+use crate::{output, pause, pauses};
 
 /// The actions of `destination`.
 #[derive(Debug, clap::Subcommand)]
@@ -482,7 +482,7 @@ fn state(one: &RegisteredDestination) -> String {
         .as_deref()
         .unwrap_or("no reason was given");
     match (one.enabled, &one.problem) {
-        (false, _) => format!("disabled: {}", output::shown(reason)),
+        (false, _) => format!("disabled: {}", output::shown(&pauses::in_words(reason))),
         (true, Some(problem)) => format!("not used: {}", output::shown(problem)),
         (true, None) => "enabled".to_owned(),
     }
@@ -516,7 +516,14 @@ fn shown(one: &RegisteredDestination) -> String {
     row("registered", one.created_at.map(time));
     row("changed", one.updated_at.map(time));
     row("failing since", one.failing_since.map(time));
+    row("older secrets sign until", old_secrets_until(one).map(time));
     table.to_string()
+}
+
+/// Until when older secrets sign, if they sign now.
+fn old_secrets_until(one: &RegisteredDestination) -> Option<SystemTime> {
+    one.old_secrets_until
+        .filter(|until| *until > SystemTime::now())
 }
 
 fn time(time: SystemTime) -> String {
@@ -562,5 +569,6 @@ fn as_json(one: &RegisteredDestination) -> Value {
         "created_at": one.created_at.map(time),
         "updated_at": one.updated_at.map(time),
         "failing_since": one.failing_since.map(time),
+        "old_secrets_until": old_secrets_until(one).map(time),
     })
 }

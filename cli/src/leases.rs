@@ -38,6 +38,7 @@ pub(crate) fn as_json(row: &LeaseRow) -> Value {
         "seconds_left": row.seconds_left,
         "expired": row.seconds_left <= 0.0,
         "stands_by": row.stands_by,
+        "enabled": row.enabled,
         "destinations": row.destinations,
         "registered": row.registered,
     })
@@ -67,8 +68,12 @@ pub(crate) fn shown(leases: &[LeaseRow]) -> String {
     ]);
     for row in leases {
         let state = if row.seconds_left > 0.0 {
-            let stands_by = if row.stands_by { ", stands by" } else { "" };
-            format!("alive, {:.0} s left{stands_by}", row.seconds_left)
+            let claims = match (row.enabled, row.stands_by) {
+                (false, _) => ", switched off (OUTBOX_ENABLED is false)",
+                (true, true) => ", stands by",
+                (true, false) => "",
+            };
+            format!("alive, {:.0} s left{claims}", row.seconds_left)
         } else {
             format!("expired {} ago", output::age(-row.seconds_left))
         };

@@ -1,5 +1,6 @@
 //! Pauses as text, table and JSON, for several commands.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use comfy_table::Table;
@@ -7,6 +8,7 @@ use diesel_outbox::admin::{Pausable, Pause};
 use serde_json::{Value, json};
 
 use crate::output;
+use crate::pause::OPERATOR;
 
 /// The pause of a destination or topic, if there is one.
 pub(crate) fn find<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> Option<&'a Pause> {
@@ -30,18 +32,32 @@ pub(crate) fn table(pauses: &[Pause]) -> Table {
         table.add_row([
             pause.kind.clone(),
             output::name(&pause.name),
-            output::shown(&pause.reason),
+            output::shown(&in_words(&pause.reason)),
             left(pause),
         ]);
     }
     table
 }
 
-/// `destination billing is paused: GONE, until resumed`
+/// A reason. Words follow a code that is no word of the operator.
+pub(crate) fn in_words(reason: &str) -> Cow<'_, str> {
+    let words = match reason {
+        OPERATOR => "by hand, without a reason",
+        "BREAKER_OPEN" => "the circuit breaker has opened",
+        "GONE" => "the receiver answered 410",
+        "RATE_LIMITED" => "the receiver answered 429",
+        "SERVER_ERROR" => "the receiver asked to wait",
+        _ => return reason.into(),
+    };
+    format!("{reason} ({words})").into()
+}
+
+/// `destination billing is paused: GONE (the receiver answered 410), until resumed`
 pub(crate) fn sentence(pause: &Pause) -> String {
     let Pause {
         kind, name, reason, ..
     } = pause;
+    let reason = in_words(reason);
     let text = format!("{kind} {name} is paused: {reason}, {}", left(pause));
     output::shown(&text)
 }

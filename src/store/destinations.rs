@@ -62,6 +62,7 @@ struct Row {
     #[diesel(deserialize_as = Time)]
     updated_at: SystemTime,
     failing_since: Option<PgTimestamp>,
+    old_secrets_until: Option<PgTimestamp>,
 }
 
 /// The columns of a `Row`.
@@ -84,6 +85,7 @@ macro_rules! row {
             destination::created_at,
             destination::updated_at,
             destination::failing_since,
+            destination::old_secrets_until,
         )
     };
 }
@@ -116,6 +118,7 @@ impl From<Row> for RegisteredDestination {
             created_at: Some(row.created_at),
             updated_at: Some(row.updated_at),
             failing_since: row.failing_since.map(system_time),
+            old_secrets_until: row.old_secrets_until.map(system_time),
             is_unread: problem.is_some(),
             ..Self::new(row.name, row.url)
         };

@@ -1003,6 +1003,10 @@ fn a_relay_that_is_not_enabled_sends_nothing() {
     eventually("the relay has renewed its lease", || {
         database.number("SELECT count(*) FROM {o}_lease WHERE renewed_at > started_at") == 1
     });
+    for command in ["leases", "status"] {
+        let text = finish(database.binary(&[command])).code(0).stdout;
+        assert!(text.contains("switched off"), "{text}");
+    }
     relay.signal("TERM");
     assert_eq!(relay.wait().code(), Some(0));
     assert_eq!(receiver.count(), 0);

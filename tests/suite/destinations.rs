@@ -410,6 +410,8 @@ fn the_commands_register_show_change_and_remove_a_destination() {
     let new = run(&["rotate", "acme", "--keep", "1h"]).code(0).stdout;
     assert!(secret.starts_with("whsec_") && new.starts_with("whsec_") && secret != new);
     assert_eq!(run(&["show", "acme", "--reveal"]).code(0).stdout, new);
+    let shown = run(&["show", "acme"]).code(0).stdout;
+    assert!(shown.contains("older secrets sign until"), "{shown}");
 
     run(&["disable", "acme", "--reason", "they asked for it"]).code(0);
     let listed = run(&["list"]).code(0).stdout;

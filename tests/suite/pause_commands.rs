@@ -71,7 +71,8 @@ fn a_paused_destination_gets_nothing_until_it_is_resumed() {
         .run(&["pause", "destination", "billing"])
         .code(0)
         .stdout;
-    let sentence = "destination billing is paused: OPERATOR, until resumed\n";
+    let sentence =
+        "destination billing is paused: OPERATOR (by hand, without a reason), until resumed\n";
     assert_eq!(text, sentence);
     relay.wait_for_log("event=destination_closed");
     for n in 0..20 {
@@ -197,7 +198,7 @@ fn status_check_and_list_show_what_is_paused() {
     }
     let text = shop.run(&["check"]).code(1).stdout;
     for part in [
-        "warning pause       destination billing is paused: OPERATOR, for another ",
+        "warning pause       destination billing is paused: OPERATOR (by hand, without a reason), for another ",
         "PROBLEM pause       topic audit.due is paused: migration, until resumed",
     ] {
         assert!(text.contains(part), "{text}");
@@ -217,7 +218,7 @@ fn an_operator_resumes_what_a_receiver_has_paused() {
     relay.wait_for_log("event=destination_paused");
     eventually("the pause is in the table", || shop.paused() != json!([]));
     let text = shop.run(&["check"]).code(1).stdout;
-    let sentence = "destination billing is paused: GONE, until resumed";
+    let sentence = "destination billing is paused: GONE (the receiver answered 410), until resumed";
     assert!(text.contains(sentence), "{text}");
     // The existing pause is at least as long as the operator's would be.
     let text = shop.run(&["pause", "destination", "billing", "--for", "1s"]);

@@ -86,9 +86,20 @@ impl Glance {
         self.depths.pending() + self.depths.retrying()
     }
 
-    /// Whether a relay holds a lease.
+    /// The relays that hold a lease.
+    fn relays(&self) -> impl Iterator<Item = &LeaseRow> {
+        self.leases.iter().filter(|lease| lease.seconds_left > 0.0)
+    }
+
+    /// Whether a relay that is not switched off holds a lease.
     pub(crate) fn has_relay(&self) -> bool {
-        self.leases.iter().any(|lease| lease.seconds_left > 0.0)
+        self.relays().any(|lease| lease.enabled)
+    }
+
+    /// A relay that runs with `OUTBOX_ENABLED=false`.
+    pub(crate) fn switched_off(&self) -> Option<&str> {
+        let mut relays = self.relays().filter(|lease| !lease.enabled);
+        relays.next().map(|lease| lease.relay.as_str())
     }
 }
 

@@ -29,6 +29,8 @@ pub struct LeaseRow {
     pub seconds_left: f64,
     /// The relay stands by, because the relay of an older lease is active.
     pub stands_by: bool,
+    /// `OUTBOX_ENABLED` is true: the relay claims messages.
+    pub enabled: bool,
     /// The names of the relay's destinations (`default`: that of `OUTBOX_URL`) and groups of handlers, without registered
     /// destinations.
     pub destinations: Vec<String>,
@@ -39,6 +41,16 @@ pub struct LeaseRow {
 pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
     #[allow(clippy::cast_precision_loss, reason = "times are short")]
     let seconds = |from: PgTimestamp, to: PgTimestamp| to.0.saturating_sub(from.0) as f64 / 1e6;
+    type Row = (
+        i64,
+        String,
+        PgTimestamp,
+        PgTimestamp,
+        PgTimestamp,
+        PgTimestamp,
+        bool,
+        MaybeJson,
+    );
     let rows = relays::leases(name)
         .order(lease::id)
         .select((
@@ -52,9 +64,11 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             lease::serves,
         ))
         .load(conn)?;
-    let serves = |json: MaybeJson| Serves::from_json(&Option::<String>::from(json)?);
-    let row = |(id, relay, started, renewed, expires, now, stands_by, json)| {
-        let serves = serves(json).unwrap_or_default();
+    let row = |(id, relay, started, renewed, expires, now, stands_by, json): Row| {
+        let json = Option::<String>::from(json);
+        let enabled = json.is_some();
+        let serves = json.and_then(|json| Serves::from_json(&json));
+        let serves = serves.unwrap_or_default();
         LeaseRow {
             id,
             relay,
@@ -62,6 +76,7 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             renewed_seconds_ago: seconds(renewed, now),
             seconds_left: seconds(now, expires),
             stands_by,
+            enabled,
             registered: serves.has_registered(),
             destinations: serves.names(),
         }

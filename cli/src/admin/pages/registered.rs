@@ -2,7 +2,7 @@
 
 pub(super) mod change;
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::Place;
 use diesel_outbox::destinations::{
@@ -326,7 +326,7 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
                     @if let Some(rate) = one.rate { dt { "Rate" } dd { (rate) } }
                     @if let Some(timeout) = one.timeout { dt { "Timeout" } dd { (humantime::format_duration(timeout)) } }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
-                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Failing since", one.failing_since)] {
+                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Failing since", one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
                         @if let Some(time) = time {
                             dt { (name) } dd { (words::moment(&humantime::format_rfc3339_seconds(time).to_string())) }
                         }

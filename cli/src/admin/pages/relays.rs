@@ -47,6 +47,7 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
                 html! {
                     @if is_over && is_served { span.badge { "gone" } " " span.quiet { "messages taken over" } }
                     @else if is_over { span.badge.bad { "lease expired" } }
+                    @else if !lease.enabled { span.badge.bad { "switched off" } }
                     @else if lease.stands_by { span.badge { "standby" } }
                     @else { span.badge.good { "active" } }
                 },

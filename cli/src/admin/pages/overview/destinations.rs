@@ -8,7 +8,7 @@ use crate::admin::pages::layout::token;
 use crate::admin::pages::table::{Column, Kind, number, table};
 use crate::admin::pages::words;
 use crate::admin::{Site, Visitor};
-use crate::pauses::find;
+use crate::pauses::{find, in_words};
 
 /// A row of the table: a destination, or a paused topic.
 struct Place {
@@ -133,7 +133,7 @@ fn state(place: &Place, pause: Option<&Pause>) -> Markup {
     let is_breaker = pause.reason == "BREAKER_OPEN";
     html! {
         @if is_breaker { span.badge.bad { "breaker open" } }
-        @else { span.badge.wait { "paused" } " " (words::shortened(&pause.reason, 200)) }
+        @else { span.badge.wait { "paused" } " " (words::shortened(&in_words(&pause.reason), 200)) }
         " " span.quiet { (left(pause)) }
     }
 }

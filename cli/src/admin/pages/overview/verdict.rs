@@ -8,6 +8,7 @@ use super::destinations::left;
 use super::words;
 use crate::admin::Site;
 use crate::admin::history::Glance;
+use crate::pauses::in_words;
 
 /// A message due for longer is late: relays poll twice a second.
 pub(super) const LATE_SECONDS: f64 = 30.0;
@@ -64,6 +65,8 @@ pub(super) struct Verdict {
 #[derive(Default)]
 pub(super) struct Facts<'a> {
     pub(super) has_relay: bool,
+    /// A relay that runs with `OUTBOX_ENABLED=false`.
+    pub(super) switched_off: Option<&'a str>,
     /// Problems reported by the relay in this process that stop it.
     pub(super) failures: Vec<String>,
     /// Problems that only degrade it.
@@ -119,6 +122,7 @@ impl Verdict {
         let due = lanes.filter_map(|lane| Some((lane.oldest_due_seconds?, lane)));
         let oldest = due.max_by(|one, other| one.0.total_cmp(&other.0));
         facts.has_relay = glance.has_relay();
+        facts.switched_off = glance.switched_off();
         facts.pauses = &glance.pauses;
         facts.blocked_keys = &glance.blocked_keys;
         facts.oldest_due = oldest.map(|(seconds, lane)| (seconds, lane.topic.clone()));
@@ -198,12 +202,23 @@ impl Facts<'_> {
             return Verdict::new(State::Stopped, sentence, self.failures);
         }
         if !self.has_relay {
-            let sentence = match self.waiting {
-                0 => "No relay is running. No messages are waiting.".to_owned(),
-                _ => format!("No relay is running, and {many}."),
+            let (state, reason) = match self.switched_off {
+                Some(relay) => (
+                    "The relay is switched off",
+                    format!(
+                        "The relay {relay} runs with OUTBOX_ENABLED=false, and claims no messages."
+                    ),
+                ),
+                None => (
+                    "No relay is running",
+                    "No relay holds a lease: start a relay, or check its log.".to_owned(),
+                ),
             };
-            let reason = "No relay holds a lease: start a relay, or check its log.";
-            return Verdict::new(State::Stopped, sentence, vec![reason.to_owned()]);
+            let sentence = match self.waiting {
+                0 => format!("{state}. No messages are waiting."),
+                _ => format!("{state}, and {many}."),
+            };
+            return Verdict::new(State::Stopped, sentence, vec![reason]);
         }
         if let Some((seconds, topic)) = self.oldest_due.as_ref().filter(|due| due.0 > LATE_SECONDS)
         {
@@ -334,7 +349,7 @@ fn pause_reason(pause: &Pause) -> String {
         }
         _ => format!(
             "The {kind} {name} is paused {left}: {}",
-            words::shortened(reason, 200)
+            words::shortened(&in_words(reason), 200)
         ),
     }
 }

@@ -12,6 +12,19 @@ fn working<'a>() -> Facts<'a> {
 }
 
 #[test]
+fn a_relay_that_is_switched_off_is_named() {
+    let off = verdict(Facts {
+        waiting: 2,
+        switched_off: Some("host/7"),
+        ..Facts::default()
+    });
+    assert_eq!(off.state, State::Stopped);
+    assert!(off.sentence.starts_with("The relay is switched off"));
+    let named = |reason: &String| reason.contains("host/7") && reason.contains("OUTBOX_ENABLED");
+    assert!(off.reasons.iter().any(named), "{:?}", off.reasons);
+}
+
+#[test]
 fn without_a_relay_nothing_flows() {
     let alone = verdict(Facts {
         waiting: 2,
