@@ -179,7 +179,8 @@ reason_codes! {
     InvalidUrl = "INVALID_URL",
     /// The message expired before delivery.
     Expired = "EXPIRED",
-    /// The filter of a registered destination is not evaluated yet for the message. The message waits.
+    /// Whether a registered destination wants the message is not known yet: its filter is not evaluated, or another
+    /// session has locked the table of registered destinations. The message waits.
     FilterNotEvaluated = "FILTER_NOT_EVALUATED",
     /// A message with the same idempotency key and other content was delivered before.
     IdempotencyConflict = "IDEMPOTENCY_CONFLICT",

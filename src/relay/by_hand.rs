@@ -13,7 +13,7 @@ use diesel::{Connection, PgConnection};
 use super::StartError;
 use super::builder::{Assembled, RelayBuilder};
 use super::bulkhead::{Bulkhead, Serves};
-use super::fate::Ways;
+use super::fate::{Unasked, Ways};
 use super::job::{Job, is_expired};
 use super::observer::Observers;
 use super::registered::Rooms;
@@ -154,7 +154,7 @@ impl ByHand {
                 bulkheads: &self.bulkheads,
                 registry: Arc::default(),
                 rooms: Rooms::default(),
-                met: None,
+                met: Err(Unasked::Released),
             };
             let job = ways.job(claimed, lease, Instant::now());
             let verdict = self.verdict(&job, conn);

@@ -49,6 +49,10 @@ pub(crate) struct Claimer<'a, D> {
     to_filter: Sender<Vec<Filtering>>,
     /// When the rows of registered destinations were last checked for changes, and how long that took.
     rows_looked: Option<(Instant, Duration)>,
+    /// Whether another session has locked the rows of registered destinations.
+    is_locked_out: bool,
+    /// Whether the pauses have been read.
+    knows_pauses: bool,
     /// Rows that no relay can use, and that are to be disabled once they are not locked.
     unusable: Vec<Bad>,
     /// The refused destinations in the relay's lease.
@@ -91,6 +95,8 @@ impl<'a, D: Database> Claimer<'a, D> {
             inbox,
             to_filter,
             rows_looked: None,
+            is_locked_out: false,
+            knows_pauses: false,
             unusable: Vec::new(),
             refusals_published: None,
             is_recorded: !config.enabled || !(config.single_active || shared.is_one_shot),

@@ -17,7 +17,7 @@ use super::settler::{Settle, Written, write_down};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::routes::Serves;
-use crate::store::brief::{Tried, briefly, without_waiting};
+use crate::store::brief::{Locks, Tried, briefly, without_waiting};
 use crate::store::destinations::{self, AsSeen};
 use crate::store::expired;
 use crate::store::filters::{Evaluated, Pairs, evaluate};
@@ -56,16 +56,23 @@ pub(super) trait Database {
     /// Reports that a failed statement was refused for its values, and that the database is available.
     fn was_only_refused(&self);
 
-    /// Queries the streams, the ended leases, the state of this lease, and the pauses.
+    /// Queries the streams, the ended leases, the state of this lease, and the pauses. `locks`: of the table of pauses.
     fn survey(
         &mut self,
         lease: LeaseId,
         streams: &Streams,
         moment: Duration,
-    ) -> Answer<(Surveyed, Vec<Paused>)>;
+        locks: Locks,
+    ) -> Answer<(Surveyed, Tried<Vec<Paused>>)>;
 
-    /// The changes of registered destinations since `known` and since the stamp `failing`, the removed ones, and what other relays serve.
-    fn registered(&mut self, known: &Registry, failing: i64) -> Answer<Option<Changes>>;
+    /// The changes of registered destinations since `known` and since the stamp `failing`, the removed ones, and what
+    /// other relays serve. `locks`: of the tables of destinations, pauses and topics.
+    fn registered(
+        &mut self,
+        known: &Registry,
+        failing: i64,
+        locks: Locks,
+    ) -> Answer<Tried<Option<Changes>>>;
 
     /// Evaluates the filters of registered destinations for the first of these pairs, at least one. Cancels an
     /// evaluation after `limit`.
@@ -189,6 +196,18 @@ pub(super) trait Database {
 }
 
 impl Session {
+    /// For tables that people and applications may lock, too.
+    fn run_heeding<T>(
+        &mut self,
+        locks: Locks,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
+    ) -> Answer<Tried<T>> {
+        match locks {
+            Locks::WaitedFor => self.run(statements).map(Tried::Done),
+            Locks::NotWaitedFor => self.run_without_waiting(statements),
+        }
+    }
+
     /// For rows that people and applications may lock, too.
     fn run_without_waiting<T>(
         &mut self,
@@ -224,8 +243,9 @@ impl Database for Session {
         lease: LeaseId,
         asked: &Streams,
         moment: Duration,
-    ) -> Answer<(Surveyed, Vec<Paused>)> {
-        self.run(|conn, name| {
+        locks: Locks,
+    ) -> Answer<(Surveyed, Tried<Vec<Paused>>)> {
+        let found = self.run(|conn, name| {
             let began = Instant::now();
             let streams = match asked {
                 Streams::All => briefly(conn, moment, |conn| streams(conn, name))?,
@@ -240,7 +260,7 @@ impl Database for Session {
             let shortened = lease::shorten(conn, name, lease)?;
             let ended = expired::ended(conn, name)?;
             let standing = lease::standing(conn, name, lease)?;
-            let found = Surveyed {
+            Ok(Surveyed {
                 streams,
                 took,
                 shortened,
@@ -249,13 +269,18 @@ impl Database for Session {
                 time: standing.now,
                 server: standing.server,
                 ..Surveyed::default()
-            };
-            Ok((found, pause::all(conn, name)?))
-        })
+            })
+        })?;
+        Ok((found, self.run_heeding(locks, pause::all)?))
     }
 
-    fn registered(&mut self, known: &Registry, failing: i64) -> Answer<Option<Changes>> {
-        self.run(|conn, name| {
+    fn registered(
+        &mut self,
+        known: &Registry,
+        failing: i64,
+        locks: Locks,
+    ) -> Answer<Tried<Option<Changes>>> {
+        self.run_heeding(locks, |conn, name| {
             let (stamp, failing_now) = destinations::stamp(conn, name)?;
             let removed = pause::removed(conn, name)?.into_iter().collect();
             if stamp.0 == 0 && !known.is_in_use() && removed == known.removed {

@@ -26,12 +26,24 @@ pub(super) struct Ways<'a> {
     pub(super) registry: Arc<Registry>,
     /// The room of registered destinations.
     pub(super) rooms: Rooms,
-    /// Which messages match the filters of which registered destinations. `None`: the destinations were not looked up.
-    pub(super) met: Option<Met>,
+    /// Which messages match the filters of which registered destinations, if the destinations were looked up.
+    pub(super) met: Result<Met, Unasked>,
 }
 
 /// Stands for a registration where the message is for a configured destination, although a registered one has its name.
 const NOT_REGISTERED: Uuid = Uuid::nil();
+
+/// Why registered destinations were not looked up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unasked {
+    /// A settler has claimed the message, or the query failed: another claim follows.
+    Released,
+    /// Another session has locked the table.
+    Locked,
+}
+
+/// How long a message waits for a locked table.
+const WHILE_LOCKED: Duration = Duration::from_secs(1);
 
 /// How long a relay leaves a message to the other relays.
 const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
@@ -52,7 +64,7 @@ enum Where<'a> {
     /// or the other way round.
     Namesake,
     /// A query is needed first.
-    Unknown,
+    Unknown(Unasked),
     Nowhere,
 }
 
@@ -75,7 +87,9 @@ impl Ways<'_> {
                 (To::Registered(one.id), name)
             }
             Where::Removed => (To::Split, Some(claimed.message.destination.as_str().into())),
-            Where::Split(_) | Where::Nobody | Where::Unknown | Where::Namesake => (To::Split, None),
+            Where::Split(_) | Where::Nobody | Where::Unknown(_) | Where::Namesake => {
+                (To::Split, None)
+            }
             Where::Nowhere => (To::Nowhere, None),
         };
         let unsent = unsent(&claimed, place, self.bulkheads, now);
@@ -103,13 +117,13 @@ impl Ways<'_> {
                 return match registry.named(destination) {
                     Some(_) if message.registration == Some(NOT_REGISTERED) => Where::Namesake,
                     Some(one) if one.is_another(message) => match self.met {
-                        Some(_) => Where::Removed,
-                        None => Where::Unknown,
+                        Ok(_) => Where::Removed,
+                        Err(why) => Where::Unknown(why),
                     },
                     Some(one) if one.bulkhead.is_some() => Where::Customer(one),
                     None if registry.is_removed(destination) => match self.met {
-                        Some(_) => Where::Removed,
-                        None => Where::Unknown,
+                        Ok(_) => Where::Removed,
+                        Err(why) => Where::Unknown(why),
                     },
                     Some(_) | None => Where::Nowhere,
                 };
@@ -120,8 +134,8 @@ impl Ways<'_> {
             (_, false) => Vec::new(),
             (Way::NoRoute, true) if registry.awaits_route(topic) => return Where::Nowhere,
             (_, true) => match self.customers(registry, message) {
-                Some(customers) => customers,
-                None => return Where::Unknown,
+                Ok(customers) => customers,
+                Err(why) => return Where::Unknown(why),
             },
         };
         // A message that is fanned out in part has parts, so it goes nowhere itself.
@@ -134,9 +148,9 @@ impl Ways<'_> {
             // Without an answer to the query, a destination that was just registered may be unknown here.
             (Way::NoRoute, []) if registry.is_nobodys(topic) => {
                 return match self.met {
-                    Some(_) if is_begun => Where::Split(Parts::default()),
-                    Some(_) => Where::Nobody,
-                    None => Where::Unknown,
+                    Ok(_) if is_begun => Where::Split(Parts::default()),
+                    Ok(_) => Where::Nobody,
+                    Err(why) => Where::Unknown(why),
                 };
             }
             // Another relay has a route for the topic: the message gets a row for that relay's destination. A release would
@@ -173,15 +187,19 @@ impl Ways<'_> {
         })
     }
 
-    /// The registered destinations of a message; `None`: some filters are not evaluated.
+    /// The registered destinations of a message, unless some filters are not evaluated.
     fn customers<'r>(
         &self,
         registry: &'r Registry,
         message: &'r Message,
-    ) -> Option<Vec<&'r Arc<Customer>>> {
+    ) -> Result<Vec<&'r Arc<Customer>>, Unasked> {
         let meets = |one: &Arc<Customer>| match (&one.filter, &self.met) {
-            (None, _) => Some(true),
-            (Some(_), met) => met.as_ref()?.get(&(message.sequence.0, one.id)).copied(),
+            (None, _) => Ok(true),
+            (Some(_), Ok(met)) => {
+                let met = met.get(&(message.sequence.0, one.id));
+                met.copied().ok_or(Unasked::Released)
+            }
+            (Some(_), Err(why)) => Err(*why),
         };
         let mut customers = Vec::new();
         for one in registry.wanting(message) {
@@ -189,7 +207,7 @@ impl Ways<'_> {
                 customers.push(one);
             }
         }
-        Some(customers)
+        Ok(customers)
     }
 
     /// Whether a message for a single registered destination may go there without a row of its own. The destination
@@ -254,7 +272,12 @@ fn unsent(
             });
         }
         // A settler claimed the message as the next of its key, or the claimer claimed it because it has expired.
-        Where::Unknown | Where::Nowhere => {
+        Where::Unknown(Unasked::Locked) if !is_expired(message, now) => {
+            let error = "which registered destinations want the message is not known: another session has locked their table";
+            let failure = Failure::new(ReasonCode::FilterNotEvaluated, error);
+            return Some(Verdict::Retry(failure, WHILE_LOCKED, 0));
+        }
+        Where::Unknown(_) | Where::Nowhere => {
             return Some(match is_expired(message, now) {
                 true => Verdict::expired(),
                 false => Verdict::Released,
@@ -301,7 +324,7 @@ mod tests {
             bulkheads: &bulkheads,
             registry: Arc::default(),
             rooms: Rooms::default(),
-            met: None,
+            met: Err(Unasked::Released),
         };
         ways.job(one, LeaseId(1), Instant::now())
     }
@@ -352,7 +375,7 @@ mod tests {
                 bulkheads: &bulkheads,
                 registry: Arc::new(Registry::beside(Routes::new(&config), topics)),
                 rooms: Rooms::default(),
-                met: Some(Met::new()),
+                met: Ok(Met::new()),
             };
             ways.job(claimed(1, "d", None), LeaseId(1), Instant::now())
                 .unsent
@@ -386,8 +409,13 @@ mod tests {
             one.message.destination = "gone".to_owned();
             ways.job(one, LeaseId(1), Instant::now()).unsent
         };
-        assert!(matches!(dies(None), Some(Verdict::Released)));
-        let Some(Verdict::Dead(failure, 0)) = dies(Some(Met::new())) else {
+        let failed = dies(Err(Unasked::Released));
+        assert!(matches!(failed, Some(Verdict::Released)));
+        let Some(Verdict::Retry(failure, WHILE_LOCKED, 0)) = dies(Err(Unasked::Locked)) else {
+            panic!("expected a message that waits");
+        };
+        assert_eq!(failure.code, ReasonCode::FilterNotEvaluated);
+        let Some(Verdict::Dead(failure, 0)) = dies(Ok(Met::new())) else {
             panic!("expected a dead letter");
         };
         assert_eq!(failure.code, ReasonCode::DestinationRemoved);

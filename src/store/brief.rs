@@ -21,7 +21,15 @@ pub(crate) enum Tried<T> {
     Locked,
 }
 
-/// Runs statements in a transaction. If another session holds a row that they change, rolls back at once: a row that
+/// Whether statements wait for locks of other sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg(feature = "relay")]
+pub(crate) enum Locks {
+    WaitedFor,
+    NotWaitedFor,
+}
+
+/// Runs statements in a transaction. If another session holds a row or table that they need, rolls back at once: what
 /// people and applications may lock must not hold up a relay.
 #[cfg(feature = "relay")]
 pub(crate) fn without_waiting<T>(

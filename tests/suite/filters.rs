@@ -127,6 +127,32 @@ fn a_lock_on_the_destinations_disables_nobody() {
     end(&relay);
 }
 
+/// R50: a relay continues with the destinations, pauses and topics that it knows.
+#[test]
+fn a_lock_on_tables_that_people_change_holds_up_no_message() {
+    let database = Database::new();
+    let (receiver, plain) = (Receiver::ok(), Receiver::ok());
+    put(&database, &receiver, &[("acme", "$.euro ? (@ >= 100)")]);
+    let relay = started(&database, &plain);
+    pass_by(&database, &plain);
+    let mut person = database.connect();
+    for table in ["destination", "pause", "topic"] {
+        let locked = format!("BEGIN; LOCK TABLE {}_{table}", database.name());
+        person.batch_execute(&locked).expect("locked");
+        let before = delivered_to(&database, "acme");
+        for n in 1..=10 {
+            let took = pass_by(&database, &plain);
+            assert!(took < SOON, "{took:?} while {table} is locked");
+            database.enqueue("order.paid", json!({ "euro": 150 }));
+            eventually("the registered destination has the message", || {
+                delivered_to(&database, "acme") == before + n
+            });
+        }
+        person.batch_execute("COMMIT").expect("released");
+    }
+    end(&relay);
+}
+
 /// R50: errors that PostgreSQL raises although filters are evaluated silently.
 #[test]
 fn a_filter_that_fails_for_a_message_does_not_match_it_and_holds_no_other_message() {

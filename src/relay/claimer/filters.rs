@@ -4,17 +4,18 @@
 use super::Claimer;
 use super::hand_over::By;
 use crate::relay::database::Database;
-use crate::relay::fate::Met;
+use crate::relay::fate::{Met, Unasked};
 use crate::relay::filters::Filtering;
 use crate::routes::Way;
+use crate::store::brief::Tried;
 use crate::store::relay::claim::Claimed;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
 
 impl<D: Database> Claimer<'_, D> {
     /// Updates the destinations if some messages name a removed one, or are for nobody: the transaction that enqueued a
-    /// message may have registered its destination. `None`: a query failed.
-    pub(super) fn look_up(&mut self, claimed: &[Claimed]) -> Option<Met> {
+    /// message may have registered its destination.
+    pub(super) fn look_up(&mut self, claimed: &[Claimed]) -> Result<Met, Unasked> {
         let registry = self.shared.registered.registry();
         // A destination that was registered again must get the messages that wait for it.
         let is_removed = |one: &Claimed| {
@@ -32,10 +33,13 @@ impl<D: Database> Claimer<'_, D> {
             .iter()
             .any(|one| is_removed(one) || is_for_nobody(one))
         {
-            // The session logs a failure here, and the messages are released.
-            self.look_at_rows().ok()?;
+            // The session logs a failure, and the messages are released.
+            let looked = self.look_at_rows().map_err(|_| Unasked::Released)?;
+            if looked == Tried::Locked {
+                return Err(Unasked::Locked);
+            }
         }
-        Some(Met::new())
+        Ok(Met::new())
     }
 
     /// Hands messages to the thread that evaluates filters.

@@ -11,7 +11,7 @@ use crate::relay::planner::{Part, Survey, Wait};
 use crate::relay::registered::Registry;
 use crate::relay::wanted::Want;
 use crate::routes::Serves;
-use crate::store::brief::Tried;
+use crate::store::brief::{Locks, Tried};
 use crate::store::relay::lease::LeaseId;
 
 /// The checks of the rows of registered destinations for changes take at most this part of the time, because each check
@@ -24,7 +24,8 @@ impl<D: Database> Claimer<'_, D> {
     /// Queries the streams, the ended leases and the pauses.
     pub(super) fn survey(&mut self, survey: Survey) -> Answer<()> {
         let moment = self.shared.moment();
-        let found = (self.db).survey(self.planner.lease(), &survey.streams, moment);
+        let locks = heeded(self.knows_pauses);
+        let found = (self.db).survey(self.planner.lease(), &survey.streams, moment, locks);
         if found.is_err() {
             self.planner.survey_failed();
         }
@@ -38,7 +39,10 @@ impl<D: Database> Claimer<'_, D> {
             self.record_topics()?;
         }
         self.look_at_registered()?;
-        found.kept_back = pauses::learn(shared, &paused);
+        if let Tried::Done(paused) = paused {
+            found.kept_back = Some(pauses::learn(shared, &paused));
+            self.knows_pauses = true;
+        }
         found.held = shared.held_leases();
         if self.planner.is_other_server(found.server) {
             log::info!(event = "server_changed"; "the database was restarted or failed over: checking the messages that it shows as claimed by this relay");
@@ -97,13 +101,28 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// Learns the changes of registered destinations, and disables those that no relay can use.
-    pub(super) fn look_at_rows(&mut self) -> Answer<()> {
+    /// Learns the changes of registered destinations, and disables those that no relay can use. If another session has
+    /// locked the table, the relay continues with the destinations that it knows.
+    pub(super) fn look_at_rows(&mut self) -> Answer<Tried<()>> {
         let (shared, registered) = (self.shared, &self.shared.registered);
         let began = clock::now();
         let before = registered.registry();
-        let changes = self.db.registered(&before, registered.failing_stamp())?;
-        let changes = changes.zip(shared.bulkheads.last());
+        let locks = heeded(self.rows_looked.is_some());
+        let changes = (self.db).registered(&before, registered.failing_stamp(), locks)?;
+        let changes = match changes {
+            Tried::Done(changes) => {
+                self.is_locked_out = false;
+                changes.zip(shared.bulkheads.last())
+            }
+            Tried::Locked => {
+                if !std::mem::replace(&mut self.is_locked_out, true) {
+                    log::warn!(event = "destinations_locked"; "another session has locked the table of registered destinations, of pauses or of topics: going on with what this relay has read before");
+                }
+                let now = clock::now();
+                self.rows_looked = Some((now, now.saturating_duration_since(began)));
+                return Ok(Tried::Locked);
+            }
+        };
         let applied = changes.map(|(changes, all)| registered.change(changes, all, &shared.routes));
         // Applying many changes can take longer than reading them.
         let now = clock::now();
@@ -122,7 +141,7 @@ impl<D: Database> Claimer<'_, D> {
             }
         }
         self.unusable = locked;
-        Ok(())
+        Ok(Tried::Done(()))
     }
 
     /// Logs that this relay has become active, or stands by.
@@ -178,6 +197,15 @@ impl<D: Database> Claimer<'_, D> {
         }
         self.shared.wanted.no_more(Want::Settled);
         self.shared.end_doubt(lease);
+    }
+}
+
+/// A relay that has not read a table yet waits for the table's lock: it would send what is paused, or only to a part of
+/// the destinations.
+fn heeded(has_been_read: bool) -> Locks {
+    match has_been_read {
+        true => Locks::NotWaitedFor,
+        false => Locks::WaitedFor,
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::store::relay::claim::Topic;
 
 /// The topics and destinations that are kept back without a gate.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(in crate::relay) struct KeptBack {
     pub(in crate::relay) topics: HashSet<String>,
     /// Paused destinations that are not in the settings.

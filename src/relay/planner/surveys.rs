@@ -52,7 +52,8 @@ pub(in crate::relay) struct Surveyed {
     pub(in crate::relay) time: i64,
     /// A number that identifies the server.
     pub(in crate::relay) server: i64,
-    pub(in crate::relay) kept_back: KeptBack,
+    /// `None`: not known, so as before.
+    pub(in crate::relay) kept_back: Option<KeptBack>,
 }
 
 /// A pass over all lanes, which may take several claims.

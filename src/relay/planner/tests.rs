@@ -847,10 +847,10 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
         ground.surveyed(Surveyed {
             streams: found(std::slice::from_ref(&keyed)),
             is_active: true,
-            kept_back: KeptBack {
+            kept_back: Some(KeptBack {
                 topics: topics.into_iter().collect(),
                 ..KeptBack::default()
-            },
+            }),
             ..Surveyed::default()
         });
     }

@@ -137,6 +137,7 @@ impl Planner<'_> {
         self.expire(&ended, &held);
         self.ended = Some(ended);
         let has_new_nowhere = self.take_over(seen, now);
+        let kept_back = kept_back.unwrap_or_else(|| self.lanes.kept_back().clone());
         self.policy = Policy {
             paused: kept_back.topics.iter().cloned().collect(),
             not_taken: self.lanes.nowhere().collect(),

@@ -8,6 +8,7 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::left_bytes;
 use crate::relay::database::Database;
 use crate::relay::doubt::Doubt;
+use crate::relay::fate::Unasked;
 use crate::relay::job::Job;
 use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::settler::Settle;
@@ -29,7 +30,7 @@ impl<D: Database> Settler<'_, D> {
             return;
         }
         let shared = self.shared;
-        let mut jobs = shared.took(claimed, lease, None);
+        let mut jobs = shared.took(claimed, lease, Err(Unasked::Released));
         shared.count(|stats| stats.continued += jobs.len() as u64);
         // Bulkheads do not count the bytes of these messages while they wait for the claimer.
         for job in jobs.iter_mut().filter(|job| job.unsent.is_some()) {

@@ -12,7 +12,7 @@ use crate::clock;
 use crate::lock::lock;
 use crate::relay::bulkhead::{Bulkhead, Serves};
 use crate::relay::doubt::Doubt;
-use crate::relay::fate::{Met, Ways};
+use crate::relay::fate::{Met, Unasked, Ways};
 use crate::relay::filters::Filtering;
 use crate::relay::job::Job;
 use crate::relay::planner::View;
@@ -198,7 +198,7 @@ impl Shared {
         &self,
         claimed: Vec<Claimed>,
         lease: LeaseId,
-        met: Option<Met>,
+        met: Result<Met, Unasked>,
     ) -> Vec<Job> {
         self.count_claimed(&claimed);
         let claimed = claimed.into_iter().map(|one| (one, lease));
@@ -221,7 +221,7 @@ impl Shared {
             met.extend((one.answers.iter()).map(|(id, matches)| ((sequence, *id), *matches)));
         }
         let claimed = filtered.into_iter().map(|one| (one.claimed, one.lease));
-        let jobs = self.decide(claimed, Some(met));
+        let jobs = self.decide(claimed, Ok(met));
         let mut in_flight = self.in_flight();
         jobs.iter().for_each(|job| in_flight.add_way(job.to));
         jobs
@@ -248,7 +248,7 @@ impl Shared {
     fn decide(
         &self,
         claimed: impl Iterator<Item = (Claimed, LeaseId)>,
-        met: Option<Met>,
+        met: Result<Met, Unasked>,
     ) -> Vec<Job> {
         let now = clock::now();
         let mut ways = Ways {

@@ -21,7 +21,7 @@ use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::Settlement;
 use crate::relay::settler::{LOCK_TIMEOUT, Settle, Written};
 use crate::routes::Serves;
-use crate::store::brief::Tried;
+use crate::store::brief::{Locks, Tried};
 use crate::store::destinations::AsSeen;
 use crate::store::filters::{Evaluated, Pairs};
 use crate::store::range::Range;
@@ -299,7 +299,8 @@ impl Database for Link<'_> {
         lease: LeaseId,
         asked: &Streams,
         moment: Duration,
-    ) -> Answer<(Surveyed, Vec<Paused>)> {
+        _: Locks,
+    ) -> Answer<(Surveyed, Tried<Vec<Paused>>)> {
         let stage = self.stage;
         let is_too_long =
             !matches!(asked, Streams::Behind(_)) && self.is_too_long(moment, stage.dice(20, 300));
@@ -336,13 +337,19 @@ impl Database for Link<'_> {
                 },
                 ..Surveyed::default()
             };
-            (found, tables.all_pauses(now.micros))
+            (found, Tried::Done(tables.all_pauses(now.micros)))
         })
     }
 
-    fn registered(&mut self, known: &Registry, _: i64) -> Answer<Option<registered::Changes>> {
+    fn registered(
+        &mut self,
+        known: &Registry,
+        _: i64,
+        _: Locks,
+    ) -> Answer<Tried<Option<registered::Changes>>> {
         let is_strict = self.stage.is_strict_relay(self.process);
         self.ask(|tables, now, _, _| tables.registered_since(known, is_strict, now.micros))
+            .map(Tried::Done)
     }
 
     fn evaluate(&mut self, pairs: &Pairs<'_>, _: Duration) -> Answer<Vec<Evaluated>> {

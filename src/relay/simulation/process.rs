@@ -26,6 +26,7 @@ use crate::message::Message;
 use crate::relay::batch::{Answered, Gathered, telling};
 use crate::relay::bulkhead::{Bulkhead, Dispatchers, Serves};
 use crate::relay::claimer::{Claimer, SOON, Turn};
+use crate::relay::fate::Unasked;
 use crate::relay::filters::{Ended, Filters};
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::groups::add_groups;
@@ -1258,7 +1259,7 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let shared = process.shared;
     let most = i64::try_from(shared.bulkheads[0].queue()).expect("a small queue");
     let claimed: Vec<Claimed> = (0..=most).map(|n| claimed(n, "a", Some("k"))).collect();
-    let jobs = shared.took(claimed, LeaseId(1), None);
+    let jobs = shared.took(claimed, LeaseId(1), Err(Unasked::Released));
     shared.tell_claimer(Told::Continued(jobs));
     process.pass_on_what_is_told(None);
     let claimer = process.claimer.as_mut().expect("the claimer is idle");

@@ -23,7 +23,7 @@ use crate::relay::settler::Settle;
 use crate::relay::to::To;
 use crate::relay::verdict::Verdict;
 use crate::status::ReasonCode;
-use crate::store::brief::Tried;
+use crate::store::brief::{Locks, Tried};
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::late::LookForLate;
@@ -245,7 +245,10 @@ impl<'a, D: Database> Side<'a, D> {
             }
             Ask::Survey(known) => {
                 let streams = known.clone().map_or(Streams::All, Streams::Beside);
-                let (found, pauses) = db.survey(lease, &streams, LONG)?;
+                let (found, pauses) = db.survey(lease, &streams, LONG, Locks::WaitedFor)?;
+                let Tried::Done(pauses) = pauses else {
+                    panic!("a survey that waits for locks reads the pauses");
+                };
                 let streams = self.told_streams(found.streams);
                 let ended: Vec<_> = found.ended.iter().map(|id| self.number(*id)).collect();
                 told((streams, ended, found.is_active, told_pauses(pauses)))
