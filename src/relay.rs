@@ -30,6 +30,7 @@ mod listener;
 mod metrics;
 mod monitor;
 mod observer;
+mod pace;
 mod pauses;
 mod planner;
 mod registered;

@@ -222,7 +222,6 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::Again => {}
             Step::Wait(wait) => return Ok(Some(wait)),
             Step::LookAgain => return self.look_again(),
-            Step::LookForLate(look) => self.look_for_late(look)?,
             Step::Resolve(doubt) => return self.resolve(doubt),
             Step::EndDoubt { lease, given_back } => self.end_doubt(lease, given_back),
             Step::Undo(part) => self.undo(&part)?,
@@ -234,11 +233,8 @@ impl<'a, D: Database> Claimer<'a, D> {
                 self.shared.lose_lease(lease);
                 self.shared.signals.pulse.ring();
             }
-            Step::ExpireUnserved { stream, after } => self.expire(&stream, after)?,
+            Step::Search(by, ask) => self.search(by, ask, view)?,
             Step::Claim { plain, keyed, room } => self.claim(&plain, &keyed, room)?,
-            Step::Keys(keys) => self.look_at(keys, view)?,
-            Step::Walk(from) => self.walk(&from, view)?,
-            Step::Patrol(range) => self.patrol(range, view)?,
         }
         if !self.is_recorded && self.shared.stats().claimed > 0 {
             self.record_topics()?;

@@ -10,7 +10,7 @@ use diesel::{Connection, PgConnection};
 
 use super::doubt::Doubt;
 use super::gate::News;
-use super::planner::{LATE_STEP, PATROL_STEP, Part, Streams, Surveyed, WALK_STEP};
+use super::planner::{Part, Streams, Surveyed};
 use super::registered::{Changes, Failing, Registry};
 use super::session::{AfterRefusal, Session};
 use super::settler::{Settle, Written, write_down};
@@ -21,20 +21,17 @@ use crate::store::brief::{Locks, Tried, briefly, without_waiting};
 use crate::store::destinations::{self, AsSeen};
 use crate::store::expired;
 use crate::store::filters::{Evaluated, Pairs, evaluate};
-use crate::store::range::Range;
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection::{self, Backend};
-use crate::store::relay::late::{Late, LookForLate, late};
 use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
-use crate::store::relay::ordered::{self, Candidate, Key, Page};
+use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::relay::own;
-use crate::store::relay::patrol::{self, Free};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
+use crate::store::relay::search::{self, Ask, Page};
 use crate::store::relay::served;
 use crate::store::relay::settle::{self, Claim, Trace};
 use crate::store::relay::streams::{streams, streams_behind, streams_beside};
 use crate::store::relay::topics;
-use crate::store::relay::unserved;
 use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
 
 /// The result of a call.
@@ -114,36 +111,14 @@ pub(super) trait Database {
         room: usize,
     ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)>;
 
-    /// The first messages of the keys after `from`. `None`: the query took too long.
-    fn walk(&mut self, expired: &[i64], from: &Key, moment: Duration) -> Answer<Option<Page>>;
-
-    /// The first messages of these keys.
-    fn first_of(&mut self, expired: &[i64], keys: &[Key]) -> Answer<Page>;
+    /// A page of what a search asks for. `None`: the query took too long.
+    fn find(&mut self, expired: &[i64], ask: &Ask, moment: Duration) -> Answer<Option<Page>>;
 
     /// Claims these keyed messages. `None`: another relay is claiming keyed messages.
     fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>>;
 
-    /// The free messages in a range. `None`: the query took too long.
-    fn free(
-        &mut self,
-        expired: &[i64],
-        range: Range,
-        moment: Duration,
-    ) -> Answer<Option<Vec<Free>>>;
-
-    /// The messages that were committed late. `None`: the query took too long.
-    fn late(
-        &mut self,
-        expired: &[i64],
-        look: LookForLate,
-        moment: Duration,
-    ) -> Answer<Option<Late>>;
-
     /// Claims these messages without keys.
     fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch>;
-
-    /// The expired messages of a stream.
-    fn expired(&mut self, stream: &Stream, after: Position) -> Answer<unserved::Part>;
 
     /// Whether a claim whose result was lost is still running. If so, ends its lease.
     fn end_if_at_work(&mut self, doubt: Doubt) -> Answer<bool>;
@@ -393,54 +368,19 @@ impl Database for Session {
         })
     }
 
-    fn walk(&mut self, expired: &[i64], from: &Key, moment: Duration) -> Answer<Option<Page>> {
-        self.run(|conn, name| {
-            briefly(conn, moment, |conn| {
-                ordered::walk(conn, name, expired, from, WALK_STEP)
-            })
+    fn find(&mut self, expired: &[i64], ask: &Ask, moment: Duration) -> Answer<Option<Page>> {
+        self.run(|conn, name| match ask.may_be_long() {
+            true => briefly(conn, moment, |conn| search::find(conn, name, expired, ask)),
+            false => search::find(conn, name, expired, ask).map(Some),
         })
-    }
-
-    fn first_of(&mut self, expired: &[i64], keys: &[Key]) -> Answer<Page> {
-        self.run(|conn, name| ordered::first_of(conn, name, expired, keys))
     }
 
     fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
         self.run(|conn, name| ordered::claim(conn, name, by, candidates))
     }
 
-    fn free(
-        &mut self,
-        expired: &[i64],
-        range: Range,
-        moment: Duration,
-    ) -> Answer<Option<Vec<Free>>> {
-        self.run(|conn, name| {
-            briefly(conn, moment, |conn| {
-                patrol::free(conn, name, expired, range, PATROL_STEP)
-            })
-        })
-    }
-
-    fn late(
-        &mut self,
-        expired: &[i64],
-        look: LookForLate,
-        moment: Duration,
-    ) -> Answer<Option<Late>> {
-        self.run(|conn, name| {
-            briefly(conn, moment, |conn| {
-                late(conn, name, expired, look, LATE_STEP)
-            })
-        })
-    }
-
     fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch> {
         self.run(|conn, name| claim::claim_chosen(conn, name, by, sequences))
-    }
-
-    fn expired(&mut self, stream: &Stream, after: Position) -> Answer<unserved::Part> {
-        self.run(|conn, name| unserved::expired(conn, name, stream, after))
     }
 
     fn end_if_at_work(&mut self, Doubt { lease, backend }: Doubt) -> Answer<bool> {

@@ -54,7 +54,7 @@
 
 mod contention;
 mod database_clock;
-mod expiry;
+mod freed;
 mod kept_back;
 mod lanes;
 mod late;
@@ -62,11 +62,13 @@ mod patrol;
 mod picks;
 mod ranges;
 mod rounds;
+mod search;
 mod surveys;
 #[cfg(test)]
 pub(super) mod tests;
 mod told;
 mod undoing;
+mod unserved;
 mod view;
 mod walk;
 
@@ -76,31 +78,25 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::kept_back::KeptBack;
 pub(super) use self::lanes::{Brought, MOST_LANES};
-pub(super) use self::late::STEP as LATE_STEP;
-pub(super) use self::patrol::STEP as PATROL_STEP;
+pub(super) use self::picks::Picked;
+pub(super) use self::search::{Claims, Outcome, SearchKind};
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
 pub(super) use self::undoing::Part;
 pub(super) use self::view::{Door, Settings, View};
-pub(super) use self::walk::STEP as WALK_STEP;
 
 use self::contention::Contention;
 use self::database_clock::DatabaseClock;
-use self::expiry::Expiry;
 use self::lanes::{Lanes, Now};
-use self::late::Late;
-use self::patrol::Patrol;
+use self::search::{Pass, Searches};
 use self::surveys::{Look, Looks};
 use self::undoing::Undoing;
-use self::walk::Walk;
 use super::doubt::Doubt;
 use super::registered::Registry;
 use super::to::To;
 use crate::routes::Routes;
-use crate::store::range::Range;
-use crate::store::relay::claim::{Lane, Position, Stream};
-use crate::store::relay::late::LookForLate;
+use crate::store::relay::claim::Lane;
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::ordered::Key;
+use crate::store::relay::search::Ask;
 
 /// The longest interval between surveys. The interval is otherwise the poll interval, but at least
 /// [`SHORTEST_SURVEY_INTERVAL`].
@@ -142,25 +138,14 @@ pub(super) enum Step {
     Survey(Survey),
     /// The lease has expired: other relays may take over its messages.
     LoseLease(LeaseId),
-    /// Claim the expired messages of a stream that no relay serves, to dead-letter them.
-    ExpireUnserved {
-        stream: Stream,
-        after: Position,
-    },
-    /// Query messages that were committed after claims had passed their position.
-    LookForLate(LookForLate),
+    /// Ask for messages, and claim those that the planner picks.
+    Search(SearchKind, Ask),
     /// Claim from these lanes, at most `room` messages.
     Claim {
         plain: Vec<Lane>,
         keyed: Vec<Lane>,
         room: usize,
     },
-    /// Claim the first message of each of these keys.
-    Keys(Vec<Key>),
-    /// Claim the first message of each key from this key on.
-    Walk(Key),
-    /// Claim the free messages in this range.
-    Patrol(Range),
 }
 
 impl Step {
@@ -255,16 +240,11 @@ pub(super) struct Planner<'a> {
     /// Another relay's claim blocked the last claim.
     is_beaten: bool,
     lanes: Lanes,
-    walk: Walk,
+    searches: Searches,
     /// The back-off from keyed claims of other relays.
     contention: Contention,
-    late: Late,
-    patrol: Patrol,
-    expiry: Expiry,
     /// The release of messages that a claim without an answer took.
     undoing: Option<Undoing>,
-    /// Whether the walk has the next turn: walk and lanes alternate.
-    is_walks_turn: bool,
     /// When the lanes were last reopened during a walk.
     glanced: Instant,
     clock: DatabaseClock,
@@ -310,13 +290,9 @@ impl<'a> Planner<'a> {
             stage: Stage::Undo,
             is_beaten: false,
             lanes: Lanes::default(),
-            walk: Walk::default(),
+            searches: Searches::default(),
             contention: Contention::default(),
-            late: Late::default(),
-            patrol: Patrol::default(),
-            expiry: Expiry::default(),
             undoing: None,
-            is_walks_turn: false,
             glanced: now,
             clock: DatabaseClock::default(),
             server: None,
@@ -431,7 +407,7 @@ impl<'a> Planner<'a> {
             return None;
         }
         let (lanes, moment) = (&self.lanes, self.settings.moment);
-        let newest = self.late.before_newest();
+        let newest = self.searches.late.before_newest();
         let streams = (self.looks).next(now, || lanes.streams(), view.is_asked, newest, moment);
         let look = Self::look(now, view.question, view.is_nothing_in_flight);
         Some(Step::Survey(Survey { streams, look }))
@@ -462,7 +438,7 @@ impl<'a> Planner<'a> {
         };
         self.undoing = None;
         self.lanes.forget_places();
-        self.walk.restart();
+        self.searches.walk.restart();
         self.surveyed = None;
         Some(Step::EndDoubt { lease, given_back })
     }
@@ -478,62 +454,67 @@ impl<'a> Planner<'a> {
         }
         if self.lanes.hold(view.held.clone()) {
             // The walk has skipped the keys of topics that were held.
-            self.walk.restart();
+            self.searches.walk.restart();
         }
         if view.left_to_claim == Some(0) {
             let answers = view.is_nothing_in_flight.then_some(self.look.question);
             return self.wait_for(now, Awaited::Work, view, answers);
         }
-        if view.left_to_claim.is_none()
-            && let Some((stream, after)) = self.expiry.step(now)
-        {
-            return Step::ExpireUnserved { stream, after };
-        }
         let since_glance = now.saturating_duration_since(self.glanced);
-        if self.walk.is_under_way(|to| view.is_open(to)) && since_glance >= GLANCE {
+        if self.has_keys_left(|to| view.is_open(to)) && since_glance >= GLANCE {
             self.lanes.ask_again();
             self.glanced = now;
         }
-        self.walk.wait_is_over(|to| view.room_of(to) > 0);
+        self.searches.freed.wait_is_over(|to| view.room_of(to) > 0);
         self.open_full(view);
         self.claim_where_room_is(now, view)
     }
 
     fn claim_where_room_is(&mut self, now: Instant, view: &View) -> Step {
-        if let Some(look) = self.late.next(now, self.lanes.passed()) {
-            return Step::LookForLate(look);
-        }
         let (is_asked, clock) = (self.is_asked(view), self.now(now));
+        let has_room = |to| view.room_of(to) > 0;
         let mut asked = self.lanes.allot(clock, |to| view.room_of(to), is_asked);
-        let mut has_keyed = self.lanes.has_keyed(|to| view.room_of(to) > 0);
-        let left = self.contention.left(now);
-        if has_keyed && !left.is_zero() {
+        let has_keyed = self.lanes.has_keyed(has_room);
+        let rest = self.contention.left(now);
+        let is_resting = has_keyed && !rest.is_zero();
+        if is_resting {
             asked.retain(|lane| !lane.stream.is_keyed);
-            if asked.is_empty() {
-                return wait(Awaited::OthersClaim, now + left, None);
-            }
-            has_keyed = false;
         }
-        if has_keyed && let Some(keys) = self.walk.next_freed() {
-            return Step::Keys(keys);
-        }
-        if let Some(range) = self.patrol.next(now, asked.is_empty()) {
-            return Step::Patrol(range);
-        }
-        self.is_walks_turn = !self.is_walks_turn;
-        if (self.is_walks_turn || asked.is_empty()) && has_keyed {
-            let is_asked = is_asked.then_some(self.look.began);
-            if let Some(from) = self.walk.from(now, asked.is_empty(), is_asked) {
-                return Step::Walk(from);
-            }
+        let pass = Pass {
+            is_idle: asked.is_empty(),
+            ..self.pass(now, view, has_keyed && !is_resting)
+        };
+        if let Some((by, ask)) = self.searches.ask(&pass) {
+            return Step::Search(by, ask);
         }
         if asked.is_empty() {
-            return Step::LookAgain;
+            return match is_resting {
+                true => wait(Awaited::OthersClaim, now + rest, None),
+                false => Step::LookAgain,
+            };
         }
         let is_keyed = |lane: &Lane| lane.stream.is_keyed;
         let (keyed, plain) = asked.into_iter().partition(is_keyed);
         let room = view.left_to_claim.unwrap_or(usize::MAX);
         Step::Claim { plain, keyed, room }
+    }
+
+    /// What the searches see, if no lane has work.
+    fn pass(&self, now: Instant, view: &View, has_keyed: bool) -> Pass {
+        Pass {
+            now,
+            since: self.look.began,
+            is_idle: true,
+            is_asked: self.is_asked(view),
+            has_keyed,
+            is_limited: view.left_to_claim.is_some(),
+            passed: self.lanes.passed(),
+        }
+    }
+
+    /// Whether a walk is unfinished, or a freed key has an open destination.
+    fn has_keys_left(&self, is_open: impl Fn(To) -> bool) -> bool {
+        self.searches.walk.is_in_round() || self.searches.freed.has_some(is_open)
     }
 
     /// Whether a question is open that this look can answer.
@@ -546,16 +527,16 @@ impl<'a> Planner<'a> {
         let (is_asked, clock) = (self.is_asked(view), self.now(now));
         let has_room = |to| view.room_of(to) > 0;
         let is_open = |to| view.is_open(to);
-        let has_freed = self.lanes.has_keyed(has_room) && self.walk.has_freed(has_room);
+        let freed = &mut self.searches.freed;
+        let has_freed = self.lanes.has_keyed(has_room) && freed.has_some(has_room);
         let asked = self.lanes.allot(clock, |to| view.room_of(to), is_asked);
         if has_freed || !asked.is_empty() {
-            self.walk.wait_is_over(has_room);
+            freed.wait_is_over(has_room);
             return Step::Again;
         }
-        let has_keyed = self.lanes.has_keyed(is_open);
         let is_left = |is_open: &dyn Fn(To) -> bool| {
             self.lanes.is_anything_left(clock, is_open)
-                || (self.walk.is_under_way(is_open) && self.lanes.has_keyed(is_open))
+                || (self.has_keys_left(is_open) && self.lanes.has_keyed(is_open))
         };
         let is_registered = |to: To| to.group() == To::ALL_REGISTERED;
         if view.is_queue_full || is_left(&|to| is_open(to) && !is_registered(to)) {
@@ -572,8 +553,8 @@ impl<'a> Planner<'a> {
             // A pause has expired since the gates were read: its messages may be sent.
             return Step::Again;
         }
-        let is_walked = !has_keyed || self.walk.is_done_since(self.look.began);
-        let is_all_seen = is_walked && self.patrol.is_done_since(now, self.look.began);
+        let pass = self.pass(now, view, self.lanes.has_keyed(is_open));
+        let is_all_seen = self.searches.is_done(&pass);
         // A claim under an expired lease returns nothing, whatever is due.
         let has_lease = view.lease == Some(self.lease) && view.may_send;
         let has_nothing = self.look.found_nothing && self.look.nothing_in_flight;
@@ -606,24 +587,18 @@ impl<'a> Planner<'a> {
     /// whichever is first.
     fn next_look(&self, now: Instant, view: &View) -> Instant {
         let is_open = |to| view.is_open(to);
-        let has_keyed = self.lanes.has_keyed(is_open);
-        let walk = self.walk.owed_at(self.look.began);
-        let walk = walk.filter(|_| has_keyed).into_iter();
+        let pass = self.pass(now, view, self.lanes.has_keyed(is_open));
         // Only a claim can do this work: without claims it would stay due forever.
         let claims = self.is_active && view.left_to_claim != Some(0);
-        let owed = walk
+        let owed = self.searches.again_at(&pass).into_iter();
+        let owed = owed
             .chain(self.lanes.owed_at(self.look.began, is_open))
-            .chain(self.late.owed_at(self.look.began, self.lanes.passed()))
-            .chain(self.patrol.next_at(now))
             .filter(|_| claims);
-        let expiry = self.expiry.goes_on_at();
-        let expiry = expiry.filter(|_| claims && view.left_to_claim.is_none());
         view.opens_at()
             .filter(|_| claims)
             .chain(self.looks.owed_at())
             .chain(self.survey_owed_at())
             .chain(owed)
-            .chain(expiry)
             .fold(self.next_poll(now), Instant::min)
     }
 

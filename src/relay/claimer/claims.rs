@@ -11,12 +11,10 @@ use crate::relay::bulkhead::claim_bytes;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::filters::Filtering;
-use crate::relay::planner::{Brought, PATROL_STEP, View};
+use crate::relay::planner::{Brought, Claims, Outcome, Picked, SearchKind, View};
 use crate::store::brief::is_over_time;
-use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Position, Stream};
-use crate::store::relay::late::LookForLate;
-use crate::store::relay::ordered::{Candidate, Key};
+use crate::store::relay::search::Ask;
 
 impl<D: Database> Claimer<'_, D> {
     /// Runs two claims with separate results. The messages of the first claim are handed over even if the second claim
@@ -83,140 +81,60 @@ impl<D: Database> Claimer<'_, D> {
         self.take(batch.claimed, clock::since(began));
     }
 
-    /// Takes a step of the walk over all keys.
-    pub(super) fn walk(&mut self, from: &Key, view: &View) -> Answer<()> {
-        let (began, moment) = (clock::now(), self.shared.moment());
-        let page = self.db.walk(self.planner.expired(), from, moment)?;
-        let Some(page) = page else {
-            (self.planner).walk_was_too_slow(clock::now(), clock::since(began));
-            return Ok(());
-        };
-        let picked = self.planner.pick(page.heads, view);
-        let batch = self.claim_picked(&picked.candidates);
-        let Some(batch) = self.unless_too_slow(batch, began)? else {
-            (self.planner).walk_was_too_slow(clock::now(), clock::since(began));
-            return Ok(());
-        };
-        match batch {
-            Some(batch) => {
-                let took = clock::since(began);
-                (self.planner).walked(clock::now(), page.last, picked, &batch, took);
-                self.take(batch.claimed, took);
-            }
-            None => self.planner.was_beaten(),
-        }
-        Ok(())
-    }
-
-    /// Queries freed keys, and claims their first messages.
-    pub(super) fn look_at(&mut self, keys: Vec<Key>, view: &View) -> Answer<()> {
+    /// Asks for messages, and claims those that the planner picks.
+    pub(super) fn search(&mut self, by: SearchKind, ask: Ask, view: &View) -> Answer<()> {
         let began = clock::now();
-        let page = self.db.first_of(self.planner.expired(), &keys);
-        let picked = page.map(|page| self.planner.pick(page.heads, view));
-        let result = picked.and_then(|picked| {
-            let batch = self.claim_picked(&picked.candidates)?;
-            Ok((picked, batch))
-        });
-        match result {
-            Ok((picked, Some(batch))) => {
-                self.planner.looked_at_keys(picked, &batch);
-                self.take(batch.claimed, clock::since(began));
-                Ok(())
-            }
-            Ok((_, None)) => {
-                self.planner.look_at_keys_again(keys);
-                self.planner.was_beaten();
-                Ok(())
-            }
-            Err(error) => {
-                self.planner.keys_failed();
-                Err(error)
-            }
-        }
-    }
-
-    /// Queries messages that were committed late. They are claimed like released messages.
-    pub(super) fn look_for_late(&mut self, look: LookForLate) -> Answer<()> {
-        let (began, moment) = (clock::now(), self.shared.moment());
-        let found = self.db.late(self.planner.expired(), look, moment)?;
+        let result = self.find_and_claim(&ask, view, began);
+        let (outcome, result) = match result {
+            Ok(outcome) => (outcome, Ok(())),
+            Err(error) => (Outcome::Failed, Err(error)),
+        };
         let took = clock::since(began);
-        match found {
-            Some(found) => self.planner.found_late(clock::now(), found, took),
-            None => self.planner.late_was_too_slow(clock::now(), took),
-        }
-        Ok(())
+        (self.planner).searched(clock::now(), (by, ask), outcome, took);
+        result
     }
 
-    /// Takes a step of the patrol: claims the free messages in a range.
-    pub(super) fn patrol(&mut self, range: Range, view: &View) -> Answer<()> {
-        let (began, moment) = (clock::now(), self.shared.moment());
-        let found = self.db.free(self.planner.expired(), range, moment)?;
-        let Some(found) = found else {
-            (self.planner).range_was_too_wide(clock::now(), range, clock::since(began));
-            return Ok(());
+    fn find_and_claim(&mut self, ask: &Ask, view: &View, began: Instant) -> Answer<Outcome> {
+        let (leases, moment) = (self.planner.expired(), self.shared.moment());
+        let Some(page) = self.db.find(leases, ask, moment)? else {
+            return Ok(Outcome::TooSlow);
         };
-        self.planner.found_free(clock::now(), &found);
-        let last = found.get(PATROL_STEP - 1);
-        let upto = last.map_or(range.upto, |last| last.sequence);
-        let picked = self.planner.pick_free(&found, view);
-        let has_all = self.claim_free(&picked.plain, &picked.keyed);
-        let Some(has_all) = self.unless_too_slow(has_all, began)? else {
-            (self.planner).range_was_too_wide(clock::now(), range, clock::since(began));
-            return Ok(());
-        };
-        let has_left = picked.has_left || !has_all;
-        (self.planner).patrolled(clock::now(), upto, clock::since(began), has_left);
-        Ok(())
+        let picked = self.planner.pick(clock::now(), ask, &page, view);
+        let claims = self.claim_picked(&picked);
+        Ok(match self.unless_too_slow(claims, began)? {
+            None => Outcome::TooSlow,
+            Some(claims) => Outcome::Done {
+                page,
+                picked,
+                claims,
+            },
+        })
     }
 
-    /// `false`: another relay is claiming keyed messages, or some messages were left out because of their size.
-    fn claim_free(&mut self, plain: &[i64], keyed: &[Candidate]) -> Answer<bool> {
-        let mut has_all = true;
-        if !plain.is_empty() {
+    fn claim_picked(&mut self, picked: &Picked) -> Answer<Claims> {
+        let mut claims = Claims::default();
+        if !picked.plain.is_empty() {
             let began = clock::now();
-            let batch = self.claiming(|db, by| db.claim_chosen(by, plain))?;
-            has_all = !batch.is_cut;
-            self.planner.claimed_free(&batch);
-            self.take(batch.claimed, clock::since(began));
+            let batch = self.claiming(|db, by| db.claim_chosen(by, &picked.plain))?;
+            self.take_into(&mut claims, batch, began);
         }
-        let began = clock::now();
-        let Some(batch) = self.claim_picked(keyed)? else {
-            return Ok(false);
-        };
-        self.take(batch.claimed, clock::since(began));
-        Ok(has_all && !batch.is_cut)
+        if !picked.keyed.is_empty() {
+            let began = clock::now();
+            let batch = self.claiming(|db, by| db.claim_keyed(by, &picked.keyed))?;
+            self.tell_contention(batch.as_ref());
+            match batch {
+                Some(batch) => self.take_into(&mut claims, batch, began),
+                None => claims.is_beaten = true,
+            }
+        }
+        Ok(claims)
     }
 
-    /// Claims expired messages that no relay serves, a few at a time, to dead-letter them.
-    pub(super) fn expire(&mut self, stream: &Stream, after: Position) -> Answer<()> {
-        let began = clock::now();
-        let part = self.db.expired(stream, after)?;
-        let candidate = |sequence| Candidate {
-            sequence,
-            goes_to: String::new(),
-        };
-        let candidates: Vec<Candidate> = part.sequences.into_iter().map(candidate).collect();
-        let Some(batch) = self.claim_picked(&candidates)? else {
-            self.planner.was_beaten();
-            return Ok(());
-        };
-        let is_cut = batch.is_cut;
+    fn take_into(&mut self, claims: &mut Claims, batch: Batch, began: Instant) {
+        let sequence = |one: &Claimed| one.message.sequence.0;
+        claims.claimed.extend(batch.claimed.iter().map(sequence));
+        claims.is_cut |= batch.is_cut;
         self.take(batch.claimed, clock::since(began));
-        // After a cut claim, the rest is behind the same position.
-        if !is_cut {
-            (self.planner).expired_upto(clock::now(), part.reached, clock::since(began));
-        }
-        Ok(())
-    }
-
-    /// `None`: another relay is claiming keyed messages.
-    fn claim_picked(&mut self, candidates: &[Candidate]) -> Answer<Option<Batch>> {
-        if candidates.is_empty() {
-            return Ok(Some(Batch::default()));
-        }
-        let batch = self.claiming(|db, by| db.claim_keyed(by, candidates))?;
-        self.tell_contention(batch.as_ref());
-        Ok(batch)
     }
 
     fn tell_contention(&mut self, batch: Option<&Batch>) {

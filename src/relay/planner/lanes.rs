@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
 use super::kept_back::KeptBack;
+use super::search::pace;
+use crate::relay::pace::{Last, Pace};
 use crate::relay::to::To;
 use crate::store::relay::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
 use crate::store::relay::streams::Found;
@@ -20,11 +22,8 @@ pub(in crate::relay) const MOST_LANES: usize = 64;
 /// A claim that empties a lane puts the floor this far before the claim began. Messages that were available earlier
 /// were most likely committed in time; [`Late`](super::late::Late) finds the others.
 const OVERLAP: Duration = Duration::from_millis(50);
-/// The shortest time between two sweeps of a lane.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Sweeps take at most a twentieth of the time. If an old snapshot keeps a million dead entries in the index, each
-/// sweep reads them all.
-pub(super) const SWEEP_SHARE: u32 = 20;
+/// The pace of the sweeps of a lane.
+const SWEEPS: Pace = pace(Duration::from_secs(1));
 
 /// How long the due times that a query for all streams has found remain usable.
 const LOOK_IS_GOOD: Duration = Duration::from_secs(2);
@@ -74,8 +73,8 @@ struct State {
     is_done: bool,
     /// The position after which the next claim starts.
     floor: Position,
-    /// When the last sweep ended, and how long it took.
-    swept: Option<(Instant, Duration)>,
+    /// The last sweep.
+    swept: Option<Last>,
     is_swept_in_look: bool,
     /// When the first message is due, by the last query for streams and by releases since.
     first: i64,
@@ -136,7 +135,7 @@ impl State {
             is_quiet: false,
             is_done: false,
             floor,
-            swept: slow.map(|took| (now.here, took)),
+            swept: slow.map(|took| now.last(took)),
             is_swept_in_look: false,
             first: found.first.available_at,
             seen: now.here,
@@ -146,19 +145,15 @@ impl State {
     /// Whether the next claim is a sweep. `is_asked`: a caller asks whether nothing is left. For keyed messages, the
     /// walk answers that question.
     fn is_sweep_due(&self, now: Instant, is_keyed: bool, is_asked: bool) -> bool {
-        let Some((at, took)) = self.swept else {
-            return true;
-        };
         let is_wanted = is_asked && !is_keyed && self.is_quiet && !self.is_swept_in_look;
-        let age = now.saturating_duration_since(at);
-        is_wanted || age >= SWEEP_INTERVAL.max(SWEEP_SHARE * took)
+        is_wanted || SWEEPS.is_due(now, self.swept)
     }
 
     /// The time of the sweep that this look has left out. No notification announces the messages that only a sweep
     /// finds.
     fn owed_at(&self) -> Option<Instant> {
-        let (at, took) = self.swept.filter(|_| !self.is_swept_in_look)?;
-        Some(at + SWEEP_INTERVAL.max(SWEEP_SHARE * took))
+        let last = self.swept.filter(|_| !self.is_swept_in_look)?;
+        Some(SWEEPS.next(last))
     }
 
     /// Learns from a claim after the position `after`, which ended at `last`. `is_full`: the claim got all it asked
@@ -177,7 +172,7 @@ impl State {
         }
         let is_sweep = after == Position::START;
         if is_sweep {
-            self.swept = Some((now.here, brought.took));
+            self.swept = Some(now.last(brought.took));
         }
         if is_sweep && is_keyed && is_full {
             // Many messages wait here behind others of their key, or there is too little room: the walk finds them.
@@ -209,6 +204,14 @@ impl Now {
     /// The position of messages that became available this long ago.
     fn recently(self, overlap: Duration) -> Position {
         Position::of_time(self.database.before(self.here, overlap))
+    }
+
+    /// What has ended now.
+    fn last(self, took: Duration) -> Last {
+        Last {
+            ended: self.here,
+            took,
+        }
     }
 }
 
@@ -358,7 +361,7 @@ impl Lanes {
                 continue;
             };
             let state = &mut known.state;
-            state.swept = Some((now.here, took));
+            state.swept = Some(now.last(took));
             state.is_swept_in_look = true;
             if lane.after > Position::START {
                 state.floor = state.floor.max(now.recently(OVERLAP));

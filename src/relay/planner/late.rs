@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::lanes::SWEEP_SHARE;
+use super::search::{Hints, Outcome, Pass, Search, pace};
+use crate::relay::pace::Last;
 use crate::store::relay::claim::Position;
 use crate::store::relay::late::{LookForLate, Writers};
+use crate::store::relay::search::{Ask, Moment, Place};
 
-/// The most messages that one query finds.
-pub(in crate::relay) const STEP: usize = 500;
 /// A round begins no sooner than this after the last one.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// How many sequences a query for the streams of the newest messages goes back.
@@ -36,9 +36,10 @@ pub(super) struct Late {
     known: Option<i64>,
     /// The position of the current round, and the writers at its start.
     under_way: Option<(i64, Writers)>,
-    /// When the last round began; when the last query ended and how long it took; how long the query before took.
+    /// When the last round began.
     began: Option<Instant>,
-    last: Option<(Instant, Duration)>,
+    /// The last query, and how long the query before took.
+    last: Option<Last>,
     before: Duration,
 }
 
@@ -54,51 +55,27 @@ impl Late {
             .map_or(i64::MAX, |newest| newest.saturating_sub(NEWEST))
     }
 
-    /// The query to make now, if one is due. `passed`: the highest floor; `None`: claims have passed no message.
-    pub(super) fn next(&self, now: Instant, passed: Option<Position>) -> Option<LookForLate> {
-        let is_due = self.due_at().is_none_or(|at| now >= at);
-        let is_of_use = self.is_of_use(passed);
-        let place = self.under_way.map(|(place, _)| place);
-        (is_due && is_of_use).then(|| LookForLate {
-            behind: place.or(self.behind),
-            due_before: passed.unwrap_or(Position::START).available_at,
-            known: self.newest.unwrap_or(i64::MIN),
-        })
-    }
-
     /// When the next query may be made.
     fn due_at(&self) -> Option<Instant> {
-        let (ended, took) = self.last?;
-        // A single slow query may have waited for something else.
-        let took = took.min(self.before);
+        let last = self.last?;
         let interval = match self.under_way {
             Some(_) => Duration::ZERO,
             None => INTERVAL,
         };
-        Some(ended + interval.max(SWEEP_SHARE * took))
+        // A single slow query may have waited for something else.
+        let took = last.took.min(self.before);
+        Some(pace(interval).next(Last { took, ..last }))
     }
 
     fn is_of_use(&self, passed: Option<Position>) -> bool {
         passed.is_some() || self.behind.is_none()
     }
 
-    /// When the next query may be made, unless a round that began since then has ended.
-    pub(super) fn owed_at(&self, since: Instant, passed: Option<Position>) -> Option<Instant> {
-        let is_done = self.under_way.is_none() && self.began >= Some(since);
-        self.due_at().filter(|_| !is_done && self.is_of_use(passed))
-    }
-
     /// A query has found these writers and read up to this sequence; `None`: to the end. Returns `true` if no late
     /// message is missed from now on; earlier ones may have been missed.
-    pub(super) fn learn(
-        &mut self,
-        now: Instant,
-        upto: Option<i64>,
-        writers: Writers,
-        took: Duration,
-    ) -> bool {
-        self.before = self.last.map_or(Duration::ZERO, |(_, took)| took);
-        self.last = Some((now, took));
+    fn read(&mut self, now: Instant, upto: Option<i64>, writers: Writers, took: Duration) -> bool {
+        self.before = self.last.map_or(Duration::ZERO, |last| last.took);
+        self.last = Some(Last { ended: now, took });
         if self.under_way.is_none() {
             self.began = Some(now);
         }
@@ -126,11 +103,11 @@ impl Late {
     }
 
     /// A query took too long: the search starts over, and the patrol finds the messages that it misses meanwhile.
-    pub(super) fn was_too_slow(&mut self, now: Instant, took: Duration) {
+    fn was_too_slow(&mut self, now: Instant, took: Duration) {
         *self = Self {
             newest: self.newest,
             began: Some(now),
-            last: Some((now, took)),
+            last: Some(Last { ended: now, took }),
             before: took,
             is_known: true,
             ..Self::default()
@@ -143,8 +120,59 @@ impl Late {
     }
 }
 
+impl Search for Late {
+    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+        let is_due = self.due_at().is_none_or(|at| pass.now >= at);
+        let place = self.under_way.map(|(place, _)| place);
+        let look = LookForLate {
+            behind: place.or(self.behind),
+            due_before: pass.passed.unwrap_or(Position::START).available_at,
+            known: self.newest.unwrap_or(i64::MIN),
+        };
+        (is_due && self.is_of_use(pass.passed)).then_some(Ask::Late(look))
+    }
+
+    fn learn(&mut self, now: Instant, _: Ask, outcome: Outcome, took: Duration) -> Hints {
+        let mut hints = Hints::default();
+        match outcome {
+            Outcome::Done { page, .. } => {
+                let Some(Moment { newest, writers }) = page.moment else {
+                    return hints;
+                };
+                newest.into_iter().for_each(|newest| self.saw(newest));
+                let upto = match page.next {
+                    Some(Place::After(sequence)) => Some(sequence),
+                    _ => None,
+                };
+                // Sweeps find the messages without a key.
+                hints.restarts_walk = self.read(now, upto, writers, took);
+                hints.free = page.found;
+            }
+            Outcome::TooSlow => {
+                self.was_too_slow(now, took);
+                hints.wants_patrol = true;
+            }
+            Outcome::Failed => {}
+        }
+        hints
+    }
+
+    /// At once, unless a round that began since then has ended.
+    fn again_at(&self, pass: &Pass) -> Option<Instant> {
+        let is_done = self.under_way.is_none() && self.began >= Some(pass.since);
+        self.due_at()
+            .filter(|_| !is_done && self.is_of_use(pass.passed))
+    }
+
+    /// A message that is not visible yet is not waited for.
+    fn is_done(&self, _: &Pass) -> bool {
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::search::REST;
     use super::*;
 
     const TOOK: Duration = Duration::from_millis(1);
@@ -152,6 +180,22 @@ mod tests {
         available_at: 5,
         sequence: i64::MIN,
     });
+
+    /// The query of a pass.
+    fn next(late: &mut Late, now: Instant, passed: Option<Position>) -> Option<LookForLate> {
+        match late.ask(&pass(now, now, passed))? {
+            Ask::Late(look) => Some(look),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pass(now: Instant, since: Instant, passed: Option<Position>) -> Pass {
+        Pass {
+            since,
+            passed,
+            ..Pass::at(now)
+        }
+    }
 
     fn writers(oldest: i64, next: i64) -> Writers {
         Writers { oldest, next }
@@ -163,8 +207,8 @@ mod tests {
         let (mut late, mut now) = (Late::default(), Instant::now());
         let mut look = |late: &mut Late, found: Writers| {
             now += INTERVAL;
-            let look = late.next(now, PASSED).expect("a query is due");
-            (look.behind, late.learn(now, None, found, TOOK))
+            let look = next(late, now, PASSED).expect("a query is due");
+            (look.behind, late.read(now, None, found, TOOK))
         };
         assert_eq!(
             look(&mut late, writers(7, 9)),
@@ -186,17 +230,17 @@ mod tests {
     #[test]
     fn a_relay_that_begins_looks_at_the_newest() {
         let (mut late, now) = (Late::default(), Instant::now());
-        let first = late.next(now, None).expect("a first query");
+        let first = next(&mut late, now, None).expect("a first query");
         assert_eq!((first.behind, first.known), (None, i64::MIN));
         late.saw(1_000_000);
-        late.learn(now, None, writers(1, 1), TOOK);
+        late.read(now, None, writers(1, 1), TOOK);
         let later = now + INTERVAL;
         assert_eq!(
-            late.next(later, None),
+            next(&mut late, later, None),
             None,
             "claims have passed no message"
         );
-        let look = late.next(later, PASSED).expect("a query is due");
+        let look = next(&mut late, later, PASSED).expect("a query is due");
         assert_eq!(look.behind, Some(1_000_000 - AT_FIRST));
         assert_eq!((look.due_before, look.known), (5, 1_000_000));
     }
@@ -204,27 +248,34 @@ mod tests {
     #[test]
     fn looks_take_a_part_of_the_time_and_are_owed() {
         let (mut late, now) = (Late::default(), Instant::now());
-        assert_eq!(late.owed_at(now, PASSED), None);
+        assert_eq!(late.again_at(&pass(now, now, PASSED)), None);
         let took = Duration::from_millis(100);
-        late.learn(now, None, writers(1, 1), took);
+        late.read(now, None, writers(1, 1), took);
         assert_eq!(
-            late.owed_at(now + TOOK, PASSED),
+            late.again_at(&pass(now, now + TOOK, PASSED)),
             Some(now + INTERVAL),
             "one slow query does not count"
         );
-        late.learn(now, None, writers(1, 1), took);
-        assert_eq!(late.next(now + INTERVAL, PASSED), None);
-        assert_eq!(late.owed_at(now, PASSED), None, "the query was made");
-        let since = now + TOOK;
-        assert_eq!(late.owed_at(since, PASSED), Some(now + SWEEP_SHARE * took));
+        late.read(now, None, writers(1, 1), took);
+        assert_eq!(next(&mut late, now + INTERVAL, PASSED), None);
         assert_eq!(
-            late.owed_at(since, None),
+            late.again_at(&pass(now, now, PASSED)),
+            None,
+            "the query was made"
+        );
+        let since = now + TOOK;
+        assert_eq!(
+            late.again_at(&pass(since, since, PASSED)),
+            Some(now + REST * took)
+        );
+        assert_eq!(
+            late.again_at(&pass(since, since, None)),
             None,
             "claims have passed no message"
         );
         late.was_too_slow(since, took);
-        let later = since + SWEEP_SHARE * took;
-        let look = late.next(later, PASSED).expect("a query is due");
+        let later = since + REST * took;
+        let look = next(&mut late, later, PASSED).expect("a query is due");
         assert_eq!(look.behind, None, "the search starts over");
     }
 
@@ -235,8 +286,8 @@ mod tests {
         late.saw(3);
         let mut look = |late: &mut Late, upto, found| {
             now += INTERVAL;
-            let look = late.next(now, PASSED).expect("a query is due");
-            late.learn(now, upto, found, TOOK);
+            let look = next(late, now, PASSED).expect("a query is due");
+            late.read(now, upto, found, TOOK);
             look.behind
         };
         look(&mut late, None, writers(5, 6));

@@ -2,15 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use super::lanes::SWEEP_SHARE;
 use super::ranges::Ranges;
 use super::rounds::{Round, Rounds};
+use super::search::{EveryOther, Hints, Outcome, Pass, Search, pace};
+use crate::relay::pace::Pace;
 use crate::store::range::Range;
+use crate::store::relay::search::{Ask, Place};
 
-/// The most free messages of one step.
-pub(in crate::relay) const STEP: usize = 500;
 /// The shortest time between two rounds.
 const INTERVAL: Duration = Duration::from_secs(1);
+const PACE: Pace = pace(INTERVAL);
+/// The pace after a round that has left messages: only the patrol finds them.
+const QUICK: Pace = Pace {
+    interval: INTERVAL,
+    rest: 1,
+};
 /// How long the patrol continues after a search took too long. Other searches are tried again meanwhile.
 const MEMORY: Duration = Duration::from_secs(1800);
 
@@ -23,7 +29,7 @@ const MEMORY: Duration = Duration::from_secs(1800);
 pub(super) struct Patrol {
     wanted: Option<Instant>,
     rounds: Rounds<Ranges>,
-    had_last_turn: bool,
+    turn: EveryOther,
 }
 
 impl Patrol {
@@ -38,30 +44,19 @@ impl Patrol {
     }
 
     /// When the next round begins, if another round is wanted.
-    pub(super) fn next_at(&self, now: Instant) -> Option<Instant> {
+    fn next_at(&self, now: Instant) -> Option<Instant> {
         if !self.is_wanted(now) || self.rounds.place().is_some() {
             return None;
         }
-        let after = |last: &Round| {
-            // Only the patrol finds the messages for which there was no room.
-            let share = if last.has_left { 1 } else { SWEEP_SHARE };
-            last.ended + INTERVAL.max(share * last.took)
+        let after = |last: &Round| match last.has_left {
+            true => QUICK.next(last.last),
+            false => PACE.next(last.last),
         };
         Some(self.rounds.last.as_ref().map_or(now, after))
     }
 
-    /// The range to read now; every other time only, if there is other work.
-    pub(super) fn next(&mut self, now: Instant, is_idle: bool) -> Option<Range> {
-        if self.next_at(now).is_some_and(|at| now >= at) {
-            self.rounds.begin(now, Ranges::new());
-        }
-        let range = self.rounds.place()?.next();
-        self.had_last_turn = is_idle || !self.had_last_turn;
-        range.filter(|_| self.had_last_turn)
-    }
-
     /// The range was read up to here. `has_left`: some messages were left for want of room.
-    pub(super) fn read(&mut self, now: Instant, upto: i64, took: Duration, has_left: bool) {
+    fn read(&mut self, now: Instant, upto: i64, took: Duration, has_left: bool) {
         let Some(ranges) = self.rounds.step(took, has_left) else {
             return;
         };
@@ -72,7 +67,7 @@ impl Patrol {
     }
 
     /// The range took too long.
-    pub(super) fn was_too_wide(&mut self, now: Instant, range: Range, took: Duration) {
+    fn was_too_wide(&mut self, now: Instant, range: Range, took: Duration) {
         self.want(now);
         if range.upto - 1 <= range.after {
             // A single message: its key may have too many dead entries. Continue with the other messages.
@@ -82,10 +77,48 @@ impl Patrol {
             ranges.was_too_wide();
         }
     }
+}
 
-    /// Whether no round is wanted, or a round that began since then has left nothing.
-    pub(super) fn is_done_since(&self, now: Instant, since: Instant) -> bool {
-        !self.is_wanted(now) || self.rounds.is_done_since(since)
+impl Search for Patrol {
+    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+        if self.next_at(pass.now).is_some_and(|at| pass.now >= at) {
+            self.rounds.begin(pass.now, Ranges::new());
+        }
+        let range = self.rounds.place()?.next()?;
+        self.turn.is_next(pass.is_idle).then_some(Ask::Range(range))
+    }
+
+    fn learn(&mut self, now: Instant, ask: Ask, outcome: Outcome, took: Duration) -> Hints {
+        let Ask::Range(range) = ask else {
+            return Hints::default();
+        };
+        match outcome {
+            Outcome::Done {
+                page,
+                picked,
+                claims,
+            } => {
+                let upto = match page.next {
+                    Some(Place::After(sequence)) => sequence,
+                    _ => range.upto,
+                };
+                let has_left = picked.left.iter().any(|one| one.is_open);
+                let has_left = has_left || claims.is_cut || claims.is_beaten;
+                self.read(now, upto, took, has_left);
+            }
+            Outcome::TooSlow => self.was_too_wide(now, range, took),
+            Outcome::Failed => {}
+        }
+        Hints::default()
+    }
+
+    fn again_at(&self, pass: &Pass) -> Option<Instant> {
+        self.next_at(pass.now)
+    }
+
+    /// Also if no round is wanted.
+    fn is_done(&self, pass: &Pass) -> bool {
+        !self.is_wanted(pass.now) || self.rounds.is_done_since(pass.since)
     }
 }
 
@@ -93,28 +126,39 @@ impl Patrol {
 mod tests {
     use super::*;
 
+    fn next(patrol: &mut Patrol, now: Instant, is_idle: bool) -> Option<Range> {
+        let pass = Pass {
+            is_idle,
+            ..Pass::at(now)
+        };
+        match patrol.ask(&pass)? {
+            Ask::Range(range) => Some(range),
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn rounds_are_made_while_they_are_wanted_and_say_what_they_have_seen() {
         let mut patrol = Patrol::default();
         let now = Instant::now();
-        assert!(patrol.next(now, true).is_none() && patrol.is_done_since(now, now));
+        assert!(next(&mut patrol, now, true).is_none() && patrol.is_done(&Pass::at(now)));
         patrol.want(now);
-        assert!(!patrol.is_done_since(now, now));
+        assert!(!patrol.is_done(&Pass::at(now)));
         let mut after = i64::MIN;
         // Every other time, alternating with claims.
-        while let Some(range) = patrol.next(now, false) {
+        while let Some(range) = next(&mut patrol, now, false) {
             assert_eq!(range.after, after);
-            assert!(patrol.next(now, false).is_none());
+            assert!(next(&mut patrol, now, false).is_none());
             after = range.upto;
             patrol.read(now, range.upto, Duration::ZERO, false);
         }
-        assert!(patrol.is_done_since(now, now), "up to {after}");
+        assert!(patrol.is_done(&Pass::at(now)), "up to {after}");
         assert_eq!(patrol.next_at(now), Some(now + INTERVAL));
         let later = now + Duration::from_millis(1);
-        assert!(!patrol.is_done_since(later, later));
+        assert!(!patrol.is_done(&Pass::at(later)));
         let forgotten = now + MEMORY;
         assert!(
-            patrol.next(forgotten, true).is_none(),
+            next(&mut patrol, forgotten, true).is_none(),
             "the slow search is forgotten"
         );
     }
@@ -125,7 +169,7 @@ mod tests {
         let now = Instant::now();
         patrol.want(now);
         let mut tries = 0;
-        while let Some(range) = patrol.next(now, true) {
+        while let Some(range) = next(&mut patrol, now, true) {
             tries += 1;
             match range.after < 5 && range.upto >= 5 {
                 true => patrol.was_too_wide(now, range, Duration::from_secs(1)),
@@ -133,6 +177,6 @@ mod tests {
             }
         }
         assert!((20..100).contains(&tries), "{tries}");
-        assert!(!patrol.is_done_since(now, now));
+        assert!(!patrol.is_done(&Pass::at(now)));
     }
 }

@@ -1,94 +1,121 @@
 //! Choosing which of the found messages to claim.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
 use super::Planner;
+use super::lanes::Seen;
+use super::search::Claims;
 use super::view::View;
 use crate::relay::to::To;
 use crate::store::relay::claim::Topic;
-use crate::store::relay::ordered::{Candidate, Head, Key};
+use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::patrol::Free;
+use crate::store::relay::search::{Ask, Page};
 
-/// The first messages of keys, chosen for a claim.
+/// The messages of a page that are to be claimed.
 #[derive(Debug, Default)]
 pub(in crate::relay) struct Picked {
-    pub(in crate::relay) candidates: Vec<Candidate>,
-    /// The keys of the candidates, in the same order.
-    pub(super) keys: Vec<Key>,
-    /// Skipped: the destination has no room or is closed.
-    pub(super) waiting: Vec<(To, Key)>,
-    /// Whether some messages were skipped for want of room.
-    pub(super) has_left: bool,
-    /// Keys after the place where the choice stopped.
-    pub(super) beyond: Vec<Key>,
+    /// The messages without a key.
+    pub(in crate::relay) plain: Vec<i64>,
+    /// The first messages of their keys. Also expired messages without a key.
+    pub(in crate::relay) keyed: Vec<Candidate>,
+    /// The keys of these, in the same order.
+    keys: Vec<Option<Key>>,
+    /// Not chosen, in the order of the page.
+    pub(super) left: Vec<Left>,
 }
 
-/// The free messages of a range, chosen for a claim.
-#[derive(Debug, Default)]
-pub(in crate::relay) struct PickedFree {
-    pub(in crate::relay) plain: Vec<i64>,
-    pub(in crate::relay) keyed: Vec<Candidate>,
-    /// Whether some messages were left for want of room.
-    pub(in crate::relay) has_left: bool,
+/// A message that is left for another time.
+#[derive(Debug)]
+pub(super) struct Left {
+    pub(super) key: Option<Key>,
+    pub(super) to: To,
+    /// Whether the destination has room, for other messages.
+    pub(super) has_room: bool,
+    /// Whether the message may be sent as soon as there is room.
+    pub(super) is_open: bool,
+}
+
+impl Picked {
+    /// The keys of messages that their claim has left out because of its size.
+    pub(super) fn cut(&self, claims: &Claims) -> Vec<Key> {
+        if !claims.is_cut {
+            return Vec::new();
+        }
+        let claimed: HashSet<i64> = claims.claimed.iter().copied().collect();
+        let picked = self.keyed.iter().zip(&self.keys);
+        let left = picked.filter(|(one, _)| !claimed.contains(&one.sequence));
+        left.filter_map(|(_, key)| key.clone()).collect()
+    }
+
+    fn put(&mut self, free: &Free, goes_to: String) {
+        self.keyed.push(Candidate {
+            sequence: free.sequence,
+            goes_to,
+        });
+        self.keys.push(free.key());
+    }
 }
 
 impl Planner<'_> {
-    /// Chooses the messages for which there is room, and stops when a destination has no room left.
-    pub(in crate::relay) fn pick(&self, heads: Vec<Head>, view: &View) -> Picked {
+    /// Chooses the messages of a page for which there is room.
+    pub(in crate::relay) fn pick(
+        &mut self,
+        now: Instant,
+        ask: &Ask,
+        page: &Page,
+        view: &View,
+    ) -> Picked {
         let mut picked = Picked::default();
+        match ask {
+            Ask::Expired(..) => {
+                // They are dead-lettered, whatever room there is.
+                (page.found.iter()).for_each(|free| picked.put(free, String::new()));
+                return picked;
+            }
+            Ask::Late(_) | Ask::Range(_) => self.learn_streams(now, page),
+            Ask::Keys(_) | Ask::Walk(_) => {}
+        }
+        if matches!(ask, Ask::Late(_)) {
+            // The next claims of their lanes and keys find them.
+            return picked;
+        }
         let mut taken: HashMap<To, usize> = HashMap::new();
         let most = view.left_to_claim.unwrap_or(usize::MAX);
-        let mut heads = heads.into_iter();
-        while let Some(head) = heads.next() {
-            let to = self.way(&head.topic);
-            if self.lanes.kept_back().has(&head.topic) {
+        for free in &page.found {
+            let topic = free.topic();
+            if self.lanes.kept_back().has(&topic) {
                 continue;
             }
-            let room = view.room_of(to);
-            let count = taken.entry(to).or_default();
-            if room == 0 {
-                picked.has_left |= view.is_open(to);
-                picked.waiting.push((to, head.key));
-            } else if *count >= room || picked.candidates.len() >= most {
-                picked.beyond.push(head.key);
-                picked.beyond.extend(heads.map(|head| head.key));
-                break;
-            } else {
-                *count += 1;
-                picked.keys.push(head.key);
-                let goes_to = self.goes_to(&head.topic);
-                picked.candidates.push(candidate(head.sequence, goes_to));
+            let (to, key) = (self.way(&topic), free.key());
+            let (count, room) = (taken.entry(to).or_default(), view.room_of(to));
+            if *count >= room || picked.plain.len() + picked.keyed.len() >= most {
+                picked.left.push(Left {
+                    key,
+                    to,
+                    has_room: room > 0,
+                    is_open: view.is_open(to),
+                });
+                continue;
+            }
+            *count += 1;
+            match key {
+                None => picked.plain.push(free.sequence),
+                Some(_) => picked.put(free, self.goes_to(&topic)),
             }
         }
         picked
     }
 
-    /// Chooses the messages for which there is room.
-    pub(in crate::relay) fn pick_free(&self, found: &[Free], view: &View) -> PickedFree {
-        let mut picked = PickedFree::default();
-        let mut taken: HashMap<To, usize> = HashMap::new();
-        let most = view.left_to_claim.unwrap_or(usize::MAX);
-        for free in found {
-            let stream = free.found().stream;
-            if self.lanes.kept_back().has(&stream.topic) {
-                continue;
-            }
-            let to = self.way(&stream.topic);
-            let count = taken.entry(to).or_default();
-            if *count >= view.room_of(to) || picked.plain.len() + picked.keyed.len() >= most {
-                picked.has_left |= view.is_open(to);
-                continue;
-            }
-            *count += 1;
-            match stream.is_keyed {
-                false => picked.plain.push(free.sequence),
-                true => {
-                    let goes_to = self.goes_to(&stream.topic);
-                    picked.keyed.push(candidate(free.sequence, goes_to));
-                }
-            }
-        }
-        picked
+    /// The streams of messages that were found by their sequences may be unknown if queries for streams time out.
+    fn learn_streams(&mut self, now: Instant, page: &Page) {
+        let seen = Seen {
+            found: page.found.iter().map(Free::found).collect(),
+            is_all: false,
+            slow: Some(self.settings.moment),
+        };
+        self.take_over(seen, now);
     }
 
     /// The name of the destination of a topic's messages; empty if the messages are fanned out or go nowhere.
@@ -103,8 +130,4 @@ impl Planner<'_> {
     pub(super) fn way(&self, topic: &Topic) -> To {
         To::of(self.routes, &self.registry, topic)
     }
-}
-
-fn candidate(sequence: i64, goes_to: String) -> Candidate {
-    Candidate { sequence, goes_to }
 }

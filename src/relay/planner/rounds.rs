@@ -1,6 +1,8 @@
-//! Rounds over all keys or sequences, a step at a time.
+//! Rounds over all keys or sequences, a page at a time.
 
 use std::time::{Duration, Instant};
+
+use crate::relay::pace::Last;
 
 /// The current round with its place, and the last completed round.
 #[derive(Debug)]
@@ -12,9 +14,8 @@ pub(super) struct Rounds<P> {
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) began: Instant,
-    pub(super) ended: Instant,
-    /// The time of all steps together.
-    pub(super) took: Duration,
+    /// The end of the last step, and the time of all steps together.
+    pub(super) last: Last,
     /// Whether the round has skipped messages for want of room.
     pub(super) has_left: bool,
 }
@@ -32,8 +33,10 @@ impl<P> Rounds<P> {
     pub(super) fn begin(&mut self, now: Instant, place: P) {
         let round = Round {
             began: now,
-            ended: now,
-            took: Duration::ZERO,
+            last: Last {
+                ended: now,
+                took: Duration::ZERO,
+            },
             has_left: false,
         };
         self.under_way = Some((place, round));
@@ -47,18 +50,16 @@ impl<P> Rounds<P> {
     /// A step was made. Returns the place to update.
     pub(super) fn step(&mut self, took: Duration, has_left: bool) -> Option<&mut P> {
         let (place, round) = self.under_way.as_mut()?;
-        round.took += took;
+        round.last.took += took;
         round.has_left |= has_left;
         Some(place)
     }
 
     /// The last step has ended the round.
     pub(super) fn end(&mut self, now: Instant) {
-        if let Some((_, round)) = self.under_way.take() {
-            self.last = Some(Round {
-                ended: now,
-                ..round
-            });
+        if let Some((_, mut round)) = self.under_way.take() {
+            round.last.ended = now;
+            self.last = Some(round);
         }
     }
 

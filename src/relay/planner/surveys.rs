@@ -4,16 +4,22 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::kept_back::KeptBack;
-use super::lanes::{SWEEP_SHARE, Seen};
+use super::lanes::Seen;
+use super::search::pace;
+use crate::relay::pace::{Last, Pace};
 use crate::store::relay::claim::Stream;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::streams::Found;
 
 /// A query for streams that takes longer than this reads dead index entries.
 const SLOW: Duration = Duration::from_millis(50);
-/// Slow queries for all streams take at most a hundredth of the time: they add only the news that a stream has become
-/// empty.
-const WHOLE_SHARE: u32 = 100;
+/// The pace of slow queries for all streams: they add only the news that a stream has become empty.
+const FOR_ALL: Pace = Pace {
+    interval: Duration::ZERO,
+    rest: 100,
+};
+/// The pace of slow queries for all but the known streams.
+const BESIDE_KNOWN: Pace = pace(Duration::ZERO);
 
 /// A survey to make.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,8 +75,8 @@ pub(super) struct Look {
 /// How long the last queries for streams took.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
-    for_all: Option<(Instant, Duration)>,
-    beside_known: Option<(Instant, Duration)>,
+    for_all: Option<Last>,
+    beside_known: Option<Last>,
     /// Whether the last query was left out.
     is_owed: bool,
 }
@@ -87,14 +93,10 @@ impl Looks {
         newest: i64,
         moment: Duration,
     ) -> Streams {
-        let is_fast = |took| took < SLOW.min(moment);
-        let is_due = |last: Option<(Instant, Duration)>, share| {
-            last.is_none_or(|(at, took)| {
-                is_fast(took) || now.saturating_duration_since(at) >= share * took
-            })
-        };
-        let is_all = is_due(self.for_all, WHOLE_SHARE);
-        self.is_owed = !is_all && !is_asked && !is_due(self.beside_known, SWEEP_SHARE);
+        let is_slow = |last: &Last| last.took >= SLOW.min(moment);
+        let is_due = |pace: Pace, last: Option<Last>| pace.is_due(now, last.filter(is_slow));
+        let is_all = is_due(FOR_ALL, self.for_all);
+        self.is_owed = !is_all && !is_asked && !is_due(BESIDE_KNOWN, self.beside_known);
         match (is_all, self.is_owed) {
             (true, _) => Streams::All,
             (false, true) => Streams::Behind(newest),
@@ -110,13 +112,14 @@ impl Looks {
         found: Option<Vec<Found>>,
         took: Duration,
     ) -> Seen {
+        let last = Last { ended: now, took };
         let is_slow = match looked {
             Streams::All => {
-                self.for_all = Some((now, took));
+                self.for_all = Some(last);
                 took >= SLOW || found.is_none()
             }
             Streams::Beside(_) => {
-                self.beside_known = Some((now, took));
+                self.beside_known = Some(last);
                 took >= SLOW || found.is_none()
             }
             Streams::Behind(_) => true,
@@ -130,8 +133,8 @@ impl Looks {
 
     /// When the query that was left out may be made: messages announced meanwhile may be in an unknown stream.
     pub(super) fn owed_at(&self) -> Option<Instant> {
-        let (at, took) = self.beside_known.filter(|_| self.is_owed)?;
-        Some(at + SWEEP_SHARE * took)
+        let last = self.beside_known.filter(|_| self.is_owed)?;
+        Some(BESIDE_KNOWN.next(last))
     }
 }
 
@@ -155,10 +158,10 @@ mod tests {
         looks.learn(now, &beside, Some(Vec::new()), slow);
         assert_eq!(next(&mut looks, now, true), beside, "a question is open");
         assert_eq!(next(&mut looks, now, false), Streams::Behind(7));
-        assert_eq!(looks.owed_at(), Some(now + SWEEP_SHARE * slow));
-        let later = now + SWEEP_SHARE * slow;
+        assert_eq!(looks.owed_at(), Some(now + BESIDE_KNOWN.rest * slow));
+        let later = now + BESIDE_KNOWN.rest * slow;
         assert_eq!(next(&mut looks, later, false), beside);
-        let later = now + WHOLE_SHARE * slow;
+        let later = now + FOR_ALL.rest * slow;
         assert_eq!(next(&mut looks, later, false), Streams::All);
     }
 }

@@ -1,16 +1,17 @@
 //! The planner in given states, and its next steps.
 
-use super::picks::Picked;
+use super::search::Search;
 use super::*;
 use crate::config::{Config, Destination, Route};
 use crate::message::{Message, Sequence};
 use crate::relay::told::Returned;
 use crate::store::range::Range;
-use crate::store::relay::claim::{Batch, Claimed, Known, TakenOver, Topic};
+use crate::store::relay::claim::{Batch, Claimed, Known, Position, Stream, TakenOver, Topic};
 use crate::store::relay::connection::Backend;
-use crate::store::relay::late::{Late, Writers};
-use crate::store::relay::ordered::{Candidate, Head};
+use crate::store::relay::late::Writers;
+use crate::store::relay::ordered::Key;
 use crate::store::relay::patrol::Free;
+use crate::store::relay::search::{Moment, Page};
 use crate::store::relay::settle::Claim;
 use crate::store::relay::streams::Found;
 
@@ -115,11 +116,34 @@ fn batch(claimed: Vec<Claimed>) -> Batch {
 }
 
 /// The result of a query for late messages, while no transaction writes.
-fn late(free: &[Free]) -> Late {
-    Late {
-        free: free.to_vec(),
-        newest: None,
-        writers: Writers { oldest: 1, next: 1 },
+fn late(free: &[Free]) -> Page {
+    Page {
+        found: free.to_vec(),
+        next: None,
+        moment: Some(Moment {
+            newest: None,
+            writers: Writers { oldest: 1, next: 1 },
+        }),
+    }
+}
+
+fn keys(names: &[&str]) -> Step {
+    let keys = names.iter().map(|name| key(name)).collect();
+    Step::Search(SearchKind::Freed, Ask::Keys(keys))
+}
+
+/// A free message of the key `k`.
+fn head(of: &str, sequence: i64) -> Page {
+    let free = Free {
+        sequence,
+        topic: of.to_owned(),
+        destination: String::new(),
+        ordering_key: Some("k".to_owned()),
+        available_at: diesel::pg::data_types::PgTimestamp(0),
+    };
+    Page {
+        found: vec![free],
+        ..Page::default()
     }
 }
 
@@ -158,8 +182,8 @@ impl<'a> Ground<'a> {
     /// The next step, if there are no late messages.
     fn next(&mut self) -> Step {
         match self.planner.next(self.now, &self.view) {
-            Step::LookForLate(_) => {
-                (self.planner).found_late(self.now, late(&[]), Duration::from_millis(1));
+            Step::Search(SearchKind::Late, ask) => {
+                self.found_late(ask, &[], Duration::from_millis(1));
                 self.planner.stage = Stage::Claim;
                 self.next()
             }
@@ -203,10 +227,8 @@ impl<'a> Ground<'a> {
         for _ in 0..100 {
             match self.step() {
                 Step::Claim { plain, keyed, .. } => self.bring(&[plain, keyed].concat(), vec![]),
-                Step::Walk(_) => {
-                    let picked = Picked::default();
-                    let (nothing, took) = (Batch::default(), Duration::from_millis(1));
-                    (self.planner).walked(self.now, None, picked, &nothing, took);
+                Step::Search(SearchKind::Walk, ask) => {
+                    self.found(SearchKind::Walk, ask, Page::default(), Claims::default());
                 }
                 Step::LookAgain => match self.planner.look_again(self.now, &self.view) {
                     Step::Wait(wait) => return wait,
@@ -219,6 +241,50 @@ impl<'a> Ground<'a> {
             }
         }
         panic!("the planner never waits");
+    }
+
+    /// Answers a search. Returns the sequences that the planner has picked of keyed messages.
+    fn found(&mut self, kind: SearchKind, ask: Ask, page: Page, claims: Claims) -> Vec<i64> {
+        let picked = self.planner.pick(self.now, &ask, &page, &self.view);
+        let sequences = picked.keyed.iter().map(|one| one.sequence).collect();
+        let outcome = Outcome::Done {
+            page,
+            picked,
+            claims,
+        };
+        let took = Duration::from_millis(1);
+        (self.planner).searched(self.now, (kind, ask), outcome, took);
+        sequences
+    }
+
+    fn found_late(&mut self, ask: Ask, free: &[Free], took: Duration) {
+        let page = late(free);
+        let picked = self.planner.pick(self.now, &ask, &page, &self.view);
+        let outcome = Outcome::Done {
+            page,
+            picked,
+            claims: Claims::default(),
+        };
+        (self.planner).searched(self.now, (SearchKind::Late, ask), outcome, took);
+    }
+
+    /// The next step, which asks for late messages.
+    fn asks_for_late(&mut self) -> Ask {
+        loop {
+            match self.planner.next(self.now, &self.view) {
+                Step::Search(SearchKind::Late, ask) => return ask,
+                Step::Gates { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// The next step, which asks for freed keys.
+    fn asks_for_keys(&mut self) -> Ask {
+        match self.step() {
+            Step::Search(SearchKind::Freed, ask) => ask,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn bring(&mut self, asked: &[Lane], claimed: Vec<Claimed>) {
@@ -249,7 +315,8 @@ fn a_round_hears_the_gates_and_surveys_before_it_claims() {
     };
     assert!(!ground.planner.surveyed(ground.now, survey, found));
     // The walk goes first, for keys with a backlog. Then lanes and walk take turns.
-    assert_eq!(ground.next(), Step::Walk(Key::default()));
+    let walk = Step::Search(SearchKind::Walk, Ask::Walk(Key::default()));
+    assert_eq!(ground.next(), walk);
     assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
     let Step::Claim { plain, keyed, room } = ground.next() else {
         panic!("expected a claim");
@@ -300,16 +367,15 @@ fn keys_that_were_freed_while_the_flags_were_raised_are_looked_at() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", true)]);
     assert_eq!(ground.wait().what, Awaited::Work);
-    let keys = [key("k")].into();
     let returned = Returned {
-        keys,
+        keys: [key("k")].into(),
         ..Returned::default()
     };
     assert_eq!(ground.step(), Step::LookAgain);
     ground.planner.returned(returned);
     let again = ground.planner.look_again(ground.now, &ground.view);
     assert_eq!(again, Step::Again);
-    assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
+    assert_eq!(ground.step(), keys(&["k"]));
 }
 
 /// R9: work that a look has left out is done when its time comes, not at the next poll.
@@ -343,7 +409,7 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
             ..Surveyed::default()
         },
     );
-    let owed = looked + lanes::SWEEP_SHARE * slow;
+    let owed = looked + search::REST * slow;
     assert_eq!(ground.wait().until, owed);
     // Found by the simulation (seed 39839): the query came due between two surveys while the relay waited for room, and
     // from then on every wait ended at once.
@@ -540,7 +606,7 @@ fn what_is_owed_only_by_claims_ends_no_wait_of_a_relay_that_makes_none() {
         ground.now += POLL;
         let unserved = || vec![topic("c")];
         ground.planner.look_at_unserved(ground.now, unserved);
-        ground.planner.patrol.want(ground.now);
+        ground.planner.searches.patrol.want(ground.now);
         ground.view.left_to_claim = left_to_claim;
         ground.surveyed(Surveyed {
             streams: found(&[stream("a", false)]),
@@ -773,35 +839,27 @@ fn keys_without_room_wait_for_it() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", true), stream("b", true)]);
     assert_eq!(ground.wait().what, Awaited::Work);
-    let keys = [key("k")].into();
     ground.planner.returned(Returned {
-        keys,
+        keys: [key("k")].into(),
         ..Returned::default()
     });
     ground.view.doors[0].room = 0;
-    assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
-    let head = |of: &str, sequence| Head {
-        key: key("k"),
-        topic: topic(of),
-        sequence,
+    let found = |ground: &mut Ground<'_>, claims| {
+        let ask = ground.asks_for_keys();
+        assert_eq!(ask, Ask::Keys(vec![key("k")]));
+        ground.found(SearchKind::Freed, ask, head("a", 1), claims)
     };
-    let picked = ground.planner.pick(vec![head("a", 1)], &ground.view);
-    assert!(picked.candidates.is_empty());
-    ground.planner.looked_at_keys(picked, &Batch::default());
+    assert!(found(&mut ground, Claims::default()).is_empty());
     let wait = ground.wait();
     assert_eq!((wait.what, wait.answers), (Awaited::Room, None));
     ground.view.doors[0].room = 1;
-    assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
     // A claim that leaves the message out because of its size.
-    let picked = ground.planner.pick(vec![head("a", 1)], &ground.view);
-    let sequences = |all: &[Candidate]| all.iter().map(|one| one.sequence).collect::<Vec<_>>();
-    assert_eq!(sequences(&picked.candidates), [1]);
-    let cut = Batch {
+    let cut = Claims {
         is_cut: true,
-        ..Batch::default()
+        ..Claims::default()
     };
-    ground.planner.looked_at_keys(picked, &cut);
-    let is_looked_at = |ground: &mut Ground| ground.step() == Step::Keys(vec![key("k")]);
+    assert_eq!(found(&mut ground, cut), [1]);
+    let is_looked_at = |ground: &mut Ground<'_>| ground.step() == keys(&["k"]);
     assert!((0..3).any(|_| is_looked_at(&mut ground)));
 }
 
@@ -816,33 +874,34 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
         keys: [key("k")].into(),
         ..Returned::default()
     });
+    let ask = ground.asks_for_keys();
     let closed = Door {
         room: 0,
         is_open: false,
         opens_at: None,
     };
     let open = std::mem::replace(&mut ground.view.doors[0], closed);
-    ground.planner.walk.freed([key("k")]);
-    let head = Head {
-        key: key("k"),
-        topic: topic("a"),
-        sequence: 1,
-    };
-    assert_eq!(ground.planner.walk.next_freed(), Some(vec![key("k")]));
-    let picked = ground.planner.pick(vec![head], &ground.view);
-    ground.planner.looked_at_keys(picked, &Batch::default());
+    ground.found(SearchKind::Freed, ask, head("a", 1), Claims::default());
     assert_eq!(
         ground.wait().what,
         Awaited::Work,
         "the planner does not spin"
     );
     ground.view.doors[0] = open;
-    let is_looked_at = |ground: &mut Ground| ground.step() == Step::Keys(vec![key("k")]);
-    assert!((0..2).any(|_| is_looked_at(&mut ground)));
-    (ground.planner).looked_at_keys(Picked::default(), &Batch::default());
+    let ask = ground.asks_for_keys();
+    ground.found(SearchKind::Freed, ask, Page::default(), Claims::default());
     assert_eq!(ground.wait().what, Awaited::Work);
+    let asks_for_walk = |ground: &mut Ground<'_>| {
+        let pass = Pass {
+            is_idle: false,
+            ..ground.planner.pass(ground.now, &ground.view, true)
+        };
+        // Every other turn.
+        let walk = &mut ground.planner.searches.walk;
+        (0..2).any(|_| walk.ask(&pass).is_some())
+    };
     for topics in [vec!["a".to_owned()], vec![]] {
-        assert!(ground.planner.walk.from(ground.now, false, None).is_none());
+        assert!(!asks_for_walk(&mut ground));
         ground.planner.surveyed = None;
         ground.surveyed(Surveyed {
             streams: found(std::slice::from_ref(&keyed)),
@@ -854,7 +913,7 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
             ..Surveyed::default()
         });
     }
-    assert!(ground.planner.walk.from(ground.now, false, None).is_some());
+    assert!(asks_for_walk(&mut ground));
 }
 
 /// R11
@@ -887,10 +946,10 @@ fn what_is_too_slow_is_left_to_the_patrol() {
     let mut ranges: Vec<Range> = Vec::new();
     for _ in 0..1000 {
         match ground.step() {
-            Step::Patrol(range) => {
+            Step::Search(SearchKind::Patrol, Ask::Range(range)) => {
                 ranges.push(range);
-                let upto = range.upto;
-                (ground.planner).patrolled(ground.now, upto, Duration::ZERO, false);
+                let (kind, ask) = (SearchKind::Patrol, Ask::Range(range));
+                ground.found(kind, ask, Page::default(), Claims::default());
             }
             Step::Claim { plain, .. } => ground.bring(&plain, vec![]),
             Step::LookAgain => break,
@@ -925,7 +984,8 @@ fn a_relay_of_an_empty_outbox_sleeps_until_the_next_poll() {
 fn a_process_that_stood_still_looks_for_late_commits_soon() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
-    (ground.planner).found_late(ground.now, late(&[]), 9 * SECOND);
+    let ask = ground.asks_for_late();
+    ground.found_late(ask, &[], 9 * SECOND);
     ground
         .planner
         .waited(ground.now + SECOND, Awaited::Work, true, true);
@@ -942,10 +1002,13 @@ fn what_has_expired_is_looked_for_where_no_relay_serves_it() {
     let unserved = || vec![topic("a"), topic("c")];
     ground.planner.look_at_unserved(ground.now, unserved);
     let mut seen = Vec::new();
-    while let Step::ExpireUnserved { stream, after } = ground.step() {
-        assert_eq!(after, Position::START);
-        seen.push(stream);
-        (ground.planner).expired_upto(ground.now, None, Duration::ZERO);
+    while let Step::Search(kind @ SearchKind::Unserved, ask) = ground.step() {
+        let Ask::Expired(stream, Position::START) = &ask else {
+            panic!("{ask:?}");
+        };
+        seen.push(stream.clone());
+        ground.found(kind, ask, Page::default(), Claims::default());
+        ground.now += SECOND / 10;
     }
     let expected = [false, true].map(|is_keyed| stream("c", is_keyed));
     assert_eq!(seen, expected, "topic `a` is served here");
@@ -973,10 +1036,13 @@ fn what_was_committed_late_is_claimed_next() {
         ordering_key: ordering_key.map(str::to_owned),
         available_at: diesel::pg::data_types::PgTimestamp(10_000_000 + sequence),
     };
-    let found = late(&[one(1, "a", None), one(2, "a", None), one(3, "b", Some("k"))]);
-    (ground.planner).found_late(ground.now, found, Duration::from_millis(1));
-    assert_eq!(ground.step(), Step::Keys(vec![key("k")]));
-    (ground.planner).looked_at_keys(Picked::default(), &Batch::default());
+    let found = [one(1, "a", None), one(2, "a", None), one(3, "b", Some("k"))];
+    ground.now += SECOND / 5;
+    let ask = ground.asks_for_late();
+    ground.found_late(ask, &found, Duration::from_millis(1));
+    let ask = ground.asks_for_keys();
+    assert_eq!(ask, Ask::Keys(vec![key("k")]));
+    ground.found(SearchKind::Freed, ask, Page::default(), Claims::default());
     let Step::Claim { plain, .. } = ground.step() else {
         panic!("expected a claim");
     };

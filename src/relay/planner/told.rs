@@ -6,22 +6,19 @@ use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
 use super::lanes::{Brought, Seen};
-use super::picks::Picked;
+use super::search::{Outcome, SearchKind};
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
 use super::{
-    Awaited, LATE_STEP, NEWS_SHARE, News, Planner, Policy, SHORTEST_SURVEY_INTERVAL,
-    SURVEY_INTERVAL, Stage, walk,
+    Awaited, NEWS_SHARE, News, Planner, Policy, SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL, Stage,
 };
 use crate::relay::registered::Registry;
 use crate::relay::to::To;
 use crate::relay::told::Returned;
-use crate::store::range::Range;
-use crate::store::relay::claim::{Batch, Lane, Position, Topic};
-use crate::store::relay::late::Late;
+use crate::store::relay::claim::{Batch, Lane, Topic};
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::ordered::Key;
 use crate::store::relay::patrol::Free;
+use crate::store::relay::search::Ask;
 use crate::store::relay::settle::Claim;
 
 impl Planner<'_> {
@@ -68,7 +65,7 @@ impl Planner<'_> {
     /// Messages were released or have become free.
     pub(in crate::relay) fn returned(&mut self, Returned { topics, keys }: Returned) {
         self.lanes.go_back(&topics);
-        self.walk.freed(keys);
+        self.searches.free(keys);
     }
 
     /// Gets the unserved topics when a round over them is due.
@@ -77,10 +74,11 @@ impl Planner<'_> {
         now: Instant,
         unserved: impl FnOnce() -> Vec<Topic>,
     ) {
-        if self.expiry.wants_a_round(now) {
+        if self.searches.unserved.wants_a_round(now) {
             let is_nowhere = |topic: &Topic| self.way(topic) == To::Nowhere;
             let topics = unserved().into_iter().filter(is_nowhere).collect();
-            self.expiry.begin(now, topics, self.settings.poll_interval);
+            let moment = self.settings.poll_interval;
+            self.searches.unserved.begin(now, topics, moment);
         }
     }
 
@@ -108,13 +106,13 @@ impl Planner<'_> {
         let is_cut = !is_of_newest && streams.is_none();
         let seen = self.looks.learn(now, &survey.streams, streams, took);
         if is_cut {
-            self.patrol.want(now);
+            self.searches.patrol.want(now);
         }
         // `now` is after the answer, so the estimate is never ahead of the database.
         self.clock = DatabaseClock::new(time, now);
         if is_active && !self.is_active {
             self.lanes.forget_places();
-            self.late.restart();
+            self.searches.late.restart();
         }
         self.is_active = is_active;
         let is_first = self.ended.is_none();
@@ -128,7 +126,7 @@ impl Planner<'_> {
         let is_new_look = is_due || !self.look.found_nothing || !newly_ended.is_empty();
         if !newly_ended.is_empty() {
             self.lanes.forget_places();
-            self.walk.restart();
+            self.searches.walk.restart();
         }
         // Leases that had expired before this relay started are no news.
         for id in newly_ended.iter().filter(|_| !is_first) {
@@ -147,7 +145,7 @@ impl Planner<'_> {
         self.is_policy_new = true;
         if self.lanes.keep_back(kept_back) {
             // The walk has skipped the keys that were kept back.
-            self.walk.restart();
+            self.searches.walk.restart();
         }
         if is_new_look {
             self.lanes.begin_look();
@@ -163,7 +161,7 @@ impl Planner<'_> {
         has_new_nowhere
     }
 
-    fn take_over(&mut self, seen: Seen, now: Instant) -> bool {
+    pub(super) fn take_over(&mut self, seen: Seen, now: Instant) -> bool {
         let now = self.now(now);
         let way = |topic: &Topic| To::of(self.routes, &self.registry, topic);
         self.lanes.take_over(seen, way, now)
@@ -174,7 +172,7 @@ impl Planner<'_> {
         self.registry = registry;
         let way = |topic: &Topic| To::of(self.routes, &self.registry, topic);
         if self.lanes.go_elsewhere(way) {
-            self.walk.restart();
+            self.searches.walk.restart();
         }
     }
 
@@ -193,7 +191,7 @@ impl Planner<'_> {
         let before = self.server.replace(server);
         let is_other = before.is_some_and(|before| before != server);
         if is_other {
-            self.late.restart();
+            self.searches.late.restart();
         }
         is_other
     }
@@ -208,7 +206,7 @@ impl Planner<'_> {
         if leases.iter().any(|id| !self.vanished.contains(id)) {
             // Their messages may be anywhere. The next survey lets claims take them over.
             self.lanes.forget_places();
-            self.walk.restart();
+            self.searches.walk.restart();
             self.surveyed = None;
         }
         self.vanished = leases;
@@ -224,7 +222,7 @@ impl Planner<'_> {
     pub(in crate::relay) fn was_too_slow(&mut self, now: Instant, asked: &[Lane], took: Duration) {
         log::warn!(event = "claim_slow", lanes = asked.len(), seconds = took.as_secs_f64(); "a claim took {:.1} s and was cancelled: an old transaction may keep settled messages in the index. Searching in smaller steps", took.as_secs_f64());
         self.lanes.were_too_slow(asked, took, self.now(now));
-        self.patrol.want(now);
+        self.searches.patrol.want(now);
     }
 
     /// A keyed claim has ended; `None`: another relay's claim blocked it. `random` is from 0 to 1.
@@ -236,7 +234,7 @@ impl Planner<'_> {
         self.look.found_nothing &= batch.is_some_and(|batch| batch.claimed.is_empty());
     }
 
-    /// Another relay's claim blocked a step: the step is repeated a little later.
+    /// Another relay's claim blocked a claim of lanes: it is repeated a little later.
     pub(in crate::relay) fn was_beaten(&mut self) {
         self.is_beaten = true;
     }
@@ -260,7 +258,7 @@ impl Planner<'_> {
 
     /// A message was claimed under a lease, by the claimer or a settler.
     pub(in crate::relay) fn knows(&mut self, lease: LeaseId, claim: Claim) {
-        self.late.saw(claim.sequence);
+        self.searches.late.saw(claim.sequence);
         if let Some(undoing) = &mut self.undoing {
             undoing.knows(lease, claim);
         }
@@ -273,134 +271,42 @@ impl Planner<'_> {
         }
     }
 
-    /// Takes in a step of the walk, which read up to the key `last` (`None`: to the end), and the result of its claim.
-    pub(in crate::relay) fn walked(
+    /// Takes in the outcome of a search.
+    pub(in crate::relay) fn searched(
         &mut self,
         now: Instant,
-        last: Option<Key>,
-        picked: Picked,
-        batch: &Batch,
+        (by, ask): (SearchKind, Ask),
+        outcome: Outcome,
         took: Duration,
     ) {
-        self.look_at_cut(&picked, batch);
-        // The step ends at the first message whose destination had no room left.
-        let last = picked.beyond.into_iter().next().or(last);
-        let step = last.map_or(walk::Step::End, walk::Step::At);
-        self.walk.learn(now, step, took, picked.has_left);
-    }
-
-    /// A step of the walk took too long, and would take as long again: this round ends, and the next begins when it
-    /// may.
-    pub(in crate::relay) fn walk_was_too_slow(&mut self, now: Instant, took: Duration) {
-        self.walk.learn(now, walk::Step::End, took, false);
-        self.patrol.want(now);
-    }
-
-    /// Takes in the result of a claim of freed keys.
-    pub(in crate::relay) fn looked_at_keys(&mut self, picked: Picked, batch: &Batch) {
-        self.look_at_cut(&picked, batch);
-        self.walk.wait_with(picked.waiting);
-        self.walk.freed(picked.beyond);
-    }
-
-    /// Freed keys must be queried again.
-    pub(in crate::relay) fn look_at_keys_again(&mut self, keys: Vec<Key>) {
-        self.walk.freed(keys);
-    }
-
-    /// A query of freed keys has failed. One of the keys may be the reason, so a walk finds them instead.
-    pub(in crate::relay) fn keys_failed(&mut self) {
-        self.walk.want_round();
-    }
-
-    /// Frees the keys of messages that a claim left out because of its size.
-    fn look_at_cut(&mut self, picked: &Picked, batch: &Batch) {
-        if batch.is_cut {
-            let claimed = batch.claimed.iter().map(|one| one.message.sequence.0);
-            let claimed: HashSet<i64> = claimed.collect();
-            let picked = picked.candidates.iter().zip(&picked.keys);
-            let left = picked.filter(|(one, _)| !claimed.contains(&one.sequence));
-            self.walk.freed(left.map(|(_, key)| key.clone()));
+        if let Outcome::Done { claims, .. } = &outcome {
+            self.look.found_nothing &= claims.claimed.is_empty() && !claims.is_beaten;
+            // The search is repeated a little later.
+            self.is_beaten = claims.is_beaten;
         }
-    }
-
-    /// Takes in the result of a query for late messages.
-    pub(in crate::relay) fn found_late(&mut self, now: Instant, found: Late, took: Duration) {
-        if let Some(newest) = found.newest {
-            self.late.saw(newest);
-        }
-        let last = found.free.get(LATE_STEP - 1);
-        let upto = last.map(|last| last.sequence);
-        // The query itself cannot have taken longer: this process stood still.
-        let took = took.min(self.settings.moment);
-        if self.late.learn(now, upto, found.writers, took) {
-            // Sweeps find the messages without a key.
-            self.walk.restart();
-        }
-        self.found_free(now, &found.free);
-        let passed = found
-            .free
-            .iter()
-            .filter(|one| self.lanes.has_passed(&one.found()));
-        let (keyed, plain): (Vec<&Free>, Vec<&Free>) =
-            passed.partition(|one| one.ordering_key.is_some());
-        self.returned(Returned::new(
-            plain
-                .into_iter()
-                .map(|one| (one.topic(), one.available_at.0)),
-            keyed.into_iter().filter_map(Free::key),
-        ));
-    }
-
-    /// A query for late messages took too long.
-    pub(in crate::relay) fn late_was_too_slow(&mut self, now: Instant, took: Duration) {
-        self.late.was_too_slow(now, took);
-        self.patrol.want(now);
-    }
-
-    /// Takes in free messages that the patrol has found. Their streams may be unknown if queries for streams time out.
-    pub(in crate::relay) fn found_free(&mut self, now: Instant, free: &[Free]) {
-        let seen = Seen {
-            found: free.iter().map(Free::found).collect(),
-            is_all: false,
-            slow: Some(self.settings.moment),
+        // The query of late messages cannot have taken longer: this process stood still.
+        let took = match by {
+            SearchKind::Late => took.min(self.settings.moment),
+            _ => took,
         };
-        self.take_over(seen, now);
-    }
-
-    /// Takes in the result of the patrol's claim of messages without a key.
-    pub(in crate::relay) fn claimed_free(&mut self, batch: &Batch) {
-        self.look.found_nothing &= batch.claimed.is_empty();
-    }
-
-    /// The patrol has read its range up to here. `has_left`: some of its messages are still to be claimed.
-    pub(in crate::relay) fn patrolled(
-        &mut self,
-        now: Instant,
-        upto: i64,
-        took: Duration,
-        has_left: bool,
-    ) {
-        self.patrol.read(now, upto, took, has_left);
-    }
-
-    /// A range of the patrol took too long.
-    pub(in crate::relay) fn range_was_too_wide(
-        &mut self,
-        now: Instant,
-        range: Range,
-        took: Duration,
-    ) {
-        self.patrol.was_too_wide(now, range, took);
-    }
-
-    /// The expired messages of an unserved stream were claimed up to here; `None`: to its end.
-    pub(in crate::relay) fn expired_upto(
-        &mut self,
-        now: Instant,
-        reached: Option<Position>,
-        took: Duration,
-    ) {
-        self.expiry.learn(now, reached, took);
+        let hints = self.searches.learn(now, (by, ask), outcome, took);
+        if hints.wants_patrol {
+            self.searches.patrol.want(now);
+        }
+        if hints.restarts_walk {
+            self.searches.walk.restart();
+        }
+        if hints.wants_walk {
+            self.searches.walk.want_round();
+        }
+        self.searches.free(hints.freed);
+        let mut passed = hints.free;
+        passed.retain(|one| self.lanes.has_passed(&one.found()));
+        let (keyed, plain): (Vec<Free>, Vec<Free>) =
+            (passed.into_iter()).partition(|one| one.ordering_key.is_some());
+        self.returned(Returned::new(
+            plain.iter().map(|one| (one.topic(), one.available_at.0)),
+            keyed.iter().filter_map(Free::key),
+        ));
     }
 }

@@ -27,13 +27,11 @@ use crate::store::filters::{Evaluated, Pairs};
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection::Backend;
-use crate::store::relay::late::{Late, LookForLate};
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
-use crate::store::relay::ordered::{Candidate, Key, Page};
-use crate::store::relay::patrol::Free;
+use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::search::{Ask, Page};
 use crate::store::relay::settle::{Claim, Trace};
-use crate::store::relay::unserved;
 use crate::store::relay::whereabouts::Whereabouts;
 
 /// The same as in a session.
@@ -420,21 +418,29 @@ impl Database for Link<'_> {
         Ok((batch, reached))
     }
 
-    fn walk(&mut self, expired: &[i64], from: &Key, moment: Duration) -> Answer<Option<Page>> {
-        if self.is_too_long(moment, self.stage.dice(1, 300)) {
+    fn find(&mut self, expired: &[i64], ask: &Ask, moment: Duration) -> Answer<Option<Page>> {
+        let (stage, process) = (self.stage, self.process);
+        let takes = match ask {
+            Ask::Range(range) => time_for(*range),
+            _ if ask.may_be_long() => stage.dice(1, 300),
+            _ => Duration::ZERO,
+        };
+        if ask.may_be_long() && self.is_too_long(moment, takes) {
             return Ok(None);
         }
-        if self.stage.history.is_crowded {
-            self.stage.pass(self.process, self.stage.dice(50, 90));
+        if matches!(ask, Ask::Walk(_)) && stage.history.is_crowded {
+            stage.pass(process, stage.dice(50, 90));
         }
-        self.ask(|tables, now, _, _| Some(tables.walk(expired, from, now.micros)))
-    }
-
-    fn first_of(&mut self, expired: &[i64], keys: &[Key]) -> Answer<Page> {
-        let found = self.ask(|tables, now, _, _| tables.first_of(expired, keys, now.micros))?;
-        let (stage, process) = (self.stage, self.process);
-        stage.tell(|| format!("process {process}: first of keys: {:?}", found.heads));
-        Ok(found)
+        let page = self.ask(|tables, now, broken, _| {
+            let mut page = tables.find(expired, ask, now.micros);
+            let is_late = matches!(ask, Ask::Late(_));
+            if is_late && broken == Some(Broken::OverlooksWhatIsLate) {
+                page.found.clear();
+            }
+            page
+        })?;
+        stage.tell(|| format!("process {process}: {ask:?}: {page:?}"));
+        Ok(Some(page))
     }
 
     fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
@@ -456,46 +462,8 @@ impl Database for Link<'_> {
         Ok(batch)
     }
 
-    fn free(
-        &mut self,
-        expired: &[i64],
-        range: Range,
-        moment: Duration,
-    ) -> Answer<Option<Vec<Free>>> {
-        if self.is_too_long(moment, time_for(range)) {
-            return Ok(None);
-        }
-        let Range { after, upto } = range;
-        self.ask(|tables, now, _, _| Some(tables.free(expired, after, upto, now.micros)))
-    }
-
-    fn late(
-        &mut self,
-        expired: &[i64],
-        look: LookForLate,
-        moment: Duration,
-    ) -> Answer<Option<Late>> {
-        if self.is_too_long(moment, self.stage.dice(1, 300)) {
-            return Ok(None);
-        }
-        let found = self.ask(|tables, now, broken, _| {
-            let mut found = tables.late(expired, look, now.micros);
-            if broken == Some(Broken::OverlooksWhatIsLate) {
-                found.free.clear();
-            }
-            found
-        })?;
-        let (stage, process) = (self.stage, self.process);
-        stage.tell(|| format!("process {process}: {look:?}: {found:?}"));
-        Ok(Some(found))
-    }
-
     fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch> {
         self.ask(|tables, now, _, changes| tables.claim_chosen(by, sequences, now, changes))
-    }
-
-    fn expired(&mut self, stream: &Stream, after: Position) -> Answer<unserved::Part> {
-        self.ask(|tables, now, _, _| tables.expired(stream, after, now.micros))
     }
 
     fn end_if_at_work(&mut self, Doubt { lease, backend }: Doubt) -> Answer<bool> {

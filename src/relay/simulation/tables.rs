@@ -15,7 +15,7 @@ use super::wants;
 use crate::message::replays::replayed;
 use crate::message::{Message, Sequence};
 use crate::registered::RegisteredDestination;
-use crate::relay::planner::{PATROL_STEP, Part, WALK_STEP};
+use crate::relay::planner::Part;
 use crate::relay::registered::{self, Registry};
 use crate::relay::settlement::{Kind, Settlement, failed};
 use crate::relay::settler::Settle;
@@ -23,18 +23,19 @@ use crate::relay::settler::{Written, blocks_key};
 use crate::routes::{Routes, Serves};
 use crate::status::ReasonCode;
 use crate::store::destinations;
+use crate::store::range::Range;
 use crate::store::relay::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
 };
-use crate::store::relay::late::{Late, LookForLate, Writers};
+use crate::store::relay::late::{LookForLate, Writers};
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
-use crate::store::relay::ordered::{Candidate, Head, Key, Page};
+use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::search::{Ask, Moment, PAGE, Page, Place};
 use crate::store::relay::served::Others;
 use crate::store::relay::settle::Claim;
 use crate::store::relay::streams::Found;
-use crate::store::relay::unserved;
 
 /// A live message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,6 +169,22 @@ pub(super) fn goes_to<'a>(topic: &str, destination: &'a str) -> &'a str {
 }
 
 impl Row {
+    /// The message, if it is due and free.
+    fn free(&self, expired: &[i64], now: i64) -> Option<Free> {
+        let is_free = self.available_at <= now && self.is_free(expired);
+        is_free.then(|| self.as_free())
+    }
+
+    fn as_free(&self) -> Free {
+        Free {
+            sequence: self.sequence,
+            topic: self.topic.to_owned(),
+            destination: self.destination.clone(),
+            ordering_key: self.ordering_key.map(str::to_owned),
+            available_at: diesel::pg::data_types::PgTimestamp(self.available_at),
+        }
+    }
+
     pub(super) fn key(&self) -> Option<Key> {
         Some(Key {
             ordering_key: self.ordering_key?.to_owned(),
@@ -798,8 +815,19 @@ impl Tables {
         Some(self.take(by, &found, false, now, changes))
     }
 
+    /// What a search asks for.
+    pub(super) fn find(&self, leases: &[i64], ask: &Ask, now: i64) -> Page {
+        match ask {
+            Ask::Expired(stream, after) => self.expired(stream, *after, now),
+            Ask::Late(look) => self.late(leases, *look, now),
+            Ask::Keys(keys) => self.first_of(leases, keys, now),
+            Ask::Walk(from) => self.walk(leases, from, now),
+            Ask::Range(range) => self.free(leases, *range, now),
+        }
+    }
+
     /// The first message of each key, from `from` on.
-    pub(super) fn walk(&self, expired: &[i64], from: &Key, now: i64) -> Page {
+    fn walk(&self, expired: &[i64], from: &Key, now: i64) -> Page {
         let mut keys: BTreeMap<Key, &Row> = BTreeMap::new();
         for row in self.rows.values() {
             let Some(key) = row.key().filter(|key| key >= from) else {
@@ -810,87 +838,73 @@ impl Tables {
                 *first = row;
             }
         }
-        let last = keys.keys().nth(WALK_STEP - 1).cloned();
-        let heads = keys.into_iter().take(WALK_STEP);
+        let last = keys.keys().nth(PAGE - 1).cloned();
+        let first = keys.into_values().take(PAGE);
         Page {
-            heads: heads
-                .filter_map(|(key, row)| head(key, row, expired, now))
-                .collect(),
-            last,
+            found: first.filter_map(|row| row.free(expired, now)).collect(),
+            next: last.map(Place::Key),
+            moment: None,
         }
     }
 
-    pub(super) fn first_of(&self, expired: &[i64], keys: &[Key], now: i64) -> Page {
+    fn first_of(&self, expired: &[i64], keys: &[Key], now: i64) -> Page {
         let mut keys: Vec<&Key> = keys.iter().collect();
         // A set has given the keys in any order.
         keys.sort_unstable();
         let first = keys.into_iter().filter_map(|key| {
-            let of_key = self
-                .rows
-                .values()
-                .filter(|row| row.key().as_ref() == Some(key));
-            head(
-                key.clone(),
-                of_key.min_by_key(|row| row.place())?,
-                expired,
-                now,
-            )
+            let rows = self.rows.values();
+            let of_key = rows.filter(|row| row.key().as_ref() == Some(key));
+            of_key.min_by_key(|row| row.place())?.free(expired, now)
         });
         Page {
-            heads: first.collect(),
-            last: None,
+            found: first.collect(),
+            ..Page::default()
         }
     }
 
-    pub(super) fn free(&self, expired: &[i64], after: i64, upto: i64, now: i64) -> Vec<Free> {
-        let range = self.rows.range((Excluded(after), Included(upto)));
-        let free = range.filter(|(_, row)| row.available_at <= now && row.is_free(expired));
-        let free = free.map(|(_, row)| Free {
-            sequence: row.sequence,
-            topic: row.topic.to_owned(),
-            destination: row.destination.clone(),
-            ordering_key: row.ordering_key.map(str::to_owned),
-            available_at: diesel::pg::data_types::PgTimestamp(row.available_at),
-        });
-        free.take(PATROL_STEP).collect()
+    fn free(&self, expired: &[i64], range: Range, now: i64) -> Page {
+        let range = self
+            .rows
+            .range((Excluded(range.after), Included(range.upto)));
+        let free = range.filter_map(|(_, row)| row.free(expired, now));
+        Page::of_sequences(free.take(PAGE).collect())
     }
 
     /// Late messages.
-    pub(super) fn late(&self, expired: &[i64], look: LookForLate, now: i64) -> Late {
-        let behind = look.behind.unwrap_or(i64::MAX);
-        let mut free = self.free(expired, behind, i64::MAX, now);
-        free.retain(|one| {
+    fn late(&self, expired: &[i64], look: LookForLate, now: i64) -> Page {
+        let range = Range {
+            after: look.behind.unwrap_or(i64::MAX),
+            upto: i64::MAX,
+        };
+        let mut page = self.free(expired, range, now);
+        page.found.retain(|one| {
             let row = &self.rows[&one.sequence];
             let has_its_turn = row.ordering_key.is_none() || self.is_first(row, Some(""));
             row.available_at < look.due_before && has_its_turn
         });
         let newest = self.rows.keys().next_back().copied();
         let first = self.writers.first().copied();
-        Late {
-            free,
+        page.moment = Some(Moment {
             newest: newest.filter(|newest| *newest > look.known),
             writers: Writers {
                 oldest: first.unwrap_or(self.next_writer),
                 next: self.next_writer,
             },
-        }
+        });
+        page
     }
 
-    pub(super) fn expired(&self, stream: &Stream, after: Position, now: i64) -> unserved::Part {
+    fn expired(&self, stream: &Stream, after: Position, now: i64) -> Page {
         let is_over = |row: &&Row| {
             row.stream() == *stream
                 && row.position() > after
                 && row.available_at <= now
                 && row.expires_at.is_some_and(|at| at <= now)
         };
-        unserved::Part {
-            sequences: self
-                .rows
-                .values()
-                .filter(is_over)
-                .map(|row| row.sequence)
-                .collect(),
-            reached: None,
+        let over = self.rows.values().filter(is_over);
+        Page {
+            found: over.map(Row::as_free).collect(),
+            ..Page::default()
         }
     }
 
@@ -1394,13 +1408,4 @@ fn freed(row: &Row) -> Row {
         held: None,
         ..row.clone()
     }
-}
-
-fn head(key: Key, row: &Row, expired: &[i64], now: i64) -> Option<Head> {
-    let is_free = row.available_at <= now && row.is_free(expired);
-    is_free.then(|| Head {
-        key,
-        topic: row.of_topic(),
-        sequence: row.sequence,
-    })
 }

@@ -13,17 +13,9 @@ use diesel::sql_types::{BigInt, Nullable, Record, Text, Timestamptz};
 use super::claim::{as_bigint, is_due, is_free};
 use super::ordered::is_first;
 use super::patrol::{Columns, Free};
+use super::search::{Moment, PAGE, Page};
 use crate::name::OutboxName;
 use crate::store::table::{candidate, other};
-
-/// The result of one query.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Late {
-    pub(crate) free: Vec<Free>,
-    /// The last existing sequence; `None`: no message is newer than `known`.
-    pub(crate) newest: Option<i64>,
-    pub(crate) writers: Writers,
-}
 
 /// The server's writing transactions, by number, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,15 +37,14 @@ pub(crate) struct LookForLate {
     pub(crate) known: i64,
 }
 
-/// The first `count` messages after a sequence that have long been due, are free, and have no live message before them
+/// The first messages after a sequence that have long been due, are free, and have no live message before them
 /// in their key. Transaction numbers and messages are from the same moment.
 pub(crate) fn late(
     conn: &mut PgConnection,
     name: &OutboxName,
     expired: &[i64],
     look: LookForLate,
-    count: usize,
-) -> QueryResult<Late> {
+) -> QueryResult<Page> {
     let has_its_turn = is_first(name, Some(""));
     let facts = (
         candidate::sequence,
@@ -69,7 +60,7 @@ pub(crate) fn late(
         .filter(is_free(expired))
         .filter(candidate::ordering_key.is_null().or(has_its_turn))
         .order(candidate::sequence)
-        .limit(as_bigint(count))
+        .limit(as_bigint(PAGE))
         .select(facts.into_sql::<Record<(BigInt, Text, Text, Nullable<Text>, Timestamptz)>>());
     let newest = other::table(name.outbox())
         .filter(other::sequence.gt(look.known))
@@ -84,10 +75,10 @@ pub(crate) fn late(
         array(free),
     ))
     .get_result::<(i64, i64, Option<i64>, Vec<Columns>)>(conn)?;
-    Ok(Late {
-        free: free.into_iter().map(Free::from).collect(),
-        newest,
-        writers: Writers { oldest, next },
+    let writers = Writers { oldest, next };
+    Ok(Page {
+        moment: Some(Moment { newest, writers }),
+        ..Page::of_sequences(free.into_iter().map(Free::from).collect())
     })
 }
 
@@ -123,10 +114,12 @@ mod tests {
                 due_before: i64::MAX,
                 known,
             };
-            late(&mut relay, name, &[], look, 10).expect("an answer")
+            let page = late(&mut relay, name, &[], look).expect("an answer");
+            let moment = page.moment.expect("the state of the outbox");
+            (page.found, moment)
         };
-        let keys = |found: &Late| -> Vec<String> {
-            let keys = found.free.iter().filter_map(|one| one.ordering_key.clone());
+        let keys = |found: &(Vec<Free>, Moment)| -> Vec<String> {
+            let keys = found.0.iter().filter_map(|one| one.ordering_key.clone());
             keys.collect()
         };
         late_one.batch_execute("BEGIN").expect("begun");
@@ -136,11 +129,11 @@ mod tests {
         other.batch_execute(&insert("other")).expect("inserted");
         let found = look(Some(0), 0);
         assert_eq!(
-            (keys(&found), found.newest),
+            (keys(&found), found.1.newest),
             (vec!["other".to_owned()], Some(2))
         );
-        assert!(found.writers.oldest <= open && open < found.writers.next);
-        assert_eq!(look(None, 2).newest, None);
+        assert!(found.1.writers.oldest <= open && open < found.1.writers.next);
+        assert_eq!(look(None, 2).1.newest, None);
         late_one.batch_execute("COMMIT").expect("committed");
         let found = look(Some(0), 2);
         assert_eq!(keys(&found), ["late", "other"]);

@@ -35,8 +35,8 @@ pub(crate) use self::next::claim_next;
 pub(crate) use self::walk::{first_of, walk};
 
 use super::claim::{
-    ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, Topic, claim_from,
-    concatenated, facts, is_due, is_free, is_in,
+    ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, claim_from, concatenated,
+    facts, is_due, is_free, is_in,
 };
 use super::keyed_lock::try_lock;
 use super::lease::LeaseId;
@@ -60,23 +60,6 @@ impl Key {
             destination: message.destination.clone(),
         })
     }
-}
-
-/// The first message of a key.
-#[derive(Debug)]
-pub(crate) struct Head {
-    pub(crate) key: Key,
-    pub(crate) topic: Topic,
-    pub(crate) sequence: i64,
-}
-
-/// A page of the walk over all keys.
-#[derive(Debug, Default)]
-pub(crate) struct Page {
-    /// The messages that appear claimable.
-    pub(crate) heads: Vec<Head>,
-    /// The last key of the page; `None`: the walk is complete.
-    pub(crate) last: Option<Key>,
 }
 
 /// A condition on a candidate and another message.

@@ -8,6 +8,7 @@ use diesel::result::QueryResult;
 
 use super::claim::{Position, Stream, Topic, as_bigint};
 use super::ordered::Key;
+use super::search::{PAGE, Page};
 use super::streams::Found;
 use crate::name::OutboxName;
 use crate::store::range::Range;
@@ -25,6 +26,13 @@ pub(crate) struct Free {
 }
 
 impl Free {
+    pub(crate) fn stream(&self) -> Stream {
+        Stream {
+            topic: self.topic(),
+            is_keyed: self.ordering_key.is_some(),
+        }
+    }
+
     pub(crate) fn topic(&self) -> Topic {
         Topic::new(&self.topic, &self.destination)
     }
@@ -39,14 +47,15 @@ impl Free {
     /// The message's stream, and its position there.
     pub(crate) fn found(&self) -> Found {
         Found {
-            stream: Stream {
-                topic: self.topic(),
-                is_keyed: self.ordering_key.is_some(),
-            },
-            first: Position {
-                available_at: self.available_at.0,
-                sequence: self.sequence,
-            },
+            stream: self.stream(),
+            first: self.position(),
+        }
+    }
+
+    pub(crate) fn position(&self) -> Position {
+        Position {
+            available_at: self.available_at.0,
+            sequence: self.sequence,
         }
     }
 }
@@ -66,24 +75,23 @@ impl From<Columns> for Free {
     }
 }
 
-/// The first `count` messages of the range that are due, and not held or held by an expired lease.
+/// The first messages of the range that are due, and not held or held by an expired lease.
 pub(crate) fn free(
     conn: &mut PgConnection,
     name: &OutboxName,
     expired: &[i64],
     range: Range,
-    count: usize,
-) -> QueryResult<Vec<Free>> {
+) -> QueryResult<Page> {
     let is_free = outbox::locked_by
         .is_null()
         .or(outbox::locked_by.eq_any(expired));
-    outbox::table(name.outbox())
+    let found = outbox::table(name.outbox())
         .filter(outbox::sequence.gt(range.after))
         .filter(outbox::sequence.le(range.upto))
         .filter(outbox::available_at.le(now()))
         .filter(is_free)
         .order(outbox::sequence)
-        .limit(as_bigint(count))
+        .limit(as_bigint(PAGE))
         .select((
             outbox::sequence,
             outbox::topic,
@@ -91,5 +99,6 @@ pub(crate) fn free(
             outbox::ordering_key,
             outbox::available_at,
         ))
-        .load(conn)
+        .load(conn)?;
+    Ok(Page::of_sequences(found))
 }

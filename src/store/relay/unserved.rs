@@ -11,6 +11,8 @@ use diesel::result::QueryResult;
 use diesel::sql_types::Text;
 
 use super::claim::{Position, Stream, as_bigint, is_due};
+use super::patrol::Free;
+use super::search::{PAGE, Page, Place};
 use super::streams::is_of;
 use crate::name::OutboxName;
 use crate::store::sql::{TimeAndSequence, clock_timestamp, octet_length};
@@ -19,20 +21,11 @@ use crate::store::table::{candidate, outbox};
 
 /// The most messages that one call reads.
 const READ: usize = 5_000;
-/// The most messages that one call returns, and the most bytes of their payloads. The first message is returned
-/// whatever its size.
-const MOST: usize = 500;
+/// The most bytes of the payloads that one call returns. The first message is returned whatever its size.
 const MOST_BYTES: usize = 4 * 1024 * 1024;
 
-/// The result of one call.
-pub(crate) struct Part {
-    pub(crate) sequences: Vec<i64>,
-    /// Where the next call continues; `None`: there are no more messages.
-    pub(crate) reached: Option<Position>,
-}
-
-/// The sequence, the due time, and whether the message has expired (`None` if it never does).
-type Read = (i64, PgTimestamp, Option<bool>);
+/// A message, and whether it has expired (`None` if it never does).
+type Read = (Free, Option<bool>);
 
 /// The due messages of a stream, after a position, that have expired. Only due messages can be claimed.
 pub(crate) fn expired(
@@ -40,7 +33,7 @@ pub(crate) fn expired(
     name: &OutboxName,
     stream: &Stream,
     after: Position,
-) -> QueryResult<Part> {
+) -> QueryResult<Page> {
     let here = (candidate::available_at, candidate::sequence);
     let place = (PgTimestamp(after.available_at), after.sequence);
     let first = candidate::table(name.outbox())
@@ -50,34 +43,38 @@ pub(crate) fn expired(
         .order(here)
         .limit(as_bigint(READ))
         .select((
-            candidate::sequence,
-            candidate::available_at,
+            (
+                candidate::sequence,
+                candidate::topic,
+                candidate::destination,
+                candidate::ordering_key,
+                candidate::available_at,
+            ),
             candidate::expires_at.le(clock_timestamp().nullable()),
         ));
     let read: Vec<Read> = planned_anew(first).load(conn)?;
     let mut is_cut = read.len() >= READ;
-    let expired = read.iter().filter(|(_, _, is_over)| *is_over == Some(true));
-    let expired: Vec<i64> = expired.map(|(sequence, ..)| *sequence).take(MOST).collect();
+    let expired = read.iter().filter(|(_, is_over)| *is_over == Some(true));
+    let expired: Vec<i64> = expired.map(|(one, _)| one.sequence).take(PAGE).collect();
     let sizes = sizes(conn, name, &expired)?;
-    let (mut sequences, mut last, mut bytes) = (Vec::new(), None, 0);
-    for (sequence, available_at, is_over) in read {
+    let (mut found, mut last, mut bytes) = (Vec::new(), None, 0);
+    for (one, is_over) in read {
+        let position = one.position();
         if is_over == Some(true) {
-            bytes += sizes.get(&sequence).copied().unwrap_or(0);
-            let is_full = sequences.len() >= MOST || bytes > MOST_BYTES;
-            if is_full && !sequences.is_empty() {
+            bytes += sizes.get(&one.sequence).copied().unwrap_or(0);
+            let is_full = found.len() >= PAGE || bytes > MOST_BYTES;
+            if is_full && !found.is_empty() {
                 is_cut = true;
                 break;
             }
-            sequences.push(sequence);
+            found.push(one);
         }
-        last = Some(Position {
-            available_at: available_at.0,
-            sequence,
-        });
+        last = Some(position);
     }
-    Ok(Part {
-        sequences,
-        reached: last.filter(|_| is_cut),
+    Ok(Page {
+        found,
+        next: last.filter(|_| is_cut).map(Place::Behind),
+        moment: None,
     })
 }
 

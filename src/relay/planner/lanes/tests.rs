@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 
 use super::*;
 use crate::config::{Config, Destination, Route};
+use crate::relay::planner::search::REST;
 use crate::relay::registered::Registry;
 use crate::routes::Routes;
 
@@ -195,7 +196,7 @@ fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
     assert!(state.is_done && state.is_swept_in_look);
     let an_hour = Duration::from_secs(3600);
     assert!(!state.is_sweep_due(now.here + an_hour, false, true));
-    let a_day = SWEEP_SHARE * an_hour;
+    let a_day = REST * an_hour;
     assert!(state.is_sweep_due(now.here + a_day, false, true));
 }
 
@@ -229,7 +230,10 @@ fn what_was_given_back_is_asked_for_from_its_time_on_and_nothing_is_swept() {
     };
     for lane in &mut lanes.lanes {
         lane.state.floor = last;
-        lane.state.swept = Some((Instant::now(), Duration::from_secs(1)));
+        lane.state.swept = Some(Last {
+            ended: Instant::now(),
+            took: Duration::from_secs(1),
+        });
         lane.state.is_done = true;
     }
     let topic = |name: &str| stream(name).topic;
@@ -249,7 +253,10 @@ fn what_was_given_back_is_asked_for_from_its_time_on_and_nothing_is_swept() {
 fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something() {
     let mut lanes = lanes(&["a"], &[]);
     lanes.lanes[0].state.floor = Position::of_time(5);
-    lanes.lanes[0].state.swept = Some((Instant::now(), Duration::from_secs(1)));
+    lanes.lanes[0].state.swept = Some(Last {
+        ended: Instant::now(),
+        took: Duration::from_secs(1),
+    });
     let first = Position {
         available_at: 1_000,
         sequence: 7,
@@ -354,7 +361,7 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
     );
     lanes.learn(&brought(&asked, Duration::ZERO), now);
     let owed = lanes.owed_at(look, |_| true).expect("an owed sweep");
-    assert_eq!(owed, now.here + SWEEP_SHARE * took);
+    assert_eq!(owed, now.here + REST * took);
     let none = lanes.owed_at(look, |_| false);
     assert_eq!(none, None, "the lane is not claimed");
     let later = owed + Duration::from_millis(1);
@@ -389,7 +396,7 @@ fn keyed_lanes_are_swept_each_second() {
     lanes.learn(&brought(&next, Duration::ZERO), now);
     lanes.begin_look();
     let later = Now {
-        here: now.here + SWEEP_INTERVAL,
+        here: now.here + SWEEPS.interval,
         ..now
     };
     let next = lanes.allot(later, |_| 10, false);

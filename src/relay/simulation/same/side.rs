@@ -28,9 +28,9 @@ use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::late::LookForLate;
 use crate::store::relay::lease::{LeaseId, Registration};
-use crate::store::relay::ordered::{Key, Page};
-use crate::store::relay::patrol::Free;
+use crate::store::relay::ordered::Key;
 use crate::store::relay::pause::Paused;
+use crate::store::relay::search::{self, Page};
 use crate::store::relay::settle::{Claim, Trace};
 use crate::store::relay::split::Piece;
 use crate::store::relay::streams::Found;
@@ -58,11 +58,6 @@ fn half_turns(time: Duration) -> u64 {
 
 fn told(answer: impl Debug) -> String {
     format!("{answer:?}")
-}
-
-fn told_page(Page { mut heads, last }: Page) -> String {
-    heads.sort_by(|one, other| one.key.cmp(&other.key));
-    format!("{heads:?} {last:?}")
 }
 
 fn told_pauses(pauses: Vec<Paused>) -> Vec<String> {
@@ -276,29 +271,20 @@ impl<'a, D: Database> Side<'a, D> {
                 let batch = db.claim_chosen(by, sequences)?;
                 self.told_batch(Some(batch))
             }
-            Ask::Walk(from) => told(db.walk(&expired, from, LONG)?.map(told_page)),
-            Ask::FirstOf(keys) => told_page(db.first_of(&expired, keys)?),
-            Ask::Free(range) => {
-                let free = db.free(&expired, *range, LONG)?.expect("no timeout");
-                let free: Vec<Found> = free.iter().map(|one| one.found()).collect();
-                told(self.told_streams(Some(free)))
-            }
+            Ask::Walk(from) => self.told_found(&expired, &search::Ask::Walk(from.clone()))?,
+            Ask::FirstOf(keys) => self.told_found(&expired, &search::Ask::Keys(keys.clone()))?,
+            Ask::Free(range) => self.told_found(&expired, &search::Ask::Range(*range))?,
             Ask::Late(Range { after, upto }) => {
                 let look = LookForLate {
                     behind: Some(*after),
                     due_before: i64::MAX,
                     known: *upto,
                 };
-                // Other tests write to the same server, so transaction numbers are not compared.
-                let late = db.late(&expired, look, LONG)?.expect("no timeout");
-                let free: Vec<Found> = late.free.iter().map(Free::found).collect();
-                told((self.told_streams(Some(free)), late.newest))
+                self.told_found(&expired, &search::Ask::Late(look))?
             }
             Ask::Expired(stream, after) => {
-                let after = self.behind(*after);
-                let mut part = self.db.expired(stream, after)?;
-                part.sequences.sort_unstable();
-                told((part.sequences, part.reached))
+                let ask = search::Ask::Expired(stream.clone(), self.behind(*after));
+                self.told_found(&expired, &ask)?
             }
             Ask::ReleaseUnknown(range) => {
                 let part = Part {
@@ -379,6 +365,23 @@ impl<'a, D: Database> Side<'a, D> {
             }),
             Ask::GiveBackProbe(which) => told(db.give_back_probe(which)?),
         })
+    }
+
+    /// A page, in the order of the sequences. Times and transaction numbers are not compared: other tests write to the
+    /// same server.
+    fn told_found(&mut self, expired: &[i64], ask: &search::Ask) -> Answer<String> {
+        let Page {
+            mut found,
+            next,
+            moment,
+        } = self.db.find(expired, ask, LONG)?.expect("no timeout");
+        found.sort_unstable_by_key(|one| one.sequence);
+        let found: Vec<_> = found
+            .iter()
+            .map(|one| (one.sequence, one.stream(), one.key()))
+            .collect();
+        let newest = moment.and_then(|moment| moment.newest);
+        Ok(format!("{found:?} {next:?} {newest:?}"))
     }
 
     fn lanes(&self, strips: &[Strip]) -> Vec<Lane> {

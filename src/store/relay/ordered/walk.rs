@@ -2,13 +2,16 @@
 //!
 //! Text: a loose index scan is recursive (WITH RECURSIVE), and has a subquery for each row (LATERAL).
 
+use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Text};
+use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::{Head, Key, Page};
+use super::Key;
 use crate::name::OutboxName;
-use crate::store::relay::claim::{Topic, as_bigint};
+use crate::store::relay::claim::as_bigint;
+use crate::store::relay::patrol::Free;
+use crate::store::relay::search::{PAGE, Page, Place};
 use crate::store::statement::statement;
 
 #[derive(diesel::QueryableByName)]
@@ -21,24 +24,25 @@ struct HeadRow {
     topic: String,
     #[diesel(sql_type = BigInt)]
     sequence: i64,
+    #[diesel(sql_type = Timestamptz)]
+    available_at: PgTimestamp,
     #[diesel(sql_type = Bool)]
     is_free: bool,
     #[diesel(sql_type = BigInt)]
     n: i64,
 }
 
-/// The first message of each of the next `count` keys, starting at `from`, by a loose index scan: one probe for each
+/// The first message of each of the next [`PAGE`] keys, starting at `from`, by a loose index scan: one probe for each
 /// key, however many messages wait in the key.
 pub(crate) fn walk(
     conn: &mut PgConnection,
     name: &OutboxName,
     expired: &[i64],
     from: &Key,
-    count: usize,
 ) -> QueryResult<Page> {
     let step = |from: &str| {
         format!(
-            "SELECT o.ordering_key, o.destination, o.topic, o.sequence, {IS_FREE} AS is_free
+            "SELECT o.ordering_key, o.destination, o.topic, o.sequence, o.available_at, {IS_FREE} AS is_free
                FROM {outbox} o
               WHERE o.ordering_key IS NOT NULL AND (o.ordering_key, o.destination) {from}
               ORDER BY o.ordering_key, o.destination, {PLACE} LIMIT 1",
@@ -58,13 +62,11 @@ pub(crate) fn walk(
     .bind::<Array<BigInt>, _>(expired)
     .bind::<Text, _>(&from.ordering_key)
     .bind::<Text, _>(&from.destination)
-    .bind::<BigInt, _>(as_bigint(count))
+    .bind::<BigInt, _>(as_bigint(PAGE))
     .load(conn)?;
-    let last = rows.iter().find(|row| row.n >= as_bigint(count));
-    Ok(Page {
-        last: last.map(HeadRow::key),
-        heads: heads(rows),
-    })
+    let last = rows.iter().find(|row| row.n >= as_bigint(PAGE));
+    let next = last.map(HeadRow::key).map(Place::Key);
+    Ok(page(rows, next))
 }
 
 /// The first message of each of these keys.
@@ -82,7 +84,7 @@ pub(crate) fn first_of(
         "SELECT first.*, 0::bigint AS n
            FROM unnest($2::text[], $3::text[]) AS k(ordering_key, destination)
           CROSS JOIN LATERAL (
-            SELECT o.ordering_key, o.destination, o.topic, o.sequence, {IS_FREE} AS is_free
+            SELECT o.ordering_key, o.destination, o.topic, o.sequence, o.available_at, {IS_FREE} AS is_free
               FROM {outbox} o
              WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination
              ORDER BY {PLACE} LIMIT 1
@@ -93,10 +95,7 @@ pub(crate) fn first_of(
     .bind::<Array<Text>, _>(ordering_keys)
     .bind::<Array<Text>, _>(destinations)
     .load(conn)?;
-    Ok(Page {
-        last: None,
-        heads: heads(rows),
-    })
+    Ok(page(rows, None))
 }
 
 /// A message's place in the order of its key.
@@ -115,17 +114,18 @@ impl HeadRow {
     }
 }
 
-fn heads(rows: Vec<HeadRow>) -> Vec<Head> {
-    let head = |row: HeadRow| Head {
-        key: row.key(),
-        topic: Topic {
-            topic: row.topic,
-            destination: row.destination,
-        },
+fn page(rows: Vec<HeadRow>, next: Option<Place>) -> Page {
+    let free = |row: HeadRow| Free {
         sequence: row.sequence,
+        topic: row.topic,
+        destination: row.destination,
+        ordering_key: Some(row.ordering_key),
+        available_at: row.available_at,
     };
-    rows.into_iter()
-        .filter(|row| row.is_free)
-        .map(head)
-        .collect()
+    let found = rows.into_iter().filter(|row| row.is_free).map(free);
+    Page {
+        found: found.collect(),
+        next,
+        moment: None,
+    }
 }

@@ -1,0 +1,52 @@
+//! How often something may be done: at most a part of the time, with a shortest interval.
+
+use std::time::{Duration, Instant};
+
+/// The pace of a repeated work.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// The shortest time between the end of the work and its next start.
+    pub(super) interval: Duration,
+    /// The work rests this many times as long as it took.
+    pub(super) rest: u32,
+}
+
+/// The last time that the work was done.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Last {
+    pub(super) ended: Instant,
+    pub(super) took: Duration,
+}
+
+impl Pace {
+    /// When the work may start again.
+    pub(super) fn next(self, last: Last) -> Instant {
+        last.ended + self.interval.max(self.rest * last.took)
+    }
+
+    /// Whether the work may start. `last`: `None` if it was never done.
+    pub(super) fn is_due(self, now: Instant, last: Option<Last>) -> bool {
+        last.is_none_or(|last| now >= self.next(last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_rests_for_its_interval_or_in_proportion_to_its_time() {
+        let second = Duration::from_secs(1);
+        let pace = Pace {
+            interval: second,
+            rest: 20,
+        };
+        let ended = Instant::now();
+        let last = |took| Last { ended, took };
+        assert!(pace.is_due(ended, None));
+        assert_eq!(pace.next(last(second / 100)), ended + second);
+        assert_eq!(pace.next(last(second)), ended + 20 * second);
+        assert!(!pace.is_due(ended + second, Some(last(second))));
+        assert!(pace.is_due(ended + second, Some(last(Duration::ZERO))));
+    }
+}

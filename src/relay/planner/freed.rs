@@ -1,0 +1,98 @@
+//! Keys that may be free.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::search::{EveryOther, Hints, Outcome, Pass, Search};
+use crate::relay::to::To;
+use crate::store::relay::ordered::Key;
+use crate::store::relay::search::{Ask, PAGE};
+
+/// The most keys that are remembered. If there are more, a walk finds them.
+const MOST: usize = 20 * PAGE;
+
+/// Keys whose first message may have become free. They are queried by name: with many keys a walk takes long, and would
+/// never end if each freed key began a new one.
+#[derive(Debug, Default)]
+pub(super) struct Freed {
+    /// Keys to query.
+    keys: VecDeque<Key>,
+    /// Keys whose destination has no room or is closed.
+    waiting: HashMap<Key, To>,
+    turn: EveryOther,
+}
+
+impl Freed {
+    /// Returns `true` if the keys are too many, and were forgotten.
+    pub(super) fn add(&mut self, keys: impl IntoIterator<Item = Key>) -> bool {
+        self.keys.extend(keys);
+        let are_too_many = self.keys.len() + self.waiting.len() > MOST;
+        if are_too_many {
+            self.keys.clear();
+            self.waiting.clear();
+        }
+        are_too_many
+    }
+
+    /// Queries waiting keys again if there is room now.
+    pub(super) fn wait_is_over(&mut self, is_room: impl Fn(To) -> bool) {
+        let come = self.waiting.extract_if(|_, to| is_room(*to));
+        self.keys.extend(come.map(|(key, _)| key));
+    }
+
+    /// Whether some keys can be queried now.
+    pub(super) fn has_some(&self, is_room: impl Fn(To) -> bool) -> bool {
+        !self.keys.is_empty() || self.waiting.values().any(|to| is_room(*to))
+    }
+}
+
+impl Search for Freed {
+    /// Each key appears once: its message must not be claimed twice.
+    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+        if self.keys.is_empty() {
+            self.turn = EveryOther::default();
+            return None;
+        }
+        if !pass.has_keyed || !self.turn.is_next(false) {
+            return None;
+        }
+        let next: HashSet<Key> = self.keys.drain(..self.keys.len().min(PAGE)).collect();
+        Some(Ask::Keys(next.into_iter().collect()))
+    }
+
+    fn learn(&mut self, _: Instant, ask: Ask, outcome: Outcome, _: Duration) -> Hints {
+        let Outcome::Done { picked, claims, .. } = outcome else {
+            // One of the keys may be the reason, so a walk finds them instead.
+            return Hints {
+                wants_walk: true,
+                ..Hints::default()
+            };
+        };
+        let mut freed = picked.cut(&claims);
+        match ask {
+            Ask::Keys(keys) if claims.is_beaten => freed = keys,
+            _ => {
+                for left in picked.left {
+                    match left.key {
+                        Some(key) if left.has_room => freed.push(key),
+                        Some(key) => drop(self.waiting.insert(key, left.to)),
+                        None => {}
+                    }
+                }
+            }
+        }
+        Hints {
+            freed,
+            ..Hints::default()
+        }
+    }
+
+    fn again_at(&self, _: &Pass) -> Option<Instant> {
+        None
+    }
+
+    /// [`Freed::has_some`] decides, by the room.
+    fn is_done(&self, _: &Pass) -> bool {
+        true
+    }
+}

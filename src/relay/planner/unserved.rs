@@ -1,0 +1,168 @@
+//! Expired messages that no relay serves: they are claimed and dead-lettered, too.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::search::{Hints, Outcome, Pass, Search, pace};
+use crate::relay::pace::Last;
+use crate::store::relay::claim::{Position, Stream, Topic};
+use crate::store::relay::search::{Ask, Place};
+
+/// The time between rounds.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Rounds over the streams that no relay serves, a page at a time.
+#[derive(Debug)]
+pub(super) struct Unserved {
+    /// The streams left in this round, and the position in the first of them.
+    streams: VecDeque<Stream>,
+    after: Position,
+    /// The earliest time of the next page, or of the next round.
+    next: Option<Instant>,
+}
+
+impl Default for Unserved {
+    fn default() -> Self {
+        Self {
+            streams: VecDeque::new(),
+            after: Position::START,
+            next: None,
+        }
+    }
+}
+
+impl Unserved {
+    fn is_time(&self, now: Instant) -> bool {
+        self.next.is_none_or(|next| now >= next)
+    }
+
+    /// Whether a round is due. The caller then passes the unserved topics to [`begin`](Self::begin).
+    pub(super) fn wants_a_round(&self, now: Instant) -> bool {
+        self.streams.is_empty() && self.is_time(now)
+    }
+
+    /// Starts a round over topics that no relay serves. If there are none, asks again soon: the list may change.
+    pub(super) fn begin(&mut self, now: Instant, topics: Vec<Topic>, moment: Duration) {
+        let both = |topic: Topic| {
+            [false, true].map(|is_keyed| Stream {
+                topic: topic.clone(),
+                is_keyed,
+            })
+        };
+        self.streams = topics.into_iter().flat_map(both).collect();
+        self.after = Position::START;
+        if self.streams.is_empty() {
+            self.next = Some(now + moment.min(INTERVAL));
+        }
+    }
+
+    /// The messages of the first stream were read up to this place; `None`: to the end.
+    fn read(&mut self, place: Option<Place>) {
+        self.after = match place {
+            Some(Place::Behind(position)) => position,
+            _ => Position::START,
+        };
+        if self.after == Position::START {
+            self.streams.pop_front();
+        }
+    }
+}
+
+impl Search for Unserved {
+    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+        let stream = self.streams.front().filter(|_| self.is_time(pass.now))?;
+        (!pass.is_limited).then(|| Ask::Expired(stream.clone(), self.after))
+    }
+
+    fn learn(&mut self, now: Instant, _: Ask, outcome: Outcome, took: Duration) -> Hints {
+        match outcome {
+            // The rest is behind the same position.
+            Outcome::Done { claims, .. } if claims.is_beaten || claims.is_cut => {}
+            Outcome::Done { page, .. } => self.read(page.next),
+            Outcome::TooSlow | Outcome::Failed => {}
+        }
+        let interval = match self.streams.is_empty() {
+            true => INTERVAL,
+            false => Duration::ZERO,
+        };
+        self.next = Some(pace(interval).next(Last { ended: now, took }));
+        Hints::default()
+    }
+
+    fn again_at(&self, pass: &Pass) -> Option<Instant> {
+        self.next
+            .filter(|_| !pass.is_limited && !self.streams.is_empty())
+    }
+
+    /// These messages are not to be sent.
+    fn is_done(&self, _: &Pass) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::picks::Picked;
+    use super::super::search::{Claims, REST};
+    use super::*;
+    use crate::store::relay::search::Page;
+
+    fn step(unserved: &mut Unserved, now: Instant) -> Option<(Stream, Position)> {
+        match unserved.ask(&Pass::at(now))? {
+            Ask::Expired(stream, after) => Some((stream, after)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn learn(unserved: &mut Unserved, now: Instant, reached: Option<Position>, took: Duration) {
+        let ask = Ask::Expired(unserved.streams[0].clone(), unserved.after);
+        let page = Page {
+            next: reached.map(Place::Behind),
+            ..Page::default()
+        };
+        let outcome = Outcome::Done {
+            page,
+            picked: Picked::default(),
+            claims: Claims::default(),
+        };
+        unserved.learn(now, ask, outcome, took);
+    }
+
+    #[test]
+    fn a_round_takes_a_step_at_a_time_and_rests_between() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut unserved = Unserved::default();
+        assert!(unserved.wants_a_round(now));
+        unserved.begin(now, Vec::new(), second);
+        assert!(!unserved.wants_a_round(now), "no topic is unserved");
+        assert!(unserved.wants_a_round(now + second));
+        let topic = Topic {
+            topic: "a".to_owned(),
+            destination: String::new(),
+        };
+        unserved.begin(now + second, vec![topic], second);
+        let now = now + second;
+        let (plain, after) = step(&mut unserved, now).expect("a step");
+        assert!(!plain.is_keyed && after == Position::START);
+        let here = Position::of_time(7);
+        learn(&mut unserved, now, Some(here), second);
+        assert_eq!(
+            step(&mut unserved, now),
+            None,
+            "steps take only a share of the time"
+        );
+        let at = unserved.again_at(&Pass::at(now)).expect("another step");
+        assert_eq!(at, now + REST * second);
+        assert_eq!(step(&mut unserved, at), Some((plain, here)));
+        learn(&mut unserved, at, None, Duration::ZERO);
+        let (keyed, after) = step(&mut unserved, at).expect("the keyed stream");
+        assert!(keyed.is_keyed && after == Position::START);
+        learn(&mut unserved, at, None, Duration::ZERO);
+        assert_eq!(
+            unserved.again_at(&Pass::at(at)),
+            None,
+            "the round has ended"
+        );
+        assert!(!unserved.wants_a_round(at) && unserved.wants_a_round(at + INTERVAL));
+    }
+}
