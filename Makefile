@@ -97,7 +97,7 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 		echo "$(CARGO) clippy --no-default-features --features '$$features'"; \
 		$(CARGO) clippy --quiet --package diesel-outbox --lib --no-default-features --features "$$features" -- -D warnings || exit 1; \
 	done
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --package diesel-outbox --features $(TEST_FEATURES)
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --package diesel-outbox --package diesel-outbox-pages --features $(TEST_FEATURES)
 	scripts/check-dependencies
 	@command -v python3 >/dev/null || scripts/install-package python3-venv
 	scripts/public-api

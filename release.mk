@@ -52,7 +52,7 @@ sbom: ## Write a bill of materials of the static executable (CycloneDX) to targe
 	sed 's,file://$(CURDIR),file:///diesel-outbox,g' cli/diesel-outbox_bin.cdx.json >$(SBOM)
 	rm cli/diesel-outbox_bin.cdx.json
 
-publish-check: ## Package both crates and compile the packages, as `cargo publish` does
+publish-check: ## Package the published crates and compile the packages, as `cargo publish` does
 	$(CARGO) publish --workspace --dry-run --locked
 
 advisories: ## Look for security advisories about dependencies, and check their licences and sources

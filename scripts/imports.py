@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that imports only point down: fails if files of the library import each other in a cycle.
+"""Checks that imports only point down: fails if files of a package import each other in a cycle.
 
 An import is a path that begins with `crate`, `super` or `self`. It leads to the file that defines the name,
 through any re-exports. A module and its submodules count as one unit, so imports from an enclosing module are
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ROOT / "src"
+PACKAGES = ("src", "pages/src", "cli/src", "lab/src")
 TEST_ITEM = re.compile(r"^( *)#\[cfg\(test\)\]\n(?:\1(?:#\[.*|//.*)\n)*(?:\1\S.*;\n|\1\S.*\n(?:.*\n)*?\1\}\n)", re.M)
 TEST_MODULE = re.compile(r"#\[cfg\(test\)\]\n(?:#\[.*\n)*(?:pub(?:\([a-z ]+\))? )?mod (\w+);")
 COMMENT = re.compile(r"^\s*//.*$", re.M)
@@ -19,10 +19,10 @@ USE = re.compile(r"^ *(?:pub(?:\([a-z: ]+\))? )?use ([^;]+);", re.M)
 PATH = re.compile(r"(?<![\w$:])(?:crate|super|self)(?:::\w+)+")
 
 
-def module_of(path):
+def module_of(path, sources):
     """Returns `("relay", "gate")` for src/relay/gate.rs."""
-    parts = path.relative_to(SOURCES).with_suffix("").parts
-    return () if parts == ("lib",) else parts
+    parts = path.relative_to(sources).with_suffix("").parts
+    return () if parts in (("lib",), ("main",)) else parts
 
 
 def leaves(tree):
@@ -44,8 +44,10 @@ def leaves(tree):
 
 
 class House:
-    def __init__(self):
-        texts = {module_of(path): path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.rs")}
+    def __init__(self, sources):
+        # The `main` of a package that is also a library imports only the library.
+        paths = [path for path in sources.rglob("*.rs") if path.name != "main.rs" or not (sources / "lib.rs").exists()]
+        texts = {module_of(path, sources): path.read_text(encoding="utf-8") for path in paths}
         tests = {(*module, name) for module, text in texts.items() for name in TEST_MODULE.findall(text)}
         # For each module, the names that it imports and their paths.
         self.handed_on = {}
@@ -106,12 +108,13 @@ def circles(arrows):
     return {frozenset(other for other in reach[module] if module in reach[other]) for module in arrows} - {frozenset()}
 
 
-def file_of(module):
-    return Path("src", *module).with_suffix(".rs") if module else Path("src/lib.rs")
+def check(package):
+    """Prints the cycles of a package. Returns the number of its files, and whether it has a cycle."""
 
+    def file_of(module):
+        return Path(package, *(module or ("lib",))).with_suffix(".rs")
 
-def main():
-    arrows = House().imports()
+    arrows = House(ROOT / package).imports()
     found = sorted(map(sorted, circles(arrows)))
     for circle in found:
         print("imports: these files import each other in a cycle:", file=sys.stderr)
@@ -120,9 +123,14 @@ def main():
                 if other in arrows[module]:
                     names = ", ".join(sorted(arrows[module][other]))
                     print(f"  {file_of(module)} -> {file_of(other)}: {names}", file=sys.stderr)
-    if not found:
-        print(f"imports: {len(arrows)} files, no cycle")
-    sys.exit(1 if found else 0)
+    return len(arrows), bool(found)
+
+
+def main():
+    checked = [check(package) for package in PACKAGES]
+    if any(has_cycle for _, has_cycle in checked):
+        sys.exit(1)
+    print(f"imports: {sum(files for files, _ in checked)} files, no cycle")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
 use diesel_outbox::{Config, ConfigError, Outbox};
+use diesel_outbox_pages::pause::in_words;
+use diesel_outbox_pages::text::without_user;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::settings::SettingFlags;
-use crate::{output, pause, pauses};
+use crate::{output, pause};
 
 /// The actions of `destination`.
 #[derive(Debug, clap::Subcommand)]
@@ -457,7 +459,7 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     for one in &found {
         table.add_row([
             output::name(&one.name),
-            output::name(&shown_url(&one.url)),
+            output::name(&without_user(&one.url)),
             output::name(&one.topics.join(" ")),
             one.tenant_id.map(|id| id.to_string()).unwrap_or_default(),
             state(one),
@@ -482,7 +484,7 @@ fn state(one: &RegisteredDestination) -> String {
         .as_deref()
         .unwrap_or("no reason was given");
     match (one.enabled, &one.problem) {
-        (false, _) => format!("disabled: {}", output::shown(&pauses::in_words(reason))),
+        (false, _) => format!("disabled: {}", output::shown(&in_words(reason))),
         (true, Some(problem)) => format!("not used: {}", output::shown(problem)),
         (true, None) => "enabled".to_owned(),
     }
@@ -496,7 +498,7 @@ fn shown(one: &RegisteredDestination) -> String {
         }
     };
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
-    row("url", Some(shown_url(&one.url)));
+    row("url", Some(without_user(&one.url)));
     row("topics", Some(one.topics.join(" ")));
     row("tenant", one.tenant_id.map(|tenant| tenant.to_string()));
     row("filter", one.filter.clone());
@@ -530,30 +532,12 @@ fn time(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// The URL without user and password.
-fn shown_url(text: &str) -> String {
-    const MASK: &str = "***";
-
-    let masked = url::Url::parse(text).map(|mut url| {
-        let has_user = !url.username().is_empty() || url.password().is_some();
-        let is_masked = has_user && url.set_username(MASK).and(url.set_password(None)).is_ok();
-        (has_user, is_masked, url)
-    });
-    match (masked, text.rsplit_once('@')) {
-        (Ok((false, ..)), _) | (Err(_), None) => text.to_owned(),
-        (Ok((_, true, url)), _) => url.into(),
-        // A row written by SQL may have any text.
-        (_, Some((_, rest))) => format!("{MASK}@{rest}"),
-        (_, None) => MASK.to_owned(),
-    }
-}
-
 /// A destination as JSON, without secrets and without header values.
 fn as_json(one: &RegisteredDestination) -> Value {
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
     json!({
         "name": one.name,
-        "url": shown_url(&one.url),
+        "url": without_user(&one.url),
         "topics": one.topics,
         "tenant_id": one.tenant_id.map(|tenant| tenant.to_string()),
         "filter": one.filter,

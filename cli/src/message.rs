@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord, WaitReason};
 use diesel_outbox::{Config, ReasonCode, Status};
+use diesel_outbox_pages::message::{self, APPLICATION, REPLAYED, for_destination};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -74,7 +75,7 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
     }
     for (record, waits) in found.rows.iter().zip(&waits) {
         // The dead letter has all that its ledger entry has.
-        if !is_said_by_a_dead_letter(record, &found.rows) {
+        if !message::is_said_by_a_dead_letter(record, &found.rows) {
             show(record, waits.as_ref())?;
         }
     }
@@ -209,32 +210,19 @@ pub(crate) struct Event {
     pub(crate) what: String,
 }
 
-/// Whether the record is the ledger entry of a dead letter, which has more details.
-pub(crate) fn is_said_by_a_dead_letter(record: &MessageRecord, all: &[MessageRecord]) -> bool {
-    let is_of_it = |other: &&MessageRecord| {
-        (other.sequence, other.message_id) == (record.sequence, record.message_id)
-    };
-    let mut of_it = all.iter().filter(is_of_it);
-    let is_the_last = !all
-        .iter()
-        .filter(is_of_it)
-        .any(|other| other.kept_in == "ledger" && other.settled_at > record.settled_at);
-    record.kept_in == "ledger" && is_the_last && of_it.any(|other| other.kept_in == "dead")
-}
-
 /// The events of the records and of the history, ordered by time.
 pub(crate) fn timeline(records: &[MessageRecord], history: &[HistoryEntry]) -> Vec<Event> {
     // History comes first, and the sort is stable: a failed attempt precedes its end, even at the same time.
     let of_history = |entry: &HistoryEntry| Event {
         at: entry.happened_at.clone(),
-        what: told(entry),
+        what: message::sentence(entry),
     };
     let records = records
         .iter()
-        .filter(|one| !is_said_by_a_dead_letter(one, records));
+        .filter(|one| !message::is_said_by_a_dead_letter(one, records));
     let mut events: Vec<Event> = history.iter().map(of_history).collect();
     events.extend(records.flat_map(|record| {
-        let begin = (!is_said_to_be_replayed(record, history)).then(|| enqueued(record));
+        let begin = (!message::is_said_to_be_replayed(record, history)).then(|| enqueued(record));
         begin.into_iter().chain(self::events(record))
     }));
     events.sort_by(|a, b| a.at.cmp(&b.at));
@@ -242,61 +230,15 @@ pub(crate) fn timeline(records: &[MessageRecord], history: &[HistoryEntry]) -> V
     events
 }
 
-/// Who cancelled a message if no operator did (`Outbox::cancel`).
-pub(crate) const APPLICATION: &str = "the application";
-
-const REPLAYED: &str = "replayed";
-
-/// Whether the history records the replay that enqueued this message, and by whom.
-pub(crate) fn is_said_to_be_replayed(record: &MessageRecord, history: &[HistoryEntry]) -> bool {
-    let identity = (record.sequence, record.message_id);
-    let is_of_it = |entry: &&HistoryEntry| (entry.sequence, entry.message_id) == identity;
-    let mut of_it = history.iter().filter(is_of_it);
-    of_it.any(|entry| entry.event == REPLAYED)
-}
-
-fn whither(destination: &str) -> String {
-    match destination {
-        "" => String::new(),
-        destination => format!(" for {destination}"),
-    }
-}
-
-/// An entry of the history, in words.
-pub(crate) fn told(entry: &HistoryEntry) -> String {
-    let whither = whither(&entry.destination);
-    if entry.event != "failed" {
-        let by = entry.operator.as_deref().map(|who| format!(" by {who}"));
-        let by = by.unwrap_or_default();
-        return match entry.event.as_str() {
-            REPLAYED => format!("{REPLAYED}{whither} as {}{by}", entry.sequence),
-            event => format!("{event}{whither}{by}"),
-        };
-    }
-    let reason = entry.reason.as_deref().unwrap_or_default();
-    let error = entry.error.as_deref().unwrap_or_default();
-    let mut told = format!(
-        "attempt {} failed{whither}: {reason} ({error})",
-        entry.attempt.unwrap_or_default()
-    );
-    if let Some(took) = entry.took {
-        told += &format!(", after {} ms", took.as_millis());
-    }
-    if let Some(relay) = &entry.relay {
-        told += &format!(", by the relay {relay}");
-    }
-    told
-}
-
 fn enqueued(record: &MessageRecord) -> Event {
     let enqueued = match record.replay_of() {
         Some(_) => REPLAYED,
         None => "enqueued",
     };
-    let whither = whither(&record.destination);
+    let to = for_destination(&record.destination);
     Event {
         at: record.created_at.clone(),
-        what: format!("{enqueued}{whither} as {}", record.sequence),
+        what: format!("{enqueued}{to} as {}", record.sequence),
     }
 }
 
@@ -308,7 +250,7 @@ fn events(record: &MessageRecord) -> Vec<Event> {
             events.push(Event { at, what });
         }
     };
-    let whither = whither(&record.destination);
+    let to = for_destination(&record.destination);
     let attempts = match record.attempts {
         1 => "1 attempt".to_owned(),
         attempts => format!("{attempts} attempts"),
@@ -321,7 +263,7 @@ fn events(record: &MessageRecord) -> Vec<Event> {
     add(
         &record.locked_at,
         format!(
-            "claimed{whither} under lease {}",
+            "claimed{to} under lease {}",
             record.locked_by.unwrap_or_default()
         ),
     );
@@ -333,11 +275,11 @@ fn events(record: &MessageRecord) -> Vec<Event> {
     match record.status {
         Status::Delivered if is_for(ReasonCode::ByHand) => add(
             &record.settled_at,
-            format!("delivered by hand{whither} after {attempts}{note}"),
+            format!("delivered by hand{to} after {attempts}{note}"),
         ),
         Status::Delivered => add(
             &record.settled_at,
-            format!("delivered{whither} after {attempts}"),
+            format!("delivered{to} after {attempts}"),
         ),
         Status::NoSubscriber => add(
             &record.settled_at,
@@ -345,25 +287,25 @@ fn events(record: &MessageRecord) -> Vec<Event> {
         ),
         Status::Dead if is_for(ReasonCode::Cancelled) => add(
             &record.settled_at,
-            format!("cancelled{whither} after {attempts}{note}"),
+            format!("cancelled{to} after {attempts}{note}"),
         ),
         Status::Dead => add(
             &record.settled_at,
-            format!("dead-lettered{whither} after {attempts}: {error}"),
+            format!("dead-lettered{to} after {attempts}: {error}"),
         ),
         Status::Retrying => add(
             &record.available_at,
-            format!("due again{whither} after {attempts}: {error}"),
+            format!("due again{to} after {attempts}: {error}"),
         ),
         Status::Pending if record.reason.is_some() => add(
             &record.available_at,
-            format!("due again{whither} after waiting: {error}"),
+            format!("due again{to} after waiting: {error}"),
         ),
-        Status::Pending => add(&record.available_at, format!("due{whither}")),
+        Status::Pending => add(&record.available_at, format!("due{to}")),
         _ => {}
     }
     if record.kept_in == "live" {
-        add(&record.expires_at, format!("expires{whither}"));
+        add(&record.expires_at, format!("expires{to}"));
     }
     events
 }

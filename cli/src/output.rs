@@ -5,12 +5,11 @@ use std::io::Write;
 use anyhow::Result;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
+use diesel_outbox_pages::text::{LONGEST_NAME, shortened};
 use terminal_size::{Width, terminal_size_of};
 
 /// The least width of a table, in characters.
 const LEAST_WIDTH: u16 = 60;
-/// The most characters of a name in a table row.
-pub(crate) const LONGEST_NAME: usize = 80;
 
 /// Writes a line, and flushes.
 ///
@@ -78,16 +77,6 @@ pub(crate) fn names(all: &[String]) -> String {
         more => format!(" and {more} more"),
     };
     format!("{}{more}", first.join(", "))
-}
-
-/// A text of at most `most` characters. A shortened text ends with `…`.
-pub(crate) fn shortened(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
-        return text.to_owned();
-    }
-    let mut short: String = text.chars().take(most.saturating_sub(1)).collect();
-    short.push('…');
-    short
 }
 
 /// `31532.4` as `31,532`.

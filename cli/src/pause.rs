@@ -9,6 +9,7 @@ use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::parse_duration;
 use diesel_outbox::destinations::DestinationFilter;
 use diesel_outbox::{Config, ConfigError, Outbox};
+use diesel_outbox_pages::pause::{OPERATOR, check_reason, find};
 use serde_json::Value;
 
 use crate::settings::SettingFlags;
@@ -57,24 +58,6 @@ pub(crate) struct How {
 
 /// How many registered destinations an error can name.
 const SOME_REGISTERED: usize = 10;
-/// The default reason.
-pub(crate) const OPERATOR: &str = "OPERATOR";
-/// The reason by which relays recognise a pause of the circuit breaker.
-const RESERVED: &str = "BREAKER_OPEN";
-/// The most bytes of a reason.
-const LONGEST_REASON: usize = 200;
-
-/// Returns what is wrong with a reason.
-pub(crate) fn check_reason(reason: &str) -> Result<(), String> {
-    if reason.is_empty() || reason.len() > LONGEST_REASON {
-        return Err(format!("must have 1 to {LONGEST_REASON} bytes"));
-    }
-    match reason == RESERVED {
-        true => Err("is reserved for relays: give another reason".to_owned()),
-        false => Ok(()),
-    }
-}
-
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     match action {
@@ -201,7 +184,7 @@ fn pause(
     let reason = how.reason.trim();
     admin::pause(conn, &config.table, kind, name, reason, duration)?;
     let pauses = admin::pauses(conn, &config.table)?;
-    let Some(pause) = pauses::find(&pauses, kind, name) else {
+    let Some(pause) = find(&pauses, kind, name) else {
         bail!(
             "{} {name:?} is not paused: the pause has already ended",
             kind.as_str()

@@ -1,21 +1,13 @@
 //! Pauses as text, table and JSON, for several commands.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use comfy_table::Table;
-use diesel_outbox::admin::{Pausable, Pause};
+use diesel_outbox::admin::Pause;
+use diesel_outbox_pages::pause::in_words;
 use serde_json::{Value, json};
 
 use crate::output;
-use crate::pause::OPERATOR;
-
-/// The pause of a destination or topic, if there is one.
-pub(crate) fn find<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> Option<&'a Pause> {
-    pauses
-        .iter()
-        .find(|pause| pause.kind == kind.as_str() && pause.name == name)
-}
 
 pub(crate) fn as_json(pause: &Pause) -> Value {
     json!({
@@ -37,19 +29,6 @@ pub(crate) fn table(pauses: &[Pause]) -> Table {
         ]);
     }
     table
-}
-
-/// A reason. Words follow a code that is no word of the operator.
-pub(crate) fn in_words(reason: &str) -> Cow<'_, str> {
-    let words = match reason {
-        OPERATOR => "by hand, without a reason",
-        "BREAKER_OPEN" => "the circuit breaker has opened",
-        "GONE" => "the receiver answered 410",
-        "RATE_LIMITED" => "the receiver answered 429",
-        "SERVER_ERROR" => "the receiver asked to wait",
-        _ => return reason.into(),
-    };
-    format!("{reason} ({words})").into()
 }
 
 /// `destination billing is paused: GONE (the receiver answered 410), until resumed`

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use diesel_outbox::admin::{self, Pausable};
+use diesel_outbox_pages::pause::find;
 use serde_json::json;
 
 use crate::settings::SettingFlags;
@@ -36,7 +37,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     };
     let mut conn = pause::connect(&config, "resume")?;
     let pauses = admin::pauses(&mut conn, &config.table)?;
-    let pause = pauses::find(&pauses, kind, name);
+    let pause = find(&pauses, kind, name);
     // Also deletes an expired pause, which would have to be deleted later anyway.
     admin::resume(&mut conn, &config.table, kind, name)?;
     let Some(pause) = pause else {

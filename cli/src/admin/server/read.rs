@@ -1,0 +1,191 @@
+//! Reads a request within limits of size and time.
+
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use diesel_outbox_pages::plain;
+use http::header::{ALLOW, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
+use http::{Method, StatusCode};
+
+use super::{Request, Response};
+
+const MOST_HEAD_BYTES: usize = 16 * 1024;
+const MOST_HEADERS: usize = 64;
+const MOST_BODY_BYTES: usize = 256 * 1024;
+/// How long, and how much of, the rest of a refused request is read and dropped.
+const DRAIN_TIME: Duration = Duration::from_millis(500);
+const DRAIN_BYTES: usize = 1024 * 1024;
+
+/// Reads a request until the deadline. `None`: the client sent nothing. The error is a refusal.
+pub(super) fn read(stream: &mut TcpStream, deadline: Instant) -> Result<Option<Request>, Response> {
+    let mut bytes = Vec::with_capacity(2048);
+    loop {
+        let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+        let mut head = httparse::Request::new(&mut headers);
+        match head.parse(&bytes) {
+            Ok(httparse::Status::Complete(length)) => {
+                let mut request = of_head(&head)?;
+                let body_bytes = body_bytes(&request)?;
+                let body = bytes.split_off(length);
+                *request.body_mut() = whole(body, body_bytes, stream, deadline)?;
+                return Ok(Some(request));
+            }
+            Ok(httparse::Status::Partial) if bytes.len() < MOST_HEAD_BYTES => {}
+            Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+                return Err(refusal(
+                    StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                    "the request head is too large",
+                ));
+            }
+            Err(error) => return Err(no_request(&error)),
+        }
+        if !read_more(stream, &mut bytes, deadline)? {
+            return match bytes.is_empty() {
+                true => Ok(None),
+                false => Err(refusal(
+                    StatusCode::BAD_REQUEST,
+                    "the request head is incomplete",
+                )),
+            };
+        }
+    }
+}
+
+/// The request without its body.
+fn of_head(head: &httparse::Request<'_, '_>) -> Result<Request, Response> {
+    let method = match head.method {
+        Some("GET") => Method::GET,
+        Some("HEAD") => Method::HEAD,
+        Some("POST") => Method::POST,
+        _ => {
+            let mut refused = refusal(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "only GET, HEAD and POST are supported",
+            );
+            let allowed = HeaderValue::from_static("GET, HEAD, POST");
+            refused.headers_mut().insert(ALLOW, allowed);
+            return Err(refused);
+        }
+    };
+    let target = head.path.unwrap_or_default();
+    if !target.starts_with('/') {
+        return Err(refusal(
+            StatusCode::BAD_REQUEST,
+            "the request target is not a path",
+        ));
+    }
+    let request = http::Request::builder().method(method).uri(target);
+    let request = head.headers.iter().fold(request, |request, header| {
+        request.header(header.name, header.value)
+    });
+    request.body(Vec::new()).map_err(|error| no_request(&error))
+}
+
+/// The length of the body.
+fn body_bytes(request: &Request) -> Result<usize, Response> {
+    let headers = request.headers();
+    if headers.contains_key(TRANSFER_ENCODING) {
+        return Err(refusal(
+            StatusCode::LENGTH_REQUIRED,
+            "a request body needs content-length: chunked bodies are not supported",
+        ));
+    }
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(length) = lengths.next() else {
+        return Ok(0);
+    };
+    if lengths.next().is_some() {
+        return Err(refusal(
+            StatusCode::BAD_REQUEST,
+            "duplicate header content-length",
+        ));
+    }
+    // `parse` accepts a sign, but HTTP allows digits only.
+    let digits = length
+        .to_str()
+        .ok()
+        .map(str::trim)
+        .filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+    let bytes = digits
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| refusal(StatusCode::BAD_REQUEST, "content-length is not a number"))?;
+    if bytes > MOST_BODY_BYTES {
+        return Err(refusal(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the request body is too large",
+        ));
+    }
+    Ok(bytes)
+}
+
+/// Reads the rest of the body.
+fn whole(
+    mut body: Vec<u8>,
+    length: usize,
+    stream: &mut TcpStream,
+    deadline: Instant,
+) -> Result<Vec<u8>, Response> {
+    while body.len() < length {
+        if !read_more(stream, &mut body, deadline)? {
+            return Err(refusal(
+                StatusCode::BAD_REQUEST,
+                "the request body is shorter than its content-length",
+            ));
+        }
+    }
+    // One request per connection: ignore the bytes after it.
+    body.truncate(length);
+    Ok(body)
+}
+
+/// Reads more bytes. `false`: the client sends no more.
+fn read_more(
+    stream: &mut TcpStream,
+    bytes: &mut Vec<u8>,
+    deadline: Instant,
+) -> Result<bool, Response> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let mut chunk = [0; 4096];
+    let read = if left.is_zero() {
+        Err(ErrorKind::TimedOut.into())
+    } else {
+        let limited = stream.set_read_timeout(Some(left));
+        limited.and_then(|()| stream.read(&mut chunk))
+    };
+    match read {
+        Ok(0) => Ok(false),
+        Ok(count) => {
+            bytes.extend_from_slice(&chunk[..count]);
+            Ok(true)
+        }
+        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
+            Err(refusal(
+                StatusCode::REQUEST_TIMEOUT,
+                "the request took too long to arrive",
+            ))
+        }
+        Err(_) => Ok(false),
+    }
+}
+
+/// Reads and drops further input for a short time.
+pub(super) fn drain(stream: &mut TcpStream) {
+    let deadline = Instant::now() + DRAIN_TIME;
+    let mut bytes = Vec::new();
+    let mut drained = 0;
+    while drained < DRAIN_BYTES && matches!(read_more(stream, &mut bytes, deadline), Ok(true)) {
+        drained += bytes.len();
+        bytes.clear();
+    }
+}
+
+fn no_request(error: &dyn std::error::Error) -> Response {
+    let reason = format!("not an HTTP/1.1 request: {error}");
+    refusal(StatusCode::BAD_REQUEST, &reason)
+}
+
+fn refusal(status: StatusCode, reason: &str) -> Response {
+    plain(status, format!("{reason}\n"))
+}

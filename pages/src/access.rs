@@ -1,0 +1,321 @@
+//! Access control: which host names reach the server, who sends a request, and whether a change comes from
+//! a page of this server.
+
+mod guesses;
+mod sessions;
+
+use std::net::IpAddr;
+use std::time::Instant;
+
+use diesel_outbox::config::Admin;
+use hmac::{Hmac, Mac};
+use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{Method, StatusCode};
+use secrecy::ExposeSecret;
+use sha2::Sha256;
+
+use self::guesses::Guesses;
+use self::sessions::Sessions;
+use crate::PagesError;
+use crate::request::Request;
+use crate::response::Response;
+use crate::text::shortened;
+
+/// Longest name given at login, in characters.
+const LONGEST_NAME: usize = 60;
+
+/// Longest origin in the log, in characters.
+const LONGEST_ORIGIN: usize = 100;
+
+/// A visitor who may see the page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Visitor {
+    /// For the audit log: a name given at login, `token`, or `local`.
+    pub(crate) who: String,
+    pub(crate) peer: IpAddr,
+    /// The token that every form of this visitor's pages must send back.
+    pub(crate) form_token: String,
+    /// Whether there is a session to log out of.
+    pub(crate) has_session: bool,
+    /// A script with a bearer token: browsers never add that header on their own, so requests cannot be forged.
+    is_script: bool,
+}
+
+/// The access rules and their state.
+pub(crate) struct Access {
+    admin: Admin,
+    /// The name of the session's cookie.
+    pub(crate) cookie: String,
+    /// Random for each process.
+    key: [u8; 64],
+    sessions: Sessions,
+    guesses: Guesses,
+}
+
+type Keyed = Hmac<Sha256>;
+
+impl Access {
+    pub(crate) fn new(admin: Admin) -> Result<Self, PagesError> {
+        Ok(Self {
+            admin,
+            cookie: "outbox_admin".to_owned(),
+            key: random()?,
+            sessions: Sessions::default(),
+            guesses: Guesses::default(),
+        })
+    }
+
+    /// Checks that the request names this server by one of its own host names. With DNS rebinding, a foreign name
+    /// that resolves to this server would give foreign pages the same origin.
+    pub(crate) fn check_host(&self, request: &Request) -> Result<(), Response> {
+        let host = request.header("host").unwrap_or_default();
+        if self.is_own(host) {
+            return Ok(());
+        }
+        Err(Response::text(
+            StatusCode::MISDIRECTED_REQUEST,
+            "the host name in the request is not allowed: use the server's IP address or localhost, or add the name to OUTBOX_ADMIN_HOSTS\n",
+        ))
+    }
+
+    fn is_own(&self, host: &str) -> bool {
+        let host = host.to_ascii_lowercase();
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+            _ => &host,
+        };
+        let address = name
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'));
+        name == "localhost"
+            || address.unwrap_or(name).parse::<IpAddr>().is_ok()
+            || self.admin.hosts.iter().any(|host| host == name)
+    }
+
+    /// The visitor who sent the request. The error is a refusal; for a browser, a redirect to the login page.
+    pub(crate) fn visitor(&self, request: &Request) -> Result<Visitor, Response> {
+        if self.admin.token.is_none() {
+            return Ok(self.local(request.peer));
+        }
+        if let Some(given) = request.header("authorization") {
+            return self.bearer(request.peer, given);
+        }
+        let session = request.cookie(&self.cookie).unwrap_or_default();
+        match self.sessions.name_of(session, Instant::now()) {
+            Some(who) => Ok(Visitor {
+                who,
+                peer: request.peer,
+                form_token: self.form_token(session),
+                has_session: true,
+                is_script: false,
+            }),
+            None if request.method == Method::POST => Err(Response::text(
+                StatusCode::UNAUTHORIZED,
+                "the session has ended: log in again\n",
+            )),
+            None => {
+                let mut next = url::form_urlencoded::Serializer::new(String::new());
+                next.append_pair("next", &request.target);
+                Err(Response::see_other(&format!("/login?{}", next.finish())))
+            }
+        }
+    }
+
+    /// Checks a request to an endpoint for scripts. The error says what is missing and never redirects.
+    pub(crate) fn script(&self, request: &Request) -> Result<(), Response> {
+        let session = request.cookie(&self.cookie).unwrap_or_default();
+        if self.admin.token.is_none() || self.sessions.name_of(session, Instant::now()).is_some() {
+            return Ok(());
+        }
+        let given = request.header("authorization").unwrap_or_default();
+        self.bearer(request.peer, given).map(drop)
+    }
+
+    fn local(&self, peer: IpAddr) -> Visitor {
+        Visitor {
+            who: "local".to_owned(),
+            peer,
+            form_token: self.form_token("local"),
+            has_session: false,
+            is_script: false,
+        }
+    }
+
+    fn bearer(&self, peer: IpAddr, given: &str) -> Result<Visitor, Response> {
+        let token = given
+            .split_once(' ')
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let token = token.map_or("", |(_, token)| token.trim());
+        self.check_token(peer, token)?;
+        Ok(Visitor {
+            who: "token".to_owned(),
+            peer,
+            form_token: String::new(),
+            has_session: false,
+            is_script: true,
+        })
+    }
+
+    /// Checks the token in constant time. The right token is always accepted: wrong guesses from the same address
+    /// lock no one out.
+    fn check_token(&self, peer: IpAddr, given: &str) -> Result<(), Response> {
+        let is_right = self.admin.token.as_ref().is_some_and(|token| {
+            let token = token.expose_secret().as_bytes();
+            self.mac(given.as_bytes())
+                .verify_slice(&self.mac(token).finalize().into_bytes())
+                .is_ok()
+        });
+        if is_right {
+            return Ok(());
+        }
+        if given.is_empty() {
+            return Err(unauthorized(
+                "this request needs a token: send Authorization: Bearer …\n",
+            ));
+        }
+        if let Err(wait) = self.guesses.wrong(peer, Instant::now()) {
+            let seconds = wait.as_secs() + 1;
+            return Err(Response::text(
+                StatusCode::TOO_MANY_REQUESTS,
+                format!(
+                    "wrong token, and too many wrong tokens from this address: wait {seconds} s\n"
+                ),
+            )
+            .with_header(RETRY_AFTER, &seconds.to_string()));
+        }
+        log::warn!(target: super::AUDIT, event = "admin_refused", peer:% = peer; "admin page: wrong token from {}", peer);
+        Err(unauthorized("wrong token\n"))
+    }
+
+    /// Starts a session. Returns the cookie to set.
+    pub(crate) fn log_in(&self, request: &Request) -> Result<String, Response> {
+        self.check_origin(request)?;
+        let form = request.form();
+        self.check_token(request.peer, form.get("token").unwrap_or_default().trim())?;
+        let name: String = form
+            .get("name")
+            .unwrap_or("token")
+            .chars()
+            .take(LONGEST_NAME)
+            .collect();
+        let session = random()
+            .map_err(|error| {
+                Response::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
+            })
+            .map(|bytes: [u8; 32]| hex(&bytes))?;
+        self.sessions
+            .begin(session.clone(), name.clone(), Instant::now());
+        log::info!(target: super::AUDIT, event = "admin_login", who = name, peer:% = request.peer; "{name:?} logged in to the admin page from {}", request.peer);
+        Ok(self.set_cookie(request, &session, sessions::LONGEST.as_secs()))
+    }
+
+    /// Ends the session. Returns the cookie that makes the browser delete it.
+    pub(crate) fn log_out(&self, request: &Request) -> String {
+        self.sessions
+            .end(request.cookie(&self.cookie).unwrap_or_default());
+        self.set_cookie(request, "", 0)
+    }
+
+    fn set_cookie(&self, request: &Request, session: &str, seconds: u64) -> String {
+        // If the browser reached a proxy over TLS, it must send the cookie only over TLS.
+        let is_tls = request
+            .header("origin")
+            .is_some_and(|origin| origin.starts_with("https:"));
+        let secure = if is_tls { "; Secure" } else { "" };
+        let name = &self.cookie;
+        format!("{name}={session}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
+    }
+
+    /// Checks that changes are enabled and that this change comes from a page of this server.
+    pub(crate) fn check_change(
+        &self,
+        request: &Request,
+        visitor: &Visitor,
+    ) -> Result<(), Response> {
+        if self.admin.read_only {
+            return Err(forbidden(
+                "changes are disabled: OUTBOX_ADMIN_READ_ONLY is set\n",
+            ));
+        }
+        if !visitor.is_script {
+            self.check_origin(request)?;
+            let given = request
+                .form()
+                .get("form_token")
+                .unwrap_or_default()
+                .to_owned();
+            if !self.is_same(&given, &visitor.form_token) {
+                return Err(forbidden(
+                    "this form has expired or belongs to another session: reload the page and try again\n",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a form comes from this server. Browsers send its origin; a form without an origin is refused.
+    pub(crate) fn check_origin(&self, request: &Request) -> Result<(), Response> {
+        let is_same_site = request
+            .header("sec-fetch-site")
+            .is_none_or(|site| site == "same-origin");
+        let host = request.header("host").unwrap_or_default();
+        let is_own = request.header("origin").is_some_and(|origin| {
+            let from = origin.split_once("://").map_or("", |(_, from)| from);
+            // A proxy may have replaced Host with its own name for this server.
+            from.eq_ignore_ascii_case(host)
+                || self
+                    .admin
+                    .hosts
+                    .iter()
+                    .any(|host| from.eq_ignore_ascii_case(host))
+        });
+        if is_same_site && is_own {
+            return Ok(());
+        }
+        // Anybody can send such forms without a token.
+        if self.guesses.wrong(request.peer, Instant::now()).is_ok() {
+            let origin = request.header("origin").unwrap_or("none");
+            let origin = shortened(origin, LONGEST_ORIGIN);
+            log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.peer, origin = origin.as_str(); "admin page: refused a form from another site, sent by {}", request.peer);
+        }
+        Err(forbidden(
+            "forms from other sites are refused: behind a proxy, add the public name of this page to OUTBOX_ADMIN_HOSTS\n",
+        ))
+    }
+
+    fn form_token(&self, session: &str) -> String {
+        let mut mac = self.mac(b"form:");
+        mac.update(session.as_bytes());
+        hex(&mac.finalize().into_bytes())
+    }
+
+    fn is_same(&self, one: &str, other: &str) -> bool {
+        let other = self.mac(other.as_bytes()).finalize().into_bytes();
+        self.mac(one.as_bytes()).verify_slice(&other).is_ok()
+    }
+
+    fn mac(&self, content: &[u8]) -> Keyed {
+        let mut mac = Keyed::new((&self.key).into());
+        mac.update(content);
+        mac
+    }
+}
+
+fn unauthorized(reason: &str) -> Response {
+    Response::text(StatusCode::UNAUTHORIZED, reason).with_header(WWW_AUTHENTICATE, "Bearer")
+}
+
+fn forbidden(reason: &str) -> Response {
+    Response::text(StatusCode::FORBIDDEN, reason)
+}
+
+/// Unpredictable bytes.
+fn random<const N: usize>() -> Result<[u8; N], PagesError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

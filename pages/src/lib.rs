@@ -1,0 +1,280 @@
+//! The operators' pages of an outbox, its health and its metrics: a function from request to response, which knows no
+//! socket. `diesel-outbox run` and `diesel-outbox admin` serve it.
+//!
+//! The pages have their own connections and a thread of their own, so that they cannot block the relay. Hidden modules
+//! are for the commands of the program, and may change with any version.
+//!
+//! ```no_run
+//! use std::net::IpAddr;
+//!
+//! use diesel_outbox::Config;
+//! use diesel_outbox_pages::Pages;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pages = Pages::new(&Config::from_env()?, None)?;
+//! let request = http::Request::get("/dead").header("host", "localhost");
+//! let client: IpAddr = "127.0.0.1".parse()?;
+//! let response = pages.respond(request.body(Vec::new())?, client);
+//! assert_eq!(response.status(), 200);
+//! # Ok(())
+//! # }
+//! ```
+
+mod access;
+mod database;
+mod health;
+mod history;
+mod kept;
+#[doc(hidden)]
+pub mod message;
+mod pages;
+#[doc(hidden)]
+pub mod pause;
+mod request;
+mod response;
+#[doc(hidden)]
+pub mod text;
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use diesel_outbox::admin::DepthGauges;
+use diesel_outbox::{Config, ConfigError, RelayHandle};
+use http::header::{ALLOW, SET_COOKIE};
+use http::{Method, StatusCode};
+
+use self::access::{Access, Visitor};
+use self::database::Database;
+use self::health::Words;
+use self::history::{Glance, History, Sampler};
+use self::kept::Kept;
+use self::pages::DeadList;
+use self::request::Request;
+use self::response::Response;
+
+/// The target of audit log lines: who did what.
+const AUDIT: &str = "diesel_outbox::audit";
+
+/// The pages of one outbox.
+pub struct Pages {
+    site: Site,
+    _sampler: Sampler,
+}
+
+/// Why pages cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PagesError {
+    /// The settings name no database.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The system returned no random bytes, which sessions and forms need.
+    #[error("the system returned no random bytes: {0}")]
+    Random(#[from] getrandom::Error),
+    /// The thread that samples the outbox cannot be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+impl Pages {
+    /// The pages of the outbox in these settings. `relay`: the relay of this process, if it has one. The first request
+    /// connects to the database.
+    ///
+    /// # Errors
+    ///
+    /// The settings name no database, or the system has no random bytes or no thread left.
+    pub fn new(config: &Config, relay: Option<Arc<RelayHandle>>) -> Result<Self, PagesError> {
+        let destinations = config.all_destinations();
+        let names = destinations.iter().map(|one| one.name.as_str());
+        let site = Site {
+            relay,
+            database: Database::new(config, "admin")?,
+            searches: Database::new(config, "admin searches")?,
+            changes: Database::new(config, "admin changes")?,
+            history: Arc::default(),
+            dead: Kept::default(),
+            access: Access::new(config.admin.clone())?,
+            depths: Mutex::new(DepthGauges::new(&config.table, names)),
+            metrics: None,
+            config: config.clone(),
+        };
+        let sampler = Sampler::start(config, &site.history)?;
+        Ok(Self {
+            site,
+            _sampler: sampler,
+        })
+    }
+
+    /// The name of the session's cookie. Browsers share cookies between the ports of a host, so two outboxes on one host
+    /// need two names. Defaults to `outbox_admin`.
+    #[must_use]
+    pub fn cookie(mut self, name: impl Into<String>) -> Self {
+        self.site.access.cookie = name.into();
+        self
+    }
+
+    /// Serves `/metrics` with the text of this function: what the recorder of this process has recorded, in the format of
+    /// Prometheus. The outbox's gauges are recorded before each call. Without it, there is no such page.
+    #[must_use]
+    pub fn metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        self.site.metrics = Some(Box::new(render));
+        self
+    }
+
+    /// The response to a request from this address. May take as long as the database, up to some minutes for large
+    /// changes. The body of the response to a HEAD request is for the server to leave out.
+    pub fn respond(
+        &self,
+        request: http::Request<Vec<u8>>,
+        peer: IpAddr,
+    ) -> http::Response<Vec<u8>> {
+        let response = match Request::new(request, peer) {
+            Ok(request) => self.site.answer(&request),
+            Err(refused) => refused,
+        };
+        response.into()
+    }
+}
+
+/// A plain-text response with the headers that all pages share, for requests that a server refuses before the pages see
+/// them.
+///
+/// ```
+/// let refused = diesel_outbox_pages::plain(http::StatusCode::PAYLOAD_TOO_LARGE, "too large\n");
+/// assert_eq!(refused.headers()["cache-control"], "no-store");
+/// ```
+pub fn plain(status: StatusCode, text: impl Into<Vec<u8>>) -> http::Response<Vec<u8>> {
+    Response::text(status, text).into()
+}
+
+/// The state that all pages share.
+struct Site {
+    config: Config,
+    /// The relay of this process, if it has one.
+    relay: Option<Arc<RelayHandle>>,
+    /// For the queries of the pages. With one connection, pages queue for each other and never delay the relay.
+    database: Database,
+    /// For searches, which can take seconds.
+    searches: Database,
+    /// For changes, which can take even longer.
+    changes: Database,
+    history: Arc<History>,
+    /// Cached lists of dead letters: grouping them by cause reads all of them.
+    dead: Kept<Arc<DeadList>>,
+    access: Access,
+    /// Gauges for a process without a relay; a relay sets its own.
+    depths: Mutex<DepthGauges>,
+    metrics: Option<Box<dyn Fn() -> String + Send + Sync>>,
+}
+
+impl Site {
+    fn answer(&self, request: &Request) -> Response {
+        self.route(request)
+            .unwrap_or_else(|refused| pages::refused(self, request, refused))
+    }
+
+    /// The outbox at a glance, from a new query or from a recent one of another request. If the database fails,
+    /// returns the last known glance and the error.
+    fn glance(&self) -> (Option<Arc<Glance>>, Option<String>) {
+        if let Some(glance) = self.history.young() {
+            return (Some(glance), None);
+        }
+        let looked = self.database.run(|conn, outbox| {
+            // Another request may have queried while this one waited for the connection.
+            if let Some(glance) = self.history.young() {
+                return Ok(glance);
+            }
+            let began = Instant::now();
+            Ok(self.history.keep(Glance::look(conn, outbox)?, began))
+        });
+        match looked {
+            Ok(glance) => (Some(glance), None),
+            Err(error) => (self.history.latest(), Some(format!("{error:#}"))),
+        }
+    }
+
+    /// Drops everything read before a change, so that no page shows it afterwards.
+    fn forget(&self) {
+        self.history.forget();
+        self.dead.forget();
+    }
+
+    /// Both variants are responses; an `Err` returns early.
+    fn route(&self, request: &Request) -> Result<Response, Response> {
+        // Probes connect by address, and their responses hold no secrets.
+        match request.path.as_str() {
+            "/livez" => return Ok(health::alive(self, self.words(request))),
+            "/readyz" => return Ok(health::ready(self, self.words(request))),
+            _ => self.access.check_host(request)?,
+        }
+        match (&request.method, request.path.as_str()) {
+            (&Method::POST, "/login") => self.log_in(request),
+            (_, "/login") => Ok(pages::login(self, request)),
+            (_, "/metrics") if let Some(render) = &self.metrics => {
+                self.access.script(request)?;
+                Ok(self.metrics(render))
+            }
+            (&(Method::GET | Method::HEAD), path) => {
+                if let Some(asset) = pages::asset(path) {
+                    return Ok(asset);
+                }
+                let visitor = self.access.visitor(request)?;
+                Ok(pages::show(self, &visitor, request))
+            }
+            (&Method::POST, path) => {
+                let visitor = self.access.visitor(request)?;
+                if path == "/logout" {
+                    self.access.check_origin(request)?;
+                    let cookie = self.access.log_out(request);
+                    return Ok(Response::see_other("/login").with_header(SET_COOKIE, &cookie));
+                }
+                self.access.check_change(request, &visitor)?;
+                Ok(pages::change(self, &visitor, request))
+            }
+            _ => {
+                let why = "only GET, HEAD and POST are supported\n";
+                let refused = Response::text(StatusCode::METHOD_NOT_ALLOWED, why);
+                Ok(refused.with_header(ALLOW, "GET, HEAD, POST"))
+            }
+        }
+    }
+
+    fn metrics(&self, render: &dyn Fn() -> String) -> Response {
+        if let Some(relay) = &self.relay {
+            relay.record_metrics();
+            return Response::metrics(render());
+        }
+        match self.glance() {
+            (Some(glance), None) => {
+                let mut gauges = self.depths.lock().unwrap_or_else(PoisonError::into_inner);
+                gauges.show(&glance.depths);
+                Response::metrics(render())
+            }
+            // Old values would look current.
+            (_, error) => {
+                let error = error.unwrap_or_else(|| "no data yet".to_owned());
+                Response::text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))
+            }
+        }
+    }
+
+    /// Details only for known host names: with DNS rebinding, pages of another site could read the response.
+    fn words(&self, request: &Request) -> Words {
+        let is_known =
+            self.access.check_host(request).is_ok() && self.access.script(request).is_ok();
+        if is_known { Words::All } else { Words::Names }
+    }
+
+    fn log_in(&self, request: &Request) -> Result<Response, Response> {
+        let cookie = self.access.log_in(request)?;
+        // Only a path on this server: nothing that a browser could read as another server.
+        let form = request.form();
+        let next = form.get("next").filter(|next| {
+            let is_own = next.starts_with('/') && !next.starts_with("//") && !next.contains('\\');
+            // Browsers remove tabs and newlines, which would turn `/<tab>/` into `//`.
+            is_own && next.bytes().all(|b| b.is_ascii_graphic())
+        });
+        Ok(Response::see_other(next.unwrap_or("/")).with_header(SET_COOKIE, &cookie))
+    }
+}

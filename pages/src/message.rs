@@ -1,0 +1,64 @@
+//! What the records and the history of a message say, for the pages and the commands of the program.
+
+use diesel_outbox::admin::{HistoryEntry, MessageRecord};
+
+/// Who cancelled a message if no operator did (`Outbox::cancel`).
+pub const APPLICATION: &str = "the application";
+
+/// The event of a replay in the history, and the word for it.
+pub const REPLAYED: &str = "replayed";
+
+/// Whether the record is the ledger entry of a dead letter, which has more details.
+pub fn is_said_by_a_dead_letter(record: &MessageRecord, all: &[MessageRecord]) -> bool {
+    let is_of_it = |other: &&MessageRecord| {
+        (other.sequence, other.message_id) == (record.sequence, record.message_id)
+    };
+    let mut of_it = all.iter().filter(is_of_it);
+    let is_the_last = !all
+        .iter()
+        .filter(is_of_it)
+        .any(|other| other.kept_in == "ledger" && other.settled_at > record.settled_at);
+    record.kept_in == "ledger" && is_the_last && of_it.any(|other| other.kept_in == "dead")
+}
+
+/// Whether the history records the replay that enqueued this message, and by whom.
+pub fn is_said_to_be_replayed(record: &MessageRecord, history: &[HistoryEntry]) -> bool {
+    let identity = (record.sequence, record.message_id);
+    let is_of_it = |entry: &&HistoryEntry| (entry.sequence, entry.message_id) == identity;
+    let mut of_it = history.iter().filter(is_of_it);
+    of_it.any(|entry| entry.event == REPLAYED)
+}
+
+/// ` for billing`, or nothing if there is no destination.
+pub fn for_destination(destination: &str) -> String {
+    match destination {
+        "" => String::new(),
+        destination => format!(" for {destination}"),
+    }
+}
+
+/// An entry of the history, in words.
+pub fn sentence(entry: &HistoryEntry) -> String {
+    let to = for_destination(&entry.destination);
+    if entry.event != "failed" {
+        let by = entry.operator.as_deref().map(|who| format!(" by {who}"));
+        let by = by.unwrap_or_default();
+        return match entry.event.as_str() {
+            REPLAYED => format!("{REPLAYED}{to} as {}{by}", entry.sequence),
+            event => format!("{event}{to}{by}"),
+        };
+    }
+    let reason = entry.reason.as_deref().unwrap_or_default();
+    let error = entry.error.as_deref().unwrap_or_default();
+    let mut text = format!(
+        "attempt {} failed{to}: {reason} ({error})",
+        entry.attempt.unwrap_or_default()
+    );
+    if let Some(took) = entry.took {
+        text += &format!(", after {} ms", took.as_millis());
+    }
+    if let Some(relay) = &entry.relay {
+        text += &format!(", by the relay {relay}");
+    }
+    text
+}

@@ -1,0 +1,170 @@
+//! The pages: HTML rendered on the server. They work without JavaScript.
+//!
+//! `maud` escapes every value; no page bypasses it.
+
+mod content;
+mod dead;
+mod keys;
+mod layout;
+mod ledger;
+mod login;
+mod mask;
+mod messages;
+mod overview;
+mod pauses;
+mod registered;
+mod relays;
+mod sparkline;
+mod table;
+mod timeline;
+mod words;
+
+use http::StatusCode;
+use maud::{Markup, html};
+
+pub(super) use self::login::{login, refused};
+
+use self::dead::change::{self, Change};
+use self::layout::Page;
+use super::{Site, Visitor};
+use crate::{Request, Response};
+
+pub(super) use self::dead::{Asked, DeadList};
+
+/// The tenant in a form field, if given. The error is a message for the visitor.
+fn tenant(text: &str) -> Result<Option<uuid::Uuid>, String> {
+    let tenant = (!text.is_empty()).then(|| text.parse());
+    let why = |_| format!("{text:?} is not a tenant: expected a UUID");
+    tenant.transpose().map_err(why)
+}
+
+/// A static file of the pages.
+pub(super) fn asset(path: &str) -> Option<Response> {
+    let (kind, text) = match path {
+        "/assets/style.css" => ("text/css; charset=utf-8", include_str!("pages/style.css")),
+        "/assets/script.js" => (
+            "text/javascript; charset=utf-8",
+            include_str!("pages/script.js"),
+        ),
+        "/assets/icon.svg" => ("image/svg+xml", include_str!("pages/icon.svg")),
+        _ => return None,
+    };
+    Some(Response::asset(kind, text))
+}
+
+/// A page requested by GET.
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    match request.path.as_str() {
+        "/" => overview::show(site, visitor, request),
+        "/dead" => dead::show(site, visitor, request),
+        "/destinations" => registered::show(site, visitor, request),
+        "/keys" => keys::show(site, visitor, request),
+        "/ledger" => ledger::show(site, visitor, request),
+        "/messages" => messages::show(site, visitor, request),
+        "/relays" => relays::show(site, visitor, request),
+        path => match path.strip_prefix("/dead/").map(dead::letter::which) {
+            Some(Some(which)) => dead::letter::show(site, visitor, request, which),
+            _ => missing(
+                site,
+                visitor,
+                request,
+                "This page does not exist.",
+                &html! {},
+            ),
+        },
+    }
+}
+
+/// A change requested by an authorized visitor.
+pub(super) fn change(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    match request.path.as_str() {
+        "/dead/requeue" => change::answer(site, visitor, request, Change::Requeue),
+        "/dead/discard" => change::answer(site, visitor, request, Change::Discard),
+        "/message/cancel" | "/message/reschedule" | "/message/settle" => {
+            messages::change::answer(site, visitor, request)
+        }
+        "/destination/disable"
+        | "/destination/enable"
+        | "/destination/remove"
+        | "/destination/send-again"
+        | "/destination/test" => registered::change::answer(site, visitor, request),
+        "/pause" => pauses::pause(site, visitor, request),
+        "/resume" => pauses::resume(site, visitor, request),
+        _ => missing(
+            site,
+            visitor,
+            request,
+            "This action does not exist.",
+            &html! {},
+        ),
+    }
+}
+
+/// A link with these query values; empty values are omitted.
+fn link(path: &str, pairs: &[(&str, &str)]) -> String {
+    let given = pairs.iter().filter(|(_, value)| !value.is_empty());
+    let query = url::form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(given)
+        .finish();
+    match query.is_empty() {
+        true => path.to_owned(),
+        false => format!("{path}?{query}"),
+    }
+}
+
+fn missing(
+    site: &Site,
+    visitor: &Visitor,
+    request: &Request,
+    words: &str,
+    more: &Markup,
+) -> Response {
+    let content = html! { h1 { "Not found" } p { (words) } (more) };
+    plain(site, visitor, request, "Not found").answer(StatusCode::NOT_FOUND, &content)
+}
+
+fn bad_request(site: &Site, visitor: &Visitor, request: &Request, words: &str) -> Response {
+    let content = html! { h1 { "Invalid request" } p.refused { (words) } };
+    plain(site, visitor, request, "Invalid request").answer(StatusCode::BAD_REQUEST, &content)
+}
+
+/// The page for a failed database, with its error.
+fn database_away(site: &Site, visitor: &Visitor, request: &Request, error: &str) -> Response {
+    let content = html! {
+        h1 { "The database is unavailable" }
+        p.refused role="alert" { (error) }
+        p { "The " a href="/" { "overview" } " shows the last known state." }
+    };
+    let page = Page {
+        is_live: true,
+        ..plain(site, visitor, request, "Database unavailable")
+    };
+    page.answer(StatusCode::SERVICE_UNAVAILABLE, &content)
+}
+
+fn plain<'a>(
+    site: &'a Site,
+    visitor: &'a Visitor,
+    request: &'a Request,
+    title: &'a str,
+) -> Page<'a> {
+    Page {
+        site,
+        visitor,
+        request,
+        title,
+        is_live: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_has_what_is_given_and_is_encoded() {
+        assert_eq!(link("/dead", &[("topic", ""), ("q", "")]), "/dead");
+        let one = link("/dead", &[("topic", "a&b=<\"'\r\n"), ("reason", "GONE")]);
+        assert_eq!(one, "/dead?topic=a%26b%3D%3C%22%27%0D%0A&reason=GONE");
+    }
+}

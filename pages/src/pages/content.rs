@@ -1,0 +1,54 @@
+//! Payloads, headers and responses, masked unless the settings allow visitors to see them.
+
+use maud::{Markup, html};
+
+use super::mask;
+use crate::Site;
+
+/// Longest text shown, in bytes: a browser must lay it out.
+const MOST_BYTES: usize = 256 * 1024;
+
+/// JSON, or only its keys.
+pub(super) fn json(site: &Site, name: &str, text: &str) -> Markup {
+    let shown = match site.config.admin.payloads {
+        true => mask::indented(cut(text)),
+        false => mask::json(text),
+    };
+    html! {
+        pre tabindex="0" role="region" aria-label={ (name) ", JSON" } { (shown) @if is_cut(site, text) { "\n… and more" } }
+    }
+}
+
+/// A receiver's response, or only its size.
+pub(super) fn text(site: &Site, text: &str) -> Markup {
+    let shown = match site.config.admin.payloads {
+        true => cut(text).to_owned(),
+        false => mask::text(text),
+    };
+    html! {
+        pre tabindex="0" role="region" aria-label="Response" { (shown) }
+        @if !site.config.admin.payloads {
+            p.quiet { "The response is masked, like payloads. " code { "diesel-outbox message show" } " shows it." }
+        }
+    }
+}
+
+/// Explains why values are masked.
+pub(super) fn hint(site: &Site) -> Markup {
+    if site.config.admin.payloads {
+        return html! {};
+    }
+    html! { p.quiet { "Values are masked. OUTBOX_ADMIN_PAYLOADS=true shows them." } }
+}
+
+fn is_cut(site: &Site, text: &str) -> bool {
+    site.config.admin.payloads && text.len() > MOST_BYTES
+}
+
+fn cut(text: &str) -> &str {
+    let mut end = MOST_BYTES.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}

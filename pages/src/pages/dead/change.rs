@@ -1,0 +1,293 @@
+//! Requeueing and discarding dead letters. Discarding, and requeueing all that match, asks for confirmation.
+
+use anyhow::Result;
+use diesel::PgConnection;
+use diesel_outbox::admin::{self, DeadFilter, DeadLetter, LetterId, Note, Place};
+use diesel_outbox::{DatabaseError, OutboxName};
+use http::StatusCode;
+use maud::html;
+
+use super::Asked;
+use crate::pages::layout::token;
+use crate::pages::{bad_request, database_away, link, plain, words};
+use crate::request::Form;
+use crate::{AUDIT, Request, Response, Site, Visitor};
+
+/// Sequences named in a line of the audit log.
+const NAMED: usize = 20;
+/// Dead letters changed in one transaction.
+const BATCH: usize = 1000;
+
+/// A change to dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::pages) enum Change {
+    Requeue,
+    Discard,
+}
+
+impl Change {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Requeue => "/dead/requeue",
+            Self::Discard => "/dead/discard",
+        }
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Requeue => "Requeue",
+            Self::Discard => "Discard",
+        }
+    }
+
+    fn done(self) -> &'static str {
+        match self {
+            Self::Requeue => "requeued",
+            Self::Discard => "discarded",
+        }
+    }
+
+    fn event(self) -> &'static str {
+        match self {
+            Self::Requeue => "admin_requeue",
+            Self::Discard => "admin_discard",
+        }
+    }
+
+    fn run(
+        self,
+        conn: &mut PgConnection,
+        outbox: &OutboxName,
+        letters: &[LetterId],
+        note: &Note,
+    ) -> Result<usize, DatabaseError> {
+        match self {
+            Self::Requeue => admin::requeue(conn, outbox, letters, note),
+            Self::Discard => admin::discard(conn, outbox, letters, note),
+        }
+    }
+}
+
+/// A requested change to the selected dead letters, or to all that match the filter.
+struct Order {
+    change: Change,
+    asked: Asked,
+    is_all: bool,
+    /// The idempotency key, if the request comes from the page of one dead letter instead of the list.
+    of_letter: Option<String>,
+    /// How many dead letters the visitor has confirmed.
+    sure: Option<usize>,
+    /// Excludes messages dead-lettered after the confirmation page was shown.
+    before: Option<Place>,
+    letters: Vec<LetterId>,
+}
+
+impl Order {
+    fn of(form: &Form, change: Change) -> Self {
+        let letters = form.all("letter").filter_map(|one| one.parse().ok());
+        Self {
+            change,
+            asked: Asked::of(form),
+            is_all: form.get("all").is_some(),
+            of_letter: form.get("key").map(str::to_owned),
+            sure: form.get("sure").and_then(|count| count.parse().ok()),
+            before: form.get("before").and_then(|place| place.parse().ok()),
+            letters: letters.collect(),
+        }
+    }
+
+    /// Whether the change is confirmed. A discard of more dead letters than confirmed is not.
+    fn is_sure(&self) -> bool {
+        match (self.sure, self.change) {
+            (None, Change::Requeue) => !self.is_all,
+            (None, Change::Discard) => false,
+            (Some(_), Change::Requeue) => true,
+            (Some(count), Change::Discard) => self.letters.len() <= count,
+        }
+    }
+
+    /// The page that the request came from.
+    fn back(&self) -> String {
+        match self.letters.as_slice() {
+            [letter] if self.of_letter.is_some() => format!("/dead/{letter}"),
+            _ => link("/dead", &self.asked.pairs()),
+        }
+    }
+
+    /// The page to show next.
+    fn next(&self, count: usize) -> String {
+        let count = count.to_string();
+        let done = [("done", self.change.done()), ("count", count.as_str())];
+        match (self.change, &self.of_letter) {
+            (Change::Requeue, Some(key)) => link(
+                "/messages",
+                &[[("q", key.as_str())].as_slice(), &done].concat(),
+            ),
+            _ => link("/dead", &[self.asked.pairs().as_slice(), &done].concat()),
+        }
+    }
+
+    fn what(&self) -> String {
+        if self.is_all {
+            return self.asked.words();
+        }
+        let named: Vec<String> = self
+            .letters
+            .iter()
+            .take(NAMED)
+            .map(|letter| letter.sequence.to_string())
+            .collect();
+        let more = if self.letters.len() > NAMED {
+            ", …"
+        } else {
+            ""
+        };
+        format!("sequence {}{more}", named.join(", "))
+    }
+}
+
+pub(in crate::pages) fn answer(
+    site: &Site,
+    visitor: &Visitor,
+    request: &Request,
+    change: Change,
+) -> Response {
+    let mut order = Order::of(&request.form(), change);
+    if order.is_all {
+        let matching = match order.asked.filter() {
+            Ok(filter) => matching(site, &order, filter),
+            Err(error) => return bad_request(site, visitor, request, &error),
+        };
+        (order.before, order.letters) = match matching {
+            Ok(matching) => matching,
+            Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        };
+    } else if order.letters.is_empty() {
+        let nothing = [order.asked.pairs().as_slice(), &[("done", "nothing")]].concat();
+        return Response::see_other(&link("/dead", &nothing));
+    }
+    if !order.is_sure() {
+        return question(site, visitor, request, &order);
+    }
+    let (count, end) = carry_out(site, visitor, &order);
+    site.forget();
+    let (verb, what) = (change.done(), order.what());
+    match end {
+        Ok(()) => {
+            log::info!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.letters.len(), count = count; "{:?} {verb} dead letters on the admin page: {count}", visitor.who);
+            Response::see_other(&order.next(count))
+        }
+        Err(error) => {
+            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.letters.len(), count = count, error:% = format!("{error:#}"); "admin page: {count} of {} dead letters {verb}, then failed: {error:#}", order.letters.len());
+            let so_far = words::counted(count_of(count), "was", "were");
+            database_away(
+                site,
+                visitor,
+                request,
+                &format!("{so_far} {verb} before the error: {error:#}"),
+            )
+        }
+    }
+}
+
+/// Applies the change in batches. Each batch is its own transaction and waits for its turn, so that other changes run
+/// in between. Returns how many dead letters were changed.
+fn carry_out(site: &Site, visitor: &Visitor, order: &Order) -> (usize, Result<()>) {
+    let note = Note::new(&visitor.who, "");
+    let mut count = 0;
+    for batch in order.letters.chunks(BATCH) {
+        let done = site
+            .changes
+            .run(|conn, outbox| order.change.run(conn, outbox, batch, &note));
+        match done {
+            Ok(changed) => count += changed,
+            Err(error) => return (count, Err(error)),
+        }
+    }
+    (count, Ok(()))
+}
+
+fn count_of(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// The dead letters that match, and the place right behind the latest.
+fn matching(
+    site: &Site,
+    order: &Order,
+    mut filter: DeadFilter,
+) -> Result<(Option<Place>, Vec<LetterId>)> {
+    filter.before = order.before;
+    let mut is_found: Option<Vec<LetterId>> = None;
+    if !order.asked.q.is_empty() {
+        let found = super::find(site, &order.asked.q)?;
+        let ids: Vec<LetterId> = found.iter().map(DeadLetter::id).collect();
+        filter.sequences = ids.iter().map(|letter| letter.sequence.0).collect();
+        is_found = Some(ids);
+        if filter.sequences.is_empty() {
+            return Ok((None, Vec::new()));
+        }
+    }
+    site.database.run(|conn, outbox| {
+        if filter.before.is_none() {
+            let latest = admin::dead_letters(conn, outbox, &filter, 1)?;
+            filter.before = latest.first().and_then(behind);
+        }
+        let mut letters = admin::matching_dead_letters(conn, outbox, &filter)?;
+        if let Some(found) = &is_found {
+            letters.retain(|letter| found.contains(letter));
+        }
+        Ok((filter.before, letters))
+    })
+}
+
+/// The place right behind this dead letter.
+fn behind(letter: &DeadLetter) -> Option<Place> {
+    let place = letter.place().to_string();
+    let (died, _) = place.split_once('.')?;
+    let sequence = letter.sequence.0.checked_add(1)?;
+    format!("{died}.{sequence}").parse().ok()
+}
+
+/// The confirmation page, which states how many dead letters the change affects.
+fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) -> Response {
+    let verb = order.change.verb();
+    let count = count_of(order.letters.len());
+    let letters = words::counted(count, "dead letter", "dead letters");
+    let title = format!("{verb} {letters}?");
+    let page = plain(site, visitor, request, &title);
+    let content = html! {
+        section.panel {
+            div.head { h1 { (title) } }
+            div.body {
+                @if order.is_all { p { "Filter: " strong { (order.asked.words()) } "." } }
+                @else { p { "Selected: " strong { (order.what()) } "." } }
+                @if order.sure.is_some() { p.refused { "More dead letters match than you confirmed." } }
+                @if order.change == Change::Discard {
+                    p { "They are deleted permanently, with their payloads. The ledger still records them as dead." }
+                } @else {
+                    p { "They become due at once, with attempts reset. A dead letter stays if its idempotency key is in the outbox again." }
+                }
+                form.do method="post" action=(order.change.path()) {
+                    (token(visitor))
+                    input type="hidden" name="sure" value=(count);
+                    @for (name, value) in order.asked.pairs() { input type="hidden" name=(name) value=(value); }
+                    @if let Some(key) = &order.of_letter { input type="hidden" name="key" value=(key); }
+                    @if order.is_all {
+                        input type="hidden" name="all" value="yes";
+                        @if let Some(before) = order.before { input type="hidden" name="before" value=(before); }
+                    } @else {
+                        @for letter in &order.letters { input type="hidden" name="letter" value=(letter); }
+                    }
+                    @if count > 0 && order.change == Change::Discard {
+                        button.danger.sure { "Discard " (letters) }
+                    } @else if count > 0 {
+                        button { "Requeue " (letters) }
+                    }
+                    a.button.second href=(order.back()) { "No, go back" }
+                }
+            }
+        }
+    };
+    page.answer(StatusCode::OK, &content)
+}

@@ -1,0 +1,162 @@
+//! The page of one dead letter.
+
+use diesel_outbox::admin::{self, DeadLetter, LetterId};
+use http::StatusCode;
+use maud::{Markup, html};
+
+use crate::pages::layout::token;
+use crate::pages::overview::name_of;
+use crate::pages::timeline::{Step, timeline};
+use crate::pages::{content, database_away, link, missing, plain, words};
+use crate::{Request, Response, Site, Visitor};
+
+/// A sequence, and the message id if the path has it: `42` or `42.0198b2f1-…`. A sequence may be used again.
+pub(in crate::pages) type Which = (i64, Option<LetterId>);
+
+pub(in crate::pages) fn which(path: &str) -> Option<Which> {
+    let letter: Option<LetterId> = path.parse().ok();
+    match letter {
+        Some(letter) => Some((letter.sequence.0, Some(letter))),
+        None => Some((path.parse().ok()?, None)),
+    }
+}
+
+pub(in crate::pages) fn show(
+    site: &Site,
+    visitor: &Visitor,
+    request: &Request,
+    (sequence, letter): Which,
+) -> Response {
+    let found = site
+        .database
+        .run(|conn, outbox| admin::dead_letters_at(conn, outbox, sequence));
+    let letters = found.map(|mut found| {
+        found.retain(|one| letter.is_none_or(|letter| one.id() == letter));
+        found
+    });
+    let letter = match letters.as_deref() {
+        Ok([letter]) => letter,
+        Ok([_, ..]) => {
+            let words = format!("Several dead letters have the sequence {sequence}.");
+            let each = letters.iter().flatten();
+            let more = html! {
+                ul { @for one in each { li { a href={ "/dead/" (one.id()) } { (one.message_id) } " " (one.topic) } } }
+            };
+            return missing(site, visitor, request, &words, &more);
+        }
+        Ok([]) => {
+            let words = format!(
+                "There is no dead letter {sequence}: it was requeued, was discarded, or never existed."
+            );
+            let messages = format!("/messages?q={sequence}");
+            let more = html! { p { a href=(messages) { "Find message " (sequence) } } };
+            return missing(site, visitor, request, &words, &more);
+        }
+        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+    };
+    let title = format!("Dead letter {sequence}");
+    let page = plain(site, visitor, request, &title);
+    let body = html! {
+        div.title {
+            h1 { "Dead letter " span.key { "#" (sequence) } }
+            p { a href="/dead" { "All dead letters" } }
+        }
+        @if !site.config.admin.read_only { (actions(visitor, letter)) }
+        div.columns {
+            (facts(letter))
+            (history(site, letter))
+        }
+        (contents(site, letter))
+    };
+    page.answer(StatusCode::OK, &body)
+}
+
+fn facts(letter: &DeadLetter) -> Markup {
+    let messages = |q: &str| link("/messages", &[("q", q)]);
+    let id = letter.message_id.to_string();
+    html! {
+        section.panel aria-labelledby="facts" {
+            div.head { h2 id="facts" { "The message" } }
+            div.body {
+                dl.facts {
+                    dt { "Topic" } dd { (name_of(&letter.topic, &letter.destination)) }
+                    dt { "Reason" } dd { span.badge.bad { (letter.reason) } }
+                    dt { "Last error" } dd { (letter.last_error.as_deref().unwrap_or("none")) }
+                    @if let Some(status) = letter.http_status { dt { "Response" } dd { "HTTP " (status) } }
+                    dt { "Message id" } dd { a.key href=(messages(&id)) { (id) } }
+                    dt { "Idempotency key" }
+                    dd { a.key href=(messages(&letter.idempotency_key)) { (letter.idempotency_key) } }
+                    @if let Some(key) = &letter.ordering_key {
+                        dt { "Ordering key" }
+                        dd { a.key href=(link("/keys", &[("key", key)])) { (key) } }
+                    }
+                    @if let Some(time) = &letter.occurred_at { dt { "Occurred" } dd { (words::moment(time)) } }
+                }
+            }
+        }
+    }
+}
+
+fn history(site: &Site, letter: &DeadLetter) -> Markup {
+    let mut steps = vec![Step::new(
+        "idle",
+        "Enqueued",
+        Some(&letter.created_at),
+        String::new(),
+    )];
+    if letter.attempts > 0 {
+        let attempts = words::counted(i64::from(letter.attempts), "attempt", "attempts");
+        let error = letter.last_error.clone().unwrap_or_default();
+        steps.push(Step::new(
+            "wait",
+            &format!("{attempts} failed"),
+            None,
+            error,
+        ));
+    }
+    let end = format!("Dead-lettered: {}", letter.reason);
+    steps.push(Step::new("bad", &end, Some(&letter.died_at), String::new()));
+    html! {
+        section.panel aria-labelledby="history" {
+            div.head { h2 id="history" { "History" } }
+            div.body {
+                (timeline(&steps))
+                @if let Some(response) = &letter.response {
+                    h3 { "Start of the last response" }
+                    (content::text(site, response))
+                }
+            }
+        }
+    }
+}
+
+fn contents(site: &Site, letter: &DeadLetter) -> Markup {
+    html! {
+        section.panel aria-labelledby="payload" {
+            div.head {
+                h2 id="payload" { "Payload" }
+                (content::hint(site))
+            }
+            div.body {
+                (content::json(site, "Payload", letter.payload.as_deref().unwrap_or_default()))
+                @if let Some(headers) = &letter.headers {
+                    h3 { "Headers" }
+                    (content::json(site, "Headers", headers))
+                }
+            }
+        }
+    }
+}
+
+fn actions(visitor: &Visitor, letter: &DeadLetter) -> Markup {
+    html! {
+        form.do method="post" action="/dead/requeue" {
+            (token(visitor))
+            input type="hidden" name="letter" value=(letter.id());
+            input type="hidden" name="key" value=(letter.idempotency_key);
+            button { "Requeue" }
+            button.danger formaction="/dead/discard" { "Discard…" }
+            span.quiet { "Requeueing makes the message due at once and resets its attempts." }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Ordering keys: the blocked keys, and the messages of one key in order.
+
+use diesel_outbox::Status as MessageStatus;
+use diesel_outbox::admin::{self, BlockedKey, MessageRecord};
+use http::StatusCode;
+use maud::{Markup, html};
+
+use super::layout::Page;
+use super::messages::badge;
+use super::overview::name_of;
+use super::table::{Column, Kind, table};
+use super::{database_away, link, plain, words};
+use crate::{Request, Response, Site, Visitor};
+
+const MOST_KEYS: i64 = 100;
+const MOST_MESSAGES: i64 = 200;
+
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let page = Page {
+        is_live: true,
+        ..plain(site, visitor, request, "Keys")
+    };
+    let key = request.query.get("key");
+    let content = match key {
+        Some(key) => one(site, key),
+        None => all(site),
+    };
+    match content {
+        Ok(content) => {
+            let content = html! {
+                div.title {
+                    h1 { "Ordering keys" }
+                    p.quiet { "Messages with the same key are delivered one after another." }
+                }
+                (form(key.unwrap_or_default()))
+                (content)
+            };
+            page.answer(StatusCode::OK, &content)
+        }
+        Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
+    }
+}
+
+fn form(key: &str) -> Markup {
+    html! {
+        form.panel.filter method="get" action="/keys" role="search" aria-label="Find an ordering key" {
+            label.field.wide { "Ordering key" input name="key" value=(key); }
+            div.do {
+                button { "Show messages" }
+                @if !key.is_empty() { a href="/keys" { "All blocked keys" } }
+            }
+        }
+    }
+}
+
+fn all(site: &Site) -> anyhow::Result<Markup> {
+    let keys = site
+        .searches
+        .run(|conn, outbox| admin::blocked_keys(conn, outbox, MOST_KEYS))?;
+    let columns = [
+        Column("Key", Kind::Text),
+        Column("Blocked by", Kind::Short),
+        Column("Status", Kind::Plain),
+        Column("Due in", Kind::Number),
+        Column("Waiting", Kind::Number),
+    ];
+    let rows: Vec<Vec<Markup>> = keys.iter().map(blocked).collect();
+    Ok(html! {
+        section.panel aria-labelledby="blocked" {
+            div.head { h2 id="blocked" { "Blocked keys" } }
+            @if rows.is_empty() { p.none { "No keys are blocked." } }
+            @else { (table("Blocked keys", &columns, &rows)) }
+            @if rows.len() as i64 >= MOST_KEYS { p.none { "Only the " (MOST_KEYS) " keys with the most waiting messages are shown." } }
+        }
+    })
+}
+
+fn blocked(key: &BlockedKey) -> Vec<Markup> {
+    let sequence = key.sequence;
+    vec![
+        html! {
+            a.key href=(link("/keys", &[("key", &key.ordering_key)])) { (words::name(&key.ordering_key)) }
+            @if !key.destination.is_empty() { " " span.quiet { "to " (words::name(&key.destination)) } }
+        },
+        html! {
+            @if key.status == MessageStatus::Dead { a href={ "/dead/" (sequence) } { "#" (sequence) } }
+            @else { a href={ "/messages?q=" (sequence) } { "#" (sequence) } }
+        },
+        html! { (badge(key.status)) @if let Some(reason) = &key.reason { " " (reason) } @if let Some(waits) = &key.waits { " " span.quiet { (waits) } } },
+        html! { (key.seconds_left.map_or("–".to_owned(), words::duration)) },
+        html! { (words::count(key.waiting, false)) @if key.waiting_is_capped { "+" } },
+    ]
+}
+
+fn one(site: &Site, key: &str) -> anyhow::Result<Markup> {
+    let messages = site
+        .searches
+        .run(|conn, outbox| admin::key_messages(conn, outbox, key, MOST_MESSAGES))?;
+    let columns = [
+        Column("Message", Kind::Text),
+        Column("Topic", Kind::Plain),
+        Column("Status", Kind::Plain),
+        Column("Attempts", Kind::Number),
+        Column("Enqueued", Kind::Short),
+    ];
+    let rows: Vec<Vec<Markup>> = messages.iter().map(message).collect();
+    Ok(html! {
+        section.panel aria-labelledby="messages" {
+            div.head { h2 id="messages" { "Messages of " span.key { (key) } ", in order" } }
+            @if rows.is_empty() { p.none role="status" { "This key has no waiting messages and no dead letters." } }
+            @else { (table("Messages of the key", &columns, &rows)) }
+            @if rows.len() as i64 >= MOST_MESSAGES { p.none { "Only the first " (MOST_MESSAGES) " messages are shown." } }
+        }
+    })
+}
+
+fn message(record: &MessageRecord) -> Vec<Markup> {
+    let sequence = record.sequence;
+    vec![
+        html! {
+            @if record.kept_in == "dead" { a href={ "/dead/" (sequence) } { "#" (sequence) } }
+            @else { a href=(link("/messages", &[("q", &record.idempotency_key)])) { "#" (sequence) } }
+        },
+        name_of(&record.topic, &record.destination),
+        html! {
+            (badge(record.status))
+            @if record.blocks_key { " " span.badge.bad { "blocks its key" } }
+            @if let Some(reason) = &record.reason { " " (reason) }
+        },
+        html! { (record.attempts) },
+        words::ago(&record.created_at),
+    ]
+}

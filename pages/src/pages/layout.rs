@@ -1,0 +1,185 @@
+//! The frame of every page: menu, notices and footer.
+
+use std::time::SystemTime;
+
+use http::StatusCode;
+use maud::{DOCTYPE, Markup, html};
+
+use super::words;
+use crate::request::Form;
+use crate::{Request, Response, Site, Visitor};
+
+/// The pages in the menu, with their names.
+const MENU: [(&str, &str); 7] = [
+    ("/", "Overview"),
+    ("/dead", "Dead letters"),
+    ("/messages", "Messages"),
+    ("/ledger", "Ledger"),
+    ("/keys", "Keys"),
+    ("/destinations", "Destinations"),
+    ("/relays", "Relays"),
+];
+
+/// A page with the menu.
+pub(super) struct Page<'a> {
+    pub(super) site: &'a Site,
+    pub(super) visitor: &'a Visitor,
+    pub(super) request: &'a Request,
+    pub(super) title: &'a str,
+    /// Whether the script refreshes the page every few seconds.
+    pub(super) is_live: bool,
+}
+
+impl Page<'_> {
+    pub(super) fn answer(&self, status: StatusCode, content: &Markup) -> Response {
+        let now = SystemTime::now();
+        let title = format!("{} – {}", self.title, self.site.config.table);
+        let body = html! {
+            a.skip href="#main" { "Skip to the content" }
+            header.top {
+                div.bar {
+                    p.brand { a href="/" { (mark()) span { (self.site.config.table) } } }
+                    (self.menu())
+                    (self.who())
+                }
+            }
+            @if self.site.config.admin.read_only {
+                p.strip { "Read-only: changes are disabled." }
+            }
+            @if let Some(notice) = notice(&self.request.query) {
+                p.notice role="status" data-notice { (notice) }
+            }
+            main id="main" tabindex="-1" { (content) }
+            footer {
+                p {
+                    span id="as-of" data-live[self.is_live] { "As of " (words::clock(now)) " UTC" }
+                    " " span id="reach" role="status" {}
+                }
+                @if self.is_live {
+                    p { button.plain id="hold" type="button" aria-pressed="false" hidden { "Pause refreshing" } }
+                }
+                p { "diesel-outbox " (env!("CARGO_PKG_VERSION")) }
+            }
+        };
+        document(status, &title, &body)
+    }
+
+    fn menu(&self) -> Markup {
+        let path = self.request.path.as_str();
+        let is_here = |page: &str| match page {
+            "/" => path == "/",
+            page => {
+                path == page
+                    || path
+                        .strip_prefix(page)
+                        .is_some_and(|rest| rest.starts_with('/'))
+            }
+        };
+        html! {
+            nav aria-label="Pages" {
+                ul {
+                    @for (page, name) in MENU {
+                        li { a href=(page) aria-current=[is_here(page).then_some("page")] { (name) } }
+                    }
+                }
+            }
+        }
+    }
+
+    fn who(&self) -> Markup {
+        if !self.visitor.has_session {
+            return html! {};
+        }
+        html! {
+            form.who method="post" action="/logout" {
+                (token(self.visitor))
+                span { span.quiet { "Logged in as " } (self.visitor.who) }
+                button.plain { "Log out" }
+            }
+        }
+    }
+}
+
+/// The hidden field that every form of a visitor sends back.
+pub(super) fn token(visitor: &Visitor) -> Markup {
+    html! { input type="hidden" name="form_token" value=(visitor.form_token); }
+}
+
+/// A page without the menu, for visitors who are not logged in.
+pub(super) fn bare(status: StatusCode, title: &str, content: &Markup) -> Response {
+    let body = html! { main.bare id="main" { p.brand { (mark()) span { "outbox" } } (content) } };
+    document(status, title, &body)
+}
+
+fn document(status: StatusCode, title: &str, body: &Markup) -> Response {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                meta name="robots" content="noindex";
+                link rel="icon" href="/assets/icon.svg" type="image/svg+xml";
+                link rel="stylesheet" href="/assets/style.css";
+                script src="/assets/script.js" defer {}
+                title { (title) }
+            }
+            body { (body) }
+        }
+    };
+    Response::html(status, page.into_string())
+}
+
+/// The logo: a box with an arrow that leaves it.
+fn mark() -> Markup {
+    html! {
+        svg.mark viewBox="0 0 24 24" aria-hidden="true" {
+            path d="M4 11v7a2 2 0 0 0 2 2h12a2 2 0 0 0 2-2v-7" {}
+            path d="M12 15V4M7.5 8.5 12 4l4.5 4.5" {}
+        }
+    }
+}
+
+/// The notice about the change that redirected to this page. Only known values in the address produce a notice.
+fn notice(query: &Form) -> Option<String> {
+    let count: i64 = query
+        .get("count")
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(0);
+    let letters = words::counted(count, "dead letter was", "dead letters were");
+    Some(match (query.get("done")?, count) {
+        ("requeued", 0) => {
+            "Nothing was requeued: the dead letter is gone, or its idempotency key is in the outbox again."
+                .to_owned()
+        }
+        ("requeued", _) => format!("{letters} requeued: due at once, attempts reset."),
+        ("discarded", 0) => "Nothing was discarded: the dead letter is already gone.".to_owned(),
+        ("discarded", _) => format!("{letters} discarded. The ledger still records them as dead."),
+        ("paused", _) => "Paused. Relays notice within a second.".to_owned(),
+        ("resumed", 0) => "Nothing to resume: the pause has already ended.".to_owned(),
+        ("resumed", _) => "Resumed.".to_owned(),
+        ("cancelled", _) => "The message was cancelled. The ledger records the cancellation.".to_owned(),
+        ("rescheduled", _) => "The message was rescheduled.".to_owned(),
+        ("settled_delivered", _) => "The message was settled as delivered.".to_owned(),
+        ("settled_cancelled", _) => "The message was settled: it will not be sent.".to_owned(),
+        ("under_way", _) => {
+            "Nothing was changed: the message is in flight. Try again when the attempt has ended."
+                .to_owned()
+        }
+        ("ended_before", _) => {
+            "Nothing was changed: the message was already settled, as shown below.".to_owned()
+        }
+        ("unknown", _) => "Nothing was changed: the message is no longer known.".to_owned(),
+        ("nothing", _) => "No dead letters were selected.".to_owned(),
+        ("enabled", _) => "Enabled. Relays notice within a second.".to_owned(),
+        ("disabled", _) => "Disabled: messages for the destination wait.".to_owned(),
+        ("removed", _) => "Removed. Messages that waited for the destination are dead-lettered.".to_owned(),
+        ("sent_again", _) => "The message will be sent to this destination again.".to_owned(),
+        ("no_destination", _) => {
+            "Nothing was changed: the destination does not exist, or has no such message."
+                .to_owned()
+        }
+        _ => return None,
+    })
+}

@@ -1,0 +1,226 @@
+//! The list of waiting messages, and everything known about one message, found by id, idempotency key or sequence.
+
+pub(super) mod change;
+mod history;
+mod waiting;
+
+use std::time::{Duration, Instant};
+
+use diesel_outbox::Status as MessageStatus;
+use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord, WaitReason};
+use http::StatusCode;
+use maud::{Markup, html};
+
+use self::history::{Part, steps};
+use self::waiting::Asked;
+use super::overview::name_of;
+use super::table::{Column, Kind, table};
+use super::timeline::timeline;
+use super::{content, database_away, link, plain, words};
+use crate::{Request, Response, Site, Visitor};
+
+/// Rows whose payloads are shown: the rows of a fan-out share one payload.
+const MOST_PAYLOADS: usize = 3;
+/// Rows that can be changed on this page; others are found by their own sequence.
+const MOST_CHANGED: usize = 10;
+/// A slower search scans tables, so an open page does not repeat it.
+pub(super) const QUICK: Duration = Duration::from_millis(500);
+
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let q = request.query.get("q").map(str::trim).unwrap_or_default();
+    let mut page = plain(site, visitor, request, "Messages");
+    if q.is_empty() {
+        let asked = Asked::of(&request.query);
+        let (status, content) = match asked.filter() {
+            Ok(filter) => match waiting::list(site, &asked, &filter) {
+                Ok(list) => (StatusCode::OK, list),
+                Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+            },
+            Err(error) => (
+                StatusCode::BAD_REQUEST,
+                html! { p.refused role="alert" { (error) } },
+            ),
+        };
+        let content = html! {
+            h1 { "Messages" }
+            (form(q))
+            p.quiet { "Find a message by its id (the id of the event at the receiver), its idempotency key or its sequence." }
+            (content)
+        };
+        return page.answer(status, &content);
+    }
+    let key = MessageKey::Text(q.to_owned());
+    let began = Instant::now();
+    let found = site.searches.run(|conn, outbox| {
+        let found = admin::message(conn, outbox, &key)?;
+        let ids: Vec<uuid::Uuid> = found.rows.iter().map(|one| one.message_id).collect();
+        let waits = admin::wait_reasons(conn, outbox, &found.rows)?;
+        Ok((found, waits, admin::history(conn, outbox, &ids)?))
+    });
+    let (found, waits, history) = match found {
+        Ok(found) => found,
+        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+    };
+    page.is_live = began.elapsed() < QUICK;
+    let content = html! {
+        h1 { "Messages" }
+        (form(q))
+        @if !found.is_complete {
+            p.refused role="status" { "The search timed out: there may be more rows. A search by idempotency key is fast." }
+        }
+        @if found.rows.is_empty() {
+            p role="status" { "No message found for " strong.key { (q) } ": it was never in this outbox, or its ledger row has expired." }
+        } @else {
+            (all(site, visitor, &found.rows, &waits, &history))
+        }
+    };
+    page.answer(StatusCode::OK, &content)
+}
+
+fn form(q: &str) -> Markup {
+    html! {
+        form.panel.filter method="get" action="/messages" role="search" aria-label="Find a message" {
+            label.field.wide { "Message id, idempotency key or sequence" input name="q" value=(q) required; }
+            div.do { button { "Find" } }
+        }
+    }
+}
+
+fn all(
+    site: &Site,
+    visitor: &Visitor,
+    records: &[MessageRecord],
+    waits: &[Option<WaitReason>],
+    history: &[HistoryEntry],
+) -> Markup {
+    let shown = records.iter().zip(waits);
+    let shown = shown.filter(|(one, _)| !crate::message::is_said_by_a_dead_letter(one, records));
+    let (records, waits): (Vec<&MessageRecord>, Vec<&Option<WaitReason>>) = shown.unzip();
+    let parts: Vec<Part> = records
+        .iter()
+        .copied()
+        .map(|one| Part::of(one, history))
+        .collect();
+    let payloads = records.iter().filter(|record| record.payload.is_some());
+    html! {
+        div.columns {
+            @if let Some(first) = records.first() { (facts(first)) }
+            section.panel aria-labelledby="history" {
+                div.head { h2 id="history" { "History" } }
+                div.body { (timeline(&steps(&parts, history))) }
+            }
+        }
+        section.panel aria-labelledby="rows" {
+            div.head { h2 id="rows" { "Current state" } }
+            (table("Current state", &COLUMNS, &records.iter().copied().zip(waits).map(row).collect::<Vec<_>>()))
+        }
+        @if !site.config.admin.read_only {
+            @for record in records.iter().take(MOST_CHANGED) { (change::actions(visitor, record)) }
+        }
+        @for record in payloads.take(MOST_PAYLOADS) { (payload(site, record)) }
+    }
+}
+
+fn facts(record: &MessageRecord) -> Markup {
+    html! {
+        section.panel aria-labelledby="facts" {
+            div.head { h2 id="facts" { "The message" } }
+            div.body {
+                dl.facts {
+                    dt { "Topic" } dd.key { (record.topic) }
+                    dt { "Message id" } dd.key { (record.message_id) }
+                    dt { "Idempotency key" } dd.key { (record.idempotency_key) }
+                    @if let Some(key) = &record.ordering_key {
+                        dt { "Ordering key" }
+                        dd { a.key href=(link("/keys", &[("key", key)])) { (key) } }
+                    }
+                    @if let Some(tenant) = &record.tenant_id { dt { "Tenant" } dd.key { (tenant) } }
+                    dt { "Enqueued" } dd { (words::moment(&record.created_at)) }
+                    @if let Some(time) = &record.occurred_at { dt { "Occurred" } dd { (words::moment(time)) } }
+                    @if let Some(expires) = &record.expires_at { dt { "Expires" } dd { (words::time(expires)) } }
+                }
+            }
+        }
+    }
+}
+
+const COLUMNS: [Column; 6] = [
+    Column("Message", Kind::Text),
+    Column("Status", Kind::Short),
+    Column("Stored in", Kind::Short),
+    Column("Attempts", Kind::Number),
+    Column("Response", Kind::Text),
+    Column("Settled", Kind::Short),
+];
+
+fn row((record, waits): (&MessageRecord, &Option<WaitReason>)) -> Vec<Markup> {
+    let sequence = record.sequence;
+    vec![
+        html! {
+            @if record.kept_in == "dead" { a href={ "/dead/" (sequence) } { "#" (sequence) } }
+            @else { "#" (sequence) }
+            @if let Some(whole) = record.split_from { span.quiet { ", fanned out from #" (whole) } }
+            @if record.replay_of().is_some() { span.quiet { ", a replay" } }
+            " " (name_of(&record.topic, &record.destination))
+        },
+        html! {
+            (badge(record.status))
+            @if let Some(waits) = waits { " " span.quiet { (waits.to_string()) } }
+        },
+        html! { (kept_in(&record.kept_in)) },
+        html! { (record.attempts) },
+        html! {
+            @if let Some(status) = record.http_status { "HTTP " (status) " " }
+            @if let Some(reason) = &record.reason { (reason) " " }
+            @if let Some(error) = &record.last_error { span.error { (words::shortened(error, 160)) } }
+            @if record.http_status.is_none() && record.reason.is_none() && record.last_error.is_none() { "–" }
+        },
+        html! { @match &record.settled_at { Some(at) => (words::ago(at)), None => "–" } },
+    ]
+}
+
+fn kept_in(place: &str) -> &str {
+    match place {
+        "live" => "the outbox",
+        "dead" => "dead letters",
+        "ledger" => "the ledger",
+        other => other,
+    }
+}
+
+/// A status with its colour.
+pub(super) fn badge(status: MessageStatus) -> Markup {
+    let class = match status {
+        MessageStatus::Delivered => "badge good",
+        MessageStatus::Dead => "badge bad",
+        MessageStatus::Retrying | MessageStatus::NoSubscriber => "badge wait",
+        _ => "badge",
+    };
+    html! { span class=(class) { (status) } }
+}
+
+fn payload(site: &Site, record: &MessageRecord) -> Markup {
+    let name = match record.destination.as_str() {
+        "" => format!("Payload of #{}", record.sequence),
+        destination => format!("Payload of #{} to {destination}", record.sequence),
+    };
+    html! {
+        section.panel {
+            div.head {
+                h2 { (name) }
+                (content::hint(site))
+            }
+            div.body {
+                (content::json(site, &name, record.payload.as_deref().unwrap_or_default()))
+                @if let Some(headers) = &record.headers {
+                    h3 { "Headers" }
+                    (content::json(site, "Headers", headers))
+                }
+                @if let Some(response) = &record.response {
+                    h3 { "Start of the last response" }
+                    (content::text(site, response))
+                }
+            }
+        }
+    }
+}

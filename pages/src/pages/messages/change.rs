@@ -1,0 +1,152 @@
+//! Cancelling, rescheduling and settling a message by hand.
+
+use diesel_outbox::admin::{self, MessageRecord, Note, Verdict};
+use diesel_outbox::{Answer, Due, MessageRef, Sequence};
+use maud::{Markup, html};
+
+use crate::pages::layout::token;
+use crate::pages::{bad_request, database_away, link};
+use crate::request::Form;
+use crate::{AUDIT, Request, Response, Site, Visitor};
+
+/// A requested change to a message.
+enum Order {
+    Cancel,
+    Reschedule(Due),
+    Settle(Verdict),
+}
+
+impl Order {
+    fn of(path: &str, form: &Form, why: &str) -> Result<Self, String> {
+        match path {
+            "/message/cancel" => Ok(Self::Cancel),
+            "/message/reschedule" => due(form).map(Self::Reschedule),
+            _ if why.is_empty() => {
+                Err("Say why: the reason is the only explanation for later readers.".to_owned())
+            }
+            _ => match form.get("verdict") {
+                Some("delivered") => Ok(Self::Settle(Verdict::Delivered)),
+                Some("never") => Ok(Self::Settle(Verdict::NotToBeSent)),
+                _ => Err("Choose a result: delivered, or not to be sent.".to_owned()),
+            },
+        }
+    }
+
+    /// The event in the audit log, and the result in the address of the next page.
+    fn words(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::Cancel => ("admin_cancel", "cancelled"),
+            Self::Reschedule(_) => ("admin_reschedule", "rescheduled"),
+            Self::Settle(Verdict::Delivered) => ("admin_settle", "settled_delivered"),
+            Self::Settle(Verdict::NotToBeSent) => ("admin_settle", "settled_cancelled"),
+        }
+    }
+}
+
+/// The new due time: now, unless a duration is given.
+fn due(form: &Form) -> Result<Due, String> {
+    match form.get("in").map(str::trim) {
+        None | Some("") => Ok(Due::Now),
+        Some(text) => humantime::parse_duration(text)
+            .map(Due::After)
+            .map_err(|error| format!("{text:?} is not a duration such as 10min or 2h: {error}")),
+    }
+}
+
+pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let form = request.form();
+    let value = |name| form.get(name).unwrap_or_default().trim();
+    let Ok(sequence) = value("sequence").parse() else {
+        return bad_request(site, visitor, request, "The message is missing or invalid.");
+    };
+    let why = value("why");
+    let order = match Order::of(&request.path, &form, why) {
+        Ok(order) => order,
+        Err(error) => return bad_request(site, visitor, request, &error),
+    };
+    let mut which = MessageRef::from(Sequence(sequence)).at(value("destination"));
+    if let Ok(id) = value("id").parse() {
+        which = which.with_id(id);
+    }
+    let note = Note::new(&visitor.who, why);
+    let done = site.changes.run(|conn, outbox| match &order {
+        Order::Cancel => admin::cancel(conn, outbox, &which, &note),
+        Order::Reschedule(due) => admin::reschedule(conn, outbox, &which, *due),
+        Order::Settle(verdict) => admin::settle(conn, outbox, &which, *verdict, &note),
+    });
+    site.forget();
+    let (event, done_word) = order.words();
+    match done.map(|changed| changed.answer()) {
+        Ok(answer) => {
+            let became = match answer {
+                Answer::Done => done_word,
+                Answer::UnderWay => "under_way",
+                Answer::Unknown | Answer::Ambiguous => "unknown",
+                _ => "ended_before",
+            };
+            log::info!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, became = became, why = why; "admin page: change of message {sequence} requested by {:?}: {became}", visitor.who);
+            let q = match value("key") {
+                "" => sequence.to_string(),
+                key => key.to_owned(),
+            };
+            Response::see_other(&link("/messages", &[("q", &q), ("done", became)]))
+        }
+        Err(error) => {
+            log::warn!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, error:% = format!("{error:#}"); "admin page: cannot change message {sequence}: {error:#}");
+            database_away(site, visitor, request, &format!("{error:#}"))
+        }
+    }
+}
+
+/// The forms that change a live or dead message.
+pub(in crate::pages) fn actions(visitor: &Visitor, record: &MessageRecord) -> Markup {
+    let is_waiting = record.kept_in == "live" && record.locked_by.is_none();
+    if !is_waiting && record.kept_in != "dead" && record.kept_in != "live" {
+        return html! {};
+    }
+    let to = match record.destination.as_str() {
+        "" => String::new(),
+        name => format!(" to {name}"),
+    };
+    html! {
+        section.panel {
+            div.head { h2 { "Change #" (record.sequence) (to) } }
+            div.body {
+                @if is_waiting {
+                    form.do method="post" action="/message/reschedule" {
+                        (meant(visitor, record))
+                        label.field { "Due in (empty: now)" input name="in" placeholder="2h"; }
+                        button { "Reschedule" }
+                    }
+                    form.do method="post" action="/message/cancel" {
+                        (meant(visitor, record))
+                        label.field { "Why" input name="why" maxlength="400"; }
+                        button.danger { "Cancel" }
+                        span.quiet { "The message is neither sent nor dead-lettered. Its payload is deleted." }
+                    }
+                }
+                form.do method="post" action="/message/settle" {
+                    (meant(visitor, record))
+                    label.field { "Settle by hand"
+                        select name="verdict" {
+                            option value="delivered" { "Delivered by other means" }
+                            option value="never" { "Not to be sent" }
+                        }
+                    }
+                    label.field { "Why" input name="why" maxlength="400" required; }
+                    button.danger { "Settle" }
+                }
+            }
+        }
+    }
+}
+
+fn meant(visitor: &Visitor, record: &MessageRecord) -> Markup {
+    html! {
+        (token(visitor))
+        input type="hidden" name="sequence" value=(record.sequence);
+        input type="hidden" name="id" value=(record.message_id);
+        input type="hidden" name="destination" value=(record.destination);
+        input type="hidden" name="key" value=(record.idempotency_key);
+    }
+}

@@ -1,0 +1,196 @@
+//! The first page: whether messages are being delivered, and if not, why.
+
+mod destinations;
+mod verdict;
+
+use std::sync::Arc;
+
+use diesel_outbox::admin::Rates;
+use http::StatusCode;
+use maud::{Markup, html};
+
+pub(super) use self::destinations::{held, left};
+use self::verdict::Verdict;
+use super::layout::Page;
+use super::sparkline::{a_minute, sparkline};
+use super::table::{Column, Kind, number, table};
+use super::{plain, relays, words};
+use crate::history::Glance;
+use crate::{Request, Response, Site, Visitor};
+
+/// Topics listed, longest delay first.
+const MOST_LANES: usize = 100;
+
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let (glance, error) = site.glance();
+    let rates = glance
+        .as_ref()
+        .and_then(|glance| site.history.rates(glance));
+    let verdict = Verdict::of(site, glance.as_deref(), rates, error.as_deref());
+    let page = Page {
+        is_live: true,
+        ..plain(site, visitor, request, verdict.state.as_str())
+    };
+    let status = if error.is_some() {
+        StatusCode::SERVICE_UNAVAILABLE
+    } else {
+        StatusCode::OK
+    };
+    let content = html! {
+        (verdict.shown())
+        @if let Some(glance) = &glance {
+            (figures(site, glance, rates))
+            (lanes(glance))
+            (destinations::panel(site, visitor, glance))
+            (relays::panel(&glance.leases))
+        }
+    };
+    page.answer(status, &content)
+}
+
+/// The key figures with their curves.
+fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
+    let depths = &glance.depths;
+    let curves = site.history.curves();
+    let shown = |rate: Option<f64>| rate.map_or("–".to_owned(), words::per_minute);
+    let is_estimate = depths.lanes.iter().any(|lane| lane.is_estimate);
+    let number = |count: i64| words::count(count, is_estimate);
+    let dead_is_estimate = depths.dead.iter().any(|dead| dead.is_estimate);
+    let oldest = glance.oldest_due_seconds();
+    let dead = depths.dead_letters();
+    let plain = |value: f64| words::amount(value);
+    html! {
+        ul.figures aria-label="Numbers" {
+            li.panel.figure {
+                span.label { "Incoming" }
+                span.value { (shown(rates.map(|rates| rates.enqueued))) " " small { "/ min" } }
+                span.parts { "enqueued and requeued" }
+                (sparkline("in", "Incoming messages", curves.span, &curves.enqueued, a_minute))
+            }
+            li.panel.figure {
+                span.label { "Settled" }
+                span.value { (shown(rates.map(|rates| rates.settled))) " " small { "/ min" } }
+                span.parts { (shown(rates.map(|rates| (rates.settled - rates.died).max(0.0)))) " delivered per minute" }
+                (sparkline("out", "Settled messages", curves.span, &curves.settled, a_minute))
+            }
+            li.panel.figure {
+                span.label { "Waiting" }
+                span.value { (number(depths.pending() + depths.retrying())) }
+                span.parts {
+                    (number(depths.pending())) " pending, " (number(depths.sending())) " sending, "
+                    (number(depths.retrying())) " retrying"
+                }
+                (sparkline("waiting", "Waiting messages", curves.span, &curves.waiting, plain))
+            }
+            li.panel.figure.alarm[oldest.is_some_and(|seconds| seconds > verdict::LATE_SECONDS)] {
+                span.label { "Oldest due" }
+                span.value { (oldest.map_or("–".to_owned(), words::duration)) }
+                span.parts { @if oldest.is_some() { "due but not claimed" } @else { "nothing is due" } }
+                (sparkline("oldest", "Age of the oldest due message", curves.span, &curves.oldest_due_seconds, words::duration))
+            }
+            li.panel.figure.alarm[dead > 0] {
+                span.label { "Dead letters" }
+                span.value { @if dead > 0 { a href="/dead" { (words::count(dead, dead_is_estimate)) } } @else { "0" } }
+                span.parts { (shown(rates.map(|rates| rates.died))) " dead-lettered per minute" }
+                (sparkline("dead", "Dead-lettered messages", curves.span, &curves.died, a_minute))
+            }
+        }
+    }
+}
+
+/// Waiting and dead messages by topic and destination.
+fn lanes(glance: &Glance) -> Markup {
+    let depths = &glance.depths;
+    let dead_of = |topic: &str, destination: &str| {
+        let same = |dead: &&diesel_outbox::admin::DeadDepth| {
+            dead.topic == topic && dead.destination == destination
+        };
+        depths.dead.iter().find(same)
+    };
+    let mut rows: Vec<(f64, i64, Vec<Markup>)> = Vec::new();
+    for lane in &depths.lanes {
+        let shown = |count: i64| words::count(count, lane.is_estimate);
+        let dead = dead_of(&lane.topic, &lane.destination);
+        let oldest = lane.oldest_due_seconds;
+        rows.push((
+            oldest.unwrap_or(-1.0),
+            lane.pending + lane.retrying,
+            vec![
+                name_of(&lane.topic, &lane.destination),
+                number(&shown(lane.pending)),
+                number(&shown(lane.sending)),
+                number(&shown(lane.retrying)),
+                dead_count(
+                    &lane.topic,
+                    &lane.destination,
+                    dead.map(|dead| (dead.count, dead.is_estimate)),
+                ),
+                number(&oldest.map_or("–".to_owned(), words::duration)),
+            ],
+        ));
+    }
+    for dead in &depths.dead {
+        let is_live = |lane: &diesel_outbox::admin::LaneDepth| {
+            lane.topic == dead.topic && lane.destination == dead.destination
+        };
+        if !depths.lanes.iter().any(is_live) {
+            rows.push((
+                -2.0,
+                dead.count,
+                vec![
+                    name_of(&dead.topic, &dead.destination),
+                    number("0"),
+                    number("0"),
+                    number("0"),
+                    dead_count(
+                        &dead.topic,
+                        &dead.destination,
+                        Some((dead.count, dead.is_estimate)),
+                    ),
+                    number("–"),
+                ],
+            ));
+        }
+    }
+    rows.sort_by(|one, other| other.0.total_cmp(&one.0).then(other.1.cmp(&one.1)));
+    let more = rows.len().saturating_sub(MOST_LANES);
+    let rows: Vec<Vec<Markup>> = rows.into_iter().map(|row| row.2).take(MOST_LANES).collect();
+    let columns = [
+        Column("Topic", Kind::Text),
+        Column("Pending", Kind::Number),
+        Column("Sending", Kind::Number),
+        Column("Retrying", Kind::Number),
+        Column("Dead", Kind::Number),
+        Column("Oldest due", Kind::Number),
+    ];
+    html! {
+        section.panel aria-labelledby="lanes" {
+            div.head {
+                h2 id="lanes" { "Topics" }
+                @if depths.is_estimate { p.quiet { "~ marks estimates" } }
+            }
+            @if rows.is_empty() { p.none { "No waiting messages and no dead letters." } }
+            @else { (table("Topics", &columns, &rows)) }
+            @if more > 0 { p.none { "and " (words::counted(more as i64, "other topic", "other topics")) " with less delay" } }
+        }
+    }
+}
+
+/// A topic, and the destination that its messages name, if any.
+pub(super) fn name_of(topic: &str, destination: &str) -> Markup {
+    html! {
+        span.key { (words::name(topic)) }
+        @if !destination.is_empty() { " " span.quiet { "to " (words::name(destination)) } }
+    }
+}
+
+fn dead_count(topic: &str, destination: &str, count: Option<(i64, bool)>) -> Markup {
+    match count {
+        None | Some((0, _)) => number("0"),
+        Some((count, is_estimate)) => html! {
+            a href=(super::link("/dead", &[("topic", topic), ("destination", destination)])) {
+                (words::count(count, is_estimate)) span.unseen { " dead letters of " (topic) }
+            }
+        },
+    }
+}

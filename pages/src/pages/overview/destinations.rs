@@ -1,0 +1,213 @@
+//! Destinations and pauses, with buttons to pause and resume.
+
+use diesel_outbox::admin::{Pausable, Pause};
+use maud::{Markup, html};
+
+use crate::history::Glance;
+use crate::pages::layout::token;
+use crate::pages::table::{Column, Kind, number, table};
+use crate::pages::words;
+use crate::pause::{find, in_words};
+use crate::{Site, Visitor};
+
+/// A row of the table: a destination, or a paused topic.
+struct Place {
+    kind: Pausable,
+    name: String,
+    /// Busy threads, all threads, and messages queued for a thread, in this process.
+    work: Option<(usize, usize, usize)>,
+    state: &'static str,
+    /// Why the relay in this process cannot send, for a reason of its own.
+    held: Option<String>,
+}
+
+pub(super) fn panel(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
+    let can_change = !site.config.admin.read_only;
+    let places = places(site, &glance.pauses);
+    let mut columns = vec![
+        Column("Destination", Kind::Text),
+        Column("State", Kind::Plain),
+        Column("Busy threads", Kind::Number),
+        Column("Queued", Kind::Number),
+    ];
+    if can_change {
+        columns.push(Column("Pause or resume", Kind::Control));
+    }
+    let rows: Vec<Vec<Markup>> = places
+        .iter()
+        .map(|place| {
+            let pause = find(&glance.pauses, place.kind, &place.name);
+            let mut row = vec![
+                html! {
+                    @if place.kind == Pausable::Topic { span.quiet { "topic " } }
+                    span.key { (place.name) }
+                },
+                state(place, pause),
+                number(&place.work.map_or("–".to_owned(), |(busy, threads, _)| {
+                    format!("{busy} of {threads}")
+                })),
+                number(&place.work.map_or("–".to_owned(), |(_, _, queued)| {
+                    words::count(queued as i64, false)
+                })),
+            ];
+            if can_change {
+                row.push(match pause {
+                    Some(_) => resume_form(visitor, place),
+                    None => pause_form(visitor, place),
+                });
+            }
+            row
+        })
+        .collect();
+    html! {
+        section.panel aria-labelledby="destinations" {
+            div.head {
+                h2 id="destinations" { "Destinations" }
+                @if site.relay.is_some() { p.quiet { "threads in this process" } }
+            }
+            @if rows.is_empty() { p.none { "No destinations are configured in this process. The process of the relay has them." } }
+            @else { (table("Destinations", &columns, &rows)) }
+            @if can_change { (pause_by_name(visitor)) }
+        }
+    }
+}
+
+/// Destinations of the relay or of the settings, then all other paused destinations and topics.
+fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
+    let place = |kind, name: &str| Place {
+        kind,
+        name: name.to_owned(),
+        work: None,
+        state: "flowing",
+        held: None,
+    };
+    let mut places: Vec<Place> = match &site.relay {
+        Some(relay) => relay
+            .destinations()
+            .into_iter()
+            // The destination without a name holds messages without a route.
+            .filter(|one| !one.name.is_empty())
+            .map(|one| Place {
+                kind: Pausable::Destination,
+                work: Some((one.busy, one.threads, one.queued)),
+                state: one.state,
+                held: relay.held(&one.name),
+                name: one.name,
+            })
+            .collect(),
+        None => {
+            let all = site.config.all_destinations();
+            all.iter()
+                .map(|one| place(Pausable::Destination, &one.name))
+                .collect()
+        }
+    };
+    for pause in pauses {
+        let kind = match pause.kind.as_str() {
+            "topic" => Pausable::Topic,
+            _ => Pausable::Destination,
+        };
+        if !places
+            .iter()
+            .any(|place| place.kind == kind && place.name == pause.name)
+        {
+            places.push(place(kind, &pause.name));
+        }
+    }
+    places
+}
+
+fn state(place: &Place, pause: Option<&Pause>) -> Markup {
+    let Some(pause) = pause else {
+        return match place.state {
+            "flowing" if place.work.is_some() => html! { span.badge.good { "flowing" } },
+            // Only the process of the relay knows whether messages are sent.
+            "flowing" => html! { span.badge { "not paused" } },
+            "trying" => {
+                html! { span.badge { "ready" } " " span.quiet { "one trial message goes first" } }
+            }
+            _ if place.held.is_some() => held(place.held.as_deref()),
+            other => html! { span.badge.wait { (other.replace('_', " ")) } },
+        };
+    };
+    let is_breaker = pause.reason == "BREAKER_OPEN";
+    html! {
+        @if is_breaker { span.badge.bad { "breaker open" } }
+        @else { span.badge.wait { "paused" } " " (words::shortened(&in_words(&pause.reason), 200)) }
+        " " span.quiet { (left(pause)) }
+    }
+}
+
+/// Why the relay in this process cannot send to a destination. The destination itself has not failed.
+pub(in crate::pages) fn held(why: Option<&str>) -> Markup {
+    html! {
+        @if let Some(why) = why {
+            span.badge.wait { "held" } " " span.quiet { (words::shortened(why, 200)) }
+        }
+    }
+}
+
+/// How long a pause lasts, as the end of a sentence.
+pub(in crate::pages) fn left(pause: &Pause) -> String {
+    match pause.left {
+        None => "until resumed".to_owned(),
+        Some(left) if left.is_zero() => "until the next trial message".to_owned(),
+        Some(left) => format!("for another {}", words::duration(left.as_secs_f64().ceil())),
+    }
+}
+
+fn resume_form(visitor: &Visitor, place: &Place) -> Markup {
+    html! {
+        form method="post" action="/resume" {
+            (token(visitor))
+            input type="hidden" name="kind" value=(place.kind.as_str());
+            input type="hidden" name="name" value=(place.name);
+            button.second { "Resume" span.unseen { " " (place.name) } }
+        }
+    }
+}
+
+fn pause_form(visitor: &Visitor, place: &Place) -> Markup {
+    html! {
+        details.inline {
+            summary { "Pause" span.unseen { " " (place.name) } "…" }
+            form method="post" action="/pause" {
+                (token(visitor))
+                input type="hidden" name="kind" value=(place.kind.as_str());
+                input type="hidden" name="name" value=(place.name);
+                (how())
+                button { "Pause" span.unseen { " " (place.name) } }
+            }
+        }
+    }
+}
+
+/// The fields for the reason and the duration.
+fn how() -> Markup {
+    html! {
+        label.field { "Why" input name="reason" maxlength="200" placeholder="OPERATOR"; }
+        label.field { "For how long" input name="for" maxlength="40" placeholder="10min or 2h; empty: until resumed"; }
+    }
+}
+
+fn pause_by_name(visitor: &Visitor) -> Markup {
+    html! {
+        div.actions {
+            details.inline {
+                summary { "Pause a topic or destination by name…" }
+                form method="post" action="/pause" {
+                    (token(visitor))
+                    label.field { "Kind"
+                        select name="kind" {
+                            option value="topic" { "Topic" }
+                            option value="destination" { "Destination" }
+                        }
+                    }
+                    label.field { "Name" input name="name" maxlength="255" required; }
+                    (how())
+                    button { "Pause" }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Pausing and resuming destinations and topics.
+
+use std::time::Duration;
+
+use diesel_outbox::admin::{self, Pausable};
+
+use super::{bad_request, database_away};
+use crate::pause::{OPERATOR, check_reason};
+use crate::request::Form;
+use crate::{AUDIT, Request, Response, Site, Visitor};
+
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// The destination or topic to pause or resume.
+struct Which {
+    kind: Pausable,
+    name: String,
+}
+
+impl Which {
+    fn of(form: &Form) -> Result<Self, &'static str> {
+        let kind = match form.get("kind") {
+            Some("topic") => Pausable::Topic,
+            Some("destination") => Pausable::Destination,
+            _ => return Err("The kind must be destination or topic."),
+        };
+        match form.get("name").map(str::trim) {
+            Some(name) if !name.is_empty() => Ok(Self {
+                kind,
+                name: name.to_owned(),
+            }),
+            _ => Err("The name is missing."),
+        }
+    }
+}
+
+pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let form = request.form();
+    let (which, duration) = match (Which::of(&form), duration(&form)) {
+        (Ok(which), Ok(duration)) => (which, duration),
+        (Err(error), _) => return bad_request(site, visitor, request, error),
+        (_, Err(error)) => return bad_request(site, visitor, request, &error),
+    };
+    let given = form.get("reason").map_or("", str::trim);
+    let reason = if given.is_empty() { OPERATOR } else { given };
+    if let Err(why) = check_reason(reason) {
+        return bad_request(site, visitor, request, &format!("The reason {why}."));
+    }
+    let done = site
+        .changes
+        .run(|conn, outbox| admin::pause(conn, outbox, which.kind, &which.name, reason, duration));
+    site.forget();
+    match done {
+        Ok(()) => {
+            let kind = which.kind.as_str();
+            let time = duration.map_or("until resumed".to_owned(), |time| {
+                humantime::format_duration(time).to_string()
+            });
+            log::info!(target: AUDIT, event = "admin_pause", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, reason = reason, how_long = time; "{:?} paused the {kind} {:?}", visitor.who, which.name);
+            Response::see_other("/?done=paused")
+        }
+        Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
+    }
+}
+
+pub(super) fn resume(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let which = match Which::of(&request.form()) {
+        Ok(which) => which,
+        Err(error) => return bad_request(site, visitor, request, error),
+    };
+    let done = site
+        .changes
+        .run(|conn, outbox| admin::resume(conn, outbox, which.kind, &which.name));
+    site.forget();
+    match done {
+        Ok(was_paused) => {
+            let kind = which.kind.as_str();
+            log::info!(target: AUDIT, event = "admin_resume", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, was_paused = was_paused; "{:?} resumed the {kind} {:?}", visitor.who, which.name);
+            Response::see_other(&format!("/?done=resumed&count={}", u8::from(was_paused)))
+        }
+        Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
+    }
+}
+
+/// `None`: until resumed.
+fn duration(form: &Form) -> Result<Option<Duration>, String> {
+    let Some(text) = form
+        .get("for")
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+    else {
+        return Ok(None);
+    };
+    match humantime::parse_duration(text) {
+        Ok(time) if time > LONGEST => Err(format!(
+            "{text:?} is longer than a year: leave the duration empty to pause until resumed"
+        )),
+        Ok(time) => Ok(Some(time)),
+        Err(error) => Err(format!(
+            "{text:?} is not a duration such as 10min or 2h: {error}"
+        )),
+    }
+}

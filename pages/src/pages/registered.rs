@@ -1,0 +1,446 @@
+//! Registered destinations: a searchable list, and a page for each destination with its deliveries.
+
+pub(super) mod change;
+
+use std::time::{Duration, Instant, SystemTime};
+
+use diesel_outbox::admin::Place;
+use diesel_outbox::destinations::{
+    Deliveries, Delivery, DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter,
+    Destinations, RegisteredDestination,
+};
+use diesel_outbox::{DatabaseError, Outbox, OutboxName};
+use http::StatusCode;
+use maud::{Markup, html};
+
+use super::layout::{Page, token};
+use super::messages::{QUICK, badge};
+use super::overview::{held, left};
+use super::sparkline::{a_minute, sparkline};
+use super::table::{Column, Kind, table};
+use super::{bad_request, database_away, link, missing, plain, words};
+use crate::request::Form;
+use crate::text;
+use crate::{Request, Response, Site, Visitor};
+
+/// Rows per page.
+const PAGE: usize = 50;
+/// Deliveries of the last hour are counted in `WINDOWS` steps of this length.
+const WINDOW: Duration = Duration::from_secs(120);
+const WINDOWS: usize = 30;
+
+/// The address of the page of a destination.
+fn page_of(name: &str) -> String {
+    link("/destinations", &[("name", name)])
+}
+
+/// Runs work on registered destinations. The outer error is a failure of the database; the inner error is for the
+/// caller to handle.
+fn with<T>(
+    site: &Site,
+    outbox: &OutboxName,
+    work: impl FnOnce(Destinations<'_>) -> Result<T, DestinationError>,
+) -> Result<Result<T, DestinationError>, DatabaseError> {
+    let outbox = Outbox::from(outbox.clone());
+    let destinations = outbox.destinations().with_keys(&site.config.secret_keys);
+    match work(destinations) {
+        Err(DestinationError::Database(error)) => Err(error.into()),
+        done => Ok(done),
+    }
+}
+
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    match request.query.get("name") {
+        Some(name) => one(site, visitor, request, name),
+        None => all(site, visitor, request),
+    }
+}
+
+/// The filter, as entered in the form.
+struct Asked<'a> {
+    q: &'a str,
+    tenant: &'a str,
+    state: &'a str,
+}
+
+impl<'a> Asked<'a> {
+    fn of(form: &'a Form) -> Self {
+        let value = |name| form.get(name).unwrap_or_default().trim();
+        Self {
+            q: value("q"),
+            tenant: value("tenant"),
+            state: value("state"),
+        }
+    }
+
+    fn pairs(&self) -> [(&'static str, &'a str); 3] {
+        [
+            ("q", self.q),
+            ("tenant", self.tenant),
+            ("state", self.state),
+        ]
+    }
+
+    fn filter(&self, after: Option<&str>) -> Result<DestinationFilter, String> {
+        let enabled = match self.state {
+            "" => None,
+            "enabled" => Some(true),
+            "disabled" => Some(false),
+            other => {
+                return Err(format!(
+                    "{other:?} is not a state: expected enabled or disabled"
+                ));
+            }
+        };
+        Ok(DestinationFilter {
+            search: (!self.q.is_empty()).then(|| self.q.to_owned()),
+            tenant_id: super::tenant(self.tenant)?,
+            enabled,
+            after: after.map(str::to_owned),
+        })
+    }
+}
+
+fn all(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let asked = Asked::of(&request.query);
+    let after = request.query.get("after");
+    let filter = match asked.filter(after) {
+        Ok(filter) => filter,
+        Err(error) => return bad_request(site, visitor, request, &error),
+    };
+    let found = site.searches.run(|conn, outbox| {
+        with(site, outbox, |destinations| {
+            destinations.list(conn, &filter, PAGE + 1)
+        })
+    });
+    let found = match found.and_then(|found| Ok(found?)) {
+        Ok(found) => found,
+        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+    };
+    let has_more = found.len() > PAGE;
+    let found = found.get(..PAGE).unwrap_or(&found);
+    let next = found.last().filter(|_| has_more);
+    let content = html! {
+        div.title {
+            h1 { "Registered destinations" }
+            p.quiet { "Rows of " code { (site.config.table) "_destination" } ", such as webhooks registered by customers." }
+        }
+        (filter_form(&asked))
+        section.panel aria-labelledby="rows" {
+            div.head {
+                h2 id="rows" { "Sorted by name" }
+                @if after.is_some() { a href=(link("/destinations", &asked.pairs())) { "Back to the first page" } }
+            }
+            @if found.is_empty() { p.none role="status" { "No registered destination matches." } }
+            @else { (rows(site, found)) }
+            @if let Some(last) = next {
+                div.actions {
+                    a.button.second href=(link("/destinations", &[asked.pairs().as_slice(), &[("after", &last.name)]].concat())) { "Next" }
+                }
+            }
+        }
+    };
+    let page = plain(site, visitor, request, "Destinations");
+    page.answer(StatusCode::OK, &content)
+}
+
+fn filter_form(asked: &Asked<'_>) -> Markup {
+    html! {
+        form.panel.filter method="get" action="/destinations" role="search" aria-label="Search destinations" {
+            label.field.wide { "Part of the name, URL or description" input name="q" value=(asked.q); }
+            label.field { "Tenant" input name="tenant" value=(asked.tenant); }
+            label.field { "State"
+                select name="state" {
+                    option value="" { "any" }
+                    @for state in ["enabled", "disabled"] {
+                        option value=(state) selected[asked.state == state] { (state) }
+                    }
+                }
+            }
+            div.do {
+                button { "Search" }
+                @if asked.pairs().iter().any(|(_, value)| !value.is_empty()) { a href="/destinations" { "Show all" } }
+            }
+        }
+    }
+}
+
+fn rows(site: &Site, found: &[RegisteredDestination]) -> Markup {
+    let columns = [
+        Column("Name", Kind::Text),
+        Column("URL", Kind::Plain),
+        Column("Topics", Kind::Plain),
+        Column("State", Kind::Plain),
+    ];
+    let rows: Vec<Vec<Markup>> = found
+        .iter()
+        .map(|one| {
+            vec![
+                html! { a.key href=(page_of(&one.name)) { (words::name(&one.name)) } },
+                html! {
+                    span.key { (words::shortened(&url(site, one), 80)) }
+                    @if let Some(description) = &one.description {
+                        " " span.quiet { (words::shortened(description, 80)) }
+                    }
+                },
+                html! { (words::shortened(&one.topics.join(", "), 60)) },
+                state(site, one),
+            ]
+        })
+        .collect();
+    table("Registered destinations", &columns, &rows)
+}
+
+/// The URL, without most of its path if payloads are masked.
+fn url(site: &Site, one: &RegisteredDestination) -> String {
+    match site.config.admin.payloads {
+        true => text::without_user(&one.url),
+        false => text::without_secrets(&one.url),
+    }
+}
+
+fn state(site: &Site, one: &RegisteredDestination) -> Markup {
+    let why = site.relay.as_ref().and_then(|relay| relay.held(&one.name));
+    html! {
+        @if one.enabled { span.badge.good { "enabled" } } @else { span.badge.bad { "disabled" } }
+        @if let Some(reason) = &one.disabled_reason { " " (words::shortened(reason, 200)) }
+        @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
+        " " (held(why.as_deref()))
+    }
+}
+
+fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Response {
+    let after = request.query.get("after");
+    let after: Option<Place> = match after.map(str::parse).transpose() {
+        Ok(after) => after,
+        Err(_) => {
+            return bad_request(
+                site,
+                visitor,
+                request,
+                "The position to continue from is invalid.",
+            );
+        }
+    };
+    let filter = DeliveryFilter {
+        after,
+        ..DeliveryFilter::default()
+    };
+    let began = Instant::now();
+    let found = site.searches.run(|conn, outbox| {
+        with(site, outbox, |destinations| {
+            let Some(found) = destinations.get(conn, name)? else {
+                return Ok(None);
+            };
+            let deliveries = destinations.deliveries(conn, name, &filter, PAGE)?;
+            let counts = match after {
+                None => destinations.delivery_counts(conn, name, WINDOW, WINDOWS)?,
+                Some(_) => Vec::new(),
+            };
+            Ok(Some((found, deliveries, counts)))
+        })
+    });
+    let (found, deliveries, counts) = match found.and_then(|found| Ok(found?)) {
+        Ok(Some(found)) => found,
+        Ok(None) => {
+            let words = format!("There is no registered destination {name:?}.");
+            let more = html! { p { a href="/destinations" { "All registered destinations" } } };
+            return missing(site, visitor, request, &words, &more);
+        }
+        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+    };
+    let title = format!("Destination {name}");
+    let page = Page {
+        // Do not repeat a slow search.
+        is_live: after.is_none() && began.elapsed() < QUICK,
+        ..plain(site, visitor, request, &title)
+    };
+    let can_change = !site.config.admin.read_only;
+    let content = html! {
+        div.title {
+            h1 { "Destination " span.key { (words::name(name)) } }
+            p { a href="/destinations" { "All registered destinations" } }
+        }
+        @if can_change { (actions(visitor, &found)) }
+        (facts(site, &found))
+        @if after.is_none() { (curves(&counts)) }
+        (deliveries_of(visitor, name, &deliveries, after.is_some(), can_change))
+    };
+    page.answer(StatusCode::OK, &content)
+}
+
+/// Delivered and dead-lettered messages of the last hour.
+fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
+    #[allow(clippy::cast_precision_loss, reason = "only drawn")]
+    let per_second = |count: u64| count as f64 / WINDOW.as_secs_f64();
+    let values = |of: fn(&DeliveryCount) -> u64| -> Vec<Option<f64>> {
+        let counts = counts.iter().map(Option::as_ref);
+        counts.map(|count| count.map(of).map(per_second)).collect()
+    };
+    let sum = |of: fn(&DeliveryCount) -> u64| counts.iter().flatten().map(of).sum::<u64>();
+    let span = WINDOW * u32::try_from(counts.iter().flatten().count()).unwrap_or(0);
+    let figure = |name: &str, label: &str, title: &str, of: fn(&DeliveryCount) -> u64| {
+        html! {
+            li.panel.figure {
+                span.label { (label) }
+                span.value { (words::count(i64::try_from(sum(of)).unwrap_or(i64::MAX), false)) }
+                span.parts { "in the last " (humantime::format_duration(span)) }
+                (sparkline(name, title, span, &values(of), a_minute))
+            }
+        }
+    };
+    html! {
+        ul.figures aria-label="The last hour" {
+            (figure("delivered", "Delivered", "Delivered messages", |count| count.delivered))
+            (figure("died", "Dead-lettered", "Dead-lettered messages", |count| count.dead))
+        }
+    }
+}
+
+fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
+    let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
+    let (glance, _) = site.glance();
+    let pause = glance.as_ref().and_then(|glance| {
+        let mut pauses = glance.pauses.iter();
+        pauses.find(|pause| pause.kind == "destination" && pause.name == one.name)
+    });
+    html! {
+        section.panel aria-labelledby="facts" {
+            div.head { h2 id="facts" { "Details" } }
+            div.body {
+                dl.facts {
+                    dt { "State" }
+                    dd {
+                        (state(site, one))
+                        @if let Some(pause) = pause {
+                            " " span.badge.wait { (if pause.reason == "BREAKER_OPEN" { "breaker open" } else { "paused" }) }
+                            " " (words::shortened(&pause.reason, 200)) " " span.quiet { (left(pause)) }
+                        }
+                    }
+                    dt { "URL" } dd { span.key { (url(site, one)) } }
+                    @if let Some(text) = &one.description { dt { "Description" } dd { (text) } }
+                    dt { "Topics" } dd { (one.topics.join(", ")) }
+                    @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (tenant) } }
+                    @if let Some(filter) = &one.filter { dt { "Filter" } dd { code { (filter) } } }
+                    @if let Some(mode) = one.mode { dt { "Mode" } dd { (mode) } }
+                    @if let Some(sends) = one.concurrency { dt { "Concurrent sends" } dd { (sends) } }
+                    @if let Some(rate) = one.rate { dt { "Rate" } dd { (rate) } }
+                    @if let Some(timeout) = one.timeout { dt { "Timeout" } dd { (humantime::format_duration(timeout)) } }
+                    @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
+                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Failing since", one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
+                        @if let Some(time) = time {
+                            dt { (name) } dd { (words::moment(&humantime::format_rfc3339_seconds(time).to_string())) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn actions(visitor: &Visitor, one: &RegisteredDestination) -> Markup {
+    let meant = html! {
+        (token(visitor))
+        input type="hidden" name="name" value=(one.name);
+    };
+    html! {
+        section.panel {
+            div.head { h2 { "Actions" } }
+            div.body {
+                @if one.enabled {
+                    form.do method="post" action="/destination/disable" {
+                        (meant)
+                        label.field { "Why" input name="reason" maxlength="200" required; }
+                        button.danger { "Disable" }
+                        span.quiet { "Messages for the destination wait until it is enabled." }
+                    }
+                } @else {
+                    form.do method="post" action="/destination/enable" { (meant) button { "Enable" } }
+                }
+                form.do method="post" action="/destination/test" {
+                    (meant)
+                    button.second { "Send a test event" }
+                    span.quiet { code { "outbox.test" } ", sent at once, even to a disabled destination." }
+                }
+                form.do method="post" action="/destination/remove" {
+                    (meant)
+                    button.danger { "Remove…" }
+                }
+            }
+        }
+    }
+}
+
+fn deliveries_of(
+    visitor: &Visitor,
+    name: &str,
+    deliveries: &Deliveries,
+    is_later_page: bool,
+    can_change: bool,
+) -> Markup {
+    let columns = [
+        Column("Message", Kind::Text),
+        Column("State", Kind::Plain),
+        Column("Attempts", Kind::Number),
+        Column("When", Kind::Short),
+        Column("Send again", Kind::Control),
+    ];
+    let rows: Vec<Vec<Markup>> = deliveries
+        .rows
+        .iter()
+        .map(|row| delivery(visitor, name, row, can_change))
+        .collect();
+    html! {
+        section.panel aria-labelledby="deliveries" {
+            div.head {
+                h2 id="deliveries" { "Deliveries, latest first" }
+                @if is_later_page { a href=(page_of(name)) { "Back to the first page" } }
+            }
+            @if !deliveries.is_complete {
+                p.none role="status" { "Many rows are being written: some deliveries may be missing." }
+            }
+            @if rows.is_empty() {
+                p.none role="status" {
+                    @if deliveries.next.is_some() { "No deliveries found yet: the search stopped after 2 s." } @else { "No deliveries." }
+                }
+            }
+            @else { (table("Deliveries", &columns, &rows)) }
+            @if let Some(next) = deliveries.next {
+                div.actions {
+                    a.button.second href=(link("/destinations", &[("name", name), ("after", &next.to_string())])) { "Older" }
+                }
+            }
+        }
+    }
+}
+
+fn delivery(visitor: &Visitor, name: &str, row: &Delivery, can_change: bool) -> Vec<Markup> {
+    let id = row.message_id.to_string();
+    vec![
+        html! {
+            a.key href=(link("/messages", &[("q", &id)])) { (id) }
+            " " span.quiet { (words::name(&row.topic)) }
+        },
+        html! {
+            (badge(row.state))
+            @if let Some(status) = row.http_status { " HTTP " (status) }
+            @if let Some(reason) = &row.reason { " " (reason) }
+            @if let Some(error) = &row.error { span.error { (words::shortened(error, 160)) } }
+        },
+        html! { (row.attempts) },
+        html! {
+            @if let Some(time) = &row.settled_at { (words::ago(time)) }
+            @else if let Some(time) = &row.next_attempt_at { span.quiet { "due " } (words::time(time)) }
+        },
+        html! {
+            @if can_change && row.can_be_sent_again {
+                form method="post" action="/destination/send-again" {
+                    (token(visitor))
+                    input type="hidden" name="name" value=(name);
+                    input type="hidden" name="message" value=(id);
+                    button.second aria-label={ "Send " (id) " again" } { "Send again" }
+                }
+            }
+        },
+    ]
+}

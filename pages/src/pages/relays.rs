@@ -1,0 +1,99 @@
+//! Relays, their leases and their last heartbeats.
+
+use diesel_outbox::admin::LeaseRow;
+use http::StatusCode;
+use maud::{Markup, html};
+
+use super::layout::Page;
+use super::table::{Column, Kind, table};
+use super::{plain, words};
+use crate::{Request, Response, Site, Visitor};
+
+pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+    let page = Page {
+        is_live: true,
+        ..plain(site, visitor, request, "Relays")
+    };
+    let (glance, error) = site.glance();
+    let Some(glance) = glance.filter(|_| error.is_none()) else {
+        return super::database_away(site, visitor, request, &error.unwrap_or_default());
+    };
+    let content = html! {
+        div.title { h1 { "Relays" } }
+        (panel(&glance.leases))
+        (own(site))
+    };
+    page.answer(StatusCode::OK, &content)
+}
+
+/// The leases of all relays of the outbox, in any process.
+pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
+    let columns = [
+        Column("Relay", Kind::Text),
+        Column("State", Kind::Plain),
+        Column("Lease", Kind::Number),
+        Column("Last heartbeat", Kind::Number),
+        Column("Expires in", Kind::Number),
+        Column("Running for", Kind::Number),
+    ];
+    // If another relay is active, it takes over the messages of an expired lease, and no one needs to act.
+    let is_served = leases.iter().any(|lease| lease.seconds_left > 0.0);
+    let rows: Vec<Vec<Markup>> = leases
+        .iter()
+        .map(|lease| {
+            let is_over = lease.seconds_left <= 0.0;
+            vec![
+                html! { span.key { (lease.relay) } },
+                html! {
+                    @if is_over && is_served { span.badge { "gone" } " " span.quiet { "messages taken over" } }
+                    @else if is_over { span.badge.bad { "lease expired" } }
+                    @else if !lease.enabled { span.badge.bad { "switched off" } }
+                    @else if lease.stands_by { span.badge { "standby" } }
+                    @else { span.badge.good { "active" } }
+                },
+                html! { (lease.id) },
+                html! { (words::duration(lease.renewed_seconds_ago)) " ago" },
+                html! { @if is_over { "–" } @else { (words::duration(lease.seconds_left)) } },
+                html! { (words::duration(lease.started_seconds_ago)) },
+            ]
+        })
+        .collect();
+    html! {
+        section.panel aria-labelledby="relays" {
+            div.head { h2 id="relays" { "Relays and their leases" } }
+            @if rows.is_empty() { p.none { "No relay holds a lease: none is running, or all shut down cleanly." } }
+            @else { (table("Relays and their leases", &columns, &rows)) }
+        }
+    }
+}
+
+/// The health and counters of the relay in this process.
+fn own(site: &Site) -> Markup {
+    let Some(relay) = &site.relay else {
+        return html! { p.quiet { "No relay runs in this process." } };
+    };
+    let health = relay.health();
+    let stats = relay.stats();
+    html! {
+        section.panel aria-labelledby="own" {
+            div.head { h2 id="own" { "The relay in this process" } }
+            div.body {
+                dl.facts {
+                    dt { "Alive" }
+                    dd { @if health.is_live() { span.badge.good { "yes" } } @else { span.badge.bad { "no" } } }
+                    dt { "Ready" }
+                    dd { @if health.is_ready() { span.badge.good { "yes" } } @else { span.badge.bad { "no" } } }
+                    dt { "Since start" }
+                    dd {
+                        (words::count(i64::try_from(stats.processed()).unwrap_or(i64::MAX), false)) " settled, of which "
+                        (words::count(i64::try_from(stats.dead).unwrap_or(i64::MAX), false)) " dead-lettered"
+                    }
+                }
+                @if !health.problems().is_empty() {
+                    h3 { "Problems" }
+                    ul { @for problem in health.problems() { li { (problem.what) } } }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Numbers and times formatted for people.
+
+use std::time::{Duration, SystemTime};
+
+use maud::{Markup, html};
+
+use crate::text::LONGEST_NAME;
+pub(super) use crate::text::shortened;
+
+/// `1234567` as `1,234,567`; an estimate as `~1,234,567`.
+pub(super) fn count(number: i64, is_estimate: bool) -> String {
+    let digits = number.unsigned_abs().to_string();
+    let mut text = String::with_capacity(digits.len() + 6);
+    if is_estimate && number != 0 {
+        text.push('~');
+    }
+    if number < 0 {
+        text.push('-');
+    }
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 message`, `2 messages`.
+pub(super) fn counted(number: i64, one: &str, many: &str) -> String {
+    let word = if number == 1 { one } else { many };
+    format!("{} {word}", count(number, false))
+}
+
+/// A rate per minute, from a rate per second. Small rates have one decimal digit.
+pub(super) fn per_minute(per_second: f64) -> String {
+    amount(per_second * 60.0)
+}
+
+/// A number that may have a fraction: small numbers have one decimal digit.
+pub(super) fn amount(number: f64) -> String {
+    #[allow(clippy::cast_possible_truncation, reason = "`as` saturates")]
+    match number {
+        n if n < 0.05 => "0".to_owned(),
+        n if n < 9.95 => format!("{n:.1}").trim_end_matches(".0").to_owned(),
+        n => count(n.round() as i64, false),
+    }
+}
+
+/// `4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`: at most two units.
+pub(super) fn duration(seconds: f64) -> String {
+    if seconds < 0.9995 {
+        return format!("{:.0} ms", seconds.max(0.0) * 1000.0);
+    }
+    if seconds < 9.95 {
+        return format!("{seconds:.1}").trim_end_matches(".0").to_owned() + " s";
+    }
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "`as` saturates"
+    )]
+    let whole = seconds.round() as u64;
+    let (units, rest, small) = match whole {
+        s if s < 60 => return format!("{s} s"),
+        s if s < 3600 => (format!("{} min", s / 60), s % 60, "s"),
+        s if s < 86_400 => (format!("{} h", s / 3600), s % 3600 / 60, "min"),
+        s => (format!("{} d", s / 86_400), s % 86_400 / 3600, "h"),
+    };
+    match rest {
+        0 => units,
+        rest => format!("{units} {rest} {small}"),
+    }
+}
+
+/// How long ago an RFC 3339 time from the database was, with the time itself as a tooltip.
+pub(super) fn ago(rfc3339: &str) -> Markup {
+    let text = match seconds_since(rfc3339) {
+        Some(seconds) if seconds < 1.0 => "just now".to_owned(),
+        Some(seconds) => format!("{} ago", duration(seconds)),
+        None => rfc3339.to_owned(),
+    };
+    html! { time datetime=(rfc3339) title=(rfc3339) { (text) } }
+}
+
+/// A time in full.
+pub(super) fn time(rfc3339: &str) -> Markup {
+    let shown = rfc3339.replacen('T', " ", 1).replace('Z', " UTC");
+    html! { time datetime=(rfc3339) { (shown) } }
+}
+
+/// A time in full, and how long ago it was.
+pub(super) fn moment(rfc3339: &str) -> Markup {
+    let ago = seconds_since(rfc3339).filter(|seconds| *seconds > 0.0);
+    html! {
+        (time(rfc3339))
+        @if let Some(seconds) = ago { " " span.quiet { "(" (duration(seconds)) " ago)" } }
+    }
+}
+
+/// Seconds since a time; `None`: not a time, or infinite. A future time counts as now, because clocks differ.
+pub(super) fn seconds_since(rfc3339: &str) -> Option<f64> {
+    let then = humantime::parse_rfc3339_weak(rfc3339).ok()?;
+    let since = SystemTime::now().duration_since(then);
+    Some(since.unwrap_or(Duration::ZERO).as_secs_f64())
+}
+
+/// Seconds from one time to another; `None`: either is not a time, or `to` is earlier.
+pub(super) fn seconds_between(from: &str, to: &str) -> Option<f64> {
+    let read = |text| humantime::parse_rfc3339_weak(text).ok();
+    let between = read(to)?.duration_since(read(from)?).ok()?;
+    Some(between.as_secs_f64())
+}
+
+/// The time of day in UTC: `12:03:04`.
+pub(super) fn clock(time: SystemTime) -> String {
+    let text = humantime::format_rfc3339_seconds(time).to_string();
+    text.get(11..19).unwrap_or(&text).to_owned()
+}
+
+/// A name of up to a kilobyte. A long name is shortened, with the whole name as a tooltip.
+pub(super) fn name(name: &str) -> Markup {
+    if name.chars().count() <= LONGEST_NAME {
+        return html! { (name) };
+    }
+    html! { span title=(name) { (shortened(name, LONGEST_NAME)) } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_and_estimates_marked() {
+        assert_eq!(count(0, true), "0");
+        assert_eq!(count(999, false), "999");
+        assert_eq!(count(1000, true), "~1,000");
+        assert_eq!(count(-1_234_567, false), "-1,234,567");
+        assert_eq!(counted(1, "message", "messages"), "1 message");
+        assert_eq!(counted(2000, "message", "messages"), "2,000 messages");
+        assert_eq!(count(i64::MIN, false), "-9,223,372,036,854,775,808");
+    }
+
+    #[test]
+    fn durations_have_two_units_at_most() {
+        for (seconds, text) in [
+            (-1.0, "0 ms"),
+            (0.0, "0 ms"),
+            (0.25, "250 ms"),
+            (0.9999, "1 s"),
+            (4.26, "4.3 s"),
+            (59.4, "59 s"),
+            (60.0, "1 min"),
+            (200.0, "3 min 20 s"),
+            (7500.0, "2 h 5 min"),
+            (273_600.0, "3 d 4 h"),
+        ] {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+
+    #[test]
+    fn rates_are_short() {
+        assert_eq!(per_minute(0.0), "0");
+        assert_eq!(per_minute(0.01), "0.6");
+        assert_eq!(per_minute(0.05), "3");
+        assert_eq!(per_minute(1000.0), "60,000");
+    }
+
+    #[test]
+    fn a_time_that_is_none_is_shown_as_it_is() {
+        assert_eq!(seconds_since("infinity"), None);
+        assert_eq!(seconds_since("2999-01-01T00:00:00Z"), Some(0.0));
+        let shown = ago("<b>").into_string();
+        assert!(!shown.contains("<b>"), "{shown}");
+        assert_eq!(clock(SystemTime::UNIX_EPOCH), "00:00:00");
+    }
+
+    #[test]
+    fn a_long_name_is_shown_by_its_beginning_and_told_whole() {
+        assert_eq!(name("<a>").into_string(), "&lt;a&gt;");
+        let long = "ä".repeat(81);
+        let start = "ä".repeat(79);
+        assert_eq!(
+            name(&long).into_string(),
+            format!("<span title=\"{long}\">{start}…</span>")
+        );
+    }
+}

@@ -1,0 +1,102 @@
+//! A request, as the pages read it.
+
+use std::net::IpAddr;
+
+use http::{Method, StatusCode};
+use url::form_urlencoded;
+
+use crate::response::Response;
+
+/// Headers on which access depends. With two values, a proxy and this server could each read another one.
+const ONCE: [&str; 4] = ["host", "origin", "cookie", "authorization"];
+
+/// A request with its query.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) method: Method,
+    /// The path as sent: nothing is decoded or resolved.
+    pub(crate) path: String,
+    pub(crate) query: Form,
+    /// Path and query, as sent.
+    pub(crate) target: String,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+    /// The address of the client, or of a proxy in front of the server.
+    pub(crate) peer: IpAddr,
+}
+
+/// Names and values of a query or a submitted form.
+#[derive(Debug, Default)]
+pub(crate) struct Form(Vec<(String, String)>);
+
+impl Form {
+    /// Drops NUL characters, which PostgreSQL text cannot hold.
+    fn parse(text: &[u8]) -> Self {
+        let pairs = form_urlencoded::parse(text);
+        let pairs = pairs.map(|(name, value)| (name.into_owned(), value.replace('\0', "")));
+        Self(pairs.collect())
+    }
+
+    /// The first non-empty value of this name.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let mut of_name = self.0.iter().filter(|(given, _)| given == name);
+        of_name
+            .find(|(_, value)| !value.is_empty())
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// All values of this name.
+    pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let of_name = self.0.iter().filter(move |(given, _)| given == name);
+        of_name.map(|(_, value)| value.as_str())
+    }
+}
+
+impl Request {
+    /// The error is a refusal.
+    pub(crate) fn new(request: http::Request<Vec<u8>>, peer: IpAddr) -> Result<Self, Response> {
+        let (head, body) = request.into_parts();
+        for once in ONCE {
+            if head.headers.get_all(once).iter().count() > 1 {
+                let reason = format!("duplicate header {once}\n");
+                return Err(Response::text(StatusCode::BAD_REQUEST, reason));
+            }
+        }
+        let headers = head.headers.iter().map(|(name, value)| {
+            let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+            (name.as_str().to_owned(), value)
+        });
+        Ok(Self {
+            headers: headers.collect(),
+            method: head.method,
+            path: head.uri.path().to_owned(),
+            query: Form::parse(head.uri.query().unwrap_or_default().as_bytes()),
+            target: head
+                .uri
+                .path_and_query()
+                .map_or_else(String::new, ToString::to_string),
+            body,
+            peer: peer.to_canonical(),
+        })
+    }
+
+    /// The value of the header with this lower-case name.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.headers.iter().find(|(given, _)| given == name)?;
+        Some(value.trim())
+    }
+
+    /// The submitted form.
+    pub(crate) fn form(&self) -> Form {
+        Form::parse(&self.body)
+    }
+
+    /// The value of a cookie.
+    pub(crate) fn cookie(&self, name: &str) -> Option<&str> {
+        self.header("cookie")?
+            .split(';')
+            .filter_map(|pair| pair.trim().split_once('='))
+            .find(|(given, _)| *given == name)
+            .map(|(_, value)| value)
+    }
+}

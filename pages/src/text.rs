@@ -1,0 +1,80 @@
+//! Names, texts and URLs for display, shared by the pages and the commands of the program.
+
+use diesel_outbox::Destination;
+use url::Url;
+
+/// Replaces user and password.
+const MASK: &str = "***";
+
+/// The most characters of a name in a table row.
+pub const LONGEST_NAME: usize = 80;
+
+/// A text of at most `most` characters. A shortened text ends with `…`.
+pub fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(most.saturating_sub(1)).collect();
+    short.push('…');
+    short
+}
+
+/// The URL without user and password.
+pub fn without_user(text: &str) -> String {
+    let masked = Url::parse(text).map(|mut url| {
+        let has_user = !url.username().is_empty() || url.password().is_some();
+        let is_masked = has_user && url.set_username(MASK).and(url.set_password(None)).is_ok();
+        (has_user, is_masked, url)
+    });
+    match (masked, text.rsplit_once('@')) {
+        (Ok((false, ..)), _) | (Err(_), None) => text.to_owned(),
+        (Ok((_, true, url)), _) => url.into(),
+        // A row written by SQL may have any text.
+        (_, Some((_, rest))) => format!("{MASK}@{rest}"),
+        (_, None) => MASK.to_owned(),
+    }
+}
+
+/// The URL without anything that may be a secret: user, password, query, and the path after its first segment, which
+/// is a token at Slack.
+pub fn without_secrets(url: &str) -> String {
+    let parsed = Destination::new("", url);
+    parsed.map_or_else(|_| "invalid URL".to_owned(), |one| one.shown_url())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_shortened_by_characters() {
+        assert_eq!(shortened("äöü", 3), "äöü");
+        assert_eq!(shortened("äöüß", 3), "äö…");
+    }
+
+    #[test]
+    fn a_url_is_shown_without_its_user() {
+        for (url, shown) in [
+            ("https://a.test/b/c?d=e", "https://a.test/b/c?d=e"),
+            ("https://ann:pw@a.test/b", "https://***@a.test/b"),
+            ("https://token@a.test/b", "https://***@a.test/b"),
+            ("ann:pw@nowhere", "***@nowhere"),
+            ("no URL", "no URL"),
+        ] {
+            assert_eq!(without_user(url), shown);
+        }
+    }
+
+    #[test]
+    fn a_url_is_shown_without_anything_that_may_be_a_secret() {
+        for (url, shown) in [
+            (
+                "https://ann:pw@a.test/b/c?d=e",
+                "https://***@a.test/b/***?***",
+            ),
+            ("ann:pw@nowhere", "invalid URL"),
+        ] {
+            assert_eq!(without_secrets(url), shown);
+        }
+    }
+}
