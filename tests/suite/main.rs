@@ -53,6 +53,7 @@ mod operators;
 mod ordering;
 mod own_events;
 mod own_migrations;
+mod pages;
 mod pause_commands;
 mod pooler;
 mod prometheus;
