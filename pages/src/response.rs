@@ -1,7 +1,7 @@
 //! Responses, and the headers that all of them share.
 
+use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
-use http::{HeaderMap, StatusCode};
 
 /// Allows only resources from this server: no inline styles, no inline scripts, no frames.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
@@ -28,7 +28,7 @@ pub(crate) struct Response {
     pub(crate) status: StatusCode,
     kind: &'static str,
     body: Vec<u8>,
-    headers: HeaderMap,
+    headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Response {
@@ -37,7 +37,7 @@ impl Response {
             status,
             kind,
             body: body.into(),
-            headers: HeaderMap::new(),
+            headers: Vec::new(),
         }
     }
 
@@ -72,7 +72,7 @@ impl Response {
     pub(crate) fn with_header(mut self, name: HeaderName, value: &str) -> Self {
         let value: String = value.chars().filter(|c| (' '..='~').contains(c)).collect();
         if let Ok(value) = HeaderValue::from_str(&value) {
-            self.headers.append(name, value);
+            self.headers.push((name, value));
         }
         self
     }

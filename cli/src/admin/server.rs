@@ -227,7 +227,7 @@ fn serve(mut stream: TcpStream, number: u64, connections: &Shared, handler: &Arc
         }
         // The client connected without sending a request, or was closed.
         Ok(None) => return,
-        Err(refused) => (refused, false),
+        Err(refused) => (refused.into(), false),
     };
     if let Ok(again) = stream.try_clone() {
         lock(connections).waiting.push_back((number, again));

@@ -17,8 +17,22 @@ const MOST_BODY_BYTES: usize = 256 * 1024;
 const DRAIN_TIME: Duration = Duration::from_millis(500);
 const DRAIN_BYTES: usize = 1024 * 1024;
 
-/// Reads a request until the deadline. `None`: the client sent nothing. The error is a refusal.
-pub(super) fn read(stream: &mut TcpStream, deadline: Instant) -> Result<Option<Request>, Response> {
+/// Why a request is not read to its end.
+pub(super) struct Refusal(StatusCode, String);
+
+impl From<Refusal> for Response {
+    fn from(Refusal(status, reason): Refusal) -> Self {
+        let mut response = plain(status, reason);
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            let allowed = HeaderValue::from_static("GET, HEAD, POST");
+            response.headers_mut().insert(ALLOW, allowed);
+        }
+        response
+    }
+}
+
+/// Reads a request until the deadline. `None`: the client sent nothing.
+pub(super) fn read(stream: &mut TcpStream, deadline: Instant) -> Result<Option<Request>, Refusal> {
     let mut bytes = Vec::with_capacity(2048);
     loop {
         let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
@@ -53,19 +67,16 @@ pub(super) fn read(stream: &mut TcpStream, deadline: Instant) -> Result<Option<R
 }
 
 /// The request without its body.
-fn of_head(head: &httparse::Request<'_, '_>) -> Result<Request, Response> {
+fn of_head(head: &httparse::Request<'_, '_>) -> Result<Request, Refusal> {
     let method = match head.method {
         Some("GET") => Method::GET,
         Some("HEAD") => Method::HEAD,
         Some("POST") => Method::POST,
         _ => {
-            let mut refused = refusal(
+            return Err(refusal(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "only GET, HEAD and POST are supported",
-            );
-            let allowed = HeaderValue::from_static("GET, HEAD, POST");
-            refused.headers_mut().insert(ALLOW, allowed);
-            return Err(refused);
+            ));
         }
     };
     let target = head.path.unwrap_or_default();
@@ -83,7 +94,7 @@ fn of_head(head: &httparse::Request<'_, '_>) -> Result<Request, Response> {
 }
 
 /// The length of the body.
-fn body_bytes(request: &Request) -> Result<usize, Response> {
+fn body_bytes(request: &Request) -> Result<usize, Refusal> {
     let headers = request.headers();
     if headers.contains_key(TRANSFER_ENCODING) {
         return Err(refusal(
@@ -125,7 +136,7 @@ fn whole(
     length: usize,
     stream: &mut TcpStream,
     deadline: Instant,
-) -> Result<Vec<u8>, Response> {
+) -> Result<Vec<u8>, Refusal> {
     while body.len() < length {
         if !read_more(stream, &mut body, deadline)? {
             return Err(refusal(
@@ -144,7 +155,7 @@ fn read_more(
     stream: &mut TcpStream,
     bytes: &mut Vec<u8>,
     deadline: Instant,
-) -> Result<bool, Response> {
+) -> Result<bool, Refusal> {
     let left = deadline.saturating_duration_since(Instant::now());
     let mut chunk = [0; 4096];
     let read = if left.is_zero() {
@@ -181,11 +192,11 @@ pub(super) fn drain(stream: &mut TcpStream) {
     }
 }
 
-fn no_request(error: &dyn std::error::Error) -> Response {
+fn no_request(error: &dyn std::error::Error) -> Refusal {
     let reason = format!("not an HTTP/1.1 request: {error}");
     refusal(StatusCode::BAD_REQUEST, &reason)
 }
 
-fn refusal(status: StatusCode, reason: &str) -> Response {
-    plain(status, format!("{reason}\n"))
+fn refusal(status: StatusCode, reason: &str) -> Refusal {
+    Refusal(status, format!("{reason}\n"))
 }
