@@ -21,7 +21,7 @@ use super::filters::Filtering;
 use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
 use super::pauses;
-use super::planner::{Planner, Settings, Step, View, Wait};
+use super::planner::{Claim, Planner, Report, Settings, Step, View, Wait};
 use super::registered::Bad;
 use super::settlement::{Outcomes, Settlement};
 use super::shared::Shared;
@@ -154,7 +154,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             self.hear_of(told);
         }
         if self.shared.signals.news.ear.try_recv().is_ok() {
-            self.planner.has_news();
+            self.planner.hear(Report::News);
         }
         let shared = self.shared;
         self.planner.look_at_unserved(clock::now(), || {
@@ -171,8 +171,8 @@ impl<'a, D: Database> Claimer<'a, D> {
                 self.publish();
             }
             Told::Filtered(filtered) => self.filtered(filtered),
-            Told::Returned(returned) => self.planner.returned(returned),
-            Told::Vanished(leases) => self.planner.vanished(leases),
+            Told::Returned(returned) => self.planner.hear(Report::Returned(returned)),
+            Told::Vanished(leases) => self.planner.hear(Report::Vanished(leases)),
         }
     }
 
@@ -222,9 +222,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::Again => {}
             Step::Wait(wait) => return Ok(Some(wait)),
             Step::LookAgain => return self.look_again(),
-            Step::Resolve(doubt) => return self.resolve(doubt),
-            Step::EndDoubt { lease, given_back } => self.end_doubt(lease, given_back),
-            Step::Undo(part) => self.undo(&part)?,
+            Step::Undo(undo) => return self.undo(undo),
             Step::Gates { may_probe } => {
                 pauses::follow_up(self.shared, &mut self.db, may_probe)?;
             }
@@ -233,8 +231,8 @@ impl<'a, D: Database> Claimer<'a, D> {
                 self.shared.lose_lease(lease);
                 self.shared.signals.pulse.ring();
             }
-            Step::Search(by, ask) => self.search(by, ask, view)?,
-            Step::Claim { plain, keyed, room } => self.claim(&plain, &keyed, room)?,
+            Step::Claim(Claim::Found(by, ask)) => self.search(by, ask, view)?,
+            Step::Claim(Claim::Lanes { plain, keyed, room }) => self.claim(&plain, &keyed, room)?,
         }
         if !self.is_recorded && self.shared.stats().claimed > 0 {
             self.record_topics()?;
@@ -259,10 +257,10 @@ impl<'a, D: Database> Claimer<'a, D> {
     fn finish_undoing(&mut self) {
         let until = clock::now() + MOST_AT_END;
         while clock::now() < until && !self.shared.is_abandoned() {
-            let Some(step) = self.planner.undo_a_part() else {
+            let Some(undo) = self.planner.undo_a_part() else {
                 return;
             };
-            if self.act(step, &View::default()).is_err() {
+            if self.undo(undo).is_err() {
                 return;
             }
         }

@@ -41,23 +41,26 @@
 //!
 //! [`Planner::next`] goes through these stages, one step a call:
 //!
-//! 1. After a claim without an answer, find out whether the claim is still running ([`Step::Resolve`]). Then release
-//!    the messages it took, one part a round ([`Step::Undo`]).
+//! 1. After a claim without an answer, find out whether the claim is still running. Then release the messages it took,
+//!    one part a round ([`Step::Undo`]).
 //! 2. Exchange news between the gates and the pause table ([`Step::Gates`]).
 //! 3. Survey, if a survey is due ([`Step::Survey`]). After news, the known lanes are asked first if a survey was made a
 //!    moment ago.
-//! 4. Claim once. Queries for late messages come first, then freed keys. The patrol gets every other claim while it
-//!    runs. The walk and the lanes take turns at the rest.
+//! 4. Claim once ([`Step::Claim`]). The searches come first, in the order of [`search`], and the lanes last. Freed keys,
+//!    the patrol and the walk take only every other turn while others have work. While another relay claims keyed
+//!    messages, freed keys, the walk and the keyed lanes wait.
 //!
 //! A relay that stands by, or has reached its limit of claims, does not claim. If the planner finds nothing to claim,
 //! [`Planner::look_again`] decides what to wait for: room, or work.
 
 mod contention;
 mod database_clock;
+mod directory;
 mod freed;
 mod kept_back;
 mod lanes;
 mod late;
+mod leases;
 mod patrol;
 mod picks;
 mod ranges;
@@ -73,7 +76,6 @@ mod view;
 mod walk;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) use self::kept_back::KeptBack;
@@ -81,32 +83,25 @@ pub(super) use self::lanes::{Brought, MOST_LANES};
 pub(super) use self::picks::Picked;
 pub(super) use self::search::{Claims, Outcome, SearchKind};
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
+pub(super) use self::told::Report;
 pub(super) use self::undoing::Part;
 pub(super) use self::view::{Door, Settings, View};
 
 use self::contention::Contention;
 use self::database_clock::DatabaseClock;
+use self::directory::Directory;
 use self::lanes::{Lanes, Now};
+use self::leases::Leases;
 use self::search::{Pass, Searches};
-use self::surveys::{Look, Looks};
+use self::surveys::{Look, Surveys};
 use self::undoing::Undoing;
 use super::doubt::Doubt;
-use super::registered::Registry;
 use super::to::To;
 use crate::routes::Routes;
-use crate::store::relay::claim::Lane;
+use crate::store::relay::claim::{Lane, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::search::Ask;
 
-/// The longest interval between surveys. The interval is otherwise the poll interval, but at least
-/// [`SHORTEST_SURVEY_INTERVAL`].
-const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
-const SHORTEST_SURVEY_INTERVAL: Duration = Duration::from_millis(100);
-/// Surveys because of news take at most this part of the time.
-const NEWS_SHARE: u32 = 10;
-/// During a walk over many keys, lanes are claimed from at least this often: a relay that is awake gets no
-/// notifications.
-const GLANCE: Duration = Duration::from_millis(20);
 /// A relay without a lease checks this often for one.
 const LEASE_INTERVAL: Duration = Duration::from_millis(100);
 /// The longest wait.
@@ -121,15 +116,8 @@ pub(super) enum Step {
     /// No lane with room has work. Ask the senders to ring for room, then call [`look_again`](Planner::look_again):
     /// a sender that made room before did not ring.
     LookAgain,
-    /// Find out whether a claim without an answer is still running, once every known message is settled.
-    Resolve(Doubt),
-    /// Nothing about this lease is in doubt any more. `given_back`: the number of released messages.
-    EndDoubt {
-        lease: LeaseId,
-        given_back: Option<usize>,
-    },
-    /// Release a part of the messages that a lease holds and that this process does not know.
-    Undo(Part),
+    /// After a claim without an answer.
+    Undo(Undo),
     /// Record the gates' news in the pause table, and open the gates whose pause has expired. A relay that stands by
     /// has no messages to probe a destination with, so it leaves probes to the active relay.
     Gates {
@@ -138,13 +126,33 @@ pub(super) enum Step {
     Survey(Survey),
     /// The lease has expired: other relays may take over its messages.
     LoseLease(LeaseId),
-    /// Ask for messages, and claim those that the planner picks.
-    Search(SearchKind, Ask),
-    /// Claim from these lanes, at most `room` messages.
-    Claim {
+    Claim(Claim),
+}
+
+/// What to claim.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// At most `room` messages of these lanes.
+    Lanes {
         plain: Vec<Lane>,
         keyed: Vec<Lane>,
         room: usize,
+    },
+    /// Those of the messages that a search finds which the planner picks.
+    Found(SearchKind, Ask),
+}
+
+/// What to do after a claim without an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Undo {
+    /// Find out whether the claim is still running, once every known message is settled.
+    Resolve(Doubt),
+    /// Release a part of the messages that a lease holds and that this process does not know.
+    Part(Part),
+    /// Nothing about this lease is in doubt any more. `given_back`: the number of released messages.
+    End {
+        lease: LeaseId,
+        given_back: Option<usize>,
     },
 }
 
@@ -187,16 +195,6 @@ pub(super) enum Awaited {
     Work,
 }
 
-/// News since the last survey: there may be new messages. If a survey was made a moment ago, the known lanes are asked
-/// first, so that under load surveys do not delay claims.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum News {
-    None,
-    Heard,
-    /// The known lanes are asked again. The next survey finds the messages of other streams.
-    Looked,
-}
-
 /// The stage of a round. Every round reaches its claim, whatever is reported meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -230,48 +228,39 @@ impl Policy {
 #[derive(Debug)]
 pub(super) struct Planner<'a> {
     settings: Settings,
-    routes: &'a Routes,
-    registry: Arc<Registry>,
-    /// The names of the bulkheads, by number.
-    destinations: Vec<&'a str>,
+    directory: Directory<'a>,
     /// The lease of the last step.
     lease: LeaseId,
     stage: Stage,
-    /// Another relay's claim blocked the last claim.
-    is_beaten: bool,
     lanes: Lanes,
     searches: Searches,
     /// The back-off from keyed claims of other relays.
     contention: Contention,
     /// The release of messages that a claim without an answer took.
     undoing: Option<Undoing>,
-    /// When the lanes were last reopened during a walk.
-    glanced: Instant,
     clock: DatabaseClock,
-    /// The server that answered the last survey.
-    server: Option<i64>,
     /// Whether this relay is active; otherwise it stands by.
     is_active: bool,
-    /// The expired leases of the last survey; `None` before the first survey.
-    ended: Option<Vec<i64>>,
-    /// Expired leases of other relays, whose messages may be taken over.
-    expired: Vec<i64>,
-    /// Leases that messages name but whose rows are gone.
-    vanished: Vec<i64>,
-    /// When the last survey was made; `None`: a survey is due.
-    surveyed: Option<Instant>,
-    /// The shortest time until the next survey: without news, and with news.
-    survey_interval: Duration,
-    news_interval: Duration,
-    news: News,
-    /// When a survey must check the rows of registered destinations, which the last survey has left out.
-    rows_owed: Option<Instant>,
-    looks: Looks,
+    leases: Leases,
+    surveys: Surveys,
     look: Look,
+    published: Published,
+}
+
+/// What the planner publishes.
+#[derive(Debug, Default)]
+struct Published {
+    policy: Policy,
     /// Topics of keyed messages that the settlers claimed and that found no place in a queue, with their ways.
     full: HashMap<String, To>,
-    policy: Policy,
-    is_policy_new: bool,
+    is_new: bool,
+}
+
+impl Published {
+    fn set_full(&mut self) {
+        self.policy.full = self.full.keys().cloned().collect();
+        self.is_new = true;
+    }
 }
 
 impl<'a> Planner<'a> {
@@ -283,38 +272,24 @@ impl<'a> Planner<'a> {
     ) -> Self {
         Self {
             settings,
-            routes,
-            registry: Arc::default(),
-            destinations,
+            directory: Directory::new(routes, destinations),
             lease: LeaseId(0),
             stage: Stage::Undo,
-            is_beaten: false,
             lanes: Lanes::default(),
             searches: Searches::default(),
             contention: Contention::default(),
             undoing: None,
-            glanced: now,
             clock: DatabaseClock::default(),
-            server: None,
             is_active: true,
-            ended: None,
-            expired: Vec::new(),
-            vanished: Vec::new(),
-            surveyed: None,
-            survey_interval: SURVEY_INTERVAL,
-            news_interval: Duration::ZERO,
-            news: News::None,
-            rows_owed: None,
-            looks: Looks::default(),
+            leases: Leases::default(),
+            surveys: Surveys::default(),
             look: Look {
                 question: 0,
                 began: now,
                 nothing_in_flight: false,
                 found_nothing: false,
             },
-            full: HashMap::new(),
-            policy: Policy::default(),
-            is_policy_new: false,
+            published: Published::default(),
         }
     }
 
@@ -325,7 +300,12 @@ impl<'a> Planner<'a> {
 
     /// Expired leases of other relays, whose messages may be taken over.
     pub(super) fn expired(&self) -> &[i64] {
-        &self.expired
+        self.leases.expired()
+    }
+
+    /// The name of the destination of a topic's messages; empty if the messages are fanned out or go nowhere.
+    pub(super) fn goes_to(&self, topic: &Topic) -> String {
+        self.directory.goes_to(topic)
     }
 
     /// Whether this relay is active; otherwise it stands by.
@@ -335,12 +315,13 @@ impl<'a> Planner<'a> {
 
     /// The policy, if it has changed since the last call.
     pub(super) fn take_policy(&mut self) -> Option<Policy> {
-        std::mem::take(&mut self.is_policy_new).then(|| self.policy.clone())
+        let published = &mut self.published;
+        std::mem::take(&mut published.is_new).then(|| published.policy.clone())
     }
 
     /// Decides the next step.
     pub(super) fn next(&mut self, now: Instant, view: &View) -> Step {
-        if std::mem::take(&mut self.is_beaten) {
+        if self.contention.take_beaten() {
             return wait(Awaited::OthersClaim, now + self.contention.left(now), None);
         }
         let poll = self.next_poll(now);
@@ -352,12 +333,13 @@ impl<'a> Planner<'a> {
         };
         if lease != self.lease {
             // The database has refused statements under the previous lease since that lease expired.
-            self.surveyed = None;
+            self.surveys.want();
             self.stage = Stage::Undo;
             self.lease = lease;
         }
         let before = self
             .resolve(lease, view)
+            .map(Step::Undo)
             .or_else(|| self.prepare(now, view));
         before.unwrap_or_else(|| {
             self.stage = Stage::Undo;
@@ -369,25 +351,25 @@ impl<'a> Planner<'a> {
     /// message is settled, the lease holds only unknown messages, and they are released part by part. If the claim may
     /// still be running in the server, its lease is ended first: another lease then takes over what the claim takes
     /// later.
-    fn resolve(&self, lease: LeaseId, view: &View) -> Option<Step> {
+    fn resolve(&self, lease: LeaseId, view: &View) -> Option<Undo> {
         let doubt = view.doubt?;
         if doubt.lease != lease {
             // The lease has expired: its messages are taken over.
-            return Some(Step::EndDoubt {
+            return Some(Undo::End {
                 lease: doubt.lease,
                 given_back: None,
             });
         }
         let is_undone = self.undoing.as_ref().is_some_and(|one| one.is_of(lease));
-        (!is_undone).then_some(Step::Resolve(doubt))
+        (!is_undone).then_some(Undo::Resolve(doubt))
     }
 
     /// The steps before a claim. A round undoes one part, so claims continue during an undo.
     fn prepare(&mut self, now: Instant, view: &View) -> Option<Step> {
         if self.stage == Stage::Undo {
             self.stage = Stage::Gates;
-            if let Some(step) = self.undo_a_part() {
-                return Some(step);
+            if let Some(undo) = self.undo_a_part() {
+                return Some(Step::Undo(undo));
             }
         }
         if self.stage == Stage::Gates {
@@ -399,53 +381,38 @@ impl<'a> Planner<'a> {
             return None;
         }
         self.stage = Stage::Claim;
-        if !self.is_survey_due(now, view) {
-            if self.news == News::Heard {
+        if !self.surveys.is_due(now, view.is_asked) {
+            if self.surveys.take_news() {
                 self.begin_look(now, view.is_nothing_in_flight);
-                self.news = News::Looked;
             }
             return None;
         }
         let (lanes, moment) = (&self.lanes, self.settings.moment);
         let newest = self.searches.late.before_newest();
-        let streams = (self.looks).next(now, || lanes.streams(), view.is_asked, newest, moment);
+        let looks = &mut self.surveys.looks;
+        let streams = looks.next(now, || lanes.streams(), view.is_asked, newest, moment);
         let look = Self::look(now, view.question, view.is_nothing_in_flight);
         Some(Step::Survey(Survey { streams, look }))
     }
 
-    fn is_survey_due(&self, now: Instant, view: &View) -> bool {
-        let Some(at) = self.surveyed else {
-            return true;
-        };
-        if self.rows_owed.is_some_and(|at| now >= at) {
-            return true;
-        }
-        let interval = match self.news {
-            News::None => self.survey_interval,
-            _ if view.is_asked => Duration::ZERO,
-            _ => self.news_interval,
-        };
-        now.saturating_duration_since(at) >= interval
-    }
-
     /// Releases the next part of the lease's unknown messages.
-    pub(super) fn undo_a_part(&mut self) -> Option<Step> {
+    pub(super) fn undo_a_part(&mut self) -> Option<Undo> {
         let undoing = self.undoing.as_ref()?;
         let lease = undoing.lease();
         let given_back = match undoing.next() {
-            Ok(part) => return Some(Step::Undo(part)),
+            Ok(part) => return Some(Undo::Part(part)),
             Err(given_back) => Some(given_back),
         };
         self.undoing = None;
         self.lanes.forget_places();
         self.searches.walk.restart();
-        self.surveyed = None;
-        Some(Step::EndDoubt { lease, given_back })
+        self.surveys.want();
+        Some(Undo::End { lease, given_back })
     }
 
     /// Returns one claim, or a wait if this relay must not claim.
     fn claim(&mut self, now: Instant, lease: LeaseId, view: &View) -> Step {
-        if self.ended.iter().flatten().any(|id| *id == lease.0) {
+        if self.leases.has_ended(lease) {
             // Other relays may take over its messages.
             return Step::LoseLease(lease);
         }
@@ -460,10 +427,8 @@ impl<'a> Planner<'a> {
             let answers = view.is_nothing_in_flight.then_some(self.look.question);
             return self.wait_for(now, Awaited::Work, view, answers);
         }
-        let since_glance = now.saturating_duration_since(self.glanced);
-        if self.has_keys_left(|to| view.is_open(to)) && since_glance >= GLANCE {
+        if self.has_keys_left(|to| view.is_open(to)) && self.searches.walk.is_glance_due(now) {
             self.lanes.ask_again();
-            self.glanced = now;
         }
         self.searches.freed.wait_is_over(|to| view.room_of(to) > 0);
         self.open_full(view);
@@ -485,7 +450,7 @@ impl<'a> Planner<'a> {
             ..self.pass(now, view, has_keyed && !is_resting)
         };
         if let Some((by, ask)) = self.searches.ask(&pass) {
-            return Step::Search(by, ask);
+            return Step::Claim(Claim::Found(by, ask));
         }
         if asked.is_empty() {
             return match is_resting {
@@ -496,7 +461,7 @@ impl<'a> Planner<'a> {
         let is_keyed = |lane: &Lane| lane.stream.is_keyed;
         let (keyed, plain) = asked.into_iter().partition(is_keyed);
         let room = view.left_to_claim.unwrap_or(usize::MAX);
-        Step::Claim { plain, keyed, room }
+        Step::Claim(Claim::Lanes { plain, keyed, room })
     }
 
     /// What the searches see, if no lane has work.
@@ -570,7 +535,7 @@ impl<'a> Planner<'a> {
             self.begin_look(now, view.is_nothing_in_flight);
             return Step::Again;
         }
-        if self.surveyed.is_none() || self.news == News::Heard {
+        if self.surveys.is_wanted() {
             return Step::Again;
         }
         let until = self.next_look(now, view);
@@ -596,17 +561,9 @@ impl<'a> Planner<'a> {
             .filter(|_| claims);
         view.opens_at()
             .filter(|_| claims)
-            .chain(self.looks.owed_at())
-            .chain(self.survey_owed_at())
+            .chain(self.surveys.owed_at())
             .chain(owed)
             .fold(self.next_poll(now), Instant::min)
-    }
-
-    /// When the survey is made that news or registered destinations have made due.
-    fn survey_owed_at(&self) -> Option<Instant> {
-        let news = self.surveyed.filter(|_| self.news != News::None);
-        let news = news.map(|at| at + self.news_interval);
-        news.into_iter().chain(self.rows_owed).min()
     }
 
     /// The wait until every known message is settled, before a claim without an answer is resolved.
@@ -627,16 +584,12 @@ impl<'a> Planner<'a> {
 
     /// Lets the settlers continue the keys of topics that have room again.
     fn open_full(&mut self, view: &View) {
-        let count = self.full.len();
-        self.full.retain(|_, to| view.room_of(*to) == 0);
-        if self.full.len() < count {
-            self.tell_full();
+        let published = &mut self.published;
+        let count = published.full.len();
+        published.full.retain(|_, to| view.room_of(*to) == 0);
+        if published.full.len() < count {
+            published.set_full();
         }
-    }
-
-    fn tell_full(&mut self) {
-        self.policy.full = self.full.keys().cloned().collect();
-        self.is_policy_new = true;
     }
 
     fn look(now: Instant, question: u64, nothing_in_flight: bool) -> Look {

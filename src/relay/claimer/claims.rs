@@ -55,9 +55,8 @@ impl<D: Database> Claimer<'_, D> {
             return Ok(());
         };
         self.tell_contention(batch.as_ref());
-        match batch {
-            Some(batch) => self.learn_and_take(asked, room, batch, &reached, began),
-            None => self.planner.was_beaten(),
+        if let Some(batch) = batch {
+            self.learn_and_take(asked, room, batch, &reached, began);
         }
         Ok(())
     }

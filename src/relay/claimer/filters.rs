@@ -6,6 +6,7 @@ use super::hand_over::By;
 use crate::relay::database::Database;
 use crate::relay::fate::{Met, Unasked};
 use crate::relay::filters::Filtering;
+use crate::relay::planner::Report;
 use crate::routes::Way;
 use crate::store::brief::Tried;
 use crate::store::relay::claim::Claimed;
@@ -51,7 +52,8 @@ impl<D: Database> Claimer<'_, D> {
         let bytes = claimed.iter().map(|one| one.message.bytes()).sum();
         self.split_payloads.learn(claimed.len(), bytes);
         for one in &claimed {
-            self.planner.knows(lease, Claim::of(&one.message));
+            let claim = Claim::of(&one.message);
+            self.planner.hear(Report::Claimed(lease, claim));
         }
         let filtering = claimed
             .into_iter()

@@ -4,6 +4,7 @@ use super::Claimer;
 use crate::relay::bulkhead::Serves;
 use crate::relay::database::Database;
 use crate::relay::job::Job;
+use crate::relay::planner::Report;
 use crate::relay::settlement::Settlement;
 use crate::relay::to::To;
 use crate::relay::verdict::Verdict;
@@ -24,7 +25,8 @@ impl<D: Database> Claimer<'_, D> {
         self.learn_payloads(&jobs);
         let mut registered = Vec::new();
         for mut job in jobs {
-            self.planner.knows(job.lease, Claim::of(&job.message));
+            let claim = Claim::of(&job.message);
+            self.planner.hear(Report::Claimed(job.lease, claim));
             let bulkhead = job.to.bulkhead(&self.shared.bulkheads);
             let verdict = match (job.unsent.take(), bulkhead) {
                 (None, Some(bulkhead)) if matches!(bulkhead.serves, Serves::Registered) => {
@@ -38,7 +40,8 @@ impl<D: Database> Claimer<'_, D> {
                         intake.put(job);
                         continue;
                     }
-                    self.planner.had_no_place(&job.message.topic, job.to);
+                    let topic = job.message.topic.clone();
+                    self.planner.hear(Report::NoPlace(topic, job.to));
                     Verdict::Released
                 }
                 (unsent, _) => unsent.unwrap_or(Verdict::Released),

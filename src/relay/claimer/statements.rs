@@ -7,7 +7,7 @@ use crate::clock;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::pauses::{self, disable};
-use crate::relay::planner::{Part, Survey, Wait};
+use crate::relay::planner::{Report, Survey, Undo, Wait};
 use crate::relay::registered::Registry;
 use crate::relay::wanted::Want;
 use crate::routes::Serves;
@@ -26,9 +26,6 @@ impl<D: Database> Claimer<'_, D> {
         let moment = self.shared.moment();
         let locks = heeded(self.knows_pauses);
         let found = (self.db).survey(self.planner.lease(), &survey.streams, moment, locks);
-        if found.is_err() {
-            self.planner.survey_failed();
-        }
         let (mut found, paused) = found?;
         let shared = self.shared;
         for lease in &found.shortened {
@@ -78,7 +75,7 @@ impl<D: Database> Claimer<'_, D> {
             .rows_looked
             .map(|(at, took)| at + (ROWS_SHARE * took).min(LONGEST_ROWS_INTERVAL));
         let next = next.filter(|at| clock::now() < *at);
-        self.planner.look_at_rows_at(next);
+        self.planner.hear(Report::RowsOwed(next));
         if next.is_none() {
             self.look_at_rows()?;
         }
@@ -129,7 +126,8 @@ impl<D: Database> Claimer<'_, D> {
         self.rows_looked = Some((now, now.saturating_duration_since(began)));
         if let Some((bad, is_changed)) = applied {
             if is_changed {
-                self.planner.registered(registered.registry());
+                let registry = registered.registry();
+                self.planner.hear(Report::Registered(registry));
             }
             tell_refusals(&before, &registered.registry());
             self.unusable.extend(bad);
@@ -158,7 +156,7 @@ impl<D: Database> Claimer<'_, D> {
 
     /// Waits until all known messages are settled, and finds out whether a claim whose result was lost is still running
     /// in the server. If so, ends its lease. If not, releases the messages it took.
-    pub(super) fn resolve(&mut self, doubt: Doubt) -> Answer<Option<Wait>> {
+    fn resolve(&mut self, doubt: Doubt) -> Answer<Option<Wait>> {
         let (shared, lease) = (self.shared, doubt.lease);
         shared.wanted.want(Want::Settled);
         // The doubt is read together with `aside`: since the planner's step, a settler may have lost a result although
@@ -177,15 +175,21 @@ impl<D: Database> Claimer<'_, D> {
         Ok(None)
     }
 
-    /// Releases a part of the messages that a lease holds and that this relay does not know.
-    pub(super) fn undo(&mut self, part: &Part) -> Answer<()> {
-        let began = clock::now();
-        let count = self.db.release_unknown(part, self.shared.moment())?;
-        self.planner.undone(part, count, clock::since(began));
-        Ok(())
+    /// Releases a part of the messages that a lease holds and that this relay does not know, or ends the doubt.
+    pub(super) fn undo(&mut self, undo: Undo) -> Answer<Option<Wait>> {
+        match undo {
+            Undo::Resolve(doubt) => return self.resolve(doubt),
+            Undo::Part(part) => {
+                let began = clock::now();
+                let count = self.db.release_unknown(&part, self.shared.moment())?;
+                self.planner.undone(&part, count, clock::since(began));
+            }
+            Undo::End { lease, given_back } => self.end_doubt(lease, given_back),
+        }
+        Ok(None)
     }
 
-    pub(super) fn end_doubt(&self, lease: LeaseId, given_back: Option<usize>) {
+    fn end_doubt(&self, lease: LeaseId, given_back: Option<usize>) {
         if let Some(count) = given_back {
             // To find nothing is normal: every restart of the server ends like this.
             let level = if count == 0 {

@@ -9,6 +9,7 @@ use super::Claimer;
 use crate::clock;
 use crate::relay::database::Database;
 use crate::relay::intake::fill_all;
+use crate::relay::planner::Report;
 use crate::relay::planner::{Awaited, Wait};
 use crate::relay::wanted::Want;
 
@@ -75,7 +76,7 @@ impl<D: Database> Claimer<'_, D> {
             return true;
         }
         if self.shared.signals.news.ear.try_recv().is_ok() {
-            self.planner.has_news();
+            self.planner.hear(Report::News);
             return true;
         }
         while let Ok(told) = self.inbox.try_recv() {

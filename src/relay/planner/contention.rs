@@ -12,6 +12,8 @@ const LONGEST: Duration = Duration::from_millis(100);
 pub(super) struct Contention {
     until: Option<Instant>,
     in_a_row: u32,
+    /// The last claim was blocked: the next step waits.
+    is_beaten: bool,
 }
 
 impl Contention {
@@ -22,6 +24,12 @@ impl Contention {
             .min(LONGEST);
         self.in_a_row = self.in_a_row.saturating_add(1);
         self.until = Some(now + pause.mul_f64(0.5 + random / 2.0));
+        self.is_beaten = true;
+    }
+
+    /// Whether another relay has blocked the last claim.
+    pub(super) fn take_beaten(&mut self) -> bool {
+        std::mem::take(&mut self.is_beaten)
     }
 
     /// No other relay was claiming.

@@ -8,7 +8,6 @@ use super::lanes::Seen;
 use super::search::Claims;
 use super::view::View;
 use crate::relay::to::To;
-use crate::store::relay::claim::Topic;
 use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::search::{Ask, Page};
@@ -88,7 +87,7 @@ impl Planner<'_> {
             if self.lanes.kept_back().has(&topic) {
                 continue;
             }
-            let (to, key) = (self.way(&topic), free.key());
+            let (to, key) = (self.directory.way(&topic), free.key());
             let (count, room) = (taken.entry(to).or_default(), view.room_of(to));
             if *count >= room || picked.plain.len() + picked.keyed.len() >= most {
                 picked.left.push(Left {
@@ -102,7 +101,7 @@ impl Planner<'_> {
             *count += 1;
             match key {
                 None => picked.plain.push(free.sequence),
-                Some(_) => picked.put(free, self.goes_to(&topic)),
+                Some(_) => picked.put(free, self.directory.goes_to(&topic)),
             }
         }
         picked
@@ -116,18 +115,5 @@ impl Planner<'_> {
             slow: Some(self.settings.moment),
         };
         self.take_over(seen, now);
-    }
-
-    /// The name of the destination of a topic's messages; empty if the messages are fanned out or go nowhere.
-    pub(in crate::relay) fn goes_to(&self, topic: &Topic) -> String {
-        match self.way(topic) {
-            To::Bulkhead(number) => self.destinations[number].to_owned(),
-            To::Registered(_) => topic.destination.clone(),
-            To::Split | To::Nowhere => String::new(),
-        }
-    }
-
-    pub(super) fn way(&self, topic: &Topic) -> To {
-        To::of(self.routes, &self.registry, topic)
     }
 }

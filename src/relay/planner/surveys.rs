@@ -21,6 +21,124 @@ const FOR_ALL: Pace = Pace {
 /// The pace of slow queries for all but the known streams.
 const BESIDE_KNOWN: Pace = pace(Duration::ZERO);
 
+/// The longest interval between surveys. The interval is otherwise the poll interval, but at least
+/// [`SHORTEST_INTERVAL`].
+pub(super) const INTERVAL: Duration = Duration::from_secs(1);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+/// Surveys take at most a fourth of the time if every statement is slow, and those because of news at most this part.
+const REST: u32 = 3;
+pub(super) const REST_AFTER_NEWS: u32 = 10;
+
+/// News since the last survey: there may be new messages. If a survey was made a moment ago, the known lanes are asked
+/// first, so that under load surveys do not delay claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum News {
+    None,
+    Heard,
+    /// The known lanes are asked again. The next survey finds the messages of other streams.
+    Looked,
+}
+
+/// When surveys are made.
+#[derive(Debug)]
+pub(super) struct Surveys {
+    /// The queries for streams.
+    pub(super) looks: Looks,
+    /// When the last survey was made; `None`: a survey is due.
+    made: Option<Instant>,
+    /// The time until the next survey: without news, and with news.
+    interval: Duration,
+    news_interval: Duration,
+    news: News,
+    /// When a survey must check the rows of registered destinations, which the last survey has left out.
+    rows_owed: Option<Instant>,
+    /// The server that answered the last survey.
+    server: Option<i64>,
+}
+
+impl Default for Surveys {
+    fn default() -> Self {
+        Self {
+            looks: Looks::default(),
+            made: None,
+            interval: INTERVAL,
+            news_interval: Duration::ZERO,
+            news: News::None,
+            rows_owed: None,
+            server: None,
+        }
+    }
+}
+
+impl Surveys {
+    /// A survey is due now.
+    pub(super) fn want(&mut self) {
+        self.made = None;
+    }
+
+    /// There may be new messages.
+    pub(super) fn hear(&mut self) {
+        self.news = News::Heard;
+    }
+
+    /// When the rows of registered destinations must be checked, if this survey leaves them out.
+    pub(super) fn owe_rows(&mut self, at: Option<Instant>) {
+        self.rows_owed = at;
+    }
+
+    /// `is_asked`: a caller asks whether nothing is left.
+    pub(super) fn is_due(&self, now: Instant, is_asked: bool) -> bool {
+        let interval = match self.news {
+            News::None => self.interval,
+            _ if is_asked => Duration::ZERO,
+            _ => self.news_interval,
+        };
+        let is_time = |at: Instant| now.saturating_duration_since(at) >= interval;
+        self.made.is_none_or(is_time) || self.rows_owed.is_some_and(|at| now >= at)
+    }
+
+    /// Whether the known lanes must be asked again, because of news.
+    pub(super) fn take_news(&mut self) -> bool {
+        let is_new = self.news == News::Heard;
+        if is_new {
+            self.news = News::Looked;
+        }
+        is_new
+    }
+
+    /// Whether there is something to find out before a wait.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.made.is_none() || self.news == News::Heard
+    }
+
+    /// When the survey is made that news, registered destinations or a query that was left out have made due.
+    pub(super) fn owed_at(&self) -> Option<Instant> {
+        let news = self.made.filter(|_| self.news != News::None);
+        let news = news.map(|at| at + self.news_interval);
+        let owed = self.rows_owed.into_iter().chain(self.looks.owed_at());
+        owed.chain(news).min()
+    }
+
+    /// A survey is made. Returns whether it was wanted, apart from the time.
+    pub(super) fn end(&mut self, began: Instant, now: Instant, poll_interval: Duration) -> bool {
+        let was_wanted = self.made.is_none() || self.news != News::None;
+        self.made = Some(now);
+        self.news = News::None;
+        let took = now.saturating_duration_since(began);
+        let poll = poll_interval.clamp(SHORTEST_INTERVAL, INTERVAL);
+        self.interval = poll.max(REST * took).min(INTERVAL);
+        self.news_interval = (REST_AFTER_NEWS * took).min(self.interval);
+        was_wanted
+    }
+
+    /// Records the server that has answered. Returns `true` if the server has changed. A promoted standby may lack the
+    /// last settles: then the lease still holds messages that this process has forgotten.
+    pub(super) fn is_other_server(&mut self, server: i64) -> bool {
+        let before = self.server.replace(server);
+        before.is_some_and(|before| before != server)
+    }
+}
+
 /// A survey to make.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::relay) struct Survey {

@@ -12,7 +12,7 @@ use crate::store::relay::late::Writers;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::patrol::Free;
 use crate::store::relay::search::{Moment, Page};
-use crate::store::relay::settle::Claim;
+use crate::store::relay::settle;
 use crate::store::relay::streams::Found;
 
 const LEASE: LeaseId = LeaseId(7);
@@ -129,7 +129,7 @@ fn late(free: &[Free]) -> Page {
 
 fn keys(names: &[&str]) -> Step {
     let keys = names.iter().map(|name| key(name)).collect();
-    Step::Search(SearchKind::Freed, Ask::Keys(keys))
+    Step::Claim(Claim::Found(SearchKind::Freed, Ask::Keys(keys)))
 }
 
 /// A free message of the key `k`.
@@ -182,7 +182,7 @@ impl<'a> Ground<'a> {
     /// The next step, if there are no late messages.
     fn next(&mut self) -> Step {
         match self.planner.next(self.now, &self.view) {
-            Step::Search(SearchKind::Late, ask) => {
+            Step::Claim(Claim::Found(SearchKind::Late, ask)) => {
                 self.found_late(ask, &[], Duration::from_millis(1));
                 self.planner.stage = Stage::Claim;
                 self.next()
@@ -226,8 +226,10 @@ impl<'a> Ground<'a> {
     fn wait(&mut self) -> Wait {
         for _ in 0..100 {
             match self.step() {
-                Step::Claim { plain, keyed, .. } => self.bring(&[plain, keyed].concat(), vec![]),
-                Step::Search(SearchKind::Walk, ask) => {
+                Step::Claim(Claim::Lanes { plain, keyed, .. }) => {
+                    self.bring(&[plain, keyed].concat(), vec![])
+                }
+                Step::Claim(Claim::Found(SearchKind::Walk, ask)) => {
                     self.found(SearchKind::Walk, ask, Page::default(), Claims::default());
                 }
                 Step::LookAgain => match self.planner.look_again(self.now, &self.view) {
@@ -272,7 +274,7 @@ impl<'a> Ground<'a> {
     fn asks_for_late(&mut self) -> Ask {
         loop {
             match self.planner.next(self.now, &self.view) {
-                Step::Search(SearchKind::Late, ask) => return ask,
+                Step::Claim(Claim::Found(SearchKind::Late, ask)) => return ask,
                 Step::Gates { .. } => {}
                 other => panic!("{other:?}"),
             }
@@ -282,7 +284,7 @@ impl<'a> Ground<'a> {
     /// The next step, which asks for freed keys.
     fn asks_for_keys(&mut self) -> Ask {
         match self.step() {
-            Step::Search(SearchKind::Freed, ask) => ask,
+            Step::Claim(Claim::Found(SearchKind::Freed, ask)) => ask,
             other => panic!("{other:?}"),
         }
     }
@@ -315,14 +317,14 @@ fn a_round_hears_the_gates_and_surveys_before_it_claims() {
     };
     assert!(!ground.planner.surveyed(ground.now, survey, found));
     // The walk goes first, for keys with a backlog. Then lanes and walk take turns.
-    let walk = Step::Search(SearchKind::Walk, Ask::Walk(Key::default()));
+    let walk = Step::Claim(Claim::Found(SearchKind::Walk, Ask::Walk(Key::default())));
     assert_eq!(ground.next(), walk);
     assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
-    let Step::Claim { plain, keyed, room } = ground.next() else {
+    let Step::Claim(Claim::Lanes { plain, keyed, room }) = ground.next() else {
         panic!("expected a claim");
     };
     assert_eq!((plain.len(), keyed.len(), room), (1, 1, usize::MAX));
-    ground.now += SURVEY_INTERVAL;
+    ground.now += surveys::INTERVAL;
     assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
     assert!(
         matches!(ground.next(), Step::Survey(_)),
@@ -359,7 +361,7 @@ fn room_that_was_made_before_the_flags_were_up_is_seen() {
     assert_eq!(wait.what, Awaited::Room);
     ground.view.doors[0].room = 1;
     ground.planner.waited(ground.now, wait.what, true, true);
-    assert!(matches!(ground.step(), Step::Claim { .. }));
+    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
 }
 
 #[test]
@@ -372,7 +374,7 @@ fn keys_that_were_freed_while_the_flags_were_raised_are_looked_at() {
         ..Returned::default()
     };
     assert_eq!(ground.step(), Step::LookAgain);
-    ground.planner.returned(returned);
+    ground.planner.hear(Report::Returned(returned));
     let again = ground.planner.look_again(ground.now, &ground.view);
     assert_eq!(again, Step::Again);
     assert_eq!(ground.step(), keys(&["k"]));
@@ -392,10 +394,10 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
     };
     ground.surveyed(slowly());
     assert_eq!(ground.wait().until, ground.now + POLL);
-    ground.planner.has_news();
+    ground.planner.hear(Report::News);
     ground.surveyed(slowly());
     let looked = ground.now;
-    ground.planner.has_news();
+    ground.planner.hear(Report::News);
     let survey = ground.begin_survey();
     assert!(
         matches!(survey.streams, Streams::Behind(_)),
@@ -417,7 +419,7 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
     let expected = wait(Awaited::Room, owed, None);
     assert_eq!(Step::Wait(ground.wait()), expected);
     ground.now = owed;
-    ground.planner.surveyed = Some(owed);
+    ground.planner.surveys.end(owed, owed, POLL);
     (ground.planner).waited(owed, Awaited::Room, false, true);
     assert!(!matches!(ground.begin_survey().streams, Streams::Behind(_)));
 }
@@ -439,7 +441,7 @@ fn a_lane_goes_on_behind_what_the_database_counts_as_past() {
     };
     ground.planner.surveyed(ground.now, survey, found);
     let asked = |ground: &mut Ground| match ground.step() {
-        Step::Claim { plain, .. } => plain,
+        Step::Claim(Claim::Lanes { plain, .. }) => plain,
         other => panic!("{other:?}"),
     };
     let sweep = asked(&mut ground);
@@ -464,10 +466,10 @@ fn a_lane_goes_on_behind_what_the_database_counts_as_past() {
 fn news_that_never_ends_keeps_no_claim_back() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
-    ground.planner.has_news();
+    ground.planner.hear(Report::News);
     ground.survey(&[stream("a", false)]);
-    ground.planner.has_news();
-    assert!(matches!(ground.next(), Step::Claim { .. }));
+    ground.planner.hear(Report::News);
+    assert!(matches!(ground.next(), Step::Claim(Claim::Lanes { .. })));
     ground.begin_survey();
 }
 
@@ -483,9 +485,9 @@ fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
         Some(0),
         "the look began before the question"
     );
-    ground.planner.has_news();
+    ground.planner.hear(Report::News);
     ground.survey(&[stream("a", false)]);
-    let Step::Claim { plain, .. } = ground.step() else {
+    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
         panic!("expected a claim");
     };
     ground.bring(&plain, vec![claimed(1, "a", None)]);
@@ -513,7 +515,7 @@ fn a_question_waits_while_the_lease_may_be_over() {
     assert_eq!(ground.wait().answers, Some(1));
 
     ground.view.question = 2;
-    ground.planner.has_news();
+    ground.planner.hear(Report::News);
     ground.survey(&[stream("a", false)]);
     // Another lease, during the look.
     ground.view.lease = Some(LeaseId(8));
@@ -530,7 +532,7 @@ fn news_of_the_time_of_a_survey_is_looked_for_before_the_wait() {
     let routes = routes();
     let mut ground = Ground::new(&routes);
     ground.survey(&[]);
-    ground.planner.has_news();
+    ground.planner.hear(Report::News);
     assert_eq!(ground.step(), Step::LookAgain);
     let again = ground.planner.look_again(ground.now, &ground.view);
     assert_eq!(again, Step::Again, "the planner does not wait");
@@ -554,10 +556,10 @@ fn news_soon_after_a_survey_asks_the_known_lanes_first() {
     let surveyed = ground.now;
     ground.planner.surveyed(surveyed, survey, found);
     assert_eq!(ground.wait().until, surveyed + POLL);
-    ground.planner.has_news();
+    ground.planner.hear(Report::News);
     ground.planner.waited(ground.now, Awaited::Work, true, true);
-    assert!(matches!(ground.step(), Step::Claim { .. }));
-    let owed = surveyed + NEWS_SHARE * took;
+    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+    let owed = surveyed + surveys::REST_AFTER_NEWS * took;
     assert_eq!(
         ground.wait().until,
         owed,
@@ -573,7 +575,7 @@ fn a_survey_is_made_when_the_rows_of_registered_destinations_must_be_checked() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     let at = ground.now + Duration::from_millis(250);
-    ground.planner.look_at_rows_at(Some(at));
+    ground.planner.hear(Report::RowsOwed(Some(at)));
     assert_eq!(ground.wait().until, at);
     ground.now = at;
     ground.begin_survey();
@@ -640,20 +642,20 @@ fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
         backend: Some(Backend { pid: 1, started: 0 }),
     };
     ground.view.doubt = Some(doubt);
-    assert_eq!(ground.next(), Step::Resolve(doubt));
+    assert_eq!(ground.next(), Step::Undo(Undo::Resolve(doubt)));
     assert_eq!(
         ground.next(),
-        Step::Resolve(doubt),
+        Step::Undo(Undo::Resolve(doubt)),
         "the planner does not claim"
     );
     ground
         .planner
-        .begin_undo(LEASE, vec![Claim { sequence: 5, at: 0 }]);
+        .begin_undo(LEASE, vec![settle::Claim { sequence: 5, at: 0 }]);
     let mut after = i64::MIN;
     let given_back = loop {
         let part = match ground.step() {
-            Step::Undo(part) => part,
-            Step::EndDoubt { lease, given_back } => {
+            Step::Undo(Undo::Part(part)) => part,
+            Step::Undo(Undo::End { lease, given_back }) => {
                 assert_eq!(lease, LEASE);
                 break given_back;
             }
@@ -669,10 +671,11 @@ fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
         let since = vec![claimed(3, "a", None)];
         if part.range.upto == 0 {
             for one in &since {
-                ground.planner.knows(LEASE, Claim::of(&one.message));
+                let claim = settle::Claim::of(&one.message);
+                ground.planner.hear(Report::Claimed(LEASE, claim));
             }
         }
-        assert!(matches!(ground.step(), Step::Claim { .. }));
+        assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
     };
     assert!(given_back.is_some_and(|count| count > 3));
     ground.view.doubt = None;
@@ -688,7 +691,7 @@ fn an_undo_begins_anew_when_another_answer_is_lost() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
     ground.planner.begin_undo(LEASE, vec![]);
-    let Step::Undo(part) = ground.step() else {
+    let Step::Undo(Undo::Part(part)) = ground.step() else {
         panic!("expected a part");
     };
     ground.planner.undone(&part, Some(0), Duration::ZERO);
@@ -698,10 +701,10 @@ fn an_undo_begins_anew_when_another_answer_is_lost() {
         backend: None,
     };
     ground.view.doubt = Some(doubt);
-    assert_eq!(ground.step(), Step::Resolve(doubt));
+    assert_eq!(ground.step(), Step::Undo(Undo::Resolve(doubt)));
     ground.planner.begin_undo(LEASE, vec![]);
     assert_eq!(ground.step(), Step::LookAgain);
-    assert_eq!(ground.step(), Step::Undo(part));
+    assert_eq!(ground.step(), Step::Undo(Undo::Part(part)));
 }
 
 #[test]
@@ -712,7 +715,7 @@ fn a_doubt_about_a_lease_that_is_over_is_none() {
     let backend = None;
     ground.view.doubt = Some(Doubt { lease, backend });
     let given_back = None;
-    assert_eq!(ground.next(), Step::EndDoubt { lease, given_back });
+    assert_eq!(ground.next(), Step::Undo(Undo::End { lease, given_back }));
 }
 
 /// R12, R14: messages of an expired lease are taken over, except those that this process still has to settle.
@@ -721,8 +724,8 @@ fn leases_that_have_ended_are_taken_over_or_lost() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     // The row of a lease may be gone while this process still holds its messages.
-    ground.planner.vanished(vec![4, 5]);
-    ground.now += SURVEY_INTERVAL;
+    ground.planner.hear(Report::Vanished(vec![4, 5]));
+    ground.now += surveys::INTERVAL;
     let ended = |ended: &[i64]| Surveyed {
         streams: found(&[stream("a", false)]),
         ended: ended.to_vec(),
@@ -732,11 +735,11 @@ fn leases_that_have_ended_are_taken_over_or_lost() {
     };
     ground.surveyed(ended(&[1, 2]));
     assert_eq!(ground.planner.expired(), [1, 4]);
-    let Step::Claim { plain, .. } = ground.step() else {
+    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
         panic!("expected a takeover");
     };
     assert_eq!(plain[0].after, Position::START, "the lane is swept");
-    ground.now += SURVEY_INTERVAL;
+    ground.now += surveys::INTERVAL;
     ground.surveyed(ended(&[1, 2, LEASE.0]));
     assert_eq!(ground.step(), Step::LoseLease(LEASE));
 }
@@ -757,7 +760,7 @@ fn a_relay_that_stands_by_waits_for_its_turn_and_then_looks_at_everything() {
         .planner
         .waited(ground.now, Awaited::Turn, false, true);
     ground.surveyed(standing(true));
-    assert!(matches!(ground.step(), Step::Claim { .. }));
+    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
 }
 
 /// R10: only one relay at a time has the right to probe. A relay that stands by does not take the right, and does not
@@ -799,16 +802,15 @@ fn a_relay_that_was_beaten_rests_and_claims_messages_without_keys_meanwhile() {
     let both = [stream("a", false), stream("a", true)];
     let mut ground = Ground::with(&routes, &both);
     ground.planner.contended(ground.now, 1.0, None);
-    ground.planner.was_beaten();
     let rest = Duration::from_millis(1);
     let expected = wait(Awaited::OthersClaim, ground.now + rest, None);
     assert_eq!(ground.step(), expected);
-    let Step::Claim { plain, keyed, .. } = ground.step() else {
+    let Step::Claim(Claim::Lanes { plain, keyed, .. }) = ground.step() else {
         panic!("expected a claim");
     };
     assert_eq!((plain.len(), keyed.len()), (1, 0));
     ground.now += rest;
-    let Step::Claim { plain, keyed, .. } = ground.step() else {
+    let Step::Claim(Claim::Lanes { plain, keyed, .. }) = ground.step() else {
         panic!("expected a claim after the back-off");
     };
     assert_eq!((plain.len(), keyed.len()), (1, 1));
@@ -821,8 +823,12 @@ fn topics_without_a_place_are_full_until_there_is_room() {
     assert!(ground.planner.take_policy().is_some());
     assert_eq!(ground.planner.take_policy(), None, "nothing has changed");
     ground.view.doors[0].room = 0;
-    ground.planner.had_no_place("a", To::Bulkhead(0));
-    ground.planner.had_no_place("a", To::Bulkhead(0));
+    ground
+        .planner
+        .hear(Report::NoPlace("a".to_owned(), To::Bulkhead(0)));
+    ground
+        .planner
+        .hear(Report::NoPlace("a".to_owned(), To::Bulkhead(0)));
     let policy = ground.planner.take_policy().expect("the topic is full");
     assert_eq!(policy.full, ["a"]);
     assert_eq!(ground.step(), Step::LookAgain);
@@ -839,10 +845,10 @@ fn keys_without_room_wait_for_it() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", true), stream("b", true)]);
     assert_eq!(ground.wait().what, Awaited::Work);
-    ground.planner.returned(Returned {
+    ground.planner.hear(Report::Returned(Returned {
         keys: [key("k")].into(),
         ..Returned::default()
-    });
+    }));
     ground.view.doors[0].room = 0;
     let found = |ground: &mut Ground<'_>, claims| {
         let ask = ground.asks_for_keys();
@@ -870,10 +876,10 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
     let keyed = stream("a", true);
     let mut ground = Ground::with(&routes, std::slice::from_ref(&keyed));
     assert_eq!(ground.wait().what, Awaited::Work);
-    ground.planner.returned(Returned {
+    ground.planner.hear(Report::Returned(Returned {
         keys: [key("k")].into(),
         ..Returned::default()
-    });
+    }));
     let ask = ground.asks_for_keys();
     let closed = Door {
         room: 0,
@@ -902,7 +908,7 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
     };
     for topics in [vec!["a".to_owned()], vec![]] {
         assert!(!asks_for_walk(&mut ground));
-        ground.planner.surveyed = None;
+        ground.planner.surveys.want();
         ground.surveyed(Surveyed {
             streams: found(std::slice::from_ref(&keyed)),
             is_active: true,
@@ -922,7 +928,7 @@ fn a_limit_ends_claims_and_answers() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     ground.view.left_to_claim = Some(2);
-    let Step::Claim { room, .. } = ground.step() else {
+    let Step::Claim(Claim::Lanes { room, .. }) = ground.step() else {
         panic!("expected a claim");
     };
     assert_eq!(room, 2);
@@ -939,19 +945,19 @@ fn a_limit_ends_claims_and_answers() {
 fn what_is_too_slow_is_left_to_the_patrol() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
-    let Step::Claim { plain, .. } = ground.step() else {
+    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
         panic!("expected a claim");
     };
     ground.planner.was_too_slow(ground.now, &plain, SECOND);
     let mut ranges: Vec<Range> = Vec::new();
     for _ in 0..1000 {
         match ground.step() {
-            Step::Search(SearchKind::Patrol, Ask::Range(range)) => {
+            Step::Claim(Claim::Found(SearchKind::Patrol, Ask::Range(range))) => {
                 ranges.push(range);
                 let (kind, ask) = (SearchKind::Patrol, Ask::Range(range));
                 ground.found(kind, ask, Page::default(), Claims::default());
             }
-            Step::Claim { plain, .. } => ground.bring(&plain, vec![]),
+            Step::Claim(Claim::Lanes { plain, .. }) => ground.bring(&plain, vec![]),
             Step::LookAgain => break,
             other => panic!("{other:?}"),
         }
@@ -1002,7 +1008,7 @@ fn what_has_expired_is_looked_for_where_no_relay_serves_it() {
     let unserved = || vec![topic("a"), topic("c")];
     ground.planner.look_at_unserved(ground.now, unserved);
     let mut seen = Vec::new();
-    while let Step::Search(kind @ SearchKind::Unserved, ask) = ground.step() {
+    while let Step::Claim(Claim::Found(kind @ SearchKind::Unserved, ask)) = ground.step() {
         let Ask::Expired(stream, Position::START) = &ask else {
             panic!("{ask:?}");
         };
@@ -1026,7 +1032,7 @@ fn what_was_committed_late_is_claimed_next() {
         time: 60_000_000,
         ..Surveyed::default()
     };
-    ground.planner.surveyed = None;
+    ground.planner.surveys.want();
     ground.surveyed(surveyed);
     ground.wait();
     let one = |sequence, topic: &str, ordering_key: Option<&str>| Free {
@@ -1043,7 +1049,7 @@ fn what_was_committed_late_is_claimed_next() {
     let ask = ground.asks_for_keys();
     assert_eq!(ask, Ask::Keys(vec![key("k")]));
     ground.found(SearchKind::Freed, ask, Page::default(), Claims::default());
-    let Step::Claim { plain, .. } = ground.step() else {
+    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
         panic!("expected a claim");
     };
     let first = Position::of_time(10_000_001);

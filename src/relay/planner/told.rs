@@ -1,6 +1,5 @@
 //! The planner's input: the results of its steps, and reports of other threads.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,9 +8,7 @@ use super::lanes::{Brought, Seen};
 use super::search::{Outcome, SearchKind};
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
-use super::{
-    Awaited, NEWS_SHARE, News, Planner, Policy, SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL, Stage,
-};
+use super::{Awaited, Planner, Policy, Stage};
 use crate::relay::registered::Registry;
 use crate::relay::to::To;
 use crate::relay::told::Returned;
@@ -20,6 +17,25 @@ use crate::store::relay::lease::LeaseId;
 use crate::store::relay::patrol::Free;
 use crate::store::relay::search::Ask;
 use crate::store::relay::settle::Claim;
+
+/// What other threads report to the planner, and what the claimer learns beside its steps.
+#[derive(Debug)]
+pub(in crate::relay) enum Report {
+    /// There may be new messages.
+    News,
+    /// When the rows of registered destinations must be checked, if this survey leaves them out.
+    RowsOwed(Option<Instant>),
+    /// Registered destinations have changed: lanes may go elsewhere, and waiting messages may be sent.
+    Registered(Arc<Registry>),
+    /// Messages were released or have become free.
+    Returned(Returned),
+    /// Messages name these leases, but the rows of the leases are gone.
+    Vanished(Vec<i64>),
+    /// A message was claimed under a lease, by the claimer or a settler.
+    Claimed(LeaseId, Claim),
+    /// A settler has claimed a message of this topic, and the queue of its destination has no room.
+    NoPlace(String, To),
+}
 
 impl Planner<'_> {
     /// A wait has ended. `is_rung`: a notification ended it early.
@@ -33,13 +49,13 @@ impl Planner<'_> {
         match what {
             Awaited::Nothing | Awaited::Lease | Awaited::OthersClaim | Awaited::Settles => return,
             // A query for streams is owed, and nothing else announces its time.
-            Awaited::Room if self.looks.owed_at().is_some_and(|at| now >= at) => {
-                self.surveyed = None;
+            Awaited::Room if self.surveys.looks.owed_at().is_some_and(|at| now >= at) => {
+                self.surveys.want();
             }
             Awaited::Room => {}
             Awaited::Turn | Awaited::Work => {
                 if !is_rung {
-                    self.surveyed = None;
+                    self.surveys.want();
                 }
             }
         }
@@ -48,24 +64,50 @@ impl Planner<'_> {
 
     /// A step has failed. The next connection may be to another server, so a new survey is due.
     pub(in crate::relay) fn failed(&mut self) {
-        self.surveyed = None;
+        if self.stage == Stage::Claim {
+            // The result of a survey is lost: the next one queries all streams, however long that takes.
+            self.surveys.looks = Looks::default();
+        }
+        self.surveys.want();
         self.stage = Stage::Undo;
     }
 
-    /// There may be new messages.
-    pub(in crate::relay) fn has_news(&mut self) {
-        self.news = News::Heard;
-    }
-
-    /// When the rows of registered destinations must be checked, if this survey leaves them out.
-    pub(in crate::relay) fn look_at_rows_at(&mut self, at: Option<Instant>) {
-        self.rows_owed = at;
-    }
-
-    /// Messages were released or have become free.
-    pub(in crate::relay) fn returned(&mut self, Returned { topics, keys }: Returned) {
-        self.lanes.go_back(&topics);
-        self.searches.free(keys);
+    /// Takes in what other threads report, and what the claimer learns beside its steps.
+    pub(in crate::relay) fn hear(&mut self, report: Report) {
+        match report {
+            Report::News => self.surveys.hear(),
+            Report::RowsOwed(at) => self.surveys.owe_rows(at),
+            Report::Registered(registry) => {
+                self.directory.registry = registry;
+                let directory = &self.directory;
+                if self.lanes.go_elsewhere(|topic| directory.way(topic)) {
+                    self.searches.walk.restart();
+                }
+            }
+            Report::Returned(Returned { topics, keys }) => {
+                self.lanes.go_back(&topics);
+                self.searches.free(keys);
+            }
+            Report::Vanished(leases) => {
+                if self.leases.learn_vanished(leases) {
+                    // Their messages may be anywhere.
+                    self.lanes.forget_places();
+                    self.searches.walk.restart();
+                    self.surveys.want();
+                }
+            }
+            Report::Claimed(lease, claim) => {
+                self.searches.late.saw(claim.sequence);
+                if let Some(undoing) = &mut self.undoing {
+                    undoing.knows(lease, claim);
+                }
+            }
+            Report::NoPlace(topic, to) => {
+                if self.published.full.insert(topic, to).is_none() {
+                    self.published.set_full();
+                }
+            }
+        }
     }
 
     /// Gets the unserved topics when a round over them is due.
@@ -75,7 +117,7 @@ impl Planner<'_> {
         unserved: impl FnOnce() -> Vec<Topic>,
     ) {
         if self.searches.unserved.wants_a_round(now) {
-            let is_nowhere = |topic: &Topic| self.way(topic) == To::Nowhere;
+            let is_nowhere = |topic: &Topic| self.directory.way(topic) == To::Nowhere;
             let topics = unserved().into_iter().filter(is_nowhere).collect();
             let moment = self.settings.poll_interval;
             self.searches.unserved.begin(now, topics, moment);
@@ -90,126 +132,65 @@ impl Planner<'_> {
         survey: Survey,
         found: Surveyed,
     ) -> bool {
-        let Surveyed {
-            streams,
-            took,
-            shortened: _,
-            ended,
-            held,
-            is_active,
-            time,
-            server: _,
-            kept_back,
-        } = found;
         let began = survey.look.began;
-        let is_of_newest = matches!(survey.streams, Streams::Behind(_));
-        let is_cut = !is_of_newest && streams.is_none();
-        let seen = self.looks.learn(now, &survey.streams, streams, took);
+        let is_cut = !matches!(survey.streams, Streams::Behind(_)) && found.streams.is_none();
+        let looks = &mut self.surveys.looks;
+        let seen = looks.learn(now, &survey.streams, found.streams, found.took);
         if is_cut {
             self.searches.patrol.want(now);
         }
         // `now` is after the answer, so the estimate is never ahead of the database.
-        self.clock = DatabaseClock::new(time, now);
-        if is_active && !self.is_active {
+        self.clock = DatabaseClock::new(found.time, now);
+        if found.is_active && !self.is_active {
             self.lanes.forget_places();
             self.searches.late.restart();
         }
-        self.is_active = is_active;
-        let is_first = self.ended.is_none();
-        let before = self.ended.take().unwrap_or_default();
-        let is_new = |id: &&i64| !before.contains(id);
-        let newly_ended: Vec<i64> = ended.iter().filter(is_new).copied().collect();
-        // A look over many lanes may take longer than the survey interval. If the look has found nothing yet, it
-        // continues: otherwise it would never end. A newly expired lease begins a new look: its messages may be in any
-        // lane.
-        let is_due = self.surveyed.is_none() || self.news != News::None;
-        let is_new_look = is_due || !self.look.found_nothing || !newly_ended.is_empty();
-        if !newly_ended.is_empty() {
+        self.is_active = found.is_active;
+        let undoing = self.undoing.as_ref();
+        let is_held =
+            |lease| found.held.contains(&lease) || undoing.is_some_and(|one| one.is_of(lease));
+        let has_ended = self.leases.learn(found.ended, is_held);
+        if has_ended {
             self.lanes.forget_places();
             self.searches.walk.restart();
         }
-        // Leases that had expired before this relay started are no news.
-        for id in newly_ended.iter().filter(|_| !is_first) {
-            log::warn!(event = "lease_expired", lease = id; "lease {id} of another relay has expired: taking over its messages");
-        }
-        self.expire(&ended, &held);
-        self.ended = Some(ended);
         let has_new_nowhere = self.take_over(seen, now);
+        let kept_back = found.kept_back;
         let kept_back = kept_back.unwrap_or_else(|| self.lanes.kept_back().clone());
-        self.policy = Policy {
+        self.published.policy = Policy {
             paused: kept_back.topics.iter().cloned().collect(),
             not_taken: self.lanes.nowhere().collect(),
             has_parts: self.lanes.has_keyed_parts(),
-            full: std::mem::take(&mut self.policy.full),
+            full: std::mem::take(&mut self.published.policy.full),
         };
-        self.is_policy_new = true;
+        self.published.is_new = true;
         if self.lanes.keep_back(kept_back) {
             // The walk has skipped the keys that were kept back.
             self.searches.walk.restart();
         }
-        if is_new_look {
+        let was_wanted = self.surveys.end(began, now, self.settings.poll_interval);
+        // A look over many lanes may take longer than the survey interval. If the look has found nothing yet, it
+        // continues: otherwise it would never end. A newly expired lease begins a new look: its messages may be in any
+        // lane.
+        if was_wanted || !self.look.found_nothing || has_ended {
             self.lanes.begin_look();
             self.look = survey.look;
         }
-        self.surveyed = Some(now);
-        self.news = News::None;
-        // If every statement is slow, surveys must not take half of the time.
-        let took = now.saturating_duration_since(began);
-        let poll = (self.settings.poll_interval).clamp(SHORTEST_SURVEY_INTERVAL, SURVEY_INTERVAL);
-        self.survey_interval = poll.max(3 * took).min(SURVEY_INTERVAL);
-        self.news_interval = (NEWS_SHARE * took).min(self.survey_interval);
         has_new_nowhere
     }
 
     pub(super) fn take_over(&mut self, seen: Seen, now: Instant) -> bool {
-        let now = self.now(now);
-        let way = |topic: &Topic| To::of(self.routes, &self.registry, topic);
-        self.lanes.take_over(seen, way, now)
+        let (now, directory) = (self.now(now), &self.directory);
+        (self.lanes).take_over(seen, |topic| directory.way(topic), now)
     }
 
-    /// Registered destinations have changed: lanes may go elsewhere, and waiting messages may be sent.
-    pub(in crate::relay) fn registered(&mut self, registry: Arc<Registry>) {
-        self.registry = registry;
-        let way = |topic: &Topic| To::of(self.routes, &self.registry, topic);
-        if self.lanes.go_elsewhere(way) {
-            self.searches.walk.restart();
-        }
-    }
-
-    /// Updates the leases to take over from. A lease that this process has lost is left out while its messages are
-    /// still to be settled here.
-    fn expire(&mut self, ended: &[i64], held: &HashSet<LeaseId>) {
-        let is_undone = |id| self.undoing.as_ref().is_some_and(|one| one.is_of(id));
-        let is_free = |id: &&i64| !held.contains(&LeaseId(**id)) && !is_undone(LeaseId(**id));
-        let over = ended.iter().chain(&self.vanished);
-        self.expired = over.filter(is_free).copied().collect();
-    }
-
-    /// Records the server that answered a survey. Returns `true` if the server has changed. A promoted standby may lack
-    /// the last settles: then the lease still holds messages that this process has forgotten.
+    /// Whether another server has answered a survey than the survey before.
     pub(in crate::relay) fn is_other_server(&mut self, server: i64) -> bool {
-        let before = self.server.replace(server);
-        let is_other = before.is_some_and(|before| before != server);
+        let is_other = self.surveys.is_other_server(server);
         if is_other {
             self.searches.late.restart();
         }
         is_other
-    }
-
-    /// A survey has failed, and its result is lost: the next survey queries all streams, however long that takes.
-    pub(in crate::relay) fn survey_failed(&mut self) {
-        self.looks = Looks::default();
-    }
-
-    /// Messages name these leases, but the rows of the leases are gone.
-    pub(in crate::relay) fn vanished(&mut self, leases: Vec<i64>) {
-        if leases.iter().any(|id| !self.vanished.contains(id)) {
-            // Their messages may be anywhere. The next survey lets claims take them over.
-            self.lanes.forget_places();
-            self.searches.walk.restart();
-            self.surveyed = None;
-        }
-        self.vanished = leases;
     }
 
     /// Takes in the result of a claim from lanes.
@@ -234,11 +215,6 @@ impl Planner<'_> {
         self.look.found_nothing &= batch.is_some_and(|batch| batch.claimed.is_empty());
     }
 
-    /// Another relay's claim blocked a claim of lanes: it is repeated a little later.
-    pub(in crate::relay) fn was_beaten(&mut self) {
-        self.is_beaten = true;
-    }
-
     /// A claim had no answer. Its messages may be in ranges that the undo has already passed.
     pub(in crate::relay) fn lost_answer(&mut self) {
         self.undoing = None;
@@ -256,21 +232,6 @@ impl Planner<'_> {
         }
     }
 
-    /// A message was claimed under a lease, by the claimer or a settler.
-    pub(in crate::relay) fn knows(&mut self, lease: LeaseId, claim: Claim) {
-        self.searches.late.saw(claim.sequence);
-        if let Some(undoing) = &mut self.undoing {
-            undoing.knows(lease, claim);
-        }
-    }
-
-    /// A settler has claimed a message of this topic, and the queue of its destination has no room.
-    pub(in crate::relay) fn had_no_place(&mut self, topic: &str, to: To) {
-        if self.full.insert(topic.to_owned(), to).is_none() {
-            self.tell_full();
-        }
-    }
-
     /// Takes in the outcome of a search.
     pub(in crate::relay) fn searched(
         &mut self,
@@ -281,8 +242,6 @@ impl Planner<'_> {
     ) {
         if let Outcome::Done { claims, .. } = &outcome {
             self.look.found_nothing &= claims.claimed.is_empty() && !claims.is_beaten;
-            // The search is repeated a little later.
-            self.is_beaten = claims.is_beaten;
         }
         // The query of late messages cannot have taken longer: this process stood still.
         let took = match by {
@@ -304,9 +263,9 @@ impl Planner<'_> {
         passed.retain(|one| self.lanes.has_passed(&one.found()));
         let (keyed, plain): (Vec<Free>, Vec<Free>) =
             (passed.into_iter()).partition(|one| one.ordering_key.is_some());
-        self.returned(Returned::new(
+        self.hear(Report::Returned(Returned::new(
             plain.iter().map(|one| (one.topic(), one.available_at.0)),
             keyed.iter().filter_map(Free::key),
-        ));
+        )));
     }
 }

@@ -13,6 +13,10 @@ const PACE: Pace = pace(Duration::from_secs(1));
 /// The pace of rounds while there is no other work, or after a round that has left messages.
 const QUICK: Pace = pace(Duration::ZERO);
 
+/// During a walk over many keys, lanes are claimed from at least this often: a relay that is awake gets no
+/// notifications.
+const GLANCE: Duration = Duration::from_millis(20);
+
 /// Rounds over all keys, a page at a time.
 ///
 /// Most keyed messages never need the walk: the next claim of a lane finds a new message, and the settle of a message
@@ -23,6 +27,8 @@ const QUICK: Pace = pace(Duration::ZERO);
 pub(super) struct Walk {
     rounds: Rounds<Key>,
     turn: EveryOther,
+    /// When the lanes were last asked again.
+    glanced: Option<Instant>,
 }
 
 impl Walk {
@@ -47,6 +53,16 @@ impl Walk {
     /// Whether a round is unfinished.
     pub(super) fn is_in_round(&self) -> bool {
         self.rounds.place().is_some()
+    }
+
+    /// Whether the lanes are to be asked again meanwhile.
+    pub(super) fn is_glance_due(&mut self, now: Instant) -> bool {
+        let glanced = *self.glanced.get_or_insert(now);
+        let is_due = now.saturating_duration_since(glanced) >= GLANCE;
+        if is_due {
+            self.glanced = Some(now);
+        }
+        is_due
     }
 
     /// Any key may be free: a new round begins at once.

@@ -1,0 +1,39 @@
+//! Where the messages of each topic go.
+
+use std::sync::Arc;
+
+use crate::relay::registered::Registry;
+use crate::relay::to::To;
+use crate::routes::Routes;
+use crate::store::relay::claim::Topic;
+
+#[derive(Debug)]
+pub(super) struct Directory<'a> {
+    routes: &'a Routes,
+    pub(super) registry: Arc<Registry>,
+    /// The names of the bulkheads, by number.
+    names: Vec<&'a str>,
+}
+
+impl<'a> Directory<'a> {
+    pub(super) fn new(routes: &'a Routes, names: Vec<&'a str>) -> Self {
+        Self {
+            routes,
+            registry: Arc::default(),
+            names,
+        }
+    }
+
+    pub(super) fn way(&self, topic: &Topic) -> To {
+        To::of(self.routes, &self.registry, topic)
+    }
+
+    /// The name of the destination of a topic's messages; empty if the messages are fanned out or go nowhere.
+    pub(super) fn goes_to(&self, topic: &Topic) -> String {
+        match self.way(topic) {
+            To::Bulkhead(number) => self.names[number].to_owned(),
+            To::Registered(_) => topic.destination.clone(),
+            To::Split | To::Nowhere => String::new(),
+        }
+    }
+}
