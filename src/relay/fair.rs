@@ -4,12 +4,12 @@
 //! turn before the last turn, so nobody saves up time (start-time fair queueing: Goyal, Vin and Cheng, 1996). So one
 //! with long turns delays another by its turns in progress, however many it waits for.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::Hash;
 use std::time::Duration;
 
-pub(super) struct Fair<K> {
-    shares: HashMap<K, Share>,
+pub(super) struct Fair<K, T> {
+    shares: HashMap<K, Share<T>>,
     /// Those who wait, in the order of their turns.
     waiting: BTreeSet<(Place, K)>,
     /// The time that the one with the last turn had used before.
@@ -20,21 +20,21 @@ pub(super) struct Fair<K> {
 /// The used time after the next turn, and the number of the last turn.
 type Place = (Duration, u64);
 
-#[derive(Clone, Copy)]
-struct Share {
+struct Share<T> {
     used: Duration,
     last_turn: u64,
-    /// How long the next turn will take. `None`: nothing waits for a turn.
-    expected: Option<Duration>,
+    /// What waits for turns, one after the other, with the time that each turn is expected to take.
+    queue: VecDeque<(T, Duration)>,
 }
 
-impl Share {
+impl<T> Share<T> {
     fn place(&self) -> Option<Place> {
-        Some((self.used + self.expected?, self.last_turn))
+        let (_, expected) = self.queue.front()?;
+        Some((self.used + *expected, self.last_turn))
     }
 }
 
-impl<K> Default for Fair<K> {
+impl<K, T> Default for Fair<K, T> {
     fn default() -> Self {
         Self {
             shares: HashMap::new(),
@@ -45,46 +45,64 @@ impl<K> Default for Fair<K> {
     }
 }
 
-impl<K: Copy + Ord + Hash> Fair<K> {
+impl<K: Copy + Ord + Hash, T> Fair<K, T> {
     /// Whether nobody waits.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// One waits for a turn that is expected to take this long, unless it waits already.
-    pub(super) fn wait(&mut self, one: K, expected: Duration) {
+    /// One waits for a turn that is expected to take this long, after its other turns.
+    pub(super) fn wait(&mut self, one: K, what: T, expected: Duration) {
         let (used, last_turn) = (self.used, self.turns);
-        let share = self.shares.entry(one).or_insert(Share {
+        let share = self.shares.entry(one).or_insert_with(|| Share {
             used,
             last_turn,
-            expected: None,
+            queue: VecDeque::new(),
         });
-        if share.expected.is_none() {
+        let is_first = share.queue.is_empty();
+        share.queue.push_back((what, expected));
+        if is_first {
             // Those who wait may be behind the last turn by as much.
             share.used = share.used.max(used.saturating_sub(expected));
-            share.expected = Some(expected);
             self.waiting.extend(share.place().map(|place| (place, one)));
         }
     }
 
-    pub(super) fn no_longer_waits(&mut self, one: K) {
-        if let Some(share) = self.shares.get_mut(&one)
-            && let Some(place) = share.place()
-        {
-            share.expected = None;
-            self.waiting.remove(&(place, one));
-        }
+    /// What one waits for, in the order of its turns.
+    pub(super) fn waits_for(&mut self, one: K) -> impl DoubleEndedIterator<Item = &mut T> {
+        let share = self.shares.get_mut(&one);
+        let queue = share.into_iter().flat_map(|share| &mut share.queue);
+        queue.map(|(what, _)| what)
     }
 
-    /// The one whose turn comes next. It waits no longer.
-    pub(super) fn next(&mut self) -> Option<K> {
+    /// One no longer waits for these turns, which are returned.
+    pub(super) fn take(&mut self, one: K, is_taken: impl Fn(&T) -> bool) -> Vec<T> {
+        let Some(share) = self.shares.get_mut(&one) else {
+            return Vec::new();
+        };
+        if let Some(place) = share.place() {
+            self.waiting.remove(&(place, one));
+        }
+        let queue = std::mem::take(&mut share.queue).into_iter();
+        let (taken, left) = queue.partition::<VecDeque<_>, _>(|(what, _)| is_taken(what));
+        share.queue = left;
+        self.waiting.extend(share.place().map(|place| (place, one)));
+        taken.into_iter().map(|(what, _)| what).collect()
+    }
+
+    /// The next turn, and whose it is.
+    pub(super) fn next(&mut self) -> Option<(K, T)> {
         let (_, one) = self.waiting.pop_first()?;
         let share = self.shares.get_mut(&one)?;
+        let (what, _) = share.queue.pop_front()?;
         self.turns += 1;
         self.used = self.used.max(share.used);
         share.last_turn = self.turns;
-        share.expected = None;
-        Some(one)
+        if let Some((_, expected)) = share.queue.front() {
+            share.used = share.used.max(self.used.saturating_sub(*expected));
+        }
+        self.waiting.extend(share.place().map(|place| (place, one)));
+        Some((one, what))
     }
 
     /// Charges one for a turn. What it was `charged` for the turn before is returned.
@@ -103,6 +121,12 @@ impl<K: Copy + Ord + Hash> Fair<K> {
     /// Forgets those whose share would be the same if they were new.
     pub(super) fn tidy(&mut self) {
         let used = self.used;
-        (self.shares).retain(|_, share| share.used > used || share.expected.is_some());
+        (self.shares).retain(|_, share| share.used > used || !share.queue.is_empty());
+    }
+
+    /// All that waits.
+    pub(super) fn into_all(self) -> impl Iterator<Item = T> {
+        let queues = self.shares.into_values().flat_map(|share| share.queue);
+        queues.map(|(what, _)| what)
     }
 }

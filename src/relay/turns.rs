@@ -10,7 +10,7 @@
 //! A destination may have one send in flight at first, twice as many after each success (up to its limit), and half as
 //! many after each failure.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -73,17 +73,13 @@ pub(super) struct Turns {
     /// Destinations that wait for a time: for the rate limit, or for the response to a first send.
     later: BTreeSet<(Instant, u32)>,
     threads: usize,
-    /// The next place among the ready destinations.
-    place: u64,
 }
 
 /// The destinations of a class.
 #[derive(Default)]
 struct OfClass {
-    /// The owners of ready destinations.
-    owners: Fair<Owner>,
-    /// The destinations whose turns come next, with their mean times. Those of an owner are in the order of their turns.
-    ready: BTreeMap<(Owner, u64, u32), Duration>,
+    /// The destinations whose turns come next.
+    ready: Fair<Owner, u32>,
     under_way: usize,
     /// Messages that no thread has taken.
     waiting: usize,
@@ -97,8 +93,8 @@ struct Turn {
     under_way: usize,
     /// The most sends that may be in flight.
     allowed: usize,
-    /// The destination's place among the ready ones.
-    ready: Option<u64>,
+    /// Whether the destination is among the ready ones.
+    is_ready: bool,
     later: Option<Instant>,
 }
 
@@ -111,37 +107,6 @@ pub(super) struct UnderWay {
     owner: Owner,
     /// What the owner was charged with before the send.
     charged: Duration,
-}
-
-impl OfClass {
-    fn make_ready(&mut self, turn: &Turn, place: u64, id: u32) {
-        let mean = turn.mean.unwrap_or_default();
-        self.ready.insert((turn.owner, place, id), mean);
-        self.owners.wait(turn.owner, mean);
-    }
-
-    fn remove(&mut self, owner: Owner, place: u64, id: u32) {
-        self.ready.remove(&(owner, place, id));
-        if self.first_of(owner).is_none() {
-            self.owners.no_longer_waits(owner);
-        }
-    }
-
-    fn pop(&mut self) -> Option<u32> {
-        let owner = self.owners.next()?;
-        let ((_, place, id), _) = self.first_of(owner)?;
-        self.ready.remove(&(owner, place, id));
-        if let Some((_, mean)) = self.first_of(owner) {
-            self.owners.wait(owner, mean);
-        }
-        Some(id)
-    }
-
-    fn first_of(&self, owner: Owner) -> Option<((Owner, u64, u32), Duration)> {
-        let all = (owner, 0, 0)..=(owner, u64::MAX, u32::MAX);
-        let first = self.ready.range(all).next();
-        first.map(|(one, mean)| (*one, *mean))
-    }
 }
 
 impl Turn {
@@ -172,7 +137,6 @@ impl Turns {
             classes: Default::default(),
             later: BTreeSet::new(),
             threads,
-            place: 0,
         }
     }
 
@@ -188,12 +152,12 @@ impl Turns {
 
     /// Whether all destinations with messages wait for a time.
     pub(super) fn only_waits(&self) -> bool {
-        self.waiting() > 0 && self.classes.iter().all(|class| class.owners.is_empty())
+        self.waiting() > 0 && self.classes.iter().all(|class| class.ready.is_empty())
     }
 
     /// Whether there is work for another thread.
     pub(super) fn has_ready(&self) -> bool {
-        let is_ready = |class: &Class| !self.classes[*class as usize].owners.is_empty();
+        let is_ready = |class: &Class| !self.classes[*class as usize].ready.is_empty();
         CLASSES
             .iter()
             .any(|class| is_ready(class) && self.has_thread(*class))
@@ -234,7 +198,7 @@ impl Turns {
     pub(super) fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
         let is_kept = |turn: &Turn| turn.under_way > 0 || !turn.jobs.is_empty();
         self.of.retain(|id, turn| is_there(*id) || is_kept(turn));
-        self.classes.iter_mut().for_each(|one| one.owners.tidy());
+        self.classes.iter_mut().for_each(|one| one.ready.tidy());
     }
 
     /// Adds a message for a destination of this tenant.
@@ -246,7 +210,7 @@ impl Turns {
             mean: None,
             under_way: 0,
             allowed: 1,
-            ready: None,
+            is_ready: false,
             later: None,
         });
         turn.jobs.push_back(job);
@@ -259,10 +223,11 @@ impl Turns {
             return;
         };
         let may = turn.under_way < turn.allowed && turn.later.is_none();
-        if may && turn.ready.is_none() && !turn.jobs.is_empty() {
-            self.place += 1;
-            turn.ready = Some(self.place);
-            self.classes[turn.class() as usize].make_ready(turn, self.place, id);
+        if may && !turn.is_ready && !turn.jobs.is_empty() {
+            turn.is_ready = true;
+            let mean = turn.mean.unwrap_or_default();
+            let of_class = &mut self.classes[turn.class() as usize];
+            of_class.ready.wait(turn.owner, id, mean);
         }
     }
 
@@ -277,7 +242,7 @@ impl Turns {
             let Some(turn) = self.of.get_mut(&id) else {
                 continue;
             };
-            turn.ready = None;
+            turn.is_ready = false;
             if turn.jobs.is_empty() || turn.under_way >= turn.allowed {
                 // A send has failed since the destination got its turn.
                 continue;
@@ -294,7 +259,7 @@ impl Turns {
                     of_class.waiting -= 1;
                     // Charged now, so that the owner does not take the next threads for the same price.
                     let charged = turn.mean.unwrap_or_default();
-                    of_class.owners.charge(owner, charged, Duration::ZERO);
+                    of_class.ready.charge(owner, charged, Duration::ZERO);
                     self.make_ready(id);
                     let send = UnderWay {
                         id,
@@ -320,12 +285,13 @@ impl Turns {
     }
 
     fn pop(&mut self) -> Option<u32> {
-        CLASSES
+        let next = CLASSES
             .into_iter()
             .find_map(|class| match self.has_thread(class) {
-                true => self.classes[class as usize].pop(),
+                true => self.classes[class as usize].ready.next(),
                 false => None,
-            })
+            });
+        next.map(|(_, id)| id)
     }
 
     fn wait_is_over(&mut self, id: u32) {
@@ -342,7 +308,7 @@ impl Turns {
         let of_class = &mut self.classes[send.class as usize];
         of_class.under_way -= 1;
         let took = sent.map_or(Duration::ZERO, |sent| sent.took);
-        of_class.owners.charge(send.owner, took, send.charged);
+        of_class.ready.charge(send.owner, took, send.charged);
         let Some(turn) = self.of.get_mut(&send.id) else {
             return;
         };
@@ -355,8 +321,9 @@ impl Turns {
         if class != before {
             self.classes[before as usize].waiting -= turn.jobs.len();
             self.classes[class as usize].waiting += turn.jobs.len();
-            if let Some(place) = turn.ready.take() {
-                self.classes[before as usize].remove(turn.owner, place, send.id);
+            if std::mem::take(&mut turn.is_ready) {
+                let ready = &mut self.classes[before as usize].ready;
+                ready.take(turn.owner, |id| *id == send.id);
             }
         }
         // The messages that waited for the response to a first send may go now.
@@ -369,8 +336,8 @@ impl Turns {
         let mut jobs = Vec::new();
         for (id, turn) in &mut self.of {
             let of_class = &mut self.classes[turn.class() as usize];
-            if let Some(place) = turn.ready.take() {
-                of_class.remove(turn.owner, place, *id);
+            if std::mem::take(&mut turn.is_ready) {
+                of_class.ready.take(turn.owner, |one| one == id);
             }
             of_class.waiting = 0;
             turn.later = None;
@@ -382,6 +349,8 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::relay::gate::Gate;
     use crate::relay::planner::tests::claimed;

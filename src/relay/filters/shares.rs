@@ -3,7 +3,7 @@
 //! The tenant that has used the least time comes next (see [`Fair`]), and its topics take turns. So a tenant with slow
 //! filters delays another by one turn, however many messages and topics it has.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -16,13 +16,9 @@ const MOST_TIME: Duration = Duration::from_secs(2);
 const LEAST: usize = 8;
 
 /// What waits, by tenant and topic.
-pub(super) struct Shares<T> {
-    tenants: BTreeMap<Option<Uuid>, Tenant<T>>,
-    order: Fair<Option<Uuid>>,
-}
+pub(super) struct Shares<T>(Fair<Option<Uuid>, OfTopic<T>>);
 
-/// The topics of a tenant, in the order of their turns.
-type Tenant<T> = VecDeque<(String, VecDeque<T>)>;
+type OfTopic<T> = (String, VecDeque<T>);
 
 /// What waits of one topic of a tenant.
 pub(super) struct Turn<T> {
@@ -33,31 +29,29 @@ pub(super) struct Turn<T> {
 
 impl<T> Default for Shares<T> {
     fn default() -> Self {
-        Self {
-            tenants: BTreeMap::new(),
-            order: Fair::default(),
-        }
+        Self(Fair::default())
     }
 }
 
 impl<T> Shares<T> {
     pub(super) fn is_empty(&self) -> bool {
-        self.tenants.is_empty()
+        self.0.is_empty()
     }
 
     pub(super) fn push(&mut self, tenant: Option<Uuid>, topic: &str, one: T) {
-        self.order.wait(tenant, Duration::ZERO);
-        let topics = self.tenants.entry(tenant).or_default();
-        match topics.iter_mut().find(|(of, _)| of == topic) {
-            Some((_, waiting)) => waiting.push_back(one),
-            None => topics.push_back((topic.to_owned(), [one].into())),
+        let mut topics = self.0.waits_for(tenant);
+        if let Some((_, waiting)) = topics.find(|(of, _)| of == topic) {
+            waiting.push_back(one);
+            return;
         }
+        drop(topics);
+        let of_topic = (topic.to_owned(), [one].into());
+        self.0.wait(tenant, of_topic, Duration::ZERO);
     }
 
     /// Begins a turn, which [`Shares::end`] ends.
     pub(super) fn begin(&mut self) -> Option<Turn<T>> {
-        let tenant = self.order.next()?;
-        let (topic, waiting) = self.tenants.get_mut(&tenant)?.pop_front()?;
+        let (tenant, (topic, waiting)) = self.0.next()?;
         Some(Turn {
             tenant,
             topic,
@@ -73,39 +67,34 @@ impl<T> Shares<T> {
         messages: usize,
         took: Duration,
     ) -> (Vec<T>, Duration) {
-        let Some(topics) = self.tenants.get_mut(&turn.tenant) else {
-            return (turn.waiting.into(), Duration::ZERO);
-        };
-        self.order.charge(turn.tenant, took, Duration::ZERO);
+        let tenant = turn.tenant;
+        self.0.charge(tenant, took, Duration::ZERO);
         if !turn.waiting.is_empty() {
-            topics.push_back((turn.topic, turn.waiting));
+            let of_topic = (turn.topic, turn.waiting);
+            self.0.wait(tenant, of_topic, Duration::ZERO);
         }
         let each = took.div_f64(messages.max(1) as f64);
-        let mut left: usize = topics.iter().map(|(_, waiting)| waiting.len()).sum();
-        let mut too_many = Vec::new();
-        while left > LEAST
-            && each.mul_f64(left as f64) > MOST_TIME
-            && let Some((_, waiting)) = topics.back_mut()
-        {
-            too_many.extend(waiting.pop_back());
-            left -= 1;
-            if waiting.is_empty() {
-                topics.pop_back();
+        let counts = self.0.waits_for(tenant).map(|(_, waiting)| waiting.len());
+        let all: usize = counts.sum();
+        let (mut left, mut too_many) = (all, Vec::new());
+        for (_, waiting) in self.0.waits_for(tenant).rev() {
+            while left > LEAST
+                && each.mul_f64(left as f64) > MOST_TIME
+                && let Some(one) = waiting.pop_back()
+            {
+                too_many.push(one);
+                left -= 1;
             }
         }
-        if topics.is_empty() {
-            self.tenants.remove(&turn.tenant);
-            self.order.tidy();
-        } else {
-            self.order.wait(turn.tenant, Duration::ZERO);
+        self.0.take(tenant, |(_, waiting)| waiting.is_empty());
+        if left == 0 {
+            self.0.tidy();
         }
-        let all = left + too_many.len();
         (too_many, each.mul_f64(all as f64))
     }
 
     pub(super) fn into_all(self) -> impl Iterator<Item = T> {
-        let topics = self.tenants.into_values().flatten();
-        topics.flat_map(|(_, waiting)| waiting)
+        self.0.into_all().flat_map(|(_, waiting)| waiting)
     }
 }
 
