@@ -66,6 +66,7 @@ impl Pass {
 
 /// The result of a query and of the claim of what it has found.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all outcomes are done")]
 pub(in crate::relay) enum Outcome {
     Done {
         page: Page,
