@@ -332,6 +332,41 @@ fn a_round_hears_the_gates_and_surveys_before_it_claims() {
     );
 }
 
+/// R9: the order of the list of searches is their priority; lanes come last.
+#[test]
+fn searches_come_in_the_order_of_their_priority() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false), stream("a", true)]);
+    ground
+        .planner
+        .look_at_unserved(ground.now, || vec![topic("c")]);
+    ground.planner.searches.free([key("k")]);
+    ground.planner.searches.patrol.want(ground.now);
+    let mut kinds = Vec::new();
+    while kinds.len() < 7 {
+        match ground.planner.next(ground.now, &ground.view) {
+            Step::Gates { .. } => {}
+            Step::Claim(Claim::Found(kind, ask)) => {
+                ground.found(kind, ask, late(&[]), Claims::default());
+                kinds.push(Some(kind));
+            }
+            Step::Claim(Claim::Lanes { .. }) => kinds.push(None),
+            other => panic!("{other:?}"),
+        }
+    }
+    // Freed keys, the patrol and the walk take every other turn.
+    let expected = [
+        Some(SearchKind::Unserved),
+        Some(SearchKind::Late),
+        Some(SearchKind::Freed),
+        Some(SearchKind::Patrol),
+        Some(SearchKind::Walk),
+        Some(SearchKind::Patrol),
+        None,
+    ];
+    assert_eq!(kinds, expected);
+}
+
 /// R27
 #[test]
 fn a_relay_that_is_not_to_work_or_has_no_lease_waits() {
