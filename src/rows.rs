@@ -149,7 +149,7 @@ pub struct DeadLetter {
     pub response: Option<String>,
     /// When the message was dead-lettered.
     #[diesel(deserialize_as = Time)]
-    pub died_at: SystemTime,
+    pub dead_lettered_at: SystemTime,
     /// For a part of a fan-out, the sequence of the original message.
     pub split_from: Option<Sequence>,
     /// Whether the dead letter blocks its ordering key until it is requeued or discarded.
@@ -215,7 +215,7 @@ macro_rules! __outbox_rows {
             http_status settled_at
         });
         $crate::__outbox_rows!(@row DeadLetter of $dead {
-            idempotency_key reason last_error http_status response died_at split_from blocks_key
+            idempotency_key reason last_error http_status response dead_lettered_at split_from blocks_key
         });
         $crate::__outbox_rows!(@row LedgerEntry of $ledger {
             idempotency_key status reason error http_status response settled_at

@@ -310,7 +310,7 @@ fn as_json(letter: &DeadLetter) -> Value {
         "attempts": letter.attempts,
         "created_at": letter.created_at,
         "occurred_at": letter.occurred_at,
-        "died_at": letter.died_at,
+        "dead_lettered_at": letter.dead_lettered_at,
         "place": letter.place().to_string(),
     });
     let parsed = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| text.clone().into());
@@ -343,7 +343,7 @@ fn list(letters: &[DeadLetter], limit: i64, as_json_array: bool) -> Result<()> {
             output::name(&letter.destination),
             letter.reason.clone(),
             letter.attempts.to_string(),
-            letter.died_at.clone(),
+            letter.dead_lettered_at.clone(),
             output::shown(letter.last_error.as_deref().unwrap_or_default()),
         ]);
     }
@@ -363,8 +363,8 @@ fn show_groups(groups: &[DeadGroup], as_json_array: bool) -> Result<()> {
                 "topic": group.topic,
                 "destination": group.destination,
                 "count": group.count,
-                "oldest_died_at": group.oldest_died_at,
-                "latest_died_at": group.latest_died_at,
+                "oldest_dead_lettered_at": group.oldest_dead_lettered_at,
+                "latest_dead_lettered_at": group.latest_dead_lettered_at,
                 "example_sequence": group.example_sequence,
                 "example_error": group.example_error,
             })
@@ -387,8 +387,8 @@ fn show_groups(groups: &[DeadGroup], as_json_array: bool) -> Result<()> {
             group.reason.clone(),
             output::name(&group.topic),
             output::name(&group.destination),
-            group.oldest_died_at.clone(),
-            group.latest_died_at.clone(),
+            group.oldest_dead_lettered_at.clone(),
+            group.latest_dead_lettered_at.clone(),
             output::shown(&format!("{}: {error}", group.example_sequence)),
         ]);
     }
@@ -421,7 +421,7 @@ fn show(letter: &DeadLetter, as_json_object: bool) -> Result<()> {
         ("attempts", letter.attempts.to_string()),
         ("created at", letter.created_at.clone()),
         ("occurred at", optional(&letter.occurred_at)),
-        ("dead since", letter.died_at.clone()),
+        ("dead since", letter.dead_lettered_at.clone()),
         ("headers", optional(&letter.headers)),
         ("payload", optional(&letter.payload)),
     ] {

@@ -413,7 +413,7 @@ BEGIN
             last_error        text,
             http_status       integer,
             response          text,
-            died_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+            dead_lettered_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
             split_from        bigint,
             split_to          text COLLATE "C",
             blocks_key        boolean NOT NULL DEFAULT false,
@@ -425,7 +425,7 @@ BEGIN
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (idempotency_key) WHERE idempotency_key IS NOT NULL',
         s, t || '_dead', t || '_dead_key');
     -- The latest dead letters of a destination, for the customer that registered it.
-    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (destination, died_at, sequence)',
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (destination, dead_lettered_at, sequence)',
         s, t || '_dead', t || '_dead_dest');
     -- With on_dead = "block", a dead letter blocks its ordering key until it is requeued or discarded. Each claim of
     -- messages with keys checks this by the keys of the outbox. The index works only in the same collation.
@@ -582,7 +582,7 @@ BEGIN
         SELECT sequence, message_id, topic, destination, 'dead',
                ordering_key, coalesce(idempotency_key, message_id::text), tenant_id,
                created_at, occurred_at, available_at, expires_at, attempts, NULL, NULL,
-               died_at, reason, last_error, http_status, died_at
+               dead_lettered_at, reason, last_error, http_status, dead_lettered_at
           FROM %1$I.%4$I
         UNION ALL
         SELECT sequence, message_id, topic, destination, status,

@@ -119,7 +119,7 @@ pub(crate) struct Curves {
     /// Per second, like all rates here.
     pub(crate) enqueued: Vec<Option<f64>>,
     pub(crate) settled: Vec<Option<f64>>,
-    pub(crate) died: Vec<Option<f64>>,
+    pub(crate) dead_lettered: Vec<Option<f64>>,
     pub(crate) waiting: Vec<Option<f64>>,
     pub(crate) oldest_due_seconds: Vec<Option<f64>>,
 }
@@ -237,7 +237,7 @@ fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
         span,
         enqueued: vec![None; POINTS],
         settled: vec![None; POINTS],
-        died: vec![None; POINTS],
+        dead_lettered: vec![None; POINTS],
         waiting: vec![None; POINTS],
         oldest_due_seconds: vec![None; POINTS],
     };
@@ -255,7 +255,7 @@ fn curves(samples: &VecDeque<Sample>, now: Instant) -> Curves {
             if let Some(rates) = later.activity.since(&earlier.activity) {
                 raise(&mut curves.enqueued, rates.enqueued);
                 raise(&mut curves.settled, rates.settled);
-                raise(&mut curves.died, rates.died);
+                raise(&mut curves.dead_lettered, rates.dead_lettered);
             }
             #[allow(clippy::cast_precision_loss, reason = "only drawn")]
             raise(&mut curves.waiting, later.waiting as f64);

@@ -193,7 +193,7 @@ pub enum Verdict {
 /// Settles a message by hand: a waiting message, a message of a relay whose lease has expired, or a dead
 /// letter, which is removed from the dead letters. The ledger keeps who settled the message and why, and no payload.
 ///
-/// A message that a live relay holds is left unchanged ([`Answer::UnderWay`](crate::Answer::UnderWay)), because its
+/// A message that a live relay holds is left unchanged ([`Answer::InFlight`](crate::Answer::InFlight)), because its
 /// outcome is not known yet. A delivered message stays delivered.
 ///
 /// ```

@@ -18,7 +18,7 @@ impl Outbox {
     /// message of the ordering key no longer waits for the cancelled message.
     ///
     /// A message stays unchanged if a relay is sending it, or if another transaction has locked its row. The
-    /// result is then [`Answer::UnderWay`](crate::Answer::UnderWay), without waiting. After a fan-out, there is
+    /// result is then [`Answer::InFlight`](crate::Answer::InFlight), without waiting. After a fan-out, there is
     /// one result for each part: waiting parts are cancelled, other parts are not.
     ///
     /// Outside a transaction, the call commits on its own.
@@ -38,7 +38,7 @@ impl Outbox {
     ///         let reminder = MessageRef::key(format!("order-{order}-reminder"));
     ///         match outbox.cancel(conn, reminder)?.answer() {
     ///             Answer::Done | Answer::Cancelled | Answer::Unknown => {}
-    ///             Answer::UnderWay | Answer::Delivered => println!("the reminder is being sent or was sent"),
+    ///             Answer::InFlight | Answer::Delivered => println!("the reminder is being sent or was sent"),
     ///             other => println!("the reminder: {other:?}"),
     ///         }
     ///         Ok(())

@@ -202,10 +202,8 @@ impl<'a, D: Database> Claimer<'a, D> {
         let limit = self.shared.limit?;
         let stats = self.shared.stats();
         // Released and fanned-out messages were not sent yet.
-        let given_back = stats.released + stats.split;
-        let left = limit
-            .saturating_add(given_back)
-            .saturating_sub(stats.claimed);
+        let released = stats.released + stats.split;
+        let left = limit.saturating_add(released).saturating_sub(stats.claimed);
         Some(usize::try_from(left).unwrap_or(usize::MAX))
     }
 

@@ -456,7 +456,7 @@ mod tests {
 
     /// R6, R44
     #[test]
-    fn what_goes_nowhere_is_given_back_or_has_expired() {
+    fn what_goes_nowhere_is_released_or_has_expired() {
         let nowhere = unsent("none", |_| {});
         assert!(matches!(nowhere, Some(Verdict::Released)));
         let expired = unsent("none", |one| one.message.expires = Some(Instant::now()));

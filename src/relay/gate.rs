@@ -82,7 +82,7 @@ enum Phase {
     Trying(Option<Instant>),
     /// The same after the breaker has opened, without a time limit.
     Probing {
-        is_under_way: bool,
+        is_in_flight: bool,
     },
     /// `then_probe`: the breaker has closed the gate.
     Closed {
@@ -255,7 +255,7 @@ impl Gate {
     fn try_admit(&self, state: &mut State, now: Instant) -> Admission {
         match state.phase {
             Phase::Closed { .. } | Phase::Held { .. } => return Admission::Closed,
-            Phase::Probing { is_under_way: true } => return Admission::Wait(LONGEST_WAIT),
+            Phase::Probing { is_in_flight: true } => return Admission::Wait(LONGEST_WAIT),
             // The first send decides whether this relay can send at all.
             Phase::Trying(Some(_)) if state.trouble.is_some() => {
                 return Admission::Wait(LONGEST_WAIT);
@@ -375,7 +375,7 @@ impl Gate {
             Phase::Trying(None) if state.trouble.is_some() => Room::One,
             Phase::Trying(Some(_)) if state.trouble.is_some() => Room::Closed,
             Phase::Flowing | Phase::Trying(_) => Room::Free,
-            Phase::Probing { is_under_way } if !is_under_way => Room::One,
+            Phase::Probing { is_in_flight } if !is_in_flight => Room::One,
             Phase::Probing { .. } | Phase::Closed { .. } | Phase::Held { .. } => Room::Closed,
         }
     }
@@ -480,7 +480,7 @@ impl Gate {
 
 /// This relay has the right to probe, and has not sent a message yet.
 const UNUSED_PROBE: Phase = Phase::Probing {
-    is_under_way: false,
+    is_in_flight: false,
 };
 
 impl State {
@@ -505,7 +505,7 @@ impl State {
     fn send_first(&mut self, now: Option<Instant>) -> bool {
         match &mut self.phase {
             Phase::Trying(began) => *began = now,
-            Phase::Probing { is_under_way } => *is_under_way = now.is_some(),
+            Phase::Probing { is_in_flight } => *is_in_flight = now.is_some(),
             Phase::Flowing | Phase::Closed { .. } | Phase::Held { .. } => return false,
         }
         true

@@ -149,10 +149,10 @@ pub(super) enum Undo {
     Resolve(Doubt),
     /// Release a part of the messages that a lease holds and that this process does not know.
     Part(Part),
-    /// Nothing about this lease is in doubt any more. `given_back`: the number of released messages.
+    /// Nothing about this lease is in doubt any more. `released`: the number of released messages.
     End {
         lease: LeaseId,
-        given_back: Option<usize>,
+        released: Option<usize>,
     },
 }
 
@@ -357,7 +357,7 @@ impl<'a> Planner<'a> {
             // The lease has expired: its messages are taken over.
             return Some(Undo::End {
                 lease: doubt.lease,
-                given_back: None,
+                released: None,
             });
         }
         let is_undone = self.undoing.as_ref().is_some_and(|one| one.is_of(lease));
@@ -399,15 +399,15 @@ impl<'a> Planner<'a> {
     pub(super) fn undo_a_part(&mut self) -> Option<Undo> {
         let undoing = self.undoing.as_ref()?;
         let lease = undoing.lease();
-        let given_back = match undoing.next() {
+        let released = match undoing.next() {
             Ok(part) => return Some(Undo::Part(part)),
-            Err(given_back) => Some(given_back),
+            Err(released) => Some(released),
         };
         self.undoing = None;
         self.lanes.forget_places();
         self.searches.walk.restart();
         self.surveys.want();
-        Some(Undo::End { lease, given_back })
+        Some(Undo::End { lease, released })
     }
 
     /// Returns one claim, or a wait if this relay must not claim.

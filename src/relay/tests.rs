@@ -110,7 +110,7 @@ impl Ground {
 /// R13: the messages of a claim whose result was lost are found in an outbox of any size, and claims continue
 /// meanwhile.
 #[test]
-fn what_a_lost_answer_has_left_is_given_back_however_large_the_outbox_is() {
+fn what_a_lost_answer_has_left_is_released_however_large_the_outbox_is() {
     let mut ground = Ground::new();
     ground.run(&format!(
         "INSERT INTO {{outbox}} (topic, payload, available_at)

@@ -59,7 +59,7 @@ pub(super) struct Sent {
 /// The next work of a thread.
 #[expect(clippy::large_enum_variant, reason = "nearly all values are sends")]
 pub(super) enum Next {
-    Send(Job, Pass, UnderWay),
+    Send(Job, Pass, InFlight),
     /// The gate is closed: these jobs are released.
     GiveBack(Vec<Job>),
     /// No work until this time, or until new work is announced.
@@ -80,7 +80,7 @@ pub(super) struct Turns {
 struct OfClass {
     /// The destinations whose turns come next.
     ready: Fair<Owner, u32>,
-    under_way: usize,
+    in_flight: usize,
     /// Messages that no thread has taken.
     waiting: usize,
 }
@@ -90,7 +90,7 @@ struct Turn {
     owner: Owner,
     /// The recent mean time of a send.
     mean: Option<Duration>,
-    under_way: usize,
+    in_flight: usize,
     /// The most sends that may be in flight.
     allowed: usize,
     /// Whether the destination is among the ready ones.
@@ -101,7 +101,7 @@ struct Turn {
 /// A send in flight. The thread returns it to [`Turns::ended`] when the send has ended.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct UnderWay {
+pub(super) struct InFlight {
     id: u32,
     class: Class,
     owner: Owner,
@@ -170,13 +170,13 @@ impl Turns {
 
     /// Whether another thread may work for this class.
     fn has_thread(&self, class: Class) -> bool {
-        let under_way = |class: Class| self.classes[class as usize].under_way;
+        let in_flight = |class: Class| self.classes[class as usize].in_flight;
         let is_below = |sends: usize, parts: usize| sends < (self.threads * parts / PARTS).max(1);
-        let doubtful = under_way(Class::New) + under_way(Class::Slow);
+        let doubtful = in_flight(Class::New) + in_flight(Class::Slow);
         match class {
             Class::Quick => true,
             Class::New => is_below(doubtful, OF_DOUBTFUL),
-            Class::Slow => is_below(doubtful, OF_DOUBTFUL) && is_below(under_way(class), OF_SLOW),
+            Class::Slow => is_below(doubtful, OF_DOUBTFUL) && is_below(in_flight(class), OF_SLOW),
         }
     }
 
@@ -184,19 +184,19 @@ impl Turns {
     #[cfg(test)]
     pub(super) fn has(&self, id: u32) -> bool {
         let turn = self.of.get(&id);
-        turn.is_some_and(|turn| turn.under_way > 0 || !turn.jobs.is_empty())
+        turn.is_some_and(|turn| turn.in_flight > 0 || !turn.jobs.is_empty())
     }
 
     /// Whether the first send is in flight, so that no other may begin.
     #[cfg(test)]
     pub(super) fn awaits_first(&self, id: u32) -> bool {
         let turn = self.of.get(&id);
-        turn.is_some_and(|turn| turn.class() == Class::New && turn.under_way > 0)
+        turn.is_some_and(|turn| turn.class() == Class::New && turn.in_flight > 0)
     }
 
     /// Forgets removed destinations without messages.
     pub(super) fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
-        let is_kept = |turn: &Turn| turn.under_way > 0 || !turn.jobs.is_empty();
+        let is_kept = |turn: &Turn| turn.in_flight > 0 || !turn.jobs.is_empty();
         self.of.retain(|id, turn| is_there(*id) || is_kept(turn));
         self.classes.iter_mut().for_each(|one| one.ready.tidy());
     }
@@ -208,7 +208,7 @@ impl Turns {
             // The tenant of a registration never changes.
             owner: tenant.map_or(Owner::Destination(id), Owner::Tenant),
             mean: None,
-            under_way: 0,
+            in_flight: 0,
             allowed: 1,
             is_ready: false,
             later: None,
@@ -222,7 +222,7 @@ impl Turns {
         let Some(turn) = self.of.get_mut(&id) else {
             return;
         };
-        let may = turn.under_way < turn.allowed && turn.later.is_none();
+        let may = turn.in_flight < turn.allowed && turn.later.is_none();
         if may && !turn.is_ready && !turn.jobs.is_empty() {
             turn.is_ready = true;
             let mean = turn.mean.unwrap_or_default();
@@ -243,7 +243,7 @@ impl Turns {
                 continue;
             };
             turn.is_ready = false;
-            if turn.jobs.is_empty() || turn.under_way >= turn.allowed {
+            if turn.jobs.is_empty() || turn.in_flight >= turn.allowed {
                 // A send has failed since the destination got its turn.
                 continue;
             }
@@ -254,14 +254,14 @@ impl Turns {
                     let Some(job) = turn.jobs.pop_front() else {
                         continue;
                     };
-                    turn.under_way += 1;
-                    of_class.under_way += 1;
+                    turn.in_flight += 1;
+                    of_class.in_flight += 1;
                     of_class.waiting -= 1;
                     // Charged now, so that the owner does not take the next threads for the same price.
                     let charged = turn.mean.unwrap_or_default();
                     of_class.ready.charge(owner, charged, Duration::ZERO);
                     self.make_ready(id);
-                    let send = UnderWay {
+                    let send = InFlight {
                         id,
                         class,
                         owner,
@@ -304,15 +304,15 @@ impl Turns {
 
     /// A send has ended. `sent`: `None` if no message was sent. `most`: the most sends that the destination may have in
     /// flight.
-    pub(super) fn ended(&mut self, send: UnderWay, sent: Option<Sent>, most: usize) {
+    pub(super) fn ended(&mut self, send: InFlight, sent: Option<Sent>, most: usize) {
         let of_class = &mut self.classes[send.class as usize];
-        of_class.under_way -= 1;
+        of_class.in_flight -= 1;
         let took = sent.map_or(Duration::ZERO, |sent| sent.took);
         of_class.ready.charge(send.owner, took, send.charged);
         let Some(turn) = self.of.get_mut(&send.id) else {
             return;
         };
-        turn.under_way -= 1;
+        turn.in_flight -= 1;
         let before = turn.class();
         if let Some(sent) = sent {
             turn.learn(sent, most);
@@ -389,7 +389,7 @@ mod tests {
         began: Instant,
         now: Duration,
         /// The sends in flight, by their ends.
-        sends: BTreeMap<(Duration, u32), Vec<UnderWay>>,
+        sends: BTreeMap<(Duration, u32), Vec<InFlight>>,
         idle: usize,
     }
 
@@ -542,7 +542,7 @@ mod tests {
     }
 
     /// The next send of a thread, if there is one.
-    fn next(turns: &mut Turns, now: Instant) -> Option<UnderWay> {
+    fn next(turns: &mut Turns, now: Instant) -> Option<InFlight> {
         match turns.next(now, open(now)) {
             Next::Send(_, _, send) => Some(send),
             Next::GiveBack(_) => panic!("no gate is closed"),
@@ -553,15 +553,15 @@ mod tests {
     /// Plays `sends` sends of equal length on `threads` threads. Returns the number of sends of each destination.
     fn play(turns: &mut Turns, threads: usize, sends: usize) -> BTreeMap<u32, usize> {
         let now = Instant::now();
-        let (mut got, mut under_way) = (BTreeMap::new(), VecDeque::new());
+        let (mut got, mut in_flight) = (BTreeMap::new(), VecDeque::new());
         for _ in 0..sends {
-            while under_way.len() < threads
+            while in_flight.len() < threads
                 && let Some(send) = next(turns, now)
             {
                 *got.entry(send.id).or_default() += 1;
-                under_way.push_back(send);
+                in_flight.push_back(send);
             }
-            if let Some(send) = under_way.pop_front() {
+            if let Some(send) = in_flight.pop_front() {
                 turns.ended(send, sent(true, QUICK), MOST);
             }
         }
@@ -622,7 +622,7 @@ mod tests {
             turns.ended(began, sent(went_well, QUICK), 16);
         }
         // The destination may have four sends in flight, has three, and its turn is next.
-        let mut sends: Vec<UnderWay> = (0..3).filter_map(|_| send(&mut turns)).collect();
+        let mut sends: Vec<InFlight> = (0..3).filter_map(|_| send(&mut turns)).collect();
         turns.ended(sends.remove(0), sent(false, QUICK), 16);
         assert!(
             send(&mut turns).is_none(),

@@ -211,7 +211,7 @@ macro_rules! __outbox_tables {
                 /// The beginning of the last response.
                 response -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// When the message was dead-lettered.
-                died_at -> diesel::sql_types::Timestamptz,
+                dead_lettered_at -> diesel::sql_types::Timestamptz,
                 /// For a part of a fan-out: the sequence of the original message.
                 split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
                 /// For a message that is being fanned out: the last destination, in byte order, that has its part.

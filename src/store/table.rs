@@ -313,7 +313,7 @@ tables! {
     dead = outbox_dead {
         sequence, message_id, topic, destination, named_destination, payload, headers, ordering_key,
         idempotency_key, digest, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
-        last_error, http_status, response, died_at, split_from, split_to, blocks_key, registration
+        last_error, http_status, response, dead_lettered_at, split_from, split_to, blocks_key, registration
     }
     messages = outbox_messages { sequence, status, settled_at }
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }

@@ -400,7 +400,7 @@ fn t_5_the_cleaner_removes_only_old_settled_rows() {
     );
     database.execute(
         "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
-             available_at, created_at, attempts, reason, died_at)
+             available_at, created_at, attempts, reason, dead_lettered_at)
          VALUES (1000000, gen_random_uuid(), 't', '', '1', 'k', now(), now(), 1, 'GONE', now() - interval '2 h')",
     );
     let relay = database

@@ -35,7 +35,7 @@ fn open(database: &Database) -> Page {
 fn bury(database: &Database, topic: &str, first: i64, count: i64) {
     database.execute(&format!(
         "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, payload, headers, idempotency_key,
-                available_at, created_at, attempts, reason, last_error, response, died_at)
+                available_at, created_at, attempts, reason, last_error, response, dead_lettered_at)
          SELECT n, gen_random_uuid(), '{topic}', '', '{{\"name\": \"Ada Lovelace\"}}', '{{\"tracestate\": \"Byron\"}}',
                 '{topic}-' || n, now(), now(), 3, 'REJECTED', 'the receiver returned 422', 'no such Babbage',
                 now() - n * interval '1 second'
@@ -209,7 +209,7 @@ fn nothing_is_discarded_before_somebody_has_said_yes_to_how_much() {
     // was recorded late.
     database.execute("DELETE FROM {o}_dead WHERE sequence = 60");
     bury(&database, "order.paid", 0, 1);
-    database.execute("UPDATE {o}_dead SET died_at = now() WHERE sequence = 0");
+    database.execute("UPDATE {o}_dead SET dead_lettered_at = now() WHERE sequence = 0");
     let yes = format!("all=yes&topic=order.paid&before={before}&sure");
     bury(&database, "order.paid", 61, 2);
     let more = send(&page, "/dead/discard", &format!("{yes}=60"));

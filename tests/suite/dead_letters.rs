@@ -12,7 +12,7 @@ use crate::support::{Database, Receiver, Running, eventually, finish};
 fn fill(db: &Database) {
     db.execute(
         "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
-            available_at, created_at, attempts, reason, last_error, died_at)
+            available_at, created_at, attempts, reason, last_error, dead_lettered_at)
          SELECT g, gen_random_uuid(), 't' || g % 2, '', '1', 'k' || g, now(), now(), 1,
                 CASE WHEN g <= 5 THEN 'TIMEOUT' ELSE 'SERVER_ERROR' END, 'error ' || g,
                 now() - g / 4 * interval '1 s'
@@ -74,7 +74,7 @@ fn groups_say_how_many_died_of_what() {
     ];
     assert_eq!(seen, expected);
     assert_eq!(groups[0].example_error.as_deref(), Some("error 24"));
-    assert!(groups[0].oldest_died_at < groups[0].latest_died_at);
+    assert!(groups[0].oldest_dead_lettered_at < groups[0].latest_dead_lettered_at);
     let timeouts = DeadFilter {
         reason: Some(ReasonCode::Timeout),
         ..all

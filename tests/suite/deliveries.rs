@@ -213,7 +213,7 @@ fn pages_have_each_delivery_once() {
     );
     database.execute(
         "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, available_at, created_at, attempts,
-                               reason, died_at)
+                               reason, dead_lettered_at)
          SELECT 1000 + n, gen_random_uuid(), 't', CASE n % 3 WHEN 0 THEN 'other' ELSE 'acme' END, '1', now(), now(), 1,
                 'TIMEOUT', now() - (n % 7) * interval '1 hour'
            FROM generate_series(1, 90) n",

@@ -235,7 +235,7 @@ fn activity_counts_what_comes_in_and_what_is_settled() {
     crate::support::eventually("thirty messages have come in", || {
         let now = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
         let rates = now.since(&first).expect("time has passed");
-        now.enqueued - first.enqueued == 30 && rates.enqueued > 0.0 && rates.died == 0.0
+        now.enqueued - first.enqueued == 30 && rates.enqueued > 0.0 && rates.dead_lettered == 0.0
     });
 }
 

@@ -130,7 +130,7 @@ fn a_drain_says_what_it_leaves_behind_a_pause() {
 }
 
 #[test]
-fn a_right_to_probe_that_a_drain_did_not_need_is_given_back() {
+fn a_right_to_probe_that_a_drain_did_not_need_is_released() {
     let database = Database::new();
     let receiver = Receiver::ok();
     database.execute(

@@ -146,7 +146,7 @@ fn a_key_that_was_forgotten_is_that_of_a_new_message() {
 }
 
 #[test]
-fn what_is_under_way_is_waited_for_and_its_destination_kept_until_then() {
+fn what_is_in_flight_is_waited_for_and_its_destination_kept_until_then() {
     let database = Database::new();
     let tenant = Uuid::now_v7();
     let (receiver, gate) = Receiver::held();

@@ -692,7 +692,7 @@ impl Dispatcher for Sent {
 /// G5: many keys continue at once, by two settlers, while other keys are claimed. Messages without room in the queue
 /// wait for room and are not released.
 #[test]
-fn keys_go_on_while_others_are_claimed_and_nothing_is_given_back() {
+fn keys_go_on_while_others_are_claimed_and_nothing_is_released() {
     let database = Database::new();
     database.execute(
         "INSERT INTO {o} (topic, payload, ordering_key)

@@ -474,7 +474,7 @@ fn rows_of_the_view_dead_letters_and_the_ledger_load_by_their_query() {
     assert_eq!(payload, &json!(2));
     assert_eq!(letter.envelope, of_dead.envelope);
     assert_eq!(letter.http_status, Some(400));
-    assert!(is_recent(letter.died_at));
+    assert!(is_recent(letter.dead_lettered_at));
     assert!(!letter.blocks_key);
     assert_eq!(letter.split_from, None);
 

@@ -139,7 +139,7 @@ fn a_message_is_cancelled_by_sequence_id_and_key() {
 
 /// R39, R13: a message that a relay holds or another transaction has locked stays unchanged, and nothing waits for it.
 #[test]
-fn what_is_under_way_is_left_alone_at_once() {
+fn what_is_in_flight_is_left_alone_at_once() {
     let db = Database::new();
     let claimed = enqueue(&db, message("t").idempotency_key("claimed")).sequence;
     db.execute("UPDATE {o} SET locked_by = 7, locked_at = now()");
@@ -157,9 +157,9 @@ fn what_is_under_way_is_left_alone_at_once() {
     let (outbox, name) = (db.outbox(), db.outbox_name());
     for which in [claimed, locked] {
         let changed = outbox.cancel(&mut conn, which).expect("an answer");
-        assert_eq!(changed.answer(), Answer::UnderWay);
+        assert_eq!(changed.answer(), Answer::InFlight);
         let changed = outbox.reschedule(&mut conn, which, Due::Now);
-        assert_eq!(changed.expect("an answer").answer(), Answer::UnderWay);
+        assert_eq!(changed.expect("an answer").answer(), Answer::InFlight);
     }
     assert_eq!(db.number("SELECT count(*) FROM {o}"), 2);
 
@@ -173,7 +173,7 @@ fn what_is_under_way_is_left_alone_at_once() {
         let verdict = Verdict::Delivered;
         admin::settle(&mut conn, &name, &which, verdict, &note()).expect("an answer")
     };
-    assert_eq!(settle().answer(), Answer::UnderWay);
+    assert_eq!(settle().answer(), Answer::InFlight);
     db.execute("UPDATE {o}_lease SET expires_at = now()");
     assert_eq!(settle().answer(), Answer::Done);
     assert_eq!(
@@ -201,10 +201,10 @@ fn a_message_under_a_lease_that_is_being_renewed_is_not_settled() {
         ))
         .expect("a renewal that has not committed");
     let settled = settle(&db, sequence, Verdict::NotToBeSent);
-    assert_eq!(settled.answer(), Answer::UnderWay);
+    assert_eq!(settled.answer(), Answer::InFlight);
     relay.batch_execute("COMMIT").expect("renewed");
     let settled = settle(&db, sequence, Verdict::NotToBeSent);
-    assert_eq!(settled.answer(), Answer::UnderWay);
+    assert_eq!(settled.answer(), Answer::InFlight);
     assert_eq!(db.number("SELECT count(*) FROM {o} WHERE locked_by = 7"), 1);
 
     // A settled message ends the expired lease, so that a renewal that comes later finds no lease to renew.

@@ -296,7 +296,7 @@ fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result
             "{name}: not {done}: several messages have this sequence: give the message id or the key (`message show {name}` shows them)"
         ),
         Answer::Partly => bail!("{name}: not {done} for every destination"),
-        Answer::UnderWay => bail!("{name}: not {done}: the message is in flight"),
+        Answer::InFlight => bail!("{name}: not {done}: the message is in flight"),
         Answer::Delivered => bail!("{name}: not {done}: the message was already delivered"),
         Answer::Dead => {
             bail!("{name}: not {done}: the message is a dead letter (see `message settle`)")
@@ -308,7 +308,7 @@ fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result
 fn said(state: PartState, done: &str) -> &str {
     match state {
         PartState::Done => done,
-        PartState::UnderWay => "unchanged: in flight",
+        PartState::InFlight => "unchanged: in flight",
         PartState::Delivered => "unchanged: already delivered",
         PartState::Cancelled => "unchanged: already cancelled",
         _ => "unchanged: dead letter",
@@ -318,7 +318,7 @@ fn said(state: PartState, done: &str) -> &str {
 fn part_json(part: &Part) -> Value {
     let state = match part.state {
         PartState::Done => "done",
-        PartState::UnderWay => "under_way",
+        PartState::InFlight => "in_flight",
         PartState::Delivered => "delivered",
         PartState::Cancelled => "cancelled",
         _ => "dead",
@@ -330,7 +330,7 @@ fn word(answer: Answer) -> &'static str {
     match answer {
         Answer::Done => "done",
         Answer::Partly => "partly",
-        Answer::UnderWay => "under_way",
+        Answer::InFlight => "in_flight",
         Answer::Delivered => "delivered",
         Answer::Cancelled => "cancelled",
         Answer::Dead => "dead",

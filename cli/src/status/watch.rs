@@ -111,7 +111,7 @@ fn show(tick: &Tick, config: &Config, form: Form, interval: Duration) -> Result<
                 json!({
                     "enqueued_per_second": rates.enqueued,
                     "settled_per_second": rates.settled,
-                    "died_per_second": rates.died,
+                    "dead_lettered_per_second": rates.dead_lettered,
                 })
             });
             output::line(value)
@@ -141,7 +141,7 @@ fn text(tick: &Tick, config: &Config) -> String {
             "in {}/s, out {}/s, dead {}/s",
             rate(rates.enqueued),
             rate(rates.settled),
-            rate(rates.died)
+            rate(rates.dead_lettered)
         ),
         None => "in -, out -, dead - (rates come with the next update)".to_owned(),
     };

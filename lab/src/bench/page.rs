@@ -129,7 +129,7 @@ fn kill(dead: u64, ground: &mut Ground) -> Result<()> {
     let table = &ground.config.table;
     sql_query(format!(
         "INSERT INTO {table}_dead (sequence, message_id, topic, destination, payload, idempotency_key,
-                available_at, created_at, attempts, reason, last_error, http_status, died_at)
+                available_at, created_at, attempts, reason, last_error, http_status, dead_lettered_at)
          SELECT -n, gen_random_uuid(), 'dead.' || n % 5, '', $1::json, 'dead-' || n, now(), now(), 20,
                 (ARRAY['SERVER_ERROR', 'CLIENT_ERROR', 'TIMEOUT', 'EXPIRED'])[1 + n % 4],
                 'an error of ' || n, 500, now() - n * interval '1 second'

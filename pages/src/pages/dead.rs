@@ -249,7 +249,7 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
             vec![
                 html! { a href=(link) { (group.reason) } },
                 html! { (words::count(group.count, false)) },
-                words::ago(&group.latest_died_at),
+                words::ago(&group.latest_dead_lettered_at),
                 name_of(&group.topic, &group.destination),
                 html! {
                     a href={ "/dead/" (group.example_sequence) } { "#" (group.example_sequence) } " "
@@ -337,7 +337,7 @@ fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {
                     @if let Some(error) = &letter.last_error { span.error { (words::shortened(error, 160)) } }
                 },
                 html! { (letter.attempts) },
-                words::ago(&letter.died_at),
+                words::ago(&letter.dead_lettered_at),
             ];
             if can_change {
                 row.insert(

@@ -163,7 +163,7 @@ fn notice(query: &Form) -> Option<String> {
         ("rescheduled", _) => "The message was rescheduled.".to_owned(),
         ("settled_delivered", _) => "The message was settled as delivered.".to_owned(),
         ("settled_cancelled", _) => "The message was settled: it will not be sent.".to_owned(),
-        ("under_way", _) => {
+        ("in_flight", _) => {
             "Nothing was changed: the message is in flight. Try again when the attempt has ended."
                 .to_owned()
         }

@@ -70,7 +70,7 @@ fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
             li.panel.figure {
                 span.label { "Settled" }
                 span.value { (shown(rates.map(|rates| rates.settled))) " " small { "/ min" } }
-                span.parts { (shown(rates.map(|rates| (rates.settled - rates.died).max(0.0)))) " delivered per minute" }
+                span.parts { (shown(rates.map(|rates| (rates.settled - rates.dead_lettered).max(0.0)))) " delivered per minute" }
                 (sparkline("out", "Settled messages", curves.span, &curves.settled, a_minute))
             }
             li.panel.figure {
@@ -91,8 +91,8 @@ fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
             li.panel.figure.alarm[dead > 0] {
                 span.label { "Dead letters" }
                 span.value { @if dead > 0 { a href="/dead" { (words::count(dead, dead_is_estimate)) } } @else { "0" } }
-                span.parts { (shown(rates.map(|rates| rates.died))) " dead-lettered per minute" }
-                (sparkline("dead", "Dead-lettered messages", curves.span, &curves.died, a_minute))
+                span.parts { (shown(rates.map(|rates| rates.dead_lettered))) " dead-lettered per minute" }
+                (sparkline("dead", "Dead-lettered messages", curves.span, &curves.dead_lettered, a_minute))
             }
         }
     }

@@ -99,7 +99,7 @@ struct Shared {
     kept: RwLock<HashMap<Name, Kept>>,
     /// The most threads.
     threads: usize,
-    under_way: Mutex<UnderWay>,
+    in_flight: Mutex<InFlight>,
     /// Notified when a lookup ends.
     answered: Condvar,
     /// Notified when a name is asked for, and at the end.
@@ -107,7 +107,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct UnderWay {
+struct InFlight {
     /// Names that are being looked up, or wait for a thread. Each is there once.
     names: HashMap<Name, Asked>,
     /// The names that wait for a thread, by their numbers. Hardly more than there are senders.
@@ -144,7 +144,7 @@ struct Kept {
     until: Instant,
 }
 
-impl UnderWay {
+impl InFlight {
     fn put(&mut self, name: &Name, standing: Standing, since: Instant) {
         self.last_number += 1;
         let asked = Asked {
@@ -229,7 +229,7 @@ impl Lookups {
             times,
             kept: RwLock::default(),
             threads,
-            under_way: Mutex::default(),
+            in_flight: Mutex::default(),
             answered: Condvar::new(),
             asked: Condvar::new(),
         });
@@ -242,9 +242,9 @@ impl Lookups {
     }
 
     /// Has a thread look for work.
-    fn wake(&self, under_way: &mut UnderWay) -> io::Result<()> {
-        let number = under_way.threads.len();
-        let wanted = under_way.running + under_way.queue.len();
+    fn wake(&self, in_flight: &mut InFlight) -> io::Result<()> {
+        let number = in_flight.threads.len();
+        let wanted = in_flight.running + in_flight.queue.len();
         if number < wanted.min(self.shared.threads) {
             let (shared, alive) = (Arc::clone(&self.shared), self.alive.clone());
             let thread = std::thread::Builder::new()
@@ -254,7 +254,7 @@ impl Lookups {
                     drop(alive);
                 });
             match thread {
-                Ok(thread) => under_way.threads.push(thread),
+                Ok(thread) => in_flight.threads.push(thread),
                 Err(error) if number == 0 => return Err(error),
                 // The threads that run look up one name after another.
                 Err(_) => {}
@@ -270,23 +270,23 @@ impl Lookups {
             return Some(answer);
         }
         let (asked, times) = (Instant::now(), self.shared.times);
-        let mut under_way = self.shared.under_way();
+        let mut in_flight = self.shared.in_flight();
         loop {
             // A result that arrived during the wait is new enough, even if it has already expired.
             if let Some(answer) = self.shared.kept(name, Some(asked)) {
                 return Some(answer);
             }
-            if !under_way.names.contains_key(name) {
-                under_way.put(name, self.shared.standing(name), asked);
-                if let Err(error) = self.wake(&mut under_way) {
-                    under_way.forget_if_unwanted(name);
+            if !in_flight.names.contains_key(name) {
+                in_flight.put(name, self.shared.standing(name), asked);
+                if let Err(error) = self.wake(&mut in_flight) {
+                    in_flight.forget_if_unwanted(name);
                     let shortage = Shortage::new("cannot start a thread", error);
                     return Some(Err(short(&name.0, shortage)));
                 }
             }
             let now = Instant::now();
             let old = self.shared.old(name);
-            let one = under_way.names.get_mut(name)?;
+            let one = in_flight.names.get_mut(name)?;
             let (number, patience) = (one.number, one.since + times.patience);
             if old.is_some() && patience <= now {
                 // The name stays in the queue, so that it has new addresses some time.
@@ -299,17 +299,17 @@ impl Lookups {
             };
             let Some(left) = until.checked_duration_since(now) else {
                 if old.is_none() {
-                    under_way.forget_if_unwanted(name);
+                    in_flight.forget_if_unwanted(name);
                 }
                 return None;
             };
             one.waiters += 1;
-            (under_way, _) = self
+            (in_flight, _) = self
                 .shared
                 .answered
-                .wait_timeout(under_way, left)
+                .wait_timeout(in_flight, left)
                 .unwrap_or_else(PoisonError::into_inner);
-            if let Some(one) = under_way.names.get_mut(name)
+            if let Some(one) = in_flight.names.get_mut(name)
                 && one.number == number
             {
                 one.waiters -= 1;
@@ -320,12 +320,12 @@ impl Lookups {
 
 impl Drop for Lookups {
     fn drop(&mut self) {
-        self.shared.under_way().is_over = true;
+        self.shared.in_flight().is_over = true;
         self.shared.asked.notify_all();
         self.alive = None;
         // Nothing is ever sent on this channel: this waits until all threads have ended, or for the grace period.
         let _ = self.ended.recv_timeout(GRACE);
-        let threads = std::mem::take(&mut self.shared.under_way().threads);
+        let threads = std::mem::take(&mut self.shared.in_flight().threads);
         for thread in threads {
             if thread.is_finished() {
                 // The thread cannot have panicked: `look_up` catches the panic of a lookup.
@@ -364,25 +364,25 @@ impl Shared {
         kept.answer.clone().ok()
     }
 
-    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
-        lock(&self.under_way)
+    fn in_flight(&self) -> MutexGuard<'_, InFlight> {
+        lock(&self.in_flight)
     }
 
     fn look_up_all(&self) {
-        let mut under_way = self.under_way();
-        while !under_way.is_over {
-            let Some(name) = under_way.begin(self.threads) else {
-                let waited = self.asked.wait(under_way);
-                under_way = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut in_flight = self.in_flight();
+        while !in_flight.is_over {
+            let Some(name) = in_flight.begin(self.threads) else {
+                let waited = self.asked.wait(in_flight);
+                in_flight = waited.unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            if !under_way.queue.is_empty() {
+            if !in_flight.queue.is_empty() {
                 self.asked.notify_one();
             }
-            drop(under_way);
+            drop(in_flight);
             self.keep(&name, self.look_up(&name));
-            under_way = self.under_way();
-            under_way.end(&name);
+            in_flight = self.in_flight();
+            in_flight.end(&name);
             self.answered.notify_all();
         }
     }
@@ -495,7 +495,7 @@ mod tests {
                 });
             }
             let until = Instant::now() + SOON;
-            while lookups.shared.under_way().running < THREADS_OF_REGISTERED / 2 {
+            while lookups.shared.in_flight().running < THREADS_OF_REGISTERED / 2 {
                 assert!(
                     Instant::now() < until,
                     "the hanging names get half of the threads"
@@ -510,10 +510,10 @@ mod tests {
             }
             is_over.store(true, Ordering::Relaxed);
         });
-        let under_way = lookups.shared.under_way();
-        assert_eq!(under_way.running, THREADS_OF_REGISTERED / 2);
-        assert_eq!(under_way.queue.len(), 0, "nobody waits for these names");
-        drop(under_way);
+        let in_flight = lookups.shared.in_flight();
+        assert_eq!(in_flight.running, THREADS_OF_REGISTERED / 2);
+        assert_eq!(in_flight.queue.len(), 0, "nobody waits for these names");
+        drop(in_flight);
         drop(release);
     }
 
@@ -521,11 +521,11 @@ mod tests {
     #[test]
     fn each_domain_gets_less_than_is_left_and_doubtful_names_get_a_part() {
         let begin = |standing: Standing, host: fn(usize) -> String| {
-            let (mut under_way, now) = (UnderWay::default(), Instant::now());
-            (0..100).for_each(|n| under_way.put(&name(&host(n)), standing, now));
-            let begun = std::iter::from_fn(|| under_way.begin(32)).count();
-            under_way.put(&name("known.example"), Standing::Resolved, now);
-            (begun, under_way.begin(32).is_some())
+            let (mut in_flight, now) = (InFlight::default(), Instant::now());
+            (0..100).for_each(|n| in_flight.put(&name(&host(n)), standing, now));
+            let begun = std::iter::from_fn(|| in_flight.begin(32)).count();
+            in_flight.put(&name("known.example"), Standing::Resolved, now);
+            (begun, in_flight.begin(32).is_some())
         };
         let one_domain = |n| format!("n{n}.slow.example");
         let three_domains = |n| format!("n{n}.slow-{}.example", n % 3);

@@ -184,13 +184,13 @@ impl<D: Database> Claimer<'_, D> {
                 let count = self.db.release_unknown(&part, self.shared.moment())?;
                 self.planner.undone(&part, count, clock::since(began));
             }
-            Undo::End { lease, given_back } => self.end_doubt(lease, given_back),
+            Undo::End { lease, released } => self.end_doubt(lease, released),
         }
         Ok(None)
     }
 
-    fn end_doubt(&self, lease: LeaseId, given_back: Option<usize>) {
-        if let Some(count) = given_back {
+    fn end_doubt(&self, lease: LeaseId, released: Option<usize>) {
+        if let Some(count) = released {
             // To find nothing is normal: every restart of the server ends like this.
             let level = if count == 0 {
                 log::Level::Info

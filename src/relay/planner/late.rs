@@ -35,7 +35,7 @@ pub(super) struct Late {
     newest: Option<i64>,
     known: Option<i64>,
     /// The position of the current round, and the writers at its start.
-    under_way: Option<(i64, Writers)>,
+    in_flight: Option<(i64, Writers)>,
     /// When the last round began.
     began: Option<Instant>,
     /// The last query, and how long the query before took.
@@ -58,7 +58,7 @@ impl Late {
     /// When the next query may be made.
     fn due_at(&self) -> Option<Instant> {
         let last = self.last?;
-        let interval = match self.under_way {
+        let interval = match self.in_flight {
             Some(_) => Duration::ZERO,
             None => INTERVAL,
         };
@@ -76,15 +76,15 @@ impl Late {
     fn read(&mut self, now: Instant, upto: Option<i64>, writers: Writers, took: Duration) -> bool {
         self.before = self.last.map_or(Duration::ZERO, |last| last.took);
         self.last = Some(Last { ended: now, took });
-        if self.under_way.is_none() {
+        if self.in_flight.is_none() {
             self.began = Some(now);
         }
         let writers = self
-            .under_way
+            .in_flight
             .take()
             .map_or(writers, |(_, writers)| writers);
         if let Some(upto) = upto {
-            self.under_way = Some((upto, writers));
+            self.in_flight = Some((upto, writers));
             return false;
         }
         let mut is_first = false;
@@ -123,7 +123,7 @@ impl Late {
 impl Search for Late {
     fn ask(&mut self, pass: &Pass) -> Option<Ask> {
         let is_due = self.due_at().is_none_or(|at| pass.now >= at);
-        let place = self.under_way.map(|(place, _)| place);
+        let place = self.in_flight.map(|(place, _)| place);
         let look = LookForLate {
             behind: place.or(self.behind),
             due_before: pass.passed.unwrap_or(Position::START).available_at,
@@ -159,7 +159,7 @@ impl Search for Late {
 
     /// At once, unless a round that began since then has ended.
     fn again_at(&self, pass: &Pass) -> Option<Instant> {
-        let is_done = self.under_way.is_none() && self.began >= Some(pass.since);
+        let is_done = self.in_flight.is_none() && self.began >= Some(pass.since);
         self.due_at()
             .filter(|_| !is_done && self.is_of_use(pass.passed))
     }

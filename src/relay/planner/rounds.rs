@@ -7,7 +7,7 @@ use crate::relay::pace::Last;
 /// The current round with its place, and the last completed round.
 #[derive(Debug)]
 pub(super) struct Rounds<P> {
-    pub(super) under_way: Option<(P, Round)>,
+    pub(super) in_flight: Option<(P, Round)>,
     pub(super) last: Option<Round>,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Round {
 impl<P> Default for Rounds<P> {
     fn default() -> Self {
         Self {
-            under_way: None,
+            in_flight: None,
             last: None,
         }
     }
@@ -39,17 +39,17 @@ impl<P> Rounds<P> {
             },
             has_left: false,
         };
-        self.under_way = Some((place, round));
+        self.in_flight = Some((place, round));
     }
 
     /// The place of the current round.
     pub(super) fn place(&self) -> Option<&P> {
-        self.under_way.as_ref().map(|(place, _)| place)
+        self.in_flight.as_ref().map(|(place, _)| place)
     }
 
     /// A step was made. Returns the place to update.
     pub(super) fn step(&mut self, took: Duration, has_left: bool) -> Option<&mut P> {
-        let (place, round) = self.under_way.as_mut()?;
+        let (place, round) = self.in_flight.as_mut()?;
         round.last.took += took;
         round.has_left |= has_left;
         Some(place)
@@ -57,7 +57,7 @@ impl<P> Rounds<P> {
 
     /// The last step has ended the round.
     pub(super) fn end(&mut self, now: Instant) {
-        if let Some((_, mut round)) = self.under_way.take() {
+        if let Some((_, mut round)) = self.in_flight.take() {
             round.last.ended = now;
             self.last = Some(round);
         }
@@ -65,8 +65,8 @@ impl<P> Rounds<P> {
 
     /// The current round, or else the last one.
     pub(super) fn latest(&mut self) -> Option<&mut Round> {
-        let under_way = self.under_way.as_mut().map(|(_, round)| round);
-        under_way.or(self.last.as_mut())
+        let in_flight = self.in_flight.as_mut().map(|(_, round)| round);
+        in_flight.or(self.last.as_mut())
     }
 
     /// Whether a round that began since then has ended without skipping messages.

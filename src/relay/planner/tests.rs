@@ -687,12 +687,12 @@ fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
         .planner
         .begin_undo(LEASE, vec![settle::Claim { sequence: 5, at: 0 }]);
     let mut after = i64::MIN;
-    let given_back = loop {
+    let released = loop {
         let part = match ground.step() {
             Step::Undo(Undo::Part(part)) => part,
-            Step::Undo(Undo::End { lease, given_back }) => {
+            Step::Undo(Undo::End { lease, released }) => {
                 assert_eq!(lease, LEASE);
-                break given_back;
+                break released;
             }
             other => panic!("{other:?}"),
         };
@@ -712,7 +712,7 @@ fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
         }
         assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
     };
-    assert!(given_back.is_some_and(|count| count > 3));
+    assert!(released.is_some_and(|count| count > 3));
     ground.view.doubt = None;
     assert!(
         matches!(ground.step(), Step::Survey(_)),
@@ -749,8 +749,8 @@ fn a_doubt_about_a_lease_that_is_over_is_none() {
     let lease = LeaseId(LEASE.0 - 1);
     let backend = None;
     ground.view.doubt = Some(Doubt { lease, backend });
-    let given_back = None;
-    assert_eq!(ground.next(), Step::Undo(Undo::End { lease, given_back }));
+    let released = None;
+    assert_eq!(ground.next(), Step::Undo(Undo::End { lease, released }));
 }
 
 /// R12, R14: messages of an expired lease are taken over, except those that this process still has to settle.

@@ -159,7 +159,7 @@ mod tests {
         let at = walk.again_at(&Pass::at(asked)).expect("a round is owed");
         assert_eq!(at, ended + REST * Duration::from_secs(1));
         assert!(walk.ask(&Pass::at(at)).is_some(), "the round may begin");
-        walk.rounds.under_way = None;
+        walk.rounds.in_flight = None;
         let later = at + Duration::from_millis(1);
         assert_eq!(
             walk.again_at(&Pass::at(later)),

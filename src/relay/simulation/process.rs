@@ -42,7 +42,7 @@ use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::to::To;
 use crate::relay::told::Told;
-use crate::relay::turns::{Next, Sent, UnderWay};
+use crate::relay::turns::{InFlight, Next, Sent};
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
 use crate::status::ReasonCode;
@@ -149,7 +149,7 @@ pub(super) struct Send {
     pub(super) process: usize,
     bulkhead: usize,
     /// The turn and the destination, if the destination is registered.
-    registered: Option<(UnderWay, Arc<Customer>)>,
+    registered: Option<(InFlight, Arc<Customer>)>,
     jobs: Vec<Job>,
     pass: Pass,
     outcomes: Vec<Outcome>,
@@ -873,7 +873,7 @@ impl<'w> Stage<'w> {
                     .for_each(|job| settle(job, Verdict::Released));
                 now
             }
-            Next::Send(job, pass, under_way) => {
+            Next::Send(job, pass, in_flight) => {
                 let registry = shared.registered.registry();
                 let customer = match job.to {
                     To::Registered(id) => registry.get(id),
@@ -888,7 +888,7 @@ impl<'w> Stage<'w> {
                     && shared.registered.turns().has(preferred.id)
                 {
                     bulkhead.gate.give_back(&pass);
-                    shared.registered.turns().ended(under_way, None, 1);
+                    shared.registered.turns().ended(in_flight, None, 1);
                     return shared.registered.put(vec![job]);
                 }
                 let may_send = !shared.is_stopping() && shared.lease.may_send(job.lease);
@@ -900,14 +900,14 @@ impl<'w> Stage<'w> {
                 match (verdict, customer) {
                     (None, Some((customer, bulkhead))) => {
                         self.check_address(&job.message, customer);
-                        let turn = Some((under_way, Arc::clone(customer)));
+                        let turn = Some((in_flight, Arc::clone(customer)));
                         self.begin_send((number, which), &bulkhead.name, (vec![job], pass), turn);
                     }
                     (verdict, customer) => {
                         if let Some((_, bulkhead)) = customer {
                             bulkhead.gate.give_back(&pass);
                         }
-                        shared.registered.turns().ended(under_way, None, 1);
+                        shared.registered.turns().ended(in_flight, None, 1);
                         settle(job, verdict.unwrap_or(Verdict::Released));
                     }
                 }
@@ -934,7 +934,7 @@ impl<'w> Stage<'w> {
         (number, which): (usize, usize),
         name: &str,
         (jobs, pass): (Vec<Job>, Pass),
-        registered: Option<(UnderWay, Arc<Customer>)>,
+        registered: Option<(InFlight, Arc<Customer>)>,
     ) {
         for (place, job) in jobs.iter().enumerate() {
             self.check_send(job, &jobs[..place]);

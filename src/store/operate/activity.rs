@@ -23,7 +23,7 @@ pub struct Activity {
     /// Messages settled: delivered or dead.
     pub settled: i64,
     /// Messages dead-lettered.
-    pub died: i64,
+    pub dead_lettered: i64,
     /// When this was read, by the database's clock, in seconds since 1970.
     pub read_at: f64,
 }
@@ -37,7 +37,7 @@ pub struct Rates {
     /// Messages settled: delivered or dead.
     pub settled: f64,
     /// Messages dead-lettered.
-    pub died: f64,
+    pub dead_lettered: f64,
 }
 
 impl Activity {
@@ -59,7 +59,7 @@ impl Activity {
         let seconds = self.read_at - earlier.read_at;
         let began_anew = self.enqueued < earlier.enqueued
             || self.settled < earlier.settled
-            || self.died < earlier.died;
+            || self.dead_lettered < earlier.dead_lettered;
         if seconds <= 0.0 || began_anew {
             return None;
         }
@@ -68,14 +68,14 @@ impl Activity {
         Some(Rates {
             enqueued: rate(self.enqueued, earlier.enqueued),
             settled: rate(self.settled, earlier.settled),
-            died: rate(self.died, earlier.died),
+            dead_lettered: rate(self.dead_lettered, earlier.dead_lettered),
         })
     }
 }
 
 pub(crate) fn activity(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Activity> {
     let into = |table: String| pg_stat_get_tuples_inserted(to_regclass(table));
-    let (enqueued, removed, died, read_at): (Option<i64>, Option<i64>, Option<i64>, f64) =
+    let (enqueued, removed, dead_lettered, read_at): (Option<i64>, Option<i64>, Option<i64>, f64) =
         select((
             into(name.outbox()),
             pg_stat_get_tuples_deleted(to_regclass(name.outbox())),
@@ -99,7 +99,7 @@ pub(crate) fn activity(conn: &mut PgConnection, name: &OutboxName) -> QueryResul
     Ok(Activity {
         enqueued: enqueued.unwrap_or(0) - fanned_out,
         settled,
-        died: died.unwrap_or(0),
+        dead_lettered: dead_lettered.unwrap_or(0),
         read_at,
     })
 }
@@ -113,7 +113,7 @@ mod tests {
         let at = |read_at: f64, enqueued: i64| Activity {
             enqueued,
             settled: 10,
-            died: 0,
+            dead_lettered: 0,
             read_at,
         };
         let rates = at(12.0, 50).since(&at(10.0, 10)).expect("time has passed");

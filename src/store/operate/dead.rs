@@ -123,7 +123,7 @@ pub struct DeadLetter {
     pub occurred_at: Option<String>,
     /// When the message was dead-lettered, RFC 3339.
     #[diesel(deserialize_as = Rfc3339)]
-    pub died_at: String,
+    pub dead_lettered_at: String,
     /// The stored headers; only if letters are read by sequence or message id.
     #[diesel(deserialize_as = MaybeJson)]
     pub headers: Option<String>,
@@ -179,7 +179,7 @@ type Condition<'a> = On<'a, dead::table>;
 /// Whether the filter selects a dead letter.
 fn is_meant(filter: &DeadFilter) -> Condition<'_> {
     let sequences = Some(&filter.sequences).filter(|sequences| !sequences.is_empty());
-    let when = (dead::died_at, dead::sequence).into_sql::<TimeAndSequence>();
+    let when = (dead::dead_lettered_at, dead::sequence).into_sql::<TimeAndSequence>();
     all_of([
         given(sequences, |these| dead::sequence.eq_any(these)),
         given(filter.topic.as_ref(), |topic| dead::topic.eq(topic)),
@@ -208,7 +208,7 @@ fn latest(
 ) -> QueryResult<Vec<DeadLetter>> {
     let letters = dead::table(name.dead())
         .filter(which)
-        .order((dead::died_at.desc(), dead::sequence.desc()))
+        .order((dead::dead_lettered_at.desc(), dead::sequence.desc()))
         .limit(limit)
         .select((
             dead::sequence,
@@ -225,10 +225,10 @@ fn latest(
             dead::attempts,
             dead::created_at,
             dead::occurred_at,
-            dead::died_at,
+            dead::dead_lettered_at,
             content.of(Box::new(dead::headers)),
             content.of(Box::new(dead::payload.nullable())),
-            dead::died_at,
+            dead::dead_lettered_at,
         ));
     planned_anew(letters).load(conn)
 }

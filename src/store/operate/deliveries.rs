@@ -411,7 +411,7 @@ impl From<DeadLetter> for Delivery {
             reason: Some(letter.reason),
             error: letter.last_error,
             next_attempt_at: None,
-            settled_at: Some(letter.died_at),
+            settled_at: Some(letter.dead_lettered_at),
             created_at: letter.created_at,
             can_be_sent_again: true,
             sequence: letter.sequence,

@@ -237,7 +237,7 @@ records! { content:
     Nullable<Timestamptz> => outbox::expires_at, dead::expires_at, no_time();
     Nullable<BigInt> => outbox::locked_by, null!(i64, BigInt), null!(i64, BigInt);
     Nullable<Timestamptz> => outbox::locked_at, no_time(), no_time();
-    Nullable<Timestamptz> => no_time(), dead::died_at.nullable(), ledger::settled_at.nullable();
+    Nullable<Timestamptz> => no_time(), dead::dead_lettered_at.nullable(), ledger::settled_at.nullable();
     Nullable<Text> => outbox::last_error_code, dead::reason.nullable(), ledger::reason;
     Nullable<Text> => outbox::last_error, dead::last_error, ledger::error;
     Nullable<Integer> => null!(i32, Integer), dead::http_status, ledger::http_status;

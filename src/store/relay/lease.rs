@@ -446,7 +446,7 @@ mod tests {
 
     /// R10: the renewal's commit is slow, so other sessions still see the old time, which is past.
     #[test]
-    fn another_single_active_relay_waits_for_the_end_of_a_renewal_that_is_under_way() {
+    fn another_single_active_relay_waits_for_the_end_of_a_renewal_that_is_in_flight() {
         let outbox = Outbox::new();
         let (mut conn, mut slow, name) = (outbox.connect(), outbox.connect(), &outbox.name);
         let [first, second] = [MINUTE; 2].map(|lease| outbox.lease_for(&mut conn, lease, true));

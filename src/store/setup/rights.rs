@@ -122,7 +122,7 @@ const READER: Role = Role {
             registration"),
         ("_dead", "SELECT", "sequence, message_id, topic, destination, named_destination, ordering_key, \
             idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, \
-            attempts, reason, last_error, http_status, response, died_at, split_from, split_to, blocks_key, \
+            attempts, reason, last_error, http_status, response, dead_lettered_at, split_from, split_to, blocks_key, \
             registration"),
         ("_lease", "SELECT", ""),
         ("_pause", "SELECT", ""),

@@ -115,7 +115,12 @@ fn history(site: &Site, letter: &DeadLetter) -> Markup {
         ));
     }
     let end = format!("Dead-lettered: {}", letter.reason);
-    steps.push(Step::new("bad", &end, Some(&letter.died_at), String::new()));
+    steps.push(Step::new(
+        "bad",
+        &end,
+        Some(&letter.dead_lettered_at),
+        String::new(),
+    ));
     html! {
         section.panel aria-labelledby="history" {
             div.head { h2 id="history" { "History" } }

@@ -80,7 +80,7 @@ pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request
         Ok(answer) => {
             let became = match answer {
                 Answer::Done => done_word,
-                Answer::UnderWay => "under_way",
+                Answer::InFlight => "in_flight",
                 Answer::Unknown | Answer::Ambiguous => "unknown",
                 _ => "ended_before",
             };

@@ -130,7 +130,8 @@ impl Verdict {
         facts.retrying = glance.depths.retrying();
         facts.dead = glance.depths.dead_letters();
         facts.rates = rates;
-        facts.only_dies = rates.is_some_and(|one| one.died > 0.0 && one.died >= one.settled);
+        facts.only_dies =
+            rates.is_some_and(|one| one.dead_lettered > 0.0 && one.dead_lettered >= one.settled);
         Self::from_facts(facts)
     }
 
@@ -292,8 +293,8 @@ impl Facts<'_> {
             let many = words::counted(self.retrying, "message is waiting", "messages are waiting");
             remarks.push(format!("{many} for a retry after a failed attempt."));
         }
-        if let Some(rates) = self.rates.filter(|rates| rates.died > 0.0) {
-            let a_minute = words::per_minute(rates.died);
+        if let Some(rates) = self.rates.filter(|rates| rates.dead_lettered > 0.0) {
+            let a_minute = words::per_minute(rates.dead_lettered);
             remarks.push(format!("{a_minute} messages a minute are dead-lettered."));
         } else if self.dead > 0 {
             let letters = words::counted(self.dead, "dead letter needs", "dead letters need");

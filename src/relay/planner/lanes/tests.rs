@@ -222,7 +222,7 @@ fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
 }
 
 #[test]
-fn what_was_given_back_is_asked_for_from_its_time_on_and_nothing_is_swept() {
+fn what_was_released_is_asked_for_from_its_time_on_and_nothing_is_swept() {
     let mut lanes = lanes(&["a", "b"], &[]);
     let last = Position {
         available_at: 1_000,

@@ -32,10 +32,10 @@ pub struct DeadGroup {
     pub count: i64,
     /// When the oldest of them was dead-lettered, RFC 3339.
     #[diesel(sql_type = Timestamptz, deserialize_as = Rfc3339)]
-    pub oldest_died_at: String,
+    pub oldest_dead_lettered_at: String,
     /// When the latest of them was dead-lettered, RFC 3339.
     #[diesel(sql_type = Timestamptz, deserialize_as = Rfc3339)]
-    pub latest_died_at: String,
+    pub latest_dead_lettered_at: String,
     /// An example: the dead letter with the highest sequence.
     #[diesel(sql_type = BigInt)]
     pub example_sequence: Sequence,
@@ -71,10 +71,10 @@ struct Groups<'a> {
 impl QueryFragment<Pg> for Groups<'_> {
     fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
         out.push_sql(
-            "SELECT g.reason, g.topic, g.destination, g.count, g.oldest AS oldest_died_at,
-                    g.latest AS latest_died_at, g.example_sequence, e.last_error AS example_error
-               FROM (SELECT reason, topic, destination, count(*) AS count, min(died_at) AS oldest,
-                            max(died_at) AS latest, max(sequence) AS example_sequence
+            "SELECT g.reason, g.topic, g.destination, g.count, g.oldest AS oldest_dead_lettered_at,
+                    g.latest AS latest_dead_lettered_at, g.example_sequence, e.last_error AS example_error
+               FROM (SELECT reason, topic, destination, count(*) AS count, min(dead_lettered_at) AS oldest,
+                            max(dead_lettered_at) AS latest, max(sequence) AS example_sequence
                        FROM ",
         );
         self.dead.walk_ast(out.reborrow())?;

@@ -130,7 +130,7 @@ pub enum PartState {
     /// The part was changed.
     Done,
     /// Unchanged: a relay or another transaction holds the part.
-    UnderWay,
+    InFlight,
     /// Unchanged: the part was delivered before.
     Delivered,
     /// Unchanged: the part was cancelled before.
@@ -149,7 +149,7 @@ pub enum Answer {
     Partly,
     /// Nothing was changed: the message is in flight to at least one destination. A moment later it may be delivered,
     /// or wait for a retry.
-    UnderWay,
+    InFlight,
     /// Nothing was changed: the message was delivered to at least one destination.
     Delivered,
     /// Nothing was changed: the message was cancelled before.
@@ -190,7 +190,7 @@ impl Changed {
             |(state, _): &(PartState, Answer)| self.parts.iter().any(|one| one.state == *state);
         let answers = [
             (PartState::Done, Answer::Partly),
-            (PartState::UnderWay, Answer::UnderWay),
+            (PartState::InFlight, Answer::InFlight),
             (PartState::Delivered, Answer::Delivered),
             (PartState::Dead, Answer::Dead),
             (PartState::Cancelled, Answer::Cancelled),
@@ -235,7 +235,7 @@ impl Row {
 
     fn state(&self) -> PartState {
         match self.status.as_str() {
-            "live" => PartState::UnderWay,
+            "live" => PartState::InFlight,
             "delivered" | "no_subscriber" => PartState::Delivered,
             _ if self.reason.as_deref() == Some(ReasonCode::Cancelled.as_str()) => {
                 PartState::Cancelled
