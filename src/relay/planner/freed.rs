@@ -1,6 +1,6 @@
 //! Keys that may be free.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::search::{EveryOther, Hints, Outcome, Pass, Search};
@@ -18,7 +18,7 @@ pub(super) struct Freed {
     /// Keys to query.
     keys: VecDeque<Key>,
     /// Keys whose destination has no room or is closed.
-    waiting: HashMap<Key, To>,
+    waiting: BTreeMap<Key, To>,
     turn: EveryOther,
 }
 
@@ -36,8 +36,14 @@ impl Freed {
 
     /// Queries waiting keys again if there is room now.
     pub(super) fn wait_is_over(&mut self, is_room: impl Fn(To) -> bool) {
-        let come = self.waiting.extract_if(|_, to| is_room(*to));
-        self.keys.extend(come.map(|(key, _)| key));
+        let keys = &mut self.keys;
+        self.waiting.retain(|key, to| {
+            let has_room = is_room(*to);
+            if has_room {
+                keys.push_back(key.clone());
+            }
+            !has_room
+        });
     }
 
     /// Whether some keys can be queried now.
@@ -56,7 +62,7 @@ impl Search for Freed {
         if !pass.has_keyed || !self.turn.is_next(false) {
             return None;
         }
-        let next: HashSet<Key> = self.keys.drain(..self.keys.len().min(PAGE)).collect();
+        let next: BTreeSet<Key> = self.keys.drain(..self.keys.len().min(PAGE)).collect();
         Some(Ask::Keys(next.into_iter().collect()))
     }
 
