@@ -85,6 +85,10 @@ pub(super) enum Broken {
     CountsRefusalsForAll,
     /// A handler without a connection counts as a failed attempt.
     CountsCallsNotMade,
+    /// Operators are not told that a message waits for others of its key.
+    TellsOfNoKeys,
+    /// Operators are told that a message waits for later messages of its key.
+    BlamesLaterMessages,
     /// Requeued messages also stay dead letters.
     RequeuesCopies,
     /// A replay drops the headers of a message.
@@ -117,7 +121,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 40] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 42] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -168,6 +172,8 @@ impl Broken {
         ),
         (Self::CountsRefusalsForAll, &[Promise::Attempts]),
         (Self::CountsCallsNotMade, &[Promise::Attempts]),
+        (Self::TellsOfNoKeys, &[Promise::Late]),
+        (Self::BlamesLaterMessages, &[Promise::Reasons]),
         (Self::WaitsForPeople, &[Promise::Late]),
         (Self::ReplaysWithoutHeaders, &[Promise::Again]),
         (Self::ReplaysWithNewTime, &[Promise::Again]),

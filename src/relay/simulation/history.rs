@@ -361,7 +361,8 @@ impl History {
             let Event::Enqueue { messages, .. } = &mut item.event else {
                 continue;
             };
-            let plain = |new: &&mut New| ["a", "b"].contains(&new.topic) && new.destination == "";
+            let plain =
+                |new: &&mut New| ["a", "b"].contains(&new.topic) && new.destination.is_empty();
             for new in messages.iter_mut().filter(plain) {
                 if rng.u8(..3) == 0 {
                     new.topic = HANDLED;

@@ -33,6 +33,8 @@ pub(super) enum Promise {
     Tenant,
     /// A message reaches each registered destination that wants it, and no other.
     Recipients,
+    /// R54: a message waits for as long as operators are told why, and no longer.
+    Reasons,
     /// No thread runs in a busy loop.
     Busy,
 }

@@ -8,6 +8,7 @@ mod question;
 mod side;
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,8 +37,9 @@ use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::threads::Post;
 use crate::relay::verdict::Verdict;
+use crate::store::operate::dead;
 use crate::store::operate::replay::{self, ReplayFilter, ReplayIds};
-use crate::store::operate::{dead, why};
+use crate::store::operate::why::{self, WaitReason};
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease;
 use crate::store::statement::statement;
@@ -274,6 +276,26 @@ fn pass_in_postgres(conn: &mut PgConnection, name: &OutboxName) {
          UPDATE {dead} SET {expires}; UPDATE {pause} SET {paused}"
     ))
     .expect("no transaction locks the rows");
+}
+
+/// Why each live message waits.
+fn reasons(tables: &Tables, now: i64) -> BTreeMap<i64, WaitReason> {
+    let facts = tables.facts(now);
+    let reason = |row: &tables::Row| tables.reason(&facts, row, now).timeless();
+    let rows = tables.rows.values();
+    rows.map(|row| (row.sequence, reason(row))).collect()
+}
+
+/// Whether exactly those due messages wait for others of their keys that a claim leaves. If no relay is active, the
+/// destinations are not known.
+fn explains_claims(tables: &Tables, reasons: &BTreeMap<i64, WaitReason>, now: i64) -> bool {
+    let is_behind = |reason: &WaitReason| match reason {
+        WaitReason::Expired { held_by } => matches!(**held_by, WaitReason::BehindKey { .. }),
+        reason => matches!(reason, WaitReason::BehindKey { .. }),
+    };
+    let behind = reasons.iter().filter(|(_, reason)| is_behind(reason));
+    let behind: Vec<i64> = behind.map(|(sequence, _)| *sequence).collect();
+    !tables.has_active_relay(now) || behind == tables.behind(now)
 }
 
 /// The tables, and the names of their copies.
@@ -555,11 +577,12 @@ fn compare_on<'w>(
             real.told_rows(rows_of_postgres(&mut operator, name)),
         ];
         story.push(format!("{question:?}\n    {}", answers[0]));
-        let told = why::behind_others(&mut operator, name).expect("the live messages");
-        let behind = stage.tables.borrow().behind(now);
-        if let Some(told) = told.filter(|told| *told != behind) {
+        let told = why::reasons(&mut operator, name).expect("the live messages");
+        let told = told.into_iter().map(|(row, why)| (row, why.timeless()));
+        let (told, reasons) = (told.collect(), reasons(&stage.tables.borrow(), now));
+        if reasons != told || !explains_claims(&stage.tables.borrow(), &reasons, now) {
             return Err(format!(
-                "{}\nbehind others of their keys: {behind:?}, but operators are told: {told:?}",
+                "{}\nthe messages wait for {reasons:?}, but operators are told: {told:?}",
                 story.join("\n")
             ));
         }

@@ -24,6 +24,7 @@ use crate::clock::simulated;
 use crate::relay::settler::Settle;
 use crate::relay::shared::Shared;
 use crate::store::filters::Evaluated;
+use crate::store::operate::why::WaitReason;
 
 /// The time at which a history begins: the clocks do not start at 0.
 const BEGIN: Duration = Duration::from_secs(100);
@@ -495,6 +496,11 @@ impl<'w> Stage<'w> {
     }
 
     pub(super) fn commit(&self, changes: Changes) {
+        if let Some((sequence, told)) = changes.misled.first().filter(|_| self.is_strict()) {
+            self.fall(Promise::Reasons, || {
+                format!("{sequence} is claimed, but operators are told: {told}")
+            });
+        }
         self.note_claims(&changes);
         let mut tables = self.tables.borrow_mut();
         tables.unlock(&changes);
@@ -1402,32 +1408,17 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// Checks that due messages that can be claimed are claimed soon.
+    /// Checks that messages are claimed soon that wait only for room, as operators are told.
     fn check_lateness(&self) {
         let now = self.now.get();
         let micros = self.database_now().micros;
         let tables = self.tables.borrow();
-        let is_paused = |row: &Row| {
-            let paused = |kind: &str, name: &str| {
-                tables
-                    .pauses
-                    .contains_key(&(kind.to_owned(), name.to_owned()))
-            };
-            let to = goes_to(row.topic, &row.destination);
-            paused("topic", row.topic) || (paused("destination", to))
-        };
         let processes = self.processes.borrow();
         let is_busy = |row: &Row| {
             let to = goes_to(row.topic, &row.destination);
             let mut living = processes.iter().filter(|one| !one.is_dead);
             living.any(|one| one.is_busy(to))
         };
-        // Only these go where one relay alone sends, if settings differ.
-        let is_of_route = |row: &Row| {
-            let is_routed = row.topic == wants::ROUTED && row.destination.is_empty();
-            self.history.settings_differ && (is_routed || row.topic == HANDLED)
-        };
-        let has_route = (processes.iter()).any(|one| !one.is_dead && one.has_route());
         let waits_for_people = |row: &Row| {
             let mut locked = tables
                 .of_people
@@ -1435,22 +1426,28 @@ impl<'w> Stage<'w> {
                 .filter_map(|one| tables.rows.get(one));
             locked.any(|other| other.has_key_of(row))
         };
+        let facts = tables.facts(micros);
+        // A message that is fanned out may wait for the parts of any other.
+        let waits_for_parts = |row: &Row, other: &Row| {
+            goes_to(row.topic, &row.destination).is_empty()
+                && other.place() < row.place()
+                && row.waits_for(other)
+        };
+        let waits_for_room = |row: &Row| match tables.reason(&facts, row, micros) {
+            WaitReason::NoRoom { .. } | WaitReason::NoRelay { .. } => true,
+            // One relay alone has a route, and only at each second start.
+            WaitReason::NotServed { .. } => !self.history.settings_differ,
+            _ => false,
+        };
         let is_ready = |row: &Row| {
-            let is_before = |other: &&Row| {
-                other.has_key_of(row) && other.place() < row.place() && row.waits_for(other)
-            };
-            row.held.is_none()
-                && (!is_of_route(row) || has_route)
-                && row.available_at <= micros
+            waits_for_room(row)
                 && !tables.locked.contains(&row.sequence)
-                && !is_paused(row)
                 && !is_busy(row)
                 && !waits_for_people(row)
                 && !tables.rows.values().any(|other| {
-                    is_before(&other)
-                        || (other.held.is_some()
-                            && other.sequence != row.sequence
-                            && other.excludes(row))
+                    other.sequence != row.sequence
+                        && (waits_for_parts(row, other)
+                            || (other.held.is_some() && other.excludes(row)))
                 })
         };
         let messages = self.messages.borrow();

@@ -20,9 +20,10 @@ use crate::relay::registered::{self, Registry};
 use crate::relay::settlement::{Kind, Settlement, failed};
 use crate::relay::settler::Settle;
 use crate::relay::settler::{Written, blocks_key};
-use crate::routes::{Routes, Serves};
+use crate::routes::{Refuses, Routes, Serves};
 use crate::status::ReasonCode;
 use crate::store::destinations;
+use crate::store::operate::why::{Blocker, Facts, WaitReason, Waiting};
 use crate::store::range::Range;
 use crate::store::relay::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
@@ -33,9 +34,10 @@ use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::patrol::Free;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 use crate::store::relay::search::{Ask, Moment, PAGE, Page, Place};
-use crate::store::relay::served::Others;
+use crate::store::relay::served::{Others, Served};
 use crate::store::relay::settle::Claim;
 use crate::store::relay::streams::Found;
+use crate::store::relay::topics::ServedTopic;
 
 /// A live message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +112,8 @@ pub(super) struct Changes {
     pub(super) is_keyed_claim: bool,
     /// Whether the commit need not wait for the disk.
     pub(super) is_only_claim: bool,
+    /// Claimed messages of which operators are told that they wait.
+    pub(super) misled: Vec<(i64, WaitReason)>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -275,6 +279,10 @@ impl Tables {
         };
         let mut older = self.leases.range(..lease).map(|(_, lease)| lease);
         !mine.is_single_active || !older.any(|one| one.is_single_active && !one.is_ended)
+    }
+
+    pub(super) fn has_active_relay(&self, now: i64) -> bool {
+        self.leases.keys().any(|lease| self.is_at_work(*lease, now))
     }
 
     pub(super) fn is_there(&self, lease: i64, now: i64) -> bool {
@@ -595,6 +603,13 @@ impl Tables {
         {
             return Batch::default();
         }
+        if !found.is_empty() {
+            let facts = self.facts(now.micros);
+            let told = found
+                .iter()
+                .map(|row| (row.sequence, self.reason(&facts, row, now.micros)));
+            (changes.misled).extend(told.filter(|(_, told)| is_held_up(told)));
+        }
         let claimed = found.iter().map(|row| {
             let taken_over = match row.held {
                 None => TakenOver::No,
@@ -700,6 +715,89 @@ impl Tables {
         };
         let waiting = self.rows.values().filter(waits);
         waiting.map(|row| row.sequence).collect()
+    }
+
+    /// What decides why messages wait. Destinations that are disabled have a reason in PostgreSQL only.
+    pub(super) fn facts(&self, now: i64) -> Facts {
+        let leases = self.leases.iter();
+        let valid = leases.clone().filter(|(_, one)| one.expires_at > now);
+        let at_work = leases.filter(|(id, _)| self.is_at_work(**id, now));
+        let serves = at_work.filter_map(|(_, one)| one.serves.clone());
+        let relays = serves.map(|serves| ("relay".to_owned(), serves, Refuses::default()));
+        let mut served = Served::by_relays(relays);
+        if served.delivers_to_registered() {
+            let names = |names: &mut dyn Iterator<Item = &&'static str>| -> Vec<String> {
+                names.map(|name| (*name).to_owned()).collect()
+            };
+            let topic = |pattern: &String| ServedTopic {
+                pattern: pattern.clone(),
+                kind: String::new(),
+                first_served: String::new(),
+                last_served: String::new(),
+            };
+            served = served.with_registered(
+                names(&mut self.registered.keys()),
+                names(&mut self.removed.iter()),
+                self.served.iter().map(topic).collect(),
+            );
+        }
+        let disabled = self.registered.iter().filter(|(_, one)| !one.enabled);
+        Facts::new(
+            now,
+            valid.map(|(id, _)| *id).collect(),
+            served,
+            self.all_pauses(now),
+            disabled
+                .map(|(name, _)| ((*name).to_owned(), String::new()))
+                .collect(),
+            HashMap::new(),
+        )
+    }
+
+    /// Why a live message waits.
+    pub(super) fn reason(&self, facts: &Facts, row: &Row, now: i64) -> WaitReason {
+        let first = match self.broken {
+            Some(Broken::TellsOfNoKeys) => None,
+            _ => self.first_of_key(facts.goes_to(row.topic, &row.destination), row, now),
+        };
+        facts.reason(&Waiting {
+            topic: row.topic,
+            destination: &row.destination,
+            lease: row.held.map(|held| held.lease),
+            since: None,
+            due: row.available_at,
+            available_at: None,
+            has_expired: row.expires_at.is_some_and(|at| at <= now),
+            failed: None,
+            first,
+        })
+    }
+
+    /// The message that blocks the key of a message.
+    fn first_of_key(&self, goes_to: &str, row: &Row, now: i64) -> Option<(Sequence, Blocker)> {
+        let is_any = self.broken == Some(Broken::BlamesLaterMessages);
+        let blocks = |other: &Row| {
+            let is_of = ["", &row.destination, goes_to].contains(&other.destination.as_str());
+            let is_before = other.place() < row.place() || is_any;
+            other.has_key_of(row) && is_of && is_before && other.sequence != row.sequence
+        };
+        let state = |other: &Row| match other {
+            _ if other.held.is_some() => Blocker::Sending,
+            _ if other.attempts > 0 => Blocker::Retrying,
+            _ if other.available_at > now => Blocker::NotDue,
+            _ => Blocker::Due,
+        };
+        let live = self.rows.values().filter(|other| blocks(other));
+        let live = live.map(|other| (other.place(), other.sequence, state(other)));
+        let dead = self
+            .dead
+            .iter()
+            .filter(|one| one.blocks_key && blocks(&one.row));
+        let dead = dead.map(|one| (one.row.place(), one.row.sequence, Blocker::Dead));
+        let first = live
+            .chain(dead)
+            .min_by_key(|(place, sequence, _)| (*place, *sequence));
+        first.map(|(_, sequence, blocker)| (Sequence(sequence), blocker))
     }
 
     fn none_before(&self, row: &Row, is_it: impl Fn(&Row) -> bool) -> bool {
@@ -1401,6 +1499,14 @@ pub(super) struct Now {
 
 pub(super) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX / 4)
+}
+
+/// Whether no relay claims a message that waits for this reason.
+fn is_held_up(reason: &WaitReason) -> bool {
+    matches!(
+        reason,
+        WaitReason::NotDue { .. } | WaitReason::BehindKey { .. } | WaitReason::NoRelay { .. }
+    )
 }
 
 fn freed(row: &Row) -> Row {

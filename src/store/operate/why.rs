@@ -1,5 +1,7 @@
 //! Why a live message is not sent yet, and until when. Commands, the page, the library and tests ask here.
 
+#[cfg(test)]
+use std::collections::BTreeMap;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
@@ -294,8 +296,25 @@ struct Pause {
     until: Option<String>,
 }
 
+/// What the reason of a message depends on.
+pub(crate) struct Waiting<'a> {
+    pub(crate) topic: &'a str,
+    pub(crate) destination: &'a str,
+    /// The lease that holds the message, and since when, RFC 3339.
+    pub(crate) lease: Option<i64>,
+    pub(crate) since: Option<&'a str>,
+    /// When the message is due, in microseconds since 1970 and as RFC 3339.
+    pub(crate) due: i64,
+    pub(crate) available_at: Option<&'a str>,
+    pub(crate) has_expired: bool,
+    /// Why the last attempt failed.
+    pub(crate) failed: Option<&'a str>,
+    /// The message that blocks the key.
+    pub(crate) first: Option<(Sequence, Blocker)>,
+}
+
 /// The facts that decide why messages wait.
-pub(super) struct Facts {
+pub(crate) struct Facts {
     /// Microseconds since 1970.
     now: i64,
     leases: HashSet<i64>,
@@ -310,26 +329,43 @@ pub(super) struct Facts {
 
 impl Facts {
     pub(super) fn load(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Self> {
-        let now = to_micros(select(clock_timestamp()).get_result(conn)?);
+        Ok(Self::new(
+            to_micros(select(clock_timestamp()).get_result(conn)?),
+            valid_leases(conn, name)?,
+            served(conn, name)?,
+            pause::all(conn, name)?,
+            of_disabled(conn, name)?,
+            rates(conn, name)?,
+        ))
+    }
+
+    pub(crate) fn new(
+        now: i64,
+        leases: HashSet<i64>,
+        served: Served,
+        pauses: Vec<pause::Paused>,
+        disabled: HashMap<String, String>,
+        rates: HashMap<String, String>,
+    ) -> Self {
         let at = |left: std::time::Duration| {
             let micros = i64::try_from(left.as_micros()).unwrap_or(i64::MAX);
             rfc3339(from_micros(now.saturating_add(micros)))
         };
         let in_force = |row: &pause::Paused| row.left.is_none_or(|left| !left.is_zero());
-        let pauses = pause::all(conn, name)?.into_iter().filter(in_force);
+        let pauses = pauses.into_iter().filter(in_force);
         let pauses = pauses.map(|row| {
             let until = row.left.map(at);
             let reason = row.reason;
             ((row.kind, row.name), Pause { reason, until })
         });
-        Ok(Self {
+        Self {
             now,
-            leases: valid_leases(conn, name)?,
-            served: Some(served(conn, name)?),
+            leases,
+            served: Some(served),
             pauses: pauses.collect(),
-            disabled: of_disabled(conn, name)?,
-            rates: rates(conn, name)?,
-        })
+            disabled,
+            rates,
+        }
     }
 
     /// The facts of a test's transaction, in which no relay runs but the test's own.
@@ -345,7 +381,7 @@ impl Facts {
     }
 
     /// The destination of a message: the destination that it names, or the only one of its topic's route.
-    fn goes_to<'a>(&'a self, topic: &str, destination: &'a str) -> &'a str {
+    pub(crate) fn goes_to<'a>(&'a self, topic: &str, destination: &'a str) -> &'a str {
         if !destination.is_empty() {
             return destination;
         }
@@ -403,35 +439,49 @@ impl Facts {
 
     /// Why this live message waits; `first` is the message that blocks its key.
     fn of(&self, record: &MessageRecord, first: Option<(Sequence, Blocker)>) -> WaitReason {
-        if let Some(lease) = record.locked_by {
+        let now = rfc3339(from_micros(self.now));
+        self.reason(&Waiting {
+            topic: &record.topic,
+            destination: &record.destination,
+            lease: record.locked_by,
+            since: record.locked_at.as_deref(),
+            due: record.place().micros,
+            available_at: record.available_at.as_deref(),
+            has_expired: record.expires_at.as_ref().is_some_and(|at| *at <= now),
+            failed: record.reason.as_deref(),
+            first,
+        })
+    }
+
+    pub(crate) fn reason(&self, message: &Waiting<'_>) -> WaitReason {
+        if let Some(lease) = message.lease {
             return WaitReason::Sending {
-                since: record.locked_at.clone().unwrap_or_default(),
+                since: message.since.unwrap_or_default().to_owned(),
                 has_expired: !self.leases.contains(&lease),
-                rate: self.rate_of(self.goes_to(&record.topic, &record.destination)),
+                rate: self.rate_of(self.goes_to(message.topic, message.destination)),
             };
         }
-        let due = record.place().micros;
-        if due > self.now {
-            let until = record.available_at.clone().filter(|_| due != i64::MAX);
+        if message.due > self.now {
+            let until = message.available_at.filter(|_| message.due != i64::MAX);
+            let until = until.map(str::to_owned);
             return WaitReason::NotDue { until };
         }
-        let of_key = first.map(|(sequence, blocker)| WaitReason::BehindKey { sequence, blocker });
-        let held_by = of_key.or_else(|| self.of_lane(&record.topic, &record.destination));
-        let has_expired =
-            (record.expires_at.as_ref()).is_some_and(|at| *at <= rfc3339(from_micros(self.now)));
+        let behind = |(sequence, blocker)| WaitReason::BehindKey { sequence, blocker };
+        let of_key = message.first.map(behind);
+        let held_by = of_key.or_else(|| self.of_lane(message.topic, message.destination));
         match held_by {
-            Some(held_by) if has_expired => WaitReason::Expired {
+            Some(held_by) if message.has_expired => WaitReason::Expired {
                 held_by: Box::new(held_by),
             },
             Some(held_by) => held_by,
-            None => self.of_free(record),
+            None => self.of_free(message),
         }
     }
 
     /// Why a message waits that a relay may claim now.
-    fn of_free(&self, record: &MessageRecord) -> WaitReason {
-        let destination = self.goes_to(&record.topic, &record.destination).to_owned();
-        let reason = record.reason.as_ref().and_then(|code| code.parse().ok());
+    fn of_free(&self, message: &Waiting<'_>) -> WaitReason {
+        let destination = self.goes_to(message.topic, message.destination).to_owned();
+        let reason = message.failed.and_then(|code| code.parse().ok());
         match reason {
             Some(reason @ (ReasonCode::Proxy | ReasonCode::Shortage)) => WaitReason::Held {
                 destination,
@@ -600,24 +650,55 @@ fn of_live(
         .collect())
 }
 
-/// The live messages that wait for others of their keys. `None`: no relay is active, so their destinations are not
-/// known.
+/// Why each live message waits, by sequence.
 #[cfg(test)]
-pub(crate) fn behind_others(
+pub(crate) fn reasons(
     conn: &mut PgConnection,
     name: &OutboxName,
-) -> QueryResult<Option<Vec<i64>>> {
+) -> QueryResult<BTreeMap<i64, WaitReason>> {
     let facts = Facts::load(conn, name)?;
-    if facts.served.as_ref().is_some_and(Served::is_empty) {
-        return Ok(None);
-    }
     let all = of_live(conn, name, &facts, &[])?.into_iter();
-    let is_behind = |reason: &WaitReason| match reason {
-        WaitReason::Expired { held_by } => matches!(**held_by, WaitReason::BehindKey { .. }),
-        reason => matches!(reason, WaitReason::BehindKey { .. }),
-    };
-    let behind = all.filter(|(_, reason)| is_behind(reason));
-    Ok(Some(behind.map(|(record, _)| record.sequence.0).collect()))
+    Ok(all
+        .map(|(record, reason)| (record.sequence.0, reason))
+        .collect())
+}
+
+#[cfg(test)]
+impl WaitReason {
+    /// The reason without times, for comparisons.
+    pub(crate) fn timeless(self) -> Self {
+        match self {
+            Self::NotDue { .. } => Self::NotDue { until: None },
+            Self::TopicPaused { reason, .. } => Self::TopicPaused {
+                reason,
+                until: None,
+            },
+            Self::DestinationPaused {
+                destination,
+                reason,
+                ..
+            } => Self::DestinationPaused {
+                destination,
+                reason,
+                until: None,
+            },
+            Self::BreakerOpen { destination, .. } => Self::BreakerOpen {
+                destination,
+                until: None,
+            },
+            Self::Sending {
+                has_expired, rate, ..
+            } => Self::Sending {
+                since: String::new(),
+                has_expired,
+                rate,
+            },
+            Self::Expired { held_by } => Self::Expired {
+                held_by: Box::new(held_by.timeless()),
+            },
+            other => other,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -49,14 +49,11 @@ struct Relay {
 /// Reads the leases of active relays: all valid leases, except those of relays that stand by or are switched off.
 pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
     let mut served = relays(conn, name)?;
-    if served.relays.iter().any(|relay| relay.registered) {
+    if served.delivers_to_registered() {
         let there = destination::table(name.destination()).select(destination::name);
-        served.registered = there.load::<String>(conn)?.into_iter().collect();
-        if !served.registered.is_empty() {
-            served.registered.insert(String::new());
-        }
-        served.registered.extend(removed(conn, name)?);
-        served.ever = topics::list(conn, name)?;
+        let there = there.load::<String>(conn)?;
+        let ever = topics::list(conn, name)?;
+        served = served.with_registered(there, removed(conn, name)?, ever);
         if !served.ever.is_empty() {
             served.wanted = wanted(conn, name)?;
         }
@@ -116,22 +113,13 @@ fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
     let relays = enabled.into_iter().filter_map(|(name, serves, refuses)| {
         let refuses: Option<String> = refuses.into();
         let serves = Serves::from_json(&serves)?;
-        Some(Relay {
-            name,
-            refuses: Refuses::from_json(refuses.as_deref()),
-            registered: serves.has_registered(),
-            rates: serves.rates().to_vec(),
-            routes: Routes::of(serves),
-        })
+        Some((name, serves, Refuses::from_json(refuses.as_deref())))
     });
-    let relays: Vec<Relay> = relays.collect();
+    let served = Served::by_relays(relays);
     Ok(Served {
-        is_certain: relays.len() == count,
-        relays,
-        registered: HashSet::new(),
-        ever: Vec::new(),
-        wanted: Vec::new(),
+        is_certain: served.relays.len() == count,
         disabled,
+        ..served
     })
 }
 
@@ -165,6 +153,46 @@ pub(crate) fn server_of(
 }
 
 impl Served {
+    /// What these active relays serve and refuse, without registered destinations.
+    pub(crate) fn by_relays(relays: impl Iterator<Item = (String, Serves, Refuses)>) -> Self {
+        let relay = |(name, serves, refuses): (String, Serves, Refuses)| Relay {
+            name,
+            refuses,
+            registered: serves.has_registered(),
+            rates: serves.rates().to_vec(),
+            routes: Routes::of(serves),
+        };
+        Self {
+            relays: relays.map(relay).collect(),
+            is_certain: true,
+            registered: HashSet::new(),
+            ever: Vec::new(),
+            wanted: Vec::new(),
+            disabled: None,
+        }
+    }
+
+    pub(crate) fn delivers_to_registered(&self) -> bool {
+        self.relays.iter().any(|relay| relay.registered)
+    }
+
+    /// `there`: the names of the registered destinations. `removed`: those of the removed destinations. `ever`: the topics
+    /// that any relay has served.
+    pub(crate) fn with_registered(
+        mut self,
+        there: Vec<String>,
+        removed: impl IntoIterator<Item = String>,
+        ever: Vec<ServedTopic>,
+    ) -> Self {
+        self.registered = there.into_iter().collect();
+        if !self.registered.is_empty() {
+            self.registered.insert(String::new());
+        }
+        self.registered.extend(removed);
+        self.ever = ever;
+        self
+    }
+
     /// Whether no relay is active.
     pub(crate) fn is_empty(&self) -> bool {
         self.is_certain && self.relays.is_empty()
