@@ -4,12 +4,11 @@
 //! AES-256-GCM, and the tag (16 bytes). The names of the outbox and the destination are authenticated with the secret,
 //! so the sealed secret of one row cannot be opened in another row. The schema of the outbox is not authenticated: a
 //! process that finds the outbox by the search path does not know the schema.
-//!
-//! The rustls provider of the process encrypts, through the interface for QUIC packets: an AEAD with a key, a nonce
-//! and associated data. Every TLS provider has AES-256-GCM, so secrets at rest need no other library.
 
 use std::fmt;
 
+use aes_gcm::aead::{Aead, Payload};
+use aes_gcm::{Aes256Gcm, KeyInit};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use secrecy::{ExposeSecret, SecretString};
@@ -64,8 +63,13 @@ pub(crate) fn seal(
     let mut nonce = [0; NONCE_BYTES];
     getrandom::fill(&mut nonce).map_err(|error| format!("cannot get random bytes: {error}"))?;
     let written = secret.written();
-    let plain = written.expose_secret().as_bytes();
-    let encrypted = aead::encrypt(key, nonce, &place.associated_data(), plain)?;
+    let payload = Payload {
+        msg: written.expose_secret().as_bytes(),
+        aad: &place.associated_data(),
+    };
+    let encrypted = Aes256Gcm::new(key.into())
+        .encrypt(&nonce.into(), payload)
+        .map_err(|error| format!("cannot encrypt: {error}"))?;
     let bytes = [&nonce[..], &encrypted].concat();
     Ok(format!("{PREFIX}{}", BASE64.encode(bytes)).into())
 }
@@ -131,8 +135,14 @@ fn open(keys: &SecretKeys, place: Place<'_>, word: &str) -> Result<Opened, Unrea
         .ok_or_else(|| locked("encrypted, but truncated"))?;
     let associated_data = place.associated_data();
     for (index, key) in keys.bytes().enumerate() {
-        let plain = aead::decrypt(key, *nonce, &associated_data, encrypted);
-        if let Some(plain) = plain.map_err(Unreadable::Locked)? {
+        let payload = Payload {
+            msg: encrypted,
+            aad: &associated_data,
+        };
+        // Fails if the secret was encrypted with another key, or with other associated data.
+        let plain = Aes256Gcm::new(key.into()).decrypt(nonce.into(), payload);
+        let plain = plain.ok().and_then(|plain| String::from_utf8(plain).ok());
+        if let Some(plain) = plain.map(SecretString::from) {
             return Ok(Opened {
                 secret: parsed(plain.expose_secret())?,
                 stored: match index {
@@ -145,89 +155,6 @@ fn open(keys: &SecretKeys, place: Place<'_>, word: &str) -> Result<Opened, Unrea
     Err(locked(
         "encrypted, but no key of OUTBOX_SECRET_KEY decrypts it: the key is missing, or the secret belongs to another destination or outbox",
     ))
-}
-
-/// AES-256-GCM.
-#[cfg(feature = "http")]
-mod aead {
-    use rustls::CipherSuite::TLS13_AES_256_GCM_SHA384;
-    use rustls::crypto::cipher::{AeadKey, Iv};
-    use rustls::quic::PacketKey;
-    use secrecy::SecretString;
-
-    use super::NONCE_BYTES;
-    use crate::provider::{MISSING, provider};
-
-    /// The packet number is XORed into the IV. With 0, the IV is the nonce.
-    const PACKET: u64 = 0;
-
-    /// The ciphertext, followed by the tag.
-    pub(super) fn encrypt(
-        key: &[u8; 32],
-        nonce: [u8; NONCE_BYTES],
-        associated_data: &[u8],
-        plain: &[u8],
-    ) -> Result<Vec<u8>, String> {
-        let mut encrypted = plain.to_vec();
-        let tag = cipher(key, nonce)?
-            .encrypt_in_place(PACKET, associated_data, &mut encrypted)
-            .map_err(|error| error.to_string())?;
-        encrypted.extend_from_slice(tag.as_ref());
-        Ok(encrypted)
-    }
-
-    /// `None`: encrypted with another key, or with other associated data.
-    pub(super) fn decrypt(
-        key: &[u8; 32],
-        nonce: [u8; NONCE_BYTES],
-        associated_data: &[u8],
-        encrypted: &[u8],
-    ) -> Result<Option<SecretString>, String> {
-        let cipher = cipher(key, nonce)?;
-        let mut bytes = encrypted.to_vec();
-        let plain = cipher.decrypt_in_place(PACKET, associated_data, &mut bytes);
-        let plain = plain.ok().and_then(|plain| str::from_utf8(plain).ok());
-        Ok(plain.map(SecretString::from))
-    }
-
-    fn cipher(key: &[u8; 32], nonce: [u8; NONCE_BYTES]) -> Result<Box<dyn PacketKey>, String> {
-        let provider = provider()
-            .ok_or_else(|| format!("OUTBOX_SECRET_KEY needs cryptography, and {MISSING}"))?;
-        let mut suites = provider.cipher_suites.iter();
-        let suite = suites.find(|suite| suite.suite() == TLS13_AES_256_GCM_SHA384);
-        let algorithm = suite.and_then(|suite| suite.tls13()?.quic);
-        let algorithm = algorithm.ok_or(
-            "OUTBOX_SECRET_KEY needs AES-256-GCM for QUIC, which the installed CryptoProvider of rustls lacks",
-        )?;
-        Ok(algorithm.packet_key(AeadKey::from(*key), Iv::new(nonce)))
-    }
-}
-
-#[cfg(not(feature = "http"))]
-mod aead {
-    use secrecy::SecretString;
-
-    use super::NONCE_BYTES;
-
-    const MISSING: &str = "OUTBOX_SECRET_KEY needs cryptography, and this build has none: enable the feature `ring` or `aws-lc-rs` of diesel-outbox";
-
-    pub(super) fn encrypt(
-        _: &[u8; 32],
-        _: [u8; NONCE_BYTES],
-        _: &[u8],
-        _: &[u8],
-    ) -> Result<Vec<u8>, String> {
-        Err(MISSING.to_owned())
-    }
-
-    pub(super) fn decrypt(
-        _: &[u8; 32],
-        _: [u8; NONCE_BYTES],
-        _: &[u8],
-        _: &[u8],
-    ) -> Result<Option<SecretString>, String> {
-        Err(MISSING.to_owned())
-    }
 }
 
 #[cfg(test)]

@@ -58,19 +58,6 @@ fn what_a_later_version_sealed_is_locked_and_not_bad() {
     }
 }
 
-#[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
-#[test]
-fn without_cryptography_nothing_is_sealed_and_the_error_says_what_to_do() {
-    let outbox = OutboxName::default();
-    let place = Place {
-        outbox: &outbox,
-        destination: "acme",
-    };
-    let error = seal(&SecretKeys::random(), place, &secret()).expect_err("no provider");
-    assert!(error.contains("feature `ring`"), "{error}");
-}
-
-#[cfg(any(feature = "ring", feature = "aws-lc-rs"))]
 mod sealed {
     use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
     use proptest::sample::Index;
@@ -123,6 +110,31 @@ mod sealed {
         let by_python = "sealed1_AAECAwQFBgcICQoLB8VaCULU2lqmDNSxL7JRo+IstdGuh7qI6tlJ8xmRIVTR6Ve2UUIae3OsTPISIwWYkSS1bpew";
         let opened = open_all(&keys(OLD), at(&outbox, "acme"), by_python).expect("opened");
         assert_eq!(written(&opened), [SECRET]);
+    }
+
+    /// Sealed through rustls with ring, as versions before the crate `aes-gcm` did.
+    #[test]
+    fn a_secret_sealed_by_an_earlier_version_is_opened() {
+        let plain = [
+            SECRET,
+            "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==",
+        ];
+        for (outbox, destination, column) in [
+            (
+                "outbox",
+                "acme",
+                "sealed1_pFdlqPZ+RXksmP/SkL+pzqGsS2vAJfEcdjjwC7XSo9swxlvd/XzqBWxLCe4hLvZHVVDL3nluYJV0lOWFQUPY/eZT sealed1_ZqwFFG1QImdwTeSRx6zYlc+keDjo1GpusQYMwAKyNvOlEIeb2ma2UmUS/hzxZaVhMr322ZFm0lpLfYiXvDRWDMi0fL5+LDeMunjZ0h3zIb6vdVmVd3Tic57ba9JTnDjFip4ed3Qy/SU9VWt3frbTqkZsaetI9dDkxg==",
+            ),
+            (
+                "shop.outbox_2",
+                "läden",
+                "sealed1_ECYDEEokNqepRjrF3a3Wf1uuTEZLj8B9/4rCk5LskD13lC74I80skpRcLrrILRuH3FVpuWp7VBHgmXN5nN3UTCRX sealed1_lUAJEfJSnobQk0aC/ge+UOWBEkrBS9CQmq5osJ7k5MU3W/0pWi/eYH7Eh8UZo5fWNDQAofRnArpVhW3zfNPtTprN99N/522wcm6WkJ4Ot9Zim9JDzyTz6jmsGRZqKpUKg03AcoxX0XZUlABQmKKqKMuffiKIhlA1hA==",
+            ),
+        ] {
+            let outbox: OutboxName = outbox.parse().expect("a name");
+            let opened = open_all(&keys(OLD), at(&outbox, destination), column);
+            assert_eq!(written(&opened.expect("both")), plain);
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use ::http::header::{HeaderValue, InvalidHeaderValue};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use crate::config::SigningSecret;
