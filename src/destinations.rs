@@ -368,7 +368,7 @@ impl<'a> Destinations<'a> {
     ///
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let secret = SigningSecret::random_asymmetric()?;
+    /// let secret = SigningSecret::random_asymmetric();
     /// let day = Duration::from_secs(24 * 3600);
     /// outbox.destinations().rotate_to(&mut conn, "acme", &secret, day)?;
     /// // The customer verifies requests with this key.

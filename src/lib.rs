@@ -66,8 +66,6 @@ mod backoff;
 mod clock;
 #[cfg(feature = "relay")]
 pub mod config;
-#[cfg(feature = "http")]
-mod ed25519;
 mod error;
 mod event;
 mod header;

@@ -1,4 +1,4 @@
-//! The cryptography provider of the process, for TLS, asymmetric signatures and secrets at rest.
+//! The cryptography provider of the process, for TLS.
 
 use std::sync::Arc;
 

@@ -262,7 +262,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         } => {
             let keep = parse_duration("--keep", keep)?;
             let secret = match asymmetric {
-                true => SigningSecret::random_asymmetric()?,
+                true => SigningSecret::random_asymmetric(),
                 false => SigningSecret::random(),
             };
             match destinations.rotate_to(conn, name, &secret, keep)? {

@@ -46,7 +46,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 return output::line(SecretKeys::random().written().expose_secret());
             }
             let secret = match new.asymmetric {
-                true => SigningSecret::random_asymmetric()?,
+                true => SigningSecret::random_asymmetric(),
                 false => SigningSecret::random(),
             };
             output::line(secret.written().expose_secret())

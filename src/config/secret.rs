@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use base64::Engine;
+#[cfg(feature = "http")]
+use ed25519_dalek::SigningKey;
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 
 use super::error::ConfigError;
@@ -11,8 +13,6 @@ use super::error::ConfigError;
 use super::public_key::PublicKey;
 use super::public_key::{self, BASE64, PRIVATE_PREFIX};
 use super::text::words;
-#[cfg(feature = "http")]
-use crate::ed25519::PrivateKey;
 
 /// The length of a symmetric secret in bytes, according to Standard Webhooks.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;
@@ -58,29 +58,27 @@ impl SigningSecret {
 
     /// A new asymmetric secret. Receivers get the [public key](Self::public_key).
     ///
-    /// ```no_run
+    /// ```
     /// use diesel_outbox::config::SigningSecret;
     ///
-    /// let secret = SigningSecret::random_asymmetric()?;
+    /// let secret = SigningSecret::random_asymmetric();
     /// println!("{}", secret.public_key()?.expect("an asymmetric secret"));
     /// # Ok::<(), diesel_outbox::ConfigError>(())
     /// ```
     ///
-    /// # Errors
-    /// A [`ConfigError`] when the process has no cryptography: see the features `ring` and `aws-lc-rs`.
-    ///
     /// # Panics
     /// When the system provides no random numbers.
     #[cfg(feature = "http")]
-    pub fn random_asymmetric() -> Result<Self, ConfigError> {
-        let mut key = vec![0; 32];
-        getrandom::fill(&mut key).expect("the system provides random numbers");
-        let public = PrivateKey::new(&key).and_then(|key| key.public());
-        key.extend(public.map_err(ConfigError::at("secret"))?);
-        Ok(Self {
+    pub fn random_asymmetric() -> Self {
+        let mut seed = [0; 32];
+        getrandom::fill(&mut seed).expect("the system provides random numbers");
+        Self {
             is_asymmetric: true,
-            key: key.into(),
-        })
+            key: SigningKey::from_bytes(&seed)
+                .to_keypair_bytes()
+                .to_vec()
+                .into(),
+        }
     }
 
     /// Whether receivers verify with a public key instead of this secret.
@@ -107,16 +105,24 @@ impl SigningSecret {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] when the two halves of the key do not match, or the process has no cryptography: see the
-    /// features `ring` and `aws-lc-rs`.
+    /// A [`ConfigError`] when the two halves of the key do not match.
     #[cfg(feature = "http")]
     pub fn public_key(&self) -> Result<Option<PublicKey>, ConfigError> {
         if !self.is_asymmetric {
             return Ok(None);
         }
-        let public = PrivateKey::new(self.key()).and_then(|key| key.public());
-        let public = public.map_err(ConfigError::at("secret"))?;
-        Ok(Some(PublicKey::of(public)))
+        let private = self.private_key().map_err(ConfigError::at("secret"))?;
+        Ok(Some(PublicKey::of(private.verifying_key().to_bytes())))
+    }
+
+    /// The private key of an asymmetric secret. The error is the reason.
+    #[cfg(feature = "http")]
+    pub(crate) fn private_key(&self) -> Result<SigningKey, String> {
+        match self.key().try_into() {
+            Ok(pair) => SigningKey::from_keypair_bytes(pair)
+                .map_err(|_| "the public half does not match the private half".to_owned()),
+            Err(_) => SigningKey::try_from(self.key()).map_err(|error| error.to_string()),
+        }
     }
 
     /// The secret as settings take it: `whsec_` or `whsk_`, followed by base64. Give receivers a symmetric secret

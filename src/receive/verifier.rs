@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use ed25519_dalek::{Signature, VerifyingKey as PublicVerifyingKey};
 use hmac::Mac;
 
 use super::ReceiveError;
@@ -14,7 +15,6 @@ use super::headers::{Headers, Repeated};
 use super::request::{self, Mode};
 use crate::config::{ConfigError, PublicKey, SigningSecret, VerifyingKey, parse_verifying_keys};
 use crate::dispatch::{Signer, signed_content};
-use crate::ed25519::PublicKeys;
 
 const ID: &str = "webhook-id";
 const TIMESTAMP: &str = "webhook-timestamp";
@@ -37,8 +37,7 @@ const TOLERANCE: Duration = Duration::from_secs(300);
 /// changed without refusing requests. Create one verifier, and share it between threads.
 ///
 /// A secret (`whsec_…`) is known to both sides, so the receiver could also sign with it. A public key (`whpk_…`) only
-/// verifies. Public keys need cryptography: the feature `ring` or `aws-lc-rs`, or a `CryptoProvider` of rustls that the
-/// application has installed.
+/// verifies.
 ///
 /// ```
 /// use diesel_outbox::receive::{Headers, Verifier, VerifyError};
@@ -58,7 +57,7 @@ const TOLERANCE: Duration = Duration::from_secs(300);
 #[derive(Clone)]
 pub struct Verifier {
     signer: Signer,
-    public_keys: Option<PublicKeys>,
+    public_keys: Vec<PublicVerifyingKey>,
     tolerance: Duration,
     takes_binary: bool,
 }
@@ -97,7 +96,7 @@ impl Verifier {
     ///
     /// For both public keys and secrets, [parse](str::parse) a text that contains both.
     ///
-    /// ```no_run
+    /// ```
     /// use diesel_outbox::config::PublicKey;
     /// use diesel_outbox::receive::Verifier;
     ///
@@ -107,7 +106,7 @@ impl Verifier {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] if there are no keys, or if the process has no cryptography.
+    /// A [`ConfigError`] if there are no keys, or if one of them is no Ed25519 key.
     pub fn of_public_keys(keys: &[PublicKey]) -> Result<Self, ConfigError> {
         Self::of(&[], keys)
     }
@@ -122,16 +121,13 @@ impl Verifier {
                 "a private key (whsk_) is only for the sender: give its public key, whpk_…, which `diesel-outbox secret public` shows".to_owned(),
             ));
         }
-        let public_keys = match keys {
-            [] => None,
-            keys => {
-                let keys = keys.iter().map(PublicKey::bytes).collect();
-                Some(PublicKeys::new(keys).map_err(wrong)?)
-            }
+        let public_key = |key: &PublicKey| {
+            PublicVerifyingKey::from_bytes(&key.bytes())
+                .map_err(|_| wrong(format!("{key} is not an Ed25519 key")))
         };
         Ok(Self {
             signer: Signer::new(secrets).map_err(wrong)?,
-            public_keys,
+            public_keys: keys.iter().map(public_key).collect::<Result<_, _>>()?,
             tolerance: TOLERANCE,
             takes_binary: true,
         })
@@ -248,13 +244,17 @@ impl Verifier {
     }
 
     fn is_by_public_key(&self, id: &str, timestamp: &str, body: &[u8], signatures: &str) -> bool {
-        let Some(keys) = &self.public_keys else {
+        if self.public_keys.is_empty() {
             return false;
-        };
+        }
         let content = signed_content(id.as_bytes(), timestamp.as_bytes(), body);
         of_version(ASYMMETRIC, signatures)
             .take(MOST_ASYMMETRIC)
-            .any(|signature| keys.verify(&content, &signature))
+            .filter_map(|signature| Signature::from_slice(&signature).ok())
+            .any(|signature| {
+                let mut keys = self.public_keys.iter();
+                keys.any(|key| key.verify_strict(&content, &signature).is_ok())
+            })
     }
 
     /// Verifies a request, and reads its events: [`verify`](Self::verify), then
@@ -377,7 +377,7 @@ impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier")
             .field("signer", &self.signer)
-            .field("public_keys", &self.public_keys)
+            .field("public_keys", &self.public_keys.len())
             .field("tolerance", &self.tolerance)
             .field("takes_binary", &self.takes_binary)
             .finish()

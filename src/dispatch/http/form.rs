@@ -175,7 +175,7 @@ impl Form {
         }
         headers.extend(stored.headers);
         headers::add_webhook(&mut headers, message.message_id, now, &self.signer, &body)
-            .map_err(|error| invalid(error.to_string()))?;
+            .map_err(unsendable)?;
         check_length(&headers)?;
         Ok(Request { headers, body })
     }

@@ -7,7 +7,7 @@ use ::http::header::{HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
 use uuid::Uuid;
 
 use super::cloudevents::{percent_encoded, push_percent};
-use super::signature::{SignError, Signer};
+use super::signature::Signer;
 use super::stored::{Stored, Trace};
 use crate::message::Message;
 
@@ -33,7 +33,7 @@ pub(super) fn add_webhook(
     now: SystemTime,
     signer: &Signer,
     body: &str,
-) -> Result<(), SignError> {
+) -> Result<(), InvalidHeaderValue> {
     let id = id_value(id)?;
     let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let timestamp = HeaderValue::from(seconds);

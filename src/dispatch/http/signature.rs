@@ -5,11 +5,11 @@ use std::fmt;
 use ::http::header::{HeaderValue, InvalidHeaderValue};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use ed25519_dalek::{Signer as _, SigningKey};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use crate::config::SigningSecret;
-use crate::ed25519::PrivateKey;
 
 /// `v1a,`, 88 characters and a space.
 const SIGNATURE_BYTES: usize = 93;
@@ -24,16 +24,7 @@ pub(crate) struct Signer {
 #[derive(Clone)]
 enum Key {
     Symmetric(Hmac<Sha256>),
-    Asymmetric(PrivateKey),
-}
-
-/// Why a request cannot be signed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SignError {
-    #[error("the installed CryptoProvider of rustls cannot sign: {0}")]
-    Ed25519(#[from] rustls::Error),
-    #[error(transparent)]
-    Value(#[from] InvalidHeaderValue),
+    Asymmetric(SigningKey),
 }
 
 impl Signer {
@@ -41,7 +32,7 @@ impl Signer {
     pub(crate) fn new(secrets: &[SigningSecret]) -> Result<Self, String> {
         let key = |(index, secret): (usize, &SigningSecret)| {
             let key = match secret.is_asymmetric() {
-                true => PrivateKey::new(secret.key()).map(Key::Asymmetric),
+                true => secret.private_key().map(Key::Asymmetric),
                 false => Hmac::new_from_slice(secret.key())
                     .map(Key::Symmetric)
                     .map_err(|error| error.to_string()),
@@ -60,7 +51,7 @@ impl Signer {
         id: &[u8],
         timestamp: &[u8],
         body: &[u8],
-    ) -> Result<Option<HeaderValue>, SignError> {
+    ) -> Result<Option<HeaderValue>, InvalidHeaderValue> {
         if self.keys.is_empty() {
             return Ok(None);
         }
@@ -80,7 +71,7 @@ impl Signer {
                 Key::Asymmetric(private) => {
                     signatures.push_str("v1a,");
                     let whole = whole.get_or_insert_with(|| signed_content(id, timestamp, body));
-                    BASE64.encode_string(private.sign(whole)?, &mut signatures);
+                    BASE64.encode_string(private.sign(whole).to_bytes(), &mut signatures);
                 }
             }
         }
@@ -127,9 +118,7 @@ mod tests {
     use sha2::Digest;
 
     use super::*;
-    #[cfg(any(feature = "ring", feature = "aws-lc-rs"))]
-    use crate::config::ConfigError;
-    use crate::config::parse_secrets;
+    use crate::config::{ConfigError, parse_secrets};
 
     const FIRST: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     const SECOND: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
@@ -167,8 +156,9 @@ mod tests {
         assert_ne!(first, second);
     }
 
-    #[cfg(any(feature = "ring", feature = "aws-lc-rs"))]
     mod asymmetric {
+        use secrecy::ExposeSecret;
+
         use super::*;
         use crate::config::PublicKey;
 
@@ -192,6 +182,30 @@ mod tests {
                 );
                 let public = public(secret).expect("a public key").to_string();
                 assert_eq!(public, "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=");
+            }
+        }
+
+        /// Keys and signatures that versions before the crate `ed25519-dalek` created, through rustls with ring.
+        #[test]
+        fn a_key_created_by_an_earlier_version_signs_as_it_did() {
+            for (pair, key, signed) in [
+                (
+                    "whsk_BZysWbDjy9V9K0V2J2UIKY15MH19Ma3/rQ0dRRkaRcmCT6vPwX/JoVgFoWWAtxot15nqDVxOr3OKRdPi2FSWWQ==",
+                    "whpk_gk+rz8F/yaFYBaFlgLcaLdeZ6g1cTq9zikXT4thUllk=",
+                    "v1a,OK9HZsdPNWXqAnqGDQxEG6ahmapgFGmX+EUYIAvZdVVIGImJ483YvvCXbDcYuKWGZ4wYOcQQOkKUA3j4JQdGBw==",
+                ),
+                (
+                    "whsk_wEVU5FeGCTU3IbLu2Fp+jt0wJ+vSsnlkwmKPeHlXrELM585uWyZPCaRz5iVZixXOZ3mZy8pb9xOaFuCMqD6gxQ==",
+                    "whpk_zOfOblsmTwmkc+YlWYsVzmd5mcvKW/cTmhbgjKg+oMU=",
+                    "v1a,nblWfd5o10LBkCD5c7MRRL14Ytb1IF85ji/X9NEHZden96wjNNlpDsQ0D5U4xa/QiAM1aWMorpqjkxODhTaFAw==",
+                ),
+            ] {
+                let id = "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c";
+                let signature = signature(pair, id, "1795200000", br#"{"order_id":7}"#);
+                assert_eq!(signature, signed);
+                assert_eq!(public(pair).expect("a public key").to_string(), key);
+                let secret: SigningSecret = pair.parse().expect("a secret");
+                assert_eq!(secret.written().expose_secret(), pair);
             }
         }
 
@@ -225,22 +239,11 @@ mod tests {
 
         #[test]
         fn a_new_secret_has_its_public_half() {
-            let secret = SigningSecret::random_asymmetric().expect("a provider");
+            let secret = SigningSecret::random_asymmetric();
             assert_eq!(secret.key().len(), 64);
             let public = secret.public_key().expect("a key").expect("asymmetric");
             assert_eq!(public.bytes(), secret.key()[32..]);
         }
-    }
-
-    #[cfg(not(any(feature = "ring", feature = "aws-lc-rs")))]
-    #[test]
-    fn without_cryptography_an_asymmetric_secret_is_refused_and_the_error_says_what_to_do() {
-        let secrets = parse_secrets(
-            "secrets",
-            "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=",
-        );
-        let error = Signer::new(&secrets.expect("one")).expect_err("no provider");
-        assert!(error.contains("enable the feature `ring`"), "{error}");
     }
 
     #[test]
