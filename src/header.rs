@@ -1,5 +1,7 @@
 //! The rules for headers that are stored with a message or set for a destination.
 
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
 /// Headers that only the relay or the HTTP client sets, and `ce-data`, which CloudEvents forbids.
 const RESERVED_HEADERS: &[&str] = &[
     "accept",
@@ -36,6 +38,8 @@ const RESERVED_HEADERS: &[&str] = &[
 
 /// The prefix of headers that carry CloudEvents attributes.
 pub(crate) const ATTRIBUTE_PREFIX: &str = "ce-";
+/// What is percent-encoded in an attribute's value, besides everything outside of ASCII (CloudEvents, HTTP binding, 3.1.3.2).
+pub(crate) const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 /// The most bytes of a header with its name, as it is sent. The relay sends a header as a whole, from a buffer.
 pub(crate) const MAX_LINE_BYTES: usize = 33 * 1024;
 /// The maximum length of an attribute's name, without the prefix.
@@ -75,16 +79,11 @@ pub(crate) fn check_header(name: &str, value: &str) -> Result<(), &'static str> 
 /// The bytes of a header with its name, as it is sent. Percent-encoding triples the length of a byte.
 fn line_bytes(name: &str, value: &str) -> usize {
     let prefix = name.get(..ATTRIBUTE_PREFIX.len());
-    let encoded = match prefix.is_some_and(|it| it.eq_ignore_ascii_case(ATTRIBUTE_PREFIX)) {
-        true => value.bytes().filter(|byte| !is_sent_plain(*byte)).count(),
-        false => 0,
+    let value_bytes = match prefix.is_some_and(|it| it.eq_ignore_ascii_case(ATTRIBUTE_PREFIX)) {
+        true => utf8_percent_encode(value, ENCODED).map(str::len).sum(),
+        false => value.len(),
     };
-    name.len() + value.len() + 2 * encoded
-}
-
-/// Whether a byte of an attribute is sent as it is. All others are percent-encoded (CloudEvents, HTTP binding, 3.1.3.2).
-pub(crate) fn is_sent_plain(byte: u8) -> bool {
-    matches!(byte, b'!'..=b'~') && !matches!(byte, b'"' | b'%')
+    name.len() + value_bytes
 }
 
 /// The value of an attribute is encoded before it is sent, so it may contain non-ASCII characters.

@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use percent_encoding::percent_decode_str;
+
 use crate::header::ATTRIBUTE_PREFIX;
 
 pub(super) const CONTENT_TYPE: &str = "content-type";
@@ -114,26 +116,16 @@ pub(super) fn unquoted(value: &str) -> Option<Cow<'_, str>> {
 }
 
 fn percent_decoded(value: &str) -> Result<Cow<'_, str>, &'static str> {
-    if !value.contains('%') {
-        return Ok(Cow::Borrowed(value));
+    let is_encoded = |after: &str| {
+        let digits = after.as_bytes().first_chunk::<2>();
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    match value.split('%').skip(1).all(is_encoded) {
+        true => percent_decode_str(value)
+            .decode_utf8()
+            .map_err(|_| "is not UTF-8"),
+        false => Err("has a % without two hexadecimal digits"),
     }
-    let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-    let mut decoded = Vec::with_capacity(value.len());
-    let mut bytes = value.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            decoded.push(byte);
-            continue;
-        }
-        let (Some(high), Some(low)) = (digit(bytes.next()), digit(bytes.next())) else {
-            return Err("has a % without two hexadecimal digits");
-        };
-        // Two hexadecimal digits are a byte.
-        decoded.push((high * 16 + low) as u8);
-    }
-    String::from_utf8(decoded)
-        .map(Cow::Owned)
-        .map_err(|_| "is not UTF-8")
 }
 
 #[cfg(test)]

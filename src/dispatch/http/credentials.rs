@@ -3,6 +3,7 @@
 use ::http::HeaderValue;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use percent_encoding::percent_decode_str;
 use url::Url;
 
 /// The value of the header for the user and the password of a URL. A URL encodes them; the header holds the bytes
@@ -11,6 +12,8 @@ pub(super) fn basic(url: &Url) -> Result<Option<HeaderValue>, &'static str> {
     if url.username().is_empty() && url.password().is_none() {
         return Ok(None);
     }
+    // A percent sign without two digits stands for itself.
+    let decoded = |text| percent_decode_str(text).collect::<Vec<u8>>();
     let user = decoded(url.username());
     let password = decoded(url.password().unwrap_or_default());
     if user.contains(&b':') {
@@ -33,27 +36,6 @@ pub(super) fn basic(url: &Url) -> Result<Option<HeaderValue>, &'static str> {
 pub(super) fn without_user(url: &Url) -> String {
     let end = &url[url::Position::BeforeHost..url::Position::AfterQuery];
     format!("{}://{end}", url.scheme())
-}
-
-/// Decodes `%40`. A percent sign without two digits stands for itself.
-fn decoded(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, others)) = rest.split_first() {
-        let digit = |index: usize| char::from(*others.get(index)?).to_digit(16);
-        match (first, digit(0), digit(1)) {
-            (b'%', Some(high), Some(low)) => {
-                // Two hexadecimal digits fit into a byte.
-                bytes.push((high * 16 + low) as u8);
-                rest = &others[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = others;
-            }
-        }
-    }
-    bytes
 }
 
 #[cfg(test)]

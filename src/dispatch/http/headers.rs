@@ -1,14 +1,16 @@
 //! The request headers that the relay sets: Standard Webhooks, CloudEvents in binary mode, and the relay's own
 //! headers.
 
+use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ::http::header::{HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
+use percent_encoding::{CONTROLS, utf8_percent_encode};
 use uuid::Uuid;
 
-use super::cloudevents::{percent_encoded, push_percent};
 use super::signature::Signer;
 use super::stored::{Stored, Trace};
+use crate::header::ENCODED;
 use crate::message::Message;
 
 pub(super) const CE_SPECVERSION: HeaderName = HeaderName::from_static("ce-specversion");
@@ -89,7 +91,7 @@ pub(super) fn add_attributes(
 }
 
 pub(super) fn attribute(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
-    HeaderValue::from_str(&percent_encoded(value))
+    HeaderValue::from_str(&Cow::from(utf8_percent_encode(value, ENCODED)))
 }
 
 fn id_value(id: Uuid) -> Result<HeaderValue, InvalidHeaderValue> {
@@ -99,24 +101,13 @@ fn id_value(id: Uuid) -> Result<HeaderValue, InvalidHeaderValue> {
 
 /// A string of RFC 9651. Such strings hold only printable ASCII, so everything else is percent-encoded.
 fn quoted(key: &str) -> String {
-    let mut quoted = String::with_capacity(key.len() + 2);
-    quoted.push('"');
-    for byte in key.bytes() {
-        match byte {
-            b'"' | b'\\' => {
-                quoted.push('\\');
-                quoted.push(char::from(byte));
-            }
-            b' '..=b'~' => quoted.push(char::from(byte)),
-            _ => push_percent(&mut quoted, byte),
-        }
-    }
-    quoted.push('"');
-    quoted
+    let escaped = key.replace('\\', r"\\").replace('"', r#"\""#);
+    format!("\"{}\"", utf8_percent_encode(&escaped, CONTROLS))
 }
 
 #[cfg(test)]
 mod tests {
+    use percent_encoding::percent_decode_str;
     use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
     use super::*;
@@ -128,19 +119,17 @@ mod tests {
         assert_eq!(quoted("ä"), "\"%C3%A4\"");
     }
 
-    /// Decodes like a receiver.
-    fn percent_decoded(value: &str) -> String {
-        let mut bytes = value.bytes();
-        let mut decoded = Vec::new();
-        while let Some(byte) = bytes.next() {
-            if byte == b'%' {
-                let digits: String = bytes.by_ref().take(2).map(char::from).collect();
-                decoded.push(u8::from_str_radix(&digits, 16).expect("two digits"));
-            } else {
-                decoded.push(byte);
-            }
+    #[test]
+    fn a_value_is_percent_encoded_as_cloudevents_requires() {
+        for (value, sent) in [
+            ("order.paid", "order.paid"),
+            (
+                "Euro € 😀 \"100%\"",
+                "Euro%20%E2%82%AC%20%F0%9F%98%80%20%22100%25%22",
+            ),
+        ] {
+            assert_eq!(attribute(value).expect("a value"), sent);
         }
-        String::from_utf8(decoded).expect("UTF-8")
     }
 
     proptest! {
@@ -150,7 +139,7 @@ mod tests {
             let value = attribute(&text)?;
             let value = value.to_str()?;
             prop_assert!(value.bytes().all(|byte| matches!(byte, b'!'..=b'~') && byte != b'"'));
-            prop_assert_eq!(percent_decoded(value), text);
+            prop_assert_eq!(percent_decode_str(value).decode_utf8()?, text);
         }
     }
 }
