@@ -5,7 +5,7 @@
 //! are only hints: without a listener, or with a listener that hangs, the relay polls.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -61,8 +61,8 @@ impl Sleep {
     }
 
     /// The descriptor that the listener waits for, in addition to its connection.
-    pub(super) fn descriptor(&self) -> RawFd {
-        self.from_claimer.as_raw_fd()
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.from_claimer.as_fd()
     }
 
     /// Empties the pipe, so that the listener notices the next change.

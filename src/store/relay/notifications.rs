@@ -13,10 +13,12 @@
 )]
 
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use pq_sys::{ConnStatusType, ExecStatusType, PGconn, PGresult};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, with_parameters, without_password};
@@ -165,14 +167,14 @@ impl Listener {
     /// If the connection is closed.
     pub(crate) fn wait(
         &mut self,
-        other: RawFd,
+        other: BorrowedFd<'_>,
         time: Option<Duration>,
     ) -> Result<(), DatabaseError> {
         self.heard += self.raw.notifications();
         if self.heard > 0 {
             return Ok(());
         }
-        self.raw.wait(other, time)
+        self.raw.wait(Some(other), time)
     }
 
     /// The number of notifications since the last call.
@@ -271,19 +273,15 @@ impl Raw {
                     "the server did not answer within {answer:?}"
                 )));
             }
-            self.wait_for(&[], Some(left))?;
+            self.wait(None, Some(left))?;
         }
         Ok(())
     }
 
-    fn wait(&mut self, other: RawFd, time: Option<Duration>) -> Result<(), DatabaseError> {
-        self.wait_for(&[readable(other)], time)
-    }
-
-    /// Waits until the server sends something, one of the others is readable, or the time has passed.
-    fn wait_for(
+    /// Waits until the server sends something, the other is readable, or the time has passed.
+    fn wait(
         &mut self,
-        others: &[libc::pollfd],
+        other: Option<BorrowedFd<'_>>,
         time: Option<Duration>,
     ) -> Result<(), DatabaseError> {
         // SAFETY: `conn` is a connection.
@@ -291,17 +289,18 @@ impl Raw {
         if socket < 0 {
             return Err(self.error());
         }
+        // SAFETY: the connection owns the socket, and keeps it open until `PQconsumeInput` below.
+        let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut descriptors = vec![readable(socket)];
-        descriptors.extend_from_slice(others);
-        // Rounded up: a wait that is too short would be repeated in a busy loop.
-        let time = time.map_or(-1, |time| {
-            i32::try_from(time.as_millis().saturating_add(1)).unwrap_or(i32::MAX)
-        });
-        let count = libc::nfds_t::try_from(descriptors.len()).unwrap_or(1);
-        // SAFETY: the pointer and the count describe an array that lives until the call returns.
-        // The result of the call does not matter: the caller checks for notifications.
-        unsafe { libc::poll(descriptors.as_mut_ptr(), count, time) };
-        if descriptors[0].revents == 0 {
+        descriptors.extend(other.map(readable));
+        let time = time.and_then(|time| Timespec::try_from(time).ok());
+        match poll(&mut descriptors, time.as_ref()) {
+            // The caller checks for notifications, and calls again.
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(DatabaseError::Connect(format!("cannot wait: {error}"))),
+        }
+        if descriptors[0].revents().is_empty() {
             return Ok(());
         }
         // SAFETY: `conn` is a connection.
@@ -339,14 +338,6 @@ impl Drop for Raw {
     fn drop(&mut self) {
         // SAFETY: `conn` is a connection, and is not used afterwards.
         unsafe { pq_sys::PQfinish(self.conn) };
-    }
-}
-
-fn readable(fd: RawFd) -> libc::pollfd {
-    libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
     }
 }
 
