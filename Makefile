@@ -8,7 +8,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18
 # All scripts except those in Python.
-SHELL_SCRIPTS = $(filter-out scripts/public-api %.py,$(wildcard scripts/*)) .ci/run
+SHELL_SCRIPTS = $(filter-out scripts/public-api %.py %.txt,$(wildcard scripts/*)) .ci/run
 # The revision that `make semver` (default: origin/main) and `make check-upgrade` (default: the last tag) compare with.
 BASE ?=
 LAST_TAG = $(shell git describe --tags --abbrev=0 2>/dev/null)
@@ -102,7 +102,8 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 	@command -v python3 >/dev/null || scripts/install-package python3-venv
 	scripts/public-api
 	scripts/requirements.py
-	scripts/imports.py
+	@checks=$$(scripts/install-locked python scripts/checks.txt checks/venv) && \
+		echo scripts/imports.py && $$checks/bin/python scripts/imports.py
 	scripts/words.py
 	benchmarks/compare.py --check
 	benchmarks/all.py --check

@@ -1,22 +1,23 @@
-#!/usr/bin/env python3
-"""Checks that imports only point down: fails if files of a package import each other in a cycle.
+"""Checks that imports only point down: fails if modules of a package use each other in a cycle.
 
-An import is a path that begins with `crate`, `super` or `self`. It leads to the file that defines the name,
-through any re-exports. A module and its submodules count as one unit, so imports from an enclosing module are
-ignored. Code that only tests compile (`#[cfg(test)]`) is ignored, too.
+A module and its submodules are one unit. The units in a module must not use each other in a cycle, whichever of their
+files do. A file uses what its paths lead to, in imports and in code: the file that defines the name, through any
+re-exports. What a file uses of the modules around it is ignored, and so is code that only tests compile
+(`#[cfg(test)]`). tree-sitter parses the files.
 """
 
 import re
 import sys
 from pathlib import Path
 
+import tree_sitter
+import tree_sitter_rust
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("src", "pages/src", "cli/src", "lab/src")
-TEST_ITEM = re.compile(r"^( *)#\[cfg\(test\)\]\n(?:\1(?:#\[.*|//.*)\n)*(?:\1\S.*;\n|\1\S.*\n(?:.*\n)*?\1\}\n)", re.M)
-TEST_MODULE = re.compile(r"#\[cfg\(test\)\]\n(?:#\[.*\n)*(?:pub(?:\([a-z ]+\))? )?mod (\w+);")
-COMMENT = re.compile(r"^\s*//.*$", re.M)
-USE = re.compile(r"^ *(?:pub(?:\([a-z: ]+\))? )?use ([^;]+);", re.M)
-PATH = re.compile(r"(?<![\w$:])(?:crate|super|self)(?:::\w+)+")
+PARSER = tree_sitter.Parser(tree_sitter.Language(tree_sitter_rust.language()))
+OF_TESTS = re.compile(rb"cfg\((all\()?test\b")
+COMMENTS = ("line_comment", "block_comment")
 
 
 def module_of(path, sources):
@@ -30,7 +31,7 @@ def leaves(tree):
     tree = tree.strip()
     if not tree.endswith("}"):
         path, _, name = tree.partition(" as ")
-        parts = tuple(path.removesuffix("::self").split("::"))
+        parts = path.removesuffix("::self").split("::")
         yield parts, name or parts[-1]
         return
     stem, _, inner = tree[:-1].partition("{")
@@ -43,94 +44,140 @@ def leaves(tree):
             start = at + 1
 
 
+def paths(tokens):
+    """Yields the paths of at least two names among the tokens: `a::b`."""
+    path, is_open = [], False
+    for token in [*tokens, ""]:
+        if token == "::" and path and not is_open:
+            is_open = True
+        elif token.isidentifier() and (is_open or not path):
+            path, is_open = [*path, token], False
+        else:
+            if len(path) > 1:
+                yield path
+            path, is_open = [token] if token.isidentifier() else [], False
+
+
 class House:
     def __init__(self, sources):
+        # For each module: its file, the names that it imports with their paths, and the paths in its code.
+        self.files, self.imported, self.paths = {}, {}, {}
+        of_tests = set()
         # The `main` of a package that is also a library imports only the library.
         paths = [path for path in sources.rglob("*.rs") if path.name != "main.rs" or not (sources / "lib.rs").exists()]
-        texts = {module_of(path, sources): path.read_text(encoding="utf-8") for path in paths}
-        tests = {(*module, name) for module, text in texts.items() for name in TEST_MODULE.findall(text)}
-        # For each module, the names that it imports and their paths.
-        self.handed_on = {}
-        self.paths = {}
-        for module, text in texts.items():
-            if any(module[:end] in tests for end in range(1, len(module) + 1)):
-                continue
-            code = COMMENT.sub("", TEST_ITEM.sub("", text))
-            uses = [leaf for tree in USE.findall(code) for leaf in leaves(tree)]
-            uses = [(self.absolute(module, path), name) for path, name in uses]
-            self.handed_on[module] = {name: path for path, name in uses if path is not None}
-            inline = [path.split("::") for path in PATH.findall(USE.sub("", code))]
-            self.paths[module] = [path for path, _ in uses] + [self.absolute(module, path) for path in inline]
+        files = {module_of(path, sources): path for path in paths}
+        for module in sorted(files, key=len):
+            if not any(module[:end] in of_tests for end in range(len(module) + 1)):
+                tree = PARSER.parse(files[module].read_bytes())
+                of_tests.update(self.read(module, files[module], tree.root_node))
 
-    def absolute(self, module, path):
-        """Returns the path from the root of the crate; `None`: the path leads to another crate."""
-        steps = list(path)
-        if steps[0] not in ("crate", "super", "self"):
+    def read(self, module, file, block):
+        """Reads a module from its file. Returns the modules in it that only tests compile."""
+        self.files[module] = file
+        uses, tokens, of_tests = [], [], []
+
+        def walk(node):
+            is_of_tests = False
+            for child in node.children:
+                if child.type == "attribute_item":
+                    is_of_tests |= bool(OF_TESTS.search(child.text))
+                elif child.type in COMMENTS:
+                    continue
+                else:
+                    name = child.child_by_field_name("name") if child.type == "mod_item" else None
+                    inner = child.child_by_field_name("body") if name else None
+                    below = (*module, name.text.decode()) if name else module
+                    if is_of_tests:
+                        of_tests.append(below if name else None)
+                    elif inner:
+                        of_tests.extend(self.read(below, file, inner))
+                    elif child.type == "use_declaration":
+                        uses.extend(leaves(child.child_by_field_name("argument").text.decode()))
+                    elif child.children and not child.type.endswith("string_literal"):
+                        walk(child)
+                    else:
+                        tokens.append(child.text.decode())
+                    is_of_tests = False
+
+        walk(block)
+        self.imported[module] = {name: path for path, name in uses}
+        self.paths[module] = [path for path, _ in uses] + list(paths(tokens))
+        return of_tests
+
+    def home(self, module, path, seen=frozenset()):
+        """Returns the module that defines the item at this path; `None`: another crate does."""
+        first, *rest = path
+        if first in ("crate", "self", "super"):
+            at = {"crate": (), "self": module, "super": module[:-1]}[first]
+            while rest[:1] == ["super"]:
+                at, rest = at[:-1], rest[1:]
+        elif (*module, first) in self.files or first in self.imported[module]:
+            at, rest = module, path
+        else:
             return None
-        if steps[0] == "crate":
-            module = ()
-        while steps and steps[0] in ("crate", "super", "self"):
-            module = module[:-1] if steps.pop(0) == "super" else module
-        return (*module, *steps)
+        while rest and (*at, rest[0]) in self.files:
+            at, rest = (*at, rest[0]), rest[1:]
+        further = self.imported[at].get(rest[0]) if rest else None
+        if further is None or (at, rest[0]) in seen:
+            return at
+        return self.home(at, [*further, *rest[1:]], seen | {(at, rest[0])})
 
-    def home(self, path, seen=()):
-        """Returns the module that defines the item at this path."""
-        end = next(end for end in range(len(path), -1, -1) if path[:end] in self.paths)
-        module, rest = path[:end], path[end:]
-        further = self.handed_on[module].get(rest[0]) if rest else None
-        if further is None or path in seen:
-            return module
-        return self.home((*further, *rest[1:]), (*seen, path))
+    def uses(self):
+        """Yields (one file, another file whose name it uses, the name)."""
+        for module, found in self.paths.items():
+            for path in found:
+                home = self.home(module, path)
+                if home is not None and self.files[home] != self.files[module]:
+                    yield self.files[module], self.files[home], path[-1]
 
-    def imports(self):
-        """Returns, for each module, the modules that it imports and the imported names."""
-        arrows = {module: {} for module in self.paths}
-        for module, paths in self.paths.items():
-            for path in filter(None, paths):
-                home = self.home(path)
-                if home != module[: len(home)]:
-                    arrows[module].setdefault(home, set()).add(path[-1])
-        return arrows
+
+def units(one, other):
+    """Returns the units that contain the two modules, in the innermost module around both; `None`: one contains the other."""
+    for end, (a, b) in enumerate(zip(one, other, strict=False), 1):
+        if a != b:
+            return one[:end], other[:end]
+    return None
 
 
 def circles(arrows):
-    """Returns the sets of modules that import each other in a cycle."""
+    """Returns the sets of nodes that lead to each other in a cycle."""
 
     def reached(start):
         found, left = set(), [start]
         while left:
-            new = set(arrows[left.pop()]) - found
+            new = arrows.get(left.pop(), set()) - found
             found |= new
             left += new
         return found
 
-    reach = {module: reached(module) for module in arrows}
-    return {frozenset(other for other in reach[module] if module in reach[other]) for module in arrows} - {frozenset()}
+    reach = {node: reached(node) for node in arrows}
+    return {frozenset(other for other in reach[node] if node in reach.get(other, ())) for node in arrows} - {frozenset()}
 
 
 def check(package):
     """Prints the cycles of a package. Returns the number of its files, and whether it has a cycle."""
-
-    def file_of(module):
-        return Path(package, *(module or ("lib",))).with_suffix(".rs")
-
-    arrows = House(ROOT / package).imports()
+    sources = ROOT / package
+    house, arrows, names = House(sources), {}, {}
+    for one, other, name in house.uses():
+        if pair := units(module_of(one, sources), module_of(other, sources)):
+            arrows.setdefault(pair[0], set()).add(pair[1])
+            names.setdefault(pair, {}).setdefault((one, other), set()).add(name)
     found = sorted(map(sorted, circles(arrows)))
     for circle in found:
-        print("imports: these files import each other in a cycle:", file=sys.stderr)
-        for module in circle:
-            for other in circle:
-                if other in arrows[module]:
-                    names = ", ".join(sorted(arrows[module][other]))
-                    print(f"  {file_of(module)} -> {file_of(other)}: {names}", file=sys.stderr)
-    return len(arrows), bool(found)
+        print("imports: these modules use each other in a cycle:", ", ".join(map("::".join, circle)), file=sys.stderr)
+        for pair in sorted(names):
+            if pair[0] in circle and pair[1] in circle:
+                for (one, other), used in sorted(names[pair].items()):
+                    used = ", ".join(sorted(used))
+                    print(f"  {one.relative_to(ROOT)} -> {other.relative_to(ROOT)}: {used}", file=sys.stderr)
+    return len(set(house.files.values())), bool(found)
 
 
 def main():
     checked = [check(package) for package in PACKAGES]
     if any(has_cycle for _, has_cycle in checked):
         sys.exit(1)
-    print(f"imports: {sum(files for files, _ in checked)} files, no cycle")
+    print(f"imports: {sum(files for files, _ in checked)} files, no cycle of modules")
 
 
 if __name__ == "__main__":

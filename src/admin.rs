@@ -87,7 +87,7 @@ pub use crate::store::operate::dead::{DeadFilter, DeadGroup, DeadLetter, LetterI
 pub use crate::store::operate::depths::{DeadDepth, Depths, LaneDepth};
 pub use crate::store::operate::history::HistoryEntry;
 pub use crate::store::operate::ledger::{LedgerFilter, LedgerRow};
-pub use crate::store::operate::messages::{MessageKey, MessageRecord};
+pub use crate::store::operate::messages::MessageRecord;
 pub use crate::store::operate::replay::{ReplayFilter, ReplayIds, Replayed};
 pub use crate::store::operate::status::LeaseRow;
 use crate::store::operate::status::{self, DueRow};
@@ -99,6 +99,7 @@ pub use crate::store::relay::pause::Pausable;
 pub use crate::store::relay::served::{RefusedDestination, Unserved};
 pub use crate::store::relay::topics::ServedTopic;
 pub use crate::store::searched::Searched;
+pub use crate::store::seek::MessageKey;
 
 /// The most blocked keys in an overview.
 const MOST_KEYS: i64 = 100;

@@ -89,6 +89,8 @@ mod status;
 mod dispatch;
 pub mod rows;
 pub mod schema;
+#[cfg(feature = "relay")]
+mod spans;
 mod store;
 
 // Layer 2: migrations, enqueueing and relaying.

@@ -16,6 +16,8 @@ mod ending;
 mod error;
 mod fair;
 mod fate;
+mod filter_load;
+mod filtering;
 mod filters;
 mod gate;
 mod groups;
@@ -43,7 +45,6 @@ mod shared;
 #[cfg(test)]
 mod simulation;
 mod sleep;
-mod spans;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -54,6 +55,7 @@ mod turns;
 mod unrouted;
 mod verdict;
 mod wanted;
+mod written;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +69,6 @@ pub use self::error::{ShutdownError, StartError};
 pub use self::handle::RelayHandle;
 pub use self::health::{DestinationState, Health, Problem, ProblemKind};
 pub use self::observer::{Observer, Settled};
-pub(crate) use self::spans::Span;
 pub use self::stats::Stats;
 
 use self::builder::Assembled;

@@ -19,6 +19,7 @@ pub(crate) mod pinned;
 pub(crate) mod place;
 pub(crate) mod range;
 pub(crate) mod searched;
+pub(crate) mod seek;
 pub(crate) mod sql;
 pub(crate) mod statement;
 pub(crate) mod table;

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use diesel_outbox::config::Admin;
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, KeyInit, Mac};
 use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Method, StatusCode};
 use secrecy::ExposeSecret;

@@ -6,9 +6,10 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::operate::history::{self, HistoryEntry};
 use crate::store::operate::ledger::{self, LedgerFilter, LedgerRow};
-use crate::store::operate::messages::{self, MessageKey, MessageRecord};
+use crate::store::operate::messages::{self, MessageRecord};
 use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
+use crate::store::seek::MessageKey;
 
 /// All rows of a message: live rows, dead letters and ledger entries, for every destination and every replay.
 /// Payloads and headers are included where they are kept.

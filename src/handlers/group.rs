@@ -21,7 +21,7 @@ use super::{Handler, Handlers, run};
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
 use crate::message::{Message, Sequence};
-use crate::relay::Span;
+use crate::spans::Span;
 use crate::status::ReasonCode;
 
 /// The most calls of a group that may run past the limit. At this number the group starts no more calls.

@@ -9,7 +9,6 @@ use crossbeam_channel::{Receiver, Sender, bounded, never};
 
 use super::gate::{Answers, Gate};
 use super::job::Job;
-use super::planner::MOST_LANES;
 use super::to::To;
 use super::verdict::Retries;
 use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
@@ -24,6 +23,8 @@ const CLAIM_BYTES: usize = MOST_BYTES / 2;
 /// A queue holds about this much of the senders' time: enough to last during the next claim, and little enough to leave
 /// messages to other relays.
 const PREFETCH: Duration = Duration::from_millis(250);
+/// The most lanes in one claim. If there are more, they take turns.
+pub(super) const MOST_LANES: usize = 64;
 /// The size of a claim before the size of messages and the time of sends are known, unless more can be sent at once.
 pub(super) const FIRST_BATCH: usize = 32;
 /// The name of the bulkhead of all registered destinations, in metrics and health. No destination can have this name.

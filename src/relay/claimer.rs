@@ -17,7 +17,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use self::hand_over::By;
 use super::database::{Answer, Database};
-use super::filters::Filtering;
+use super::filtering::Filtering;
 use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
 use super::pauses;

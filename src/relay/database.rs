@@ -13,7 +13,7 @@ use super::gate::News;
 use super::planner::{Part, Streams, Surveyed};
 use super::registered::{Changes, Failing, Registry};
 use super::session::{AfterRefusal, Session};
-use super::settler::{Settle, Written, write_down};
+use super::written::{Settle, Written, write_down};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::routes::Serves;

@@ -9,10 +9,9 @@
 //! * An error for a message is an answer: the filter does not match.
 //! * An evaluation that does not end is no answer. The message is released without an attempt, and is due again later.
 //!   Until then, the filter is not evaluated for other messages either. See [`Memory`].
-//! * While many messages of a topic wait here, the relay claims no more of the topic. See [`Load`].
+//! * While many messages of a topic wait here, the relay claims no more of the topic. See
+//!   [`Load`](super::filter_load::Load).
 
-mod filtering;
-mod load;
 mod memory;
 mod shares;
 
@@ -20,13 +19,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::filtering::Filtering;
-pub(crate) use self::load::{Load, Troubles};
 use crossbeam_channel::{Receiver, TryRecvError};
 
 use self::memory::{Judged, Memory};
 use self::shares::Shares;
 use super::database::Database;
+use super::filtering::Filtering;
 use super::job::{Job, is_expired};
 use super::pauses::disable;
 use super::registered::{Customer, Registry};

@@ -79,7 +79,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 pub(super) use self::kept_back::KeptBack;
-pub(super) use self::lanes::{Brought, MOST_LANES};
+pub(super) use self::lanes::Brought;
 pub(super) use self::picks::Picked;
 pub(super) use self::search::{Claims, Outcome, SearchKind};
 pub(super) use self::surveys::{Streams, Survey, Surveyed};

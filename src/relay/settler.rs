@@ -3,22 +3,17 @@
 mod aside;
 mod next;
 mod splits;
-mod written;
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-#[cfg(test)]
-pub(super) use self::written::blocks_key;
-pub(super) use self::written::{Settle, Written, write_down};
-
 use self::aside::Aside;
 use self::next::look_at_the_next;
 use self::splits::{Splits, Unfinished};
 use super::database::Database;
-use super::filters::Filtering;
+use super::filtering::Filtering;
 use super::pauses;
 use super::session::{AfterRefusal, Session};
 use super::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};

@@ -13,7 +13,7 @@ use self::in_flight::InFlight;
 pub(super) use self::in_flight::Waited;
 use super::bell::Bell;
 use super::bulkhead::{Bulkhead, Serves};
-use super::filters::{Load, Troubles};
+use super::filter_load::{Load, Troubles};
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::observer::Observers;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::filters::Filtering;
+use super::filtering::Filtering;
 use super::job::Job;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::ordered::Key;

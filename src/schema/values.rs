@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use diesel::backend::Backend;
 use diesel::deserialize::{self, FromSql, FromSqlRow};
 use diesel::expression::AsExpression;
+use diesel::pg::data_types::PgTimestamp;
 use diesel::pg::{Pg, PgValue};
 use diesel::query_builder::QueryId;
 use diesel::serialize::{self, IsNull, Output, ToSql};
@@ -13,7 +14,9 @@ use diesel::sql_types::{BigInt, Nullable, SqlType, Text, Timestamptz};
 
 use crate::message::Sequence;
 use crate::status::{ReasonCode, Status};
-use crate::store::place::to_micros;
+
+/// 2000-01-01, from which PostgreSQL counts, in microseconds since 1970.
+pub(crate) const BEGIN_MICROS: i64 = 946_684_800_000_000;
 
 /// Types that are texts in the database. A text that this version does not know is an error.
 macro_rules! words {
@@ -120,5 +123,13 @@ impl FromSql<Nullable<Timestamptz>, Pg> for MaybeTime {
 
     fn from_nullable_sql(bytes: Option<PgValue<'_>>) -> deserialize::Result<Self> {
         bytes.map_or(Ok(Self(None)), Self::from_sql)
+    }
+}
+
+/// Converts PostgreSQL's time to microseconds since 1970. `-infinity` is the smallest value, `infinity` the largest.
+pub(crate) fn to_micros(time: PgTimestamp) -> i64 {
+    match time.0 {
+        i64::MIN | i64::MAX => time.0,
+        micros => micros.saturating_add(BEGIN_MICROS),
     }
 }

@@ -8,10 +8,10 @@ use diesel::prelude::{ExpressionMethods, IntoSql, Queryable, Selectable};
 use diesel::sql_types::Text;
 use uuid::Uuid;
 
-use super::place::to_micros;
 use super::sql::{JsonText, MaybeJson, On};
 use super::table::outbox;
 use crate::message::{Message, Sequence, digest, replays};
+use crate::schema::values::to_micros;
 use crate::status::Status;
 
 /// The columns of the outbox that relays need.

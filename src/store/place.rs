@@ -9,10 +9,8 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel::pg::{Pg, PgValue};
 use diesel::sql_types::{Nullable, Timestamptz};
 
+use crate::schema::values::BEGIN_MICROS;
 use crate::status::UnknownWord;
-
-/// 2000-01-01, from which PostgreSQL counts, in microseconds since 1970.
-const BEGIN_MICROS: i64 = 946_684_800_000_000;
 
 /// Microseconds since 1970.
 pub(crate) fn as_micros(time: SystemTime) -> i64 {
@@ -79,14 +77,6 @@ pub(super) fn from_micros(micros: i64) -> PgTimestamp {
     match micros {
         i64::MIN | i64::MAX => PgTimestamp(micros),
         micros => PgTimestamp(micros.saturating_sub(BEGIN_MICROS).max(EARLIEST)),
-    }
-}
-
-/// Converts PostgreSQL's time to microseconds since 1970. `-infinity` is the smallest value, `infinity` the largest.
-pub(crate) fn to_micros(time: PgTimestamp) -> i64 {
-    match time.0 {
-        i64::MIN | i64::MAX => time.0,
-        micros => micros.saturating_add(BEGIN_MICROS),
     }
 }
 
@@ -172,6 +162,7 @@ mod tests {
     use diesel::{PgConnection, RunQueryDsl, sql_query};
 
     use super::*;
+    use crate::schema::values::to_micros;
     use crate::store::tests::Outbox;
 
     #[derive(Debug, diesel::QueryableByName)]

@@ -10,7 +10,7 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
-use crate::relay::filters::Filtering;
+use crate::relay::filtering::Filtering;
 use crate::relay::planner::{Brought, Claims, Outcome, Picked, SearchKind, View};
 use crate::store::brief::is_over_time;
 use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Position, Stream};

@@ -5,7 +5,7 @@ use super::Claimer;
 use super::hand_over::By;
 use crate::relay::database::Database;
 use crate::relay::fate::{Met, Unasked};
-use crate::relay::filters::Filtering;
+use crate::relay::filtering::Filtering;
 use crate::relay::planner::Report;
 use crate::routes::Way;
 use crate::store::brief::Tried;

@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use super::database_clock::DatabaseClock;
 use super::kept_back::KeptBack;
 use super::search::pace;
+use crate::relay::bulkhead::MOST_LANES;
 use crate::relay::pace::{Last, Pace};
 use crate::relay::to::To;
 use crate::store::relay::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
 use crate::store::relay::streams::Found;
 
-/// The most lanes in one claim. If there are more, they take turns.
-pub(in crate::relay) const MOST_LANES: usize = 64;
 /// A claim that empties a lane puts the floor this far before the claim began. Messages that were available earlier
 /// were most likely committed in time; [`Late`](super::late::Late) finds the others.
 const OVERLAP: Duration = Duration::from_millis(50);

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::written::{Written, blocks_key};
 use super::{Keys, Settler};
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::left_bytes;
@@ -11,10 +10,10 @@ use crate::relay::doubt::Doubt;
 use crate::relay::fate::Unasked;
 use crate::relay::job::Job;
 use crate::relay::settlement::{Kind, Settlement};
-use crate::relay::settler::Settle;
 use crate::relay::shared::Shared;
 use crate::relay::told::{Returned, Told};
 use crate::relay::wanted::Want;
+use crate::relay::written::{Settle, Written, blocks_key};
 use crate::store::relay::claim::Claimed;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;

@@ -13,7 +13,7 @@ use crate::lock::lock;
 use crate::relay::bulkhead::{Bulkhead, Serves};
 use crate::relay::doubt::Doubt;
 use crate::relay::fate::{Met, Unasked, Ways};
-use crate::relay::filters::Filtering;
+use crate::relay::filtering::Filtering;
 use crate::relay::job::Job;
 use crate::relay::planner::View;
 use crate::relay::registered::Rooms;

@@ -21,8 +21,8 @@ use super::promises::{Fall, Promise};
 use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
 use super::wants;
 use crate::clock::simulated;
-use crate::relay::settler::Settle;
 use crate::relay::shared::Shared;
+use crate::relay::written::Settle;
 use crate::store::filters::Evaluated;
 use crate::store::operate::why::WaitReason;
 

@@ -22,10 +22,11 @@ use uuid::Uuid;
 
 use crate::message::Sequence;
 use crate::name::OutboxName;
+use crate::schema::values::to_micros;
 use crate::status::{ReasonCode, Status};
 use crate::store::catalogue;
 use crate::store::looking::looking_briefly;
-use crate::store::place::{Place, Rfc3339, as_micros, from_micros, to_micros};
+use crate::store::place::{Place, Rfc3339, as_micros, from_micros};
 use crate::store::searched::{Deadline, Searched};
 use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
 use crate::store::statement::planned_anew;

@@ -1,9 +1,5 @@
 //! A message in all tables: live rows, dead letters, and ledger entries.
 
-mod seek;
-
-pub(crate) use self::seek::{Hit, live_ones};
-
 use diesel::PgConnection;
 use diesel::dsl::AsExprOf;
 use diesel::internal::table_macro::{BoxedSelectStatement, FromClause};
@@ -22,35 +18,16 @@ use uuid::Uuid;
 use crate::message::Sequence;
 use crate::message::replays::{base_of, keys_of_replays};
 use crate::name::OutboxName;
+use crate::schema::values::to_micros;
 use crate::status::Status;
 use crate::store::live;
 use crate::store::looking::looking;
-use crate::store::place::{MaybeRfc3339, Place, Rfc3339, to_micros};
-use crate::store::searched::{Deadline, Searched};
+use crate::store::place::{MaybeRfc3339, Place, Rfc3339};
+use crate::store::searched::Searched;
+use crate::store::seek::{Hit, MessageKey, live_ones, seek};
 use crate::store::sql::{Json, MaybeJson, On, coalesce, null, shown_key};
 use crate::store::statement::planned_anew;
 use crate::store::table::{dead, ledger, outbox};
-
-/// What to search for a message by.
-///
-/// ```
-/// use diesel_outbox::admin::MessageKey;
-///
-/// let typed = MessageKey::Text("order-42-paid".to_owned());
-/// # let _ = typed;
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MessageKey {
-    /// The message id, as receivers see it.
-    Id(Uuid),
-    /// The idempotency key.
-    Key(String),
-    /// The sequence: the place in the outbox.
-    Sequence(i64),
-    /// Any of these, as typed by a person.
-    Text(String),
-}
 
 /// One row of a message, in one table and for one destination. A message may have several rows: one for each
 /// destination, a dead letter and its ledger entry, and the rows of its replays.
@@ -151,15 +128,6 @@ impl MessageRecord {
     pub fn replay_of(&self) -> Option<&str> {
         base_of(&self.idempotency_key)
     }
-}
-
-/// The rows of the messages that `wanted` names, live and settled.
-pub(crate) fn seek(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    wanted: &MessageKey,
-) -> QueryResult<Searched<Hit>> {
-    seek::seek(conn, name, wanted, Deadline::new())
 }
 
 /// Whether the stored JSON is read, too. Read-only roles have no right to the stored JSON.

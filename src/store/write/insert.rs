@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::enqueue::{absolute, relative};
 use crate::message::{Due, NewMessage};
 use crate::name::OutboxName;
-use crate::store::place::to_micros;
+use crate::schema::values::to_micros;
 
 const MICROS: i64 = 1_000_000;
 

@@ -11,9 +11,10 @@ use diesel::sql_types::{Array, BigInt, Double, Nullable, Text};
 use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select};
 
 use crate::name::OutboxName;
+use crate::schema::values::to_micros;
 use crate::store::catalogue::pg_settings;
 use crate::store::pinned;
-use crate::store::place::{as_micros, to_micros};
+use crate::store::place::as_micros;
 use crate::store::sql::{clock_timestamp, current_schemas, pg_is_in_recovery, text_or};
 use crate::store::statement::statement_anew;
 

@@ -12,7 +12,7 @@ use super::Reach;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
-use crate::store::operate::messages::{Hit, MessageKey, live_ones, seek};
+use crate::store::seek::{Hit, MessageKey, live_ones, seek};
 use crate::store::statement::planned_anew;
 use crate::store::table::{dead, ledger, outbox};
 

@@ -21,10 +21,9 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool};
 use uuid::Uuid;
 
-use super::MessageKey;
 use crate::name::OutboxName;
+use crate::schema::values::to_micros;
 use crate::store::looking::looking_briefly;
-use crate::store::place::to_micros;
 use crate::store::searched::{ALL, Deadline, Searched};
 use crate::store::sql::On;
 use crate::store::statement::{PlannedAnew, planned_anew};
@@ -43,6 +42,27 @@ const BESIDE: i64 = 10_000;
 const PROBE: Duration = Duration::from_millis(200);
 
 const SECOND: i64 = 1_000_000;
+
+/// What to search for a message by.
+///
+/// ```
+/// use diesel_outbox::admin::MessageKey;
+///
+/// let typed = MessageKey::Text("order-42-paid".to_owned());
+/// # let _ = typed;
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MessageKey {
+    /// The message id, as receivers see it.
+    Id(Uuid),
+    /// The idempotency key.
+    Key(String),
+    /// The sequence: the place in the outbox.
+    Sequence(i64),
+    /// Any of these, as typed by a person.
+    Text(String),
+}
 
 /// A found row.
 #[derive(Debug, Clone, PartialEq, Eq, diesel::Queryable)]
@@ -95,17 +115,16 @@ struct Search<'a> {
     is_complete: bool,
 }
 
-/// The rows of the messages that `wanted` names.
-pub(super) fn seek(
+/// The rows of the messages that `wanted` names, live and settled.
+pub(crate) fn seek(
     conn: &mut PgConnection,
     name: &OutboxName,
     wanted: &MessageKey,
-    deadline: Deadline,
 ) -> QueryResult<Searched<Hit>> {
     let mut search = Search {
         conn,
         name,
-        deadline,
+        deadline: Deadline::new(),
         hits: Vec::new(),
         is_complete: true,
     };

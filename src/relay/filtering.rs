@@ -3,21 +3,21 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::registered::{Customer, Registry};
 use crate::message::Message;
-use crate::relay::registered::{Customer, Registry};
 use crate::store::relay::claim::{Claimed, Known};
 use crate::store::relay::lease::LeaseId;
 
 /// A claimed message whose filters must be evaluated.
 pub(crate) struct Filtering {
-    pub(in crate::relay) claimed: Claimed,
-    pub(in crate::relay) lease: LeaseId,
+    pub(super) claimed: Claimed,
+    pub(super) lease: LeaseId,
     /// Whether the filters match that were evaluated, by the number of their destination.
-    pub(in crate::relay) answers: HashMap<u32, bool>,
+    pub(super) answers: HashMap<u32, bool>,
 }
 
 impl Filtering {
-    pub(in crate::relay) fn new(claimed: Claimed, lease: LeaseId) -> Self {
+    pub(super) fn new(claimed: Claimed, lease: LeaseId) -> Self {
         Self {
             claimed,
             lease,
@@ -26,7 +26,7 @@ impl Filtering {
     }
 
     /// Whether filters decide where this message goes.
-    pub(in crate::relay) fn is_for(registry: &Registry, claimed: &Claimed) -> bool {
+    pub(super) fn is_for(registry: &Registry, claimed: &Claimed) -> bool {
         let message = &claimed.message;
         registry.has_filters
             && message.destination.is_empty()
@@ -34,12 +34,12 @@ impl Filtering {
             && registry.wanting(message).any(|one| one.filter.is_some())
     }
 
-    pub(in crate::relay) fn message(&self) -> &Message {
+    pub(super) fn message(&self) -> &Message {
         &self.claimed.message
     }
 
     /// The destinations whose filters are still to be evaluated.
-    pub(in crate::relay) fn unanswered<'r>(
+    pub(super) fn unanswered<'r>(
         &'r self,
         registry: &'r Registry,
     ) -> impl Iterator<Item = &'r Arc<Customer>> {

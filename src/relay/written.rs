@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
+use super::bulkhead::Bulkhead;
+use super::settlement::{Kind, Settlement, delivered, failed};
 use crate::config::{Config, OnDead};
-use crate::relay::bulkhead::Bulkhead;
-use crate::relay::settlement::{Kind, Settlement, delivered, failed};
 use crate::status::Status;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
@@ -16,37 +16,34 @@ use crate::store::relay::settle::{self, Delivered, Failed};
 use crate::store::relay::split::{self, Piece, Split};
 
 /// Settlements of one kind and lease, and the keys whose next messages are claimed with them.
-pub(in crate::relay) struct Settle<'a> {
-    pub(in crate::relay) config: &'a Config,
-    pub(in crate::relay) bulkheads: &'a [Bulkhead],
-    pub(in crate::relay) lease: LeaseId,
-    pub(in crate::relay) kind: Kind,
-    pub(in crate::relay) group: &'a [Settlement],
+pub(super) struct Settle<'a> {
+    pub(super) config: &'a Config,
+    pub(super) bulkheads: &'a [Bulkhead],
+    pub(super) lease: LeaseId,
+    pub(super) kind: Kind,
+    pub(super) group: &'a [Settlement],
     /// The keys whose next messages are claimed, by the sequences of the finished messages.
-    pub(in crate::relay) keys: &'a HashMap<i64, Key>,
+    pub(super) keys: &'a HashMap<i64, Key>,
     /// The topics of which no message is claimed.
-    pub(in crate::relay) closed: &'a [String],
+    pub(super) closed: &'a [String],
     /// The most bytes of the claimed messages.
-    pub(in crate::relay) bytes: usize,
+    pub(super) bytes: usize,
     /// How much of a fan-out is done at once.
-    pub(in crate::relay) piece: Piece,
+    pub(super) piece: Piece,
 }
 
 /// The result of a settle, as sequences.
-pub(in crate::relay) struct Written {
+pub(super) struct Written {
     /// All settled messages.
-    pub(in crate::relay) changed: Vec<i64>,
+    pub(super) changed: Vec<i64>,
     /// The settled messages that were dead-lettered instead of fanned out.
-    pub(in crate::relay) in_conflict: Vec<i64>,
+    pub(super) in_conflict: Vec<i64>,
     /// The messages whose fan-out is not finished, and the last destination that has its part.
-    pub(in crate::relay) unfinished: Vec<(i64, Option<String>)>,
+    pub(super) unfinished: Vec<(i64, Option<String>)>,
 }
 
 /// Records the results of messages of one kind.
-pub(in crate::relay) fn write_down(
-    conn: &mut PgConnection,
-    settle: &Settle<'_>,
-) -> QueryResult<Written> {
+pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<Written> {
     let (config, bulkheads) = (settle.config, settle.bulkheads);
     let (name, lease, group) = (&config.table, settle.lease, settle.group);
     let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
@@ -131,11 +128,7 @@ fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryR
 
 /// Whether this message, as a dead letter, blocks the later messages of its ordering key. A message to be fanned out
 /// is a dead letter for all its destinations, so the setting of any of them suffices.
-pub(in crate::relay) fn blocks_key(
-    config: &Config,
-    bulkheads: &[Bulkhead],
-    settlement: &Settlement,
-) -> bool {
+pub(super) fn blocks_key(config: &Config, bulkheads: &[Bulkhead], settlement: &Settlement) -> bool {
     let blocks = |bulkhead: Option<&Bulkhead>| {
         bulkhead.map_or(config.on_dead, |bulkhead| bulkhead.on_dead) == OnDead::Block
     };
