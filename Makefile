@@ -9,6 +9,8 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18
 # All scripts except those in Python.
 SHELL_SCRIPTS = $(filter-out scripts/public-api %.py %.txt,$(wildcard scripts/*)) .ci/run
+# Checks deny.toml. A debug build takes a minute and a half on two cores; an optimised one several minutes.
+CARGO_DENY := 0.20.2
 # The revision that `make semver` (default: origin/main) and `make check-upgrade` (default: the last tag) compare with.
 BASE ?=
 LAST_TAG = $(shell git describe --tags --abbrev=0 2>/dev/null)
@@ -98,6 +100,8 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 		$(CARGO) clippy --quiet --package diesel-outbox --lib --no-default-features --features "$$features" -- -D warnings || exit 1; \
 	done
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --package diesel-outbox --package diesel-outbox-pages --features $(TEST_FEATURES)
+	@$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --quiet --debug --locked cargo-deny@$(CARGO_DENY)
+	$(CARGO) deny check bans licenses sources
 	scripts/check-dependencies
 	@command -v python3 >/dev/null || scripts/install-package python3-venv
 	scripts/public-api
