@@ -81,15 +81,7 @@ pub(crate) fn names(all: &[String]) -> String {
 
 /// `31532.4` as `31,532`.
 pub fn grouped(number: f64) -> String {
-    let digits = format!("{number:.0}");
-    let mut grouped = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
+    indicatif::HumanCount(number.round() as u64).to_string()
 }
 
 /// Seconds in a readable unit: `3 s`, `12 min`, `4.2 h`, `9 d`.
