@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::search::{EveryOther, Hints, Outcome, Pass, Search};
 use crate::relay::to::To;
 use crate::store::relay::ordered::Key;
-use crate::store::relay::search::{Ask, PAGE};
+use crate::store::relay::page::PAGE;
+use crate::store::relay::search::Ask;
 
 /// The most keys that are remembered. If there are more, a walk finds them.
 const MOST: usize = 20 * PAGE;

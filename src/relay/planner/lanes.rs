@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
 use super::kept_back::KeptBack;
-use super::search::pace;
+use super::pace::pace;
 use crate::relay::bulkhead::MOST_LANES;
 use crate::relay::pace::{Last, Pace};
 use crate::relay::to::To;

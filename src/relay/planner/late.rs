@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::search::{Hints, Outcome, Pass, Search, pace};
+use super::pace::pace;
+use super::search::{Hints, Outcome, Pass, Search};
 use crate::relay::pace::Last;
 use crate::store::relay::claim::Position;
-use crate::store::relay::late::{LookForLate, Writers};
-use crate::store::relay::search::{Ask, Moment, Place};
+use crate::store::relay::late::LookForLate;
+use crate::store::relay::page::{Moment, Place, Writers};
+use crate::store::relay::search::Ask;
 
 /// A round begins no sooner than this after the last one.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -172,7 +174,7 @@ impl Search for Late {
 
 #[cfg(test)]
 mod tests {
-    use super::super::search::REST;
+    use super::super::pace::REST;
     use super::*;
 
     const TOOK: Duration = Duration::from_millis(1);

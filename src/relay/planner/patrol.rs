@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use super::pace::pace;
 use super::ranges::Ranges;
 use super::rounds::{Round, Rounds};
-use super::search::{EveryOther, Hints, Outcome, Pass, Search, pace};
+use super::search::{EveryOther, Hints, Outcome, Pass, Search};
 use crate::relay::pace::Pace;
 use crate::store::range::Range;
-use crate::store::relay::search::{Ask, Place};
+use crate::store::relay::page::Place;
+use crate::store::relay::search::Ask;
 
 /// The shortest time between two rounds.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -5,12 +5,11 @@ use std::time::Instant;
 
 use super::Planner;
 use super::lanes::Seen;
-use super::search::Claims;
 use super::view::View;
 use crate::relay::to::To;
 use crate::store::relay::ordered::{Candidate, Key};
-use crate::store::relay::patrol::Free;
-use crate::store::relay::search::{Ask, Page};
+use crate::store::relay::page::{Free, Page};
+use crate::store::relay::search::Ask;
 
 /// The messages of a page that are to be claimed.
 #[derive(Debug, Default)]
@@ -23,6 +22,17 @@ pub(in crate::relay) struct Picked {
     keys: Vec<Option<Key>>,
     /// Not chosen, in the order of the page.
     pub(super) left: Vec<Left>,
+}
+
+/// The claim of chosen messages.
+#[derive(Debug, Default)]
+pub(in crate::relay) struct Claims {
+    /// The claimed sequences.
+    pub(in crate::relay) claimed: Vec<i64>,
+    /// Some messages were left out because of their size.
+    pub(in crate::relay) is_cut: bool,
+    /// Another relay was claiming keyed messages.
+    pub(in crate::relay) is_beaten: bool,
 }
 
 /// A message that is left for another time.

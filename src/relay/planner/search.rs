@@ -1,34 +1,16 @@
 //! What all searches have in common.
 //!
 //! A search finds messages that are due and that the next claims of the lanes may not find. Each search answers the same
-//! questions ([`Search`]), and [`Searches`] asks them in the order of their priority. Another search is another file and
-//! two lines: its module, and its place in the list.
+//! questions ([`Search`]), and [`Searches`](super::searches::Searches) asks them in the order of their priority. Another
+//! search is another file and two lines: its module, and its place in the list.
 
 use std::time::{Duration, Instant};
 
-use super::freed::Freed;
-use super::late::Late;
-use super::patrol::Patrol;
-use super::picks::Picked;
-use super::unserved::Unserved;
-use super::walk::Walk;
-use crate::relay::pace::Pace;
+use super::picks::{Claims, Picked};
 use crate::store::relay::claim::Position;
 use crate::store::relay::ordered::Key;
-use crate::store::relay::patrol::Free;
-use crate::store::relay::search::{Ask, Page};
-
-/// Searches take at most a twentieth of the time. If an old snapshot keeps a million dead entries in an index, a search
-/// may read them all.
-pub(super) const REST: u32 = 20;
-
-/// The pace of a search that begins no sooner than this after its last end.
-pub(super) const fn pace(interval: Duration) -> Pace {
-    Pace {
-        interval,
-        rest: REST,
-    }
-}
+use crate::store::relay::page::{Free, Page};
+use crate::store::relay::search::Ask;
 
 /// What the searches see when the planner asks them.
 #[derive(Debug, Clone, Copy)]
@@ -78,17 +60,6 @@ pub(in crate::relay) enum Outcome {
     Failed,
 }
 
-/// The claim of chosen messages.
-#[derive(Debug, Default)]
-pub(in crate::relay) struct Claims {
-    /// The claimed sequences.
-    pub(in crate::relay) claimed: Vec<i64>,
-    /// Some messages were left out because of their size.
-    pub(in crate::relay) is_cut: bool,
-    /// Another relay was claiming keyed messages.
-    pub(in crate::relay) is_beaten: bool,
-}
-
 /// What a search has found out for the others.
 #[derive(Debug, Default)]
 pub(super) struct Hints {
@@ -117,71 +88,6 @@ pub(super) trait Search {
 
     /// Whether the search has left nothing since the look began.
     fn is_done(&self, pass: &Pass) -> bool;
-}
-
-macro_rules! searches {
-    ($($name:ident: $Search:ident,)+) => {
-        /// All searches, in the order of their priority.
-        #[derive(Debug, Default)]
-        pub(super) struct Searches {
-            $(pub(super) $name: $Search,)+
-        }
-
-        /// The search that asks.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(in crate::relay) enum SearchKind {
-            $($Search,)+
-        }
-
-        impl Searches {
-            /// The query of the first search that is due.
-            pub(super) fn ask(&mut self, pass: &Pass) -> Option<(SearchKind, Ask)> {
-                $(if let Some(ask) = self.$name.ask(pass) {
-                    return Some((SearchKind::$Search, ask));
-                })+
-                None
-            }
-
-            pub(super) fn learn(
-                &mut self,
-                now: Instant,
-                (by, ask): (SearchKind, Ask),
-                outcome: Outcome,
-                took: Duration,
-            ) -> Hints {
-                match by {
-                    $(SearchKind::$Search => self.$name.learn(now, ask, outcome, took),)+
-                }
-            }
-
-            /// When the first search is due again.
-            pub(super) fn again_at(&self, pass: &Pass) -> Option<Instant> {
-                [$(self.$name.again_at(pass)),+].into_iter().flatten().min()
-            }
-
-            /// Whether no search has left anything since the look began.
-            pub(super) fn is_done(&self, pass: &Pass) -> bool {
-                $(self.$name.is_done(pass))&&+
-            }
-        }
-    };
-}
-
-searches! {
-    unserved: Unserved,
-    late: Late,
-    freed: Freed,
-    patrol: Patrol,
-    walk: Walk,
-}
-
-impl Searches {
-    /// These keys were freed.
-    pub(super) fn free(&mut self, keys: impl IntoIterator<Item = Key>) {
-        if self.freed.add(keys) {
-            self.walk.want_round();
-        }
-    }
 }
 
 /// Every other turn, while others have work, too.

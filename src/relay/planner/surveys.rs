@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::kept_back::KeptBack;
 use super::lanes::Seen;
-use super::search::pace;
+use super::pace::pace;
 use crate::relay::pace::{Last, Pace};
 use crate::store::relay::claim::Stream;
 use crate::store::relay::lease::LeaseId;

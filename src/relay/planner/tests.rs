@@ -8,10 +8,8 @@ use crate::relay::told::Returned;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimed, Known, Position, Stream, TakenOver, Topic};
 use crate::store::relay::connection::Backend;
-use crate::store::relay::late::Writers;
 use crate::store::relay::ordered::Key;
-use crate::store::relay::patrol::Free;
-use crate::store::relay::search::{Moment, Page};
+use crate::store::relay::page::{Free, Moment, Page, Writers};
 use crate::store::relay::settle;
 use crate::store::relay::streams::Found;
 
@@ -446,7 +444,7 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
             ..Surveyed::default()
         },
     );
-    let owed = looked + search::REST * slow;
+    let owed = looked + pace::REST * slow;
     assert_eq!(ground.wait().until, owed);
     // Found by the simulation (seed 39839): the query came due between two surveys while the relay waited for room, and
     // from then on every wait ended at once.

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
 use super::lanes::{Brought, Seen};
-use super::search::{Outcome, SearchKind};
+use super::search::Outcome;
+use super::searches::SearchKind;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
 use super::{Awaited, Planner, Policy, Stage};
@@ -14,7 +15,7 @@ use crate::relay::to::To;
 use crate::relay::told::Returned;
 use crate::store::relay::claim::{Batch, Lane, Topic};
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::patrol::Free;
+use crate::store::relay::page::Free;
 use crate::store::relay::search::Ask;
 use crate::store::relay::settle::Claim;
 

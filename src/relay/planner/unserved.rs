@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::search::{Hints, Outcome, Pass, Search, pace};
+use super::pace::pace;
+use super::search::{Hints, Outcome, Pass, Search};
 use crate::relay::pace::Last;
 use crate::store::relay::claim::{Position, Stream, Topic};
-use crate::store::relay::search::{Ask, Place};
+use crate::store::relay::page::Place;
+use crate::store::relay::search::Ask;
 
 /// The time between rounds.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -102,10 +104,11 @@ impl Search for Unserved {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pace::REST;
+    use super::super::picks::Claims;
     use super::super::picks::Picked;
-    use super::super::search::{Claims, REST};
     use super::*;
-    use crate::store::relay::search::Page;
+    use crate::store::relay::page::Page;
 
     fn step(unserved: &mut Unserved, now: Instant) -> Option<(Stream, Position)> {
         match unserved.ask(&Pass::at(now))? {

@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use super::pace::pace;
 use super::rounds::Rounds;
-use super::search::{EveryOther, Hints, Outcome, Pass, Search, pace};
+use super::search::{EveryOther, Hints, Outcome, Pass, Search};
 use crate::relay::pace::Pace;
 use crate::store::relay::ordered::Key;
-use crate::store::relay::search::{Ask, Place};
+use crate::store::relay::page::Place;
+use crate::store::relay::search::Ask;
 
 /// The pace of rounds while there is other work: settled keys continue without the walk.
 const PACE: Pace = pace(Duration::from_secs(1));
@@ -138,7 +140,7 @@ impl Search for Walk {
 
 #[cfg(test)]
 mod tests {
-    use super::super::search::REST;
+    use super::super::pace::REST;
     use super::*;
 
     /// G5: the relay must not sleep when the round may begin.

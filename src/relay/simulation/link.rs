@@ -30,8 +30,9 @@ use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::connection::Backend;
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key};
+use crate::store::relay::page::Page;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
-use crate::store::relay::search::{Ask, Page};
+use crate::store::relay::search::Ask;
 use crate::store::relay::settle::{Claim, Trace};
 use crate::store::relay::whereabouts::Whereabouts;
 

@@ -27,12 +27,12 @@ use crate::store::range::Range;
 use crate::store::relay::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
 };
-use crate::store::relay::late::{LookForLate, Writers};
+use crate::store::relay::late::LookForLate;
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key};
-use crate::store::relay::patrol::Free;
+use crate::store::relay::page::{Free, Moment, PAGE, Page, Place, Writers};
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
-use crate::store::relay::search::{Ask, Moment, PAGE, Page, Place};
+use crate::store::relay::search::Ask;
 use crate::store::relay::served::{Others, Served};
 use crate::store::relay::settle::Claim;
 use crate::store::relay::streams::Found;

@@ -12,19 +12,9 @@ use diesel::sql_types::{BigInt, Nullable, Record, Text, Timestamptz};
 
 use super::claim::{as_bigint, is_due, is_free};
 use super::ordered::is_first;
-use super::patrol::{Columns, Free};
-use super::search::{Moment, PAGE, Page};
+use super::page::{Columns, Free, Moment, PAGE, Page, Writers};
 use crate::name::OutboxName;
 use crate::store::table::{candidate, other};
-
-/// The server's writing transactions, by number, at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Writers {
-    /// All transactions before this number have ended.
-    pub(crate) oldest: i64,
-    /// The transactions from this number on have not begun.
-    pub(crate) next: i64,
-}
 
 /// Where a query starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

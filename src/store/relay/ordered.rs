@@ -16,7 +16,6 @@
 mod next;
 #[cfg(test)]
 mod tests;
-mod walk;
 
 use std::collections::BTreeMap;
 
@@ -32,7 +31,6 @@ use diesel::sql_types::{Array, BigInt, Bool, Integer, Record, Timestamptz};
 use diesel::{PgConnection, select};
 
 pub(crate) use self::next::claim_next;
-pub(crate) use self::walk::{first_of, walk};
 
 use super::claim::{
     ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, claim_from, concatenated,

@@ -4,15 +4,14 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use super::claim::{Position, Stream};
-use super::late::{LookForLate, Writers, late};
-use super::ordered::{Key, first_of, walk};
-use super::patrol::{Free, free};
+use super::late::{LookForLate, late};
+use super::ordered::Key;
+use super::page::Page;
+use super::patrol::free;
 use super::unserved::expired;
+use super::walk::{first_of, walk};
 use crate::name::OutboxName;
 use crate::store::range::Range;
-
-/// The most messages of a page.
-pub(crate) const PAGE: usize = 500;
 
 /// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,51 +28,12 @@ pub(crate) enum Ask {
     Range(Range),
 }
 
-/// A part of what a search finds.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Page {
-    pub(crate) found: Vec<Free>,
-    /// Where the next page begins; `None`: there are no more messages.
-    pub(crate) next: Option<Place>,
-    /// Only of a search for late messages.
-    pub(crate) moment: Option<Moment>,
-}
-
-/// The place of a search.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// At this key, which must be read again.
-    Key(Key),
-    After(i64),
-    Behind(Position),
-}
-
-/// The state of the outbox at the moment of a query.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Moment {
-    /// The last existing sequence; `None`: no message is newer than the known ones.
-    pub(crate) newest: Option<i64>,
-    pub(crate) writers: Writers,
-}
-
 impl Ask {
     /// Whether the query may read much more than it returns.
     pub(crate) fn may_be_long(&self) -> bool {
         match self {
             Self::Late(_) | Self::Walk(_) | Self::Range(_) => true,
             Self::Expired(..) | Self::Keys(_) => false,
-        }
-    }
-}
-
-impl Page {
-    /// A page of at most [`PAGE`] messages, in the order of their sequences.
-    pub(crate) fn of_sequences(found: Vec<Free>) -> Self {
-        let last = found.get(PAGE - 1).map(|last| last.sequence);
-        Self {
-            found,
-            next: last.map(Place::After),
-            moment: None,
         }
     }
 }

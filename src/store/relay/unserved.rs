@@ -11,8 +11,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::Text;
 
 use super::claim::{Position, Stream, as_bigint, is_due};
-use super::patrol::Free;
-use super::search::{PAGE, Page, Place};
+use super::page::{Free, PAGE, Page, Place};
 use super::streams::is_of;
 use crate::name::OutboxName;
 use crate::store::sql::{TimeAndSequence, clock_timestamp, octet_length};

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use super::*;
 use crate::config::{Config, Destination, Route};
-use crate::relay::planner::search::REST;
+use crate::relay::planner::pace::REST;
 use crate::relay::registered::Registry;
 use crate::routes::Routes;
 

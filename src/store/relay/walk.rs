@@ -7,11 +7,10 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::Key;
+use super::claim::as_bigint;
+use super::ordered::Key;
+use super::page::{Free, PAGE, Page, Place};
 use crate::name::OutboxName;
-use crate::store::relay::claim::as_bigint;
-use crate::store::relay::patrol::Free;
-use crate::store::relay::search::{PAGE, Page, Place};
 use crate::store::statement::statement;
 
 #[derive(diesel::QueryableByName)]
