@@ -2,21 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use super::freed::Freed;
-use super::late::Late;
-use super::patrol::Patrol;
 use super::search::{Hints, Outcome, Pass, Search};
-use super::unserved::Unserved;
-use super::walk::Walk;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::search::Ask;
 
 macro_rules! searches {
-    ($($name:ident: $Search:ident,)+) => {
+    ($($name:ident::$Search:ident,)+) => {
         /// All searches, in the order of their priority.
         #[derive(Debug, Default)]
         pub(super) struct Searches {
-            $(pub(super) $name: $Search,)+
+            $(pub(super) $name: super::$name::$Search,)+
         }
 
         /// The search that asks.
@@ -60,11 +55,11 @@ macro_rules! searches {
 }
 
 searches! {
-    unserved: Unserved,
-    late: Late,
-    freed: Freed,
-    patrol: Patrol,
-    walk: Walk,
+    unserved::Unserved,
+    late::Late,
+    freed::Freed,
+    patrol::Patrol,
+    walk::Walk,
 }
 
 impl Searches {
