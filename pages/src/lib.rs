@@ -7,11 +7,13 @@
 //! ```no_run
 //! use std::net::IpAddr;
 //!
-//! use diesel_outbox::Config;
+//! use diesel_outbox::config;
 //! use diesel_outbox_pages::Pages;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let pages = Pages::new(&Config::from_env()?, None)?;
+//! let pages = Pages::new(&config::from_env()?, None)?
+//!     .cookie("shop_outbox")
+//!     .metrics(|| "# What the recorder of this process has recorded\n".to_owned());
 //! let request = http::Request::get("/dead").header("host", "localhost");
 //! let client: IpAddr = "127.0.0.1".parse()?;
 //! let response = pages.respond(request.body(Vec::new())?, client);
