@@ -76,8 +76,8 @@ GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotenc
     outbox_reader;
 GRANT SELECT (sequence, message_id, topic, destination, named_destination, ordering_key,
     idempotency_key, tenant_id, available_at, expires_at, created_at, occurred_at, attempts, reason,
-    last_error, http_status, response, dead_lettered_at, split_from, split_to, blocks_key, registration) ON
-    "outbox_dead" TO outbox_reader;
+    last_error, http_status, response, dead_lettered_at, split_from, split_to, blocks_key,
+    registration) ON "outbox_dead" TO outbox_reader;
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT ON "outbox_topic" TO outbox_reader;
