@@ -131,7 +131,7 @@ impl Broken {
                 Promise::Attempts,
             ],
         ),
-        (Self::ClaimsAnyOfKey, &[Promise::Order]),
+        (Self::ClaimsAnyOfKey, &[Promise::Order, Promise::Reasons]),
         (
             Self::TakesOverFromTheLiving,
             &[Promise::Fence, Promise::Order],
