@@ -21,7 +21,9 @@ pub fn shortened(text: &str, most: usize) -> String {
 
 /// The URL without user and password.
 pub fn without_user(text: &str) -> String {
-    let masked = Url::parse(text).map(|mut url| {
+    // `user:password@host` has a scheme, but no host.
+    let parsed = Url::parse(text).ok().filter(Url::has_authority);
+    let masked = parsed.ok_or(()).map(|mut url| {
         let has_user = !url.username().is_empty() || url.password().is_some();
         let is_masked = has_user && url.set_username(MASK).and(url.set_password(None)).is_ok();
         (has_user, is_masked, url)
