@@ -108,6 +108,7 @@ check: bootstrap ## Check format, lints, documentation, dependencies, scripts an
 	scripts/requirements.py
 	@checks=$$(scripts/install-locked python scripts/checks.txt checks/venv) && \
 		echo scripts/imports.py && $$checks/bin/python scripts/imports.py
+	scripts/references.py
 	scripts/words.py
 	benchmarks/compare.py --check
 	benchmarks/all.py --check

@@ -21,7 +21,7 @@ import time
 import drawn
 
 NUMBERS, CHART = drawn.HERE / "numbers.json", drawn.ROOT / "docs/images/performance.svg"
-PAGE, README, ARCHITECTURE = (drawn.ROOT / name for name in ("docs/performance.md", "README.md", "ARCHITECTURE.md"))
+PAGE, README, DECISIONS = (drawn.ROOT / name for name in ("docs/performance.md", "README.md", "docs/decisions.md"))
 # A secret of nobody, for signed requests.
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
@@ -463,7 +463,7 @@ BLOCKS = {
         "page": page,
     },
     README: {"summary": summary},
-    ARCHITECTURE: {"registered": registered},
+    DECISIONS: {"registered": registered},
 }
 
 
@@ -497,7 +497,7 @@ def measured(text, pattern=MEASURED):
 
 
 def prose():
-    return [README, ARCHITECTURE, *sorted((drawn.ROOT / "docs").glob("*.md"))]
+    return [README, drawn.ROOT / "ARCHITECTURE.md", *sorted((drawn.ROOT / "docs").glob("*.md"))]
 
 
 def check(numbers):

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Checks what ARCHITECTURE.md and docs/decisions.md name: files, functions in files, and decisions that others cite.
+
+`relay/fate.rs` is a file below src/ or of the repository; `relay/fate.rs::unsent` also names a word in that file. A
+comment or page that cites `docs/decisions.md#two-clocks` needs the heading `two clocks`.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGES = (Path("ARCHITECTURE.md"), Path("docs/decisions.md"))
+# A file or folder, and a word in the file.
+NAMED = re.compile(r"`((?:[\w.-]+/)*[\w.-]+(?:\.(?:rs|md|py|toml|sql)|/))(?:::(\w+))?`")
+CITED = re.compile(r"decisions\.md#([\w-]+)")
+
+
+def lacks(page: Path) -> list[str]:
+    """What a page names and nobody has."""
+    found = []
+    for path, word in NAMED.findall(page.read_text()):
+        files = [file for file in (Path("src", path), Path(path)) if file.exists()]
+        if not files:
+            found.append(f"{page}: no file {path}")
+        elif word and not re.search(rf"\b{word}\b", files[0].read_text()):
+            found.append(f"{page}: {files[0]} does not contain {word}")
+    return found
+
+
+def main() -> int:
+    headings = re.findall(r"^###? (.+)$", PAGES[1].read_text(), re.MULTILINE)
+    anchors = [heading.lower().replace(" ", "-") for heading in headings]
+    wrong = [f"docs/decisions.md: two headings {one!r}" for one in sorted({a for a in anchors if anchors.count(a) > 1})]
+    for page in PAGES:
+        wrong += lacks(page)
+    listed = subprocess.run(["git", "ls-files", "*.rs", "*.md"], check=True, capture_output=True, text=True).stdout
+    for file in map(Path, listed.splitlines()):
+        if file.exists():
+            cited = CITED.findall(file.read_text())
+            wrong += [f"{file}: no decision {one}" for one in cited if one not in anchors]
+    print("\n".join(wrong) or f"references: {len(anchors)} decisions", file=sys.stderr if wrong else sys.stdout)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
