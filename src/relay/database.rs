@@ -166,6 +166,7 @@ pub(super) trait Database {
         lease: LeaseId,
         by: Duration,
         takeover_after: Option<Duration>,
+        listener: Option<Backend>,
     ) -> Answer<bool>;
 
     fn end(&mut self, lease: LeaseId) -> Answer<()>;
@@ -497,8 +498,9 @@ impl Database for Session {
         id: LeaseId,
         by: Duration,
         takeover_after: Option<Duration>,
+        listener: Option<Backend>,
     ) -> Answer<bool> {
-        self.run(|conn, name| lease::renew(conn, name, id, by, takeover_after))
+        self.run(|conn, name| lease::renew(conn, name, id, by, takeover_after, listener))
     }
 
     fn end(&mut self, id: LeaseId) -> Answer<()> {

@@ -8,7 +8,7 @@ use super::database::Database;
 use super::lease_clock::BootTime;
 use super::shared::Shared;
 use super::threads::Post;
-use crate::store::relay::connection::Plans;
+use crate::store::relay::connection::{Backend, Plans};
 use crate::store::relay::lease::{LeaseId, Registration};
 
 /// How the heartbeat ends the lease, as the last message to the heartbeat says.
@@ -66,6 +66,8 @@ pub(super) struct Heartbeat<'a, D> {
     /// Whether a check has shown that this session holds the lease's lock. A renewal then records in the lease's row
     /// how soon other relays may end the lease after the session has ended.
     is_locked: bool,
+    /// The listener that the lease names.
+    listener: Option<Backend>,
     /// The time of the next renewal.
     next: BootTime,
 }
@@ -85,6 +87,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
             every,
             current,
             is_locked: false,
+            listener: None,
             next: BootTime::now().after(every),
         }
     }
@@ -105,7 +108,8 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                     shared.lease.seen(id, asked, seen.left);
                     let is_newly_locked = seen.is_locked && !self.is_locked;
                     self.is_locked |= seen.is_locked;
-                    if !is_newly_locked && seen.left >= lease / 2 {
+                    let is_new_listener = self.listener != shared.listener();
+                    if !is_newly_locked && !is_new_listener && seen.left >= lease / 2 {
                         return look;
                     }
                     self.next = asked;
@@ -116,11 +120,14 @@ impl<'a, D: Database> Heartbeat<'a, D> {
             Some(id) => {
                 let config = &shared.config;
                 let takeover_after = config.takeover_after().filter(|_| self.is_locked);
-                let is_there = self.db.renew(id, lease, takeover_after);
+                let listener = shared.listener();
+                let is_there = self.db.renew(id, lease, takeover_after, listener);
+                self.listener = listener.filter(|_| matches!(is_there, Ok(true)));
                 is_there.map(|is_there| is_there.then_some(id))
             }
             None => {
                 self.is_locked = false;
+                self.listener = None;
                 self.db.register(&self.registration).map(Some)
             }
         };

@@ -68,6 +68,7 @@ pub(crate) fn run(shared: &Shared) {
 
 fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> {
     shared.threads.set_connected(Post::Listener, true);
+    shared.set_listener(listener.backend);
     // Messages committed before the connection caused no notification here.
     shared.signals.news.ring();
     let sleep = &shared.signals.sleep;
@@ -103,7 +104,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
                 fall_asleep(shared);
                 None
             }
-            (false, false) => match asking(shared, || listener.try_lock(shared.lease.current()))? {
+            (false, false) => match asking(shared, || listener.try_lock())? {
                 Lock::Insert => {
                     // The insert, and others with it, may be committed by now.
                     if looked.elapsed() >= LOOK_WHILE_INSERTING {

@@ -29,7 +29,7 @@ use super::wanted::Wanted;
 use crate::config::Config;
 use crate::lock::lock;
 use crate::routes::Routes;
-use crate::store::relay::connection::{Plans, Source};
+use crate::store::relay::connection::{Backend, Plans, Source};
 use crate::store::relay::lease::LeaseId;
 
 /// The time limit of a claim. A claim that takes longer is given up and retried.
@@ -47,6 +47,8 @@ struct Known {
     keyed_looks: KeyedLooks,
     /// Published by the janitor: the messages that no relay serves.
     unrouted: Vec<Unrouted>,
+    /// Published by the listener: its server process, which the lease names.
+    listener: Option<Backend>,
     /// Published by the application: why the last reload failed.
     failed_reload: Option<String>,
 }
@@ -270,6 +272,17 @@ impl Shared {
     /// Why the last reload failed. A reload that succeeds replaces this relay.
     pub(super) fn failed_reload(&self) -> Option<String> {
         lock(&self.known).failed_reload.clone()
+    }
+
+    /// Records the listener's new connection, and makes the heartbeat write it into the lease.
+    pub(crate) fn set_listener(&self, backend: Backend) {
+        lock(&self.known).listener = Some(backend);
+        self.signals.pulse.ring();
+    }
+
+    /// The server process of the listener's last connection.
+    pub(super) fn listener(&self) -> Option<Backend> {
+        lock(&self.known).listener
     }
 
     pub(crate) fn keyed_looks(&self) -> KeyedLooks {

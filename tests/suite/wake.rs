@@ -216,7 +216,7 @@ fn a_stranger_with_the_name_of_a_listener_is_not_taken_for_one() {
         let found = finish(check).json()["findings"].to_string();
         found.contains(&format!("pg_terminate_backend({pid})"))
     };
-    assert!(names_it(), "check does not name the stranger");
+    eventually("check names the stranger", names_it);
     relay.wait_for_log("event=sleep_lock_taken");
     database.enqueue("t", json!(1));
     receiver.wait_for(1);
@@ -227,6 +227,9 @@ fn a_stranger_with_the_name_of_a_listener_is_not_taken_for_one() {
         ))
         .expect("released");
     eventually("the relay sleeps", || database.is_relay_asleep());
+    eventually("the lease names the listener", || {
+        database.number("SELECT count(listener_started) FROM {o}_lease") == 1
+    });
     let check = database.binary(&["check", "--json", "--url", &receiver.url()]);
     let found = finish(check).json()["findings"].to_string();
     assert!(!found.contains("pg_terminate_backend"), "{found}");

@@ -611,6 +611,7 @@ impl Database for Link<'_> {
         lease: LeaseId,
         by: Duration,
         takeover_after: Option<Duration>,
+        _: Option<Backend>,
     ) -> Answer<bool> {
         self.ask(|tables, now, _, _| tables.renew(lease.0, by, takeover_after, now.micros))
     }

@@ -24,6 +24,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
 use diesel::{PgConnection, delete, select, update};
 
+use super::connection::Backend;
 use super::keyed_lock::keep_lock;
 use super::topics;
 use crate::name::OutboxName;
@@ -193,13 +194,14 @@ pub(crate) fn standing(
 }
 
 /// Renews a valid lease. `false`: the lease has ended, or has expired and will be ended. `takeover_after` is set if the
-/// relay's session holds the lease's lock.
+/// relay's session holds the lease's lock; `listener` is the server process of the relay's listener.
 pub(crate) fn renew(
     conn: &mut PgConnection,
     name: &OutboxName,
     id: LeaseId,
     lease: Duration,
     takeover_after: Option<Duration>,
+    listener: Option<Backend>,
 ) -> QueryResult<bool> {
     update(leases(name))
         .filter(is_valid(id))
@@ -207,6 +209,8 @@ pub(crate) fn renew(
             lease::renewed_at.eq(clock_timestamp()),
             lease::expires_at.eq(clock_timestamp() + interval(lease)),
             lease::takeover_after.eq(takeover_after.map(interval)),
+            lease::listener_pid.eq(listener.map(|one| one.pid)),
+            lease::listener_started.eq(listener.map(|one| PgTimestamp(one.started))),
         ))
         .execute(conn)
         .map(|rows| rows == 1)
@@ -439,7 +443,7 @@ mod tests {
         hold(&mut conn, name, lease, "expires_at = 'infinity'");
         conn.batch_execute("COMMIT")
             .expect("a clock that was set back");
-        assert!(!renew(&mut conn, name, lease, MINUTE, None).expect("an answer"));
+        assert!(!renew(&mut conn, name, lease, MINUTE, None, None).expect("an answer"));
         assert!(!stands_active(&mut conn, name, lease));
         assert_eq!(ended(&mut conn, name).expect("an answer"), [lease.0]);
     }
@@ -463,7 +467,7 @@ mod tests {
         assert!(!stands_active(&mut conn, name, second), "not ended yet");
         assert_eq!(ended(&mut conn, name).expect("an answer"), [first.0]);
         assert!(stands_active(&mut conn, name, second));
-        assert!(!renew(&mut conn, name, first, MINUTE, None).expect("an answer"));
+        assert!(!renew(&mut conn, name, first, MINUTE, None, None).expect("an answer"));
     }
 
     /// A killed relay soon loses its lease; a relay that comes back keeps it.
@@ -482,7 +486,7 @@ mod tests {
         assert!(!look(&mut conn, true).is_locked, "locked elsewhere");
         let soon = Some(Duration::from_secs(7));
         let renewed = |conn: &mut PgConnection, takeover_after| {
-            assert!(renew(conn, name, id, MINUTE, takeover_after).expect("an answer"));
+            assert!(renew(conn, name, id, MINUTE, takeover_after, None).expect("an answer"));
         };
         renewed(&mut heartbeat, soon);
         let (none, shortened) = ([0_i64; 0], |conn: &mut PgConnection| {
@@ -521,7 +525,7 @@ mod tests {
         let (mut conn, mut slow, name) = (outbox.connect(), outbox.connect(), &outbox.name);
         let id = outbox.lease(&mut conn);
         let soon = Some(Duration::from_secs(7));
-        assert!(renew(&mut conn, name, id, MINUTE, soon).expect("an answer"));
+        assert!(renew(&mut conn, name, id, MINUTE, soon, None).expect("an answer"));
         hold(
             &mut slow,
             name,

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, with_parameters, without_password};
-use super::lease::LeaseId;
+use super::connection::Backend;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::millis;
@@ -44,10 +44,8 @@ pub(crate) struct Listener {
     oid: u32,
     /// Notifications that arrived and are not reported yet.
     heard: usize,
-    /// The table of leases.
-    leases: String,
-    /// The lease whose row names this session.
-    recorded: Option<LeaseId>,
+    /// The server process of this session.
+    pub(crate) backend: Backend,
     /// Whether a pooler seems to be between this process and the server. A pooler passes notifications only if each
     /// client has its own connection.
     pub(crate) is_pooled: bool,
@@ -95,14 +93,14 @@ impl Listener {
             ))?
             .and_then(|oid| oid.parse().ok())
             .ok_or_else(|| DatabaseError::Schema(format!("there is no outbox {name}")))?;
+        let backend = raw.backend()?;
         raw.execute(&format!("SET search_path = {}", crate::store::pinned::PATH))?;
         raw.execute(&format!("LISTEN outbox_{oid}"))?;
         Ok(Some(Self {
             raw,
             oid,
             heard: 0,
-            leases: name.lease(),
-            recorded: None,
+            backend,
             is_pooled,
         }))
     }
@@ -112,17 +110,8 @@ impl Listener {
         self.oid.cast_signed()
     }
 
-    /// Tries to take the lock that makes inserts notify. Before that, the relay's lease names this session.
-    pub(crate) fn try_lock(&mut self, lease: Option<LeaseId>) -> Result<Lock, DatabaseError> {
-        if let Some(lease) = lease.filter(|_| self.recorded != lease) {
-            let leases = &self.leases;
-            self.raw.execute(&format!(
-                "UPDATE {leases} SET (listener_pid, listener_started) =
-                    (SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
-                  WHERE id = {lease}"
-            ))?;
-        }
-        self.recorded = lease;
+    /// Tries to take the lock that makes inserts notify.
+    pub(crate) fn try_lock(&mut self) -> Result<Lock, DatabaseError> {
         let number = self.number();
         let taken = self
             .raw
@@ -225,6 +214,23 @@ impl Raw {
         let greeted_by = unsafe { pq_sys::PQbackendPID(self.conn) };
         let pid = self.execute("SELECT pg_catalog.pg_backend_pid()")?;
         Ok(pid == Some(greeted_by.to_string()))
+    }
+
+    /// The server process. Text, like all that this connection asks.
+    fn backend(&mut self) -> Result<Backend, DatabaseError> {
+        let found = self.execute(
+            "SELECT pid || ' ' || ((extract(epoch FROM backend_start)
+                                    - extract(epoch FROM timestamptz '2000-01-01 00:00:00Z')) * 1000000)::bigint
+               FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid()",
+        )?;
+        let parsed = found.as_deref().and_then(|found| {
+            let (pid, started) = found.split_once(' ')?;
+            Some(Backend {
+                pid: pid.parse().ok()?,
+                started: started.parse().ok()?,
+            })
+        });
+        parsed.ok_or_else(|| DatabaseError::Schema("the listener has no server process".into()))
     }
 
     /// Runs SQL and returns the first value of the last result.

@@ -28,7 +28,8 @@ pub(crate) struct Holder {
     may_end: bool,
 }
 
-/// The sessions that hold the lock without a live lease. A role without `pg_read_all_stats` does not see when the
+/// The sessions that hold the lock without a live lease. Only sessions that are older than a few beats of a heartbeat,
+/// which writes the listener of a new session into the lease. A role without `pg_read_all_stats` does not see when the
 /// processes of others began, and tells them by their numbers.
 pub(crate) fn holders(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Holder>> {
     statement_anew(format!(
@@ -47,6 +48,7 @@ pub(crate) fn holders(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
             AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND k.mode = 'ExclusiveLock' AND k.granted
             AND n.ended IS NOT FALSE
+            AND coalesce(a.backend_start < clock_timestamp() - interval '5 s', true)
           ORDER BY a.pid",
         lease = name.lease()
     ))

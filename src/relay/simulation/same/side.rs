@@ -232,7 +232,7 @@ impl<'a, D: Database> Side<'a, D> {
             | Ask::Replicate
             | Ask::FailOver => String::new(),
             Ask::Register(lasts, is_single_active) => self.register(*lasts, *is_single_active)?,
-            Ask::Renew(by) => told(db.renew(lease, turns(*by), None)?),
+            Ask::Renew(by) => told(db.renew(lease, turns(*by), None, None)?),
             Ask::IsThere => told(db.look(lease)?.is_some()),
             Ask::End => told(db.end(lease)?),
             Ask::Expire => {
