@@ -36,6 +36,8 @@ mod pace;
 mod pauses;
 mod planner;
 mod registered;
+mod registry;
+mod room;
 mod running;
 mod sender;
 mod session;

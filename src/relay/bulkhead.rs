@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, never};
 
 use super::gate::{Answers, Gate};
 use super::job::Job;
+use super::registry::Limits;
 use super::to::To;
 use super::verdict::Retries;
 use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
@@ -201,6 +202,15 @@ impl Bulkhead {
             request_batch: None,
             gate: one.gate.with_row(answers, config.registered_disable_after),
             ..one
+        }
+    }
+
+    /// How messages are sent to a destination whose time of sends is not known yet.
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            retries: self.retries.clone(),
+            concurrency: self.concurrency,
+            prefetch: self.prefetch(),
         }
     }
 

@@ -16,7 +16,7 @@ use super::bulkhead::{Bulkhead, Serves};
 use super::fate::{Unasked, Ways};
 use super::job::{Job, is_expired};
 use super::observer::Observers;
-use super::registered::Rooms;
+use super::room::Rooms;
 use super::settlement::Settlement;
 use super::verdict::Verdict;
 use super::written::{Settle, write_down};

@@ -8,7 +8,8 @@ use uuid::Uuid;
 
 use super::bulkhead::Bulkhead;
 use super::job::{Job, is_expired};
-use super::registered::{Customer, Registry, Rooms};
+use super::registry::{Customer, Registry};
+use super::room::Rooms;
 use super::to::To;
 use super::verdict::Verdict;
 use crate::dispatch::Failure;
@@ -79,13 +80,7 @@ impl Ways<'_> {
         };
         let (to, customer) = match &place {
             Where::Bulkhead(number) => (To::Bulkhead(*number), None),
-            Where::Customer(one) => {
-                let name = one
-                    .bulkhead
-                    .as_ref()
-                    .map(|bulkhead| Arc::clone(&bulkhead.name));
-                (To::Registered(one.id), name)
-            }
+            Where::Customer(one) => (To::Registered(one.id), Some(Arc::clone(&one.name))),
             Where::Removed => (To::Split, Some(claimed.message.destination.as_str().into())),
             Where::Split(_) | Where::Nobody | Where::Unknown(_) | Where::Namesake => {
                 (To::Split, None)
@@ -120,7 +115,7 @@ impl Ways<'_> {
                         Ok(_) => Where::Removed,
                         Err(why) => Where::Unknown(why),
                     },
-                    Some(one) if one.bulkhead.is_some() => Where::Customer(one),
+                    Some(one) if one.is_enabled() => Where::Customer(one),
                     None if registry.is_removed(destination) => match self.met {
                         Ok(_) => Where::Removed,
                         Err(why) => Where::Unknown(why),
@@ -165,8 +160,7 @@ impl Ways<'_> {
             }
         };
         let of_routes = names.len();
-        let of_customers = customers.iter().filter_map(|one| one.bulkhead.as_ref());
-        names.extend(of_customers.map(|one| one.name.to_string()));
+        names.extend(customers.iter().map(|one| one.name.to_string()));
         // A part has one name. If a route leads to a namesake of a registered destination, the part is for the route.
         let routed = names[..of_routes].to_vec();
         // Parts are placed in this order, so the last placed part says which are left.
@@ -175,7 +169,7 @@ impl Ways<'_> {
         names.retain(|name| message.split_to.as_ref().is_none_or(|last| name > last));
         let registration = |name: &String| {
             let is_namesake = registry.named(name).is_some() && routed.contains(name);
-            let named = customers.iter().find(|one| one.name() == name);
+            let named = customers.iter().find(|one| *one.name == **name);
             match is_namesake {
                 true => Some(NOT_REGISTERED),
                 false => named.map(|one| one.registration),
@@ -252,7 +246,7 @@ fn unsent(
     }
     let retries = match place {
         Where::Bulkhead(number) => &bulkheads[number].retries,
-        Where::Customer(one) => &one.bulkhead.as_ref()?.retries,
+        Where::Customer(one) => &one.limits.as_ref()?.retries,
         Where::Split(parts) => return Some(Verdict::Split(parts)),
         Where::Nobody => return Some(Verdict::Nobody),
         Where::Removed => {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::registered::{Customer, Registry};
+use super::registry::{Customer, Registry};
 use crate::message::Message;
 use crate::store::relay::claim::{Claimed, Known};
 use crate::store::relay::lease::LeaseId;

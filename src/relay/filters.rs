@@ -27,7 +27,7 @@ use super::database::Database;
 use super::filtering::Filtering;
 use super::job::{Job, is_expired};
 use super::pauses::disable;
-use super::registered::{Customer, Registry};
+use super::registry::{Customer, Registry};
 use super::settlement::{Outcomes, Settlement};
 use super::shared::Shared;
 use super::to::To;
@@ -166,7 +166,7 @@ impl<'a, D: Database> Filters<'a, D> {
                 Some((Arc::clone(customer), until))
             });
             if let Some((customer, until)) = resting {
-                self.put_off(one, &waits_for(customer.name()), until);
+                self.put_off(one, &waits_for(&customer.name), until);
                 continue;
             }
             pairs += customers.len();
@@ -232,7 +232,7 @@ impl<'a, D: Database> Filters<'a, D> {
                 Ok(matches) => {
                     one.answers.insert(customer.id, matches);
                 }
-                Err(until) => *put_off = Some((waits_for(customer.name()), until)),
+                Err(until) => *put_off = Some((waits_for(&customer.name), until)),
             }
         }
         let registry = self.shared.registered.registry();
@@ -272,7 +272,7 @@ impl<'a, D: Database> Filters<'a, D> {
                 let now = clock::now();
                 shared
                     .filter_troubles
-                    .failed(customer.name(), message, &error, now);
+                    .failed(&customer.name, message, &error, now);
                 false
             }
             Evaluated::Unfinished(unfinished) => {
@@ -281,7 +281,7 @@ impl<'a, D: Database> Filters<'a, D> {
                     self.memory.unfinished(customer, message, &unfinished, now);
                 shared
                     .filter_troubles
-                    .waits(customer.name(), &unfinished, now);
+                    .waits(&customer.name, &unfinished, now);
                 // A failure is logged by the session. After it, and if the row is locked, the next evaluation tries again.
                 if is_too_slow {
                     let told = disable(&mut self.db, customer.as_seen(), TOO_SLOW, None);

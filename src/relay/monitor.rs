@@ -216,8 +216,8 @@ pub(crate) fn health(shared: &Shared) -> Health {
 
 /// The destinations that this relay cannot send to for a reason of its own.
 fn cannot_send(shared: &Shared, code: ReasonCode) -> Option<String> {
-    let registry = shared.registered.registry();
-    let registered = registry.each().filter_map(|one| one.bulkhead.as_ref());
+    let pool = shared.registered.pool();
+    let registered = pool.values().map(|one| &one.bulkhead);
     let mut troubles = (shared.bulkheads.iter().chain(registered)).filter_map(|bulkhead| {
         let trouble = bulkhead.gate.trouble()?;
         (trouble.code == code).then(|| (bulkhead.name.to_string(), trouble.what))
@@ -234,8 +234,8 @@ fn cannot_send(shared: &Shared, code: ReasonCode) -> Option<String> {
 
 /// Why this relay cannot send to a destination, for a reason of its own.
 pub(crate) fn held(shared: &Shared, name: &str) -> Option<String> {
-    let registry = shared.registered.registry();
-    let registered = registry.named(name).and_then(|one| one.bulkhead.as_ref());
+    let pool = shared.registered.pool();
+    let registered = pool.values().map(|one| &one.bulkhead);
     let mut bulkheads = shared.bulkheads.iter().chain(registered);
     let bulkhead = bulkheads.find(|one| *one.name == *name)?;
     Some(bulkhead.gate.trouble()?.what)

@@ -10,7 +10,7 @@ use super::bulkhead::Bulkhead;
 use super::database::Database;
 use super::gate::{Due, News, RowNews};
 use super::planner::KeptBack;
-use super::registered::Customer;
+use super::registered::Member;
 use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
@@ -48,8 +48,8 @@ pub(super) fn follow_up(
             probe(shared, db, bulkhead)?;
         }
     }
-    for customer in &watched {
-        follow_row(shared, db, customer)?;
+    for member in &watched {
+        follow_row(shared, db, member)?;
     }
     Ok(())
 }
@@ -59,18 +59,16 @@ pub(super) fn follow_up(
 fn follow_row(
     shared: &Shared,
     db: &mut impl Database,
-    customer: &Customer,
+    member: &Member,
 ) -> Result<(), DatabaseError> {
-    let Some(gate) = customer.bulkhead.as_ref().map(|one| &one.gate) else {
-        return Ok(());
-    };
+    let gate = &member.bulkhead.gate;
     if gate.waits_for_row(clock::now()) {
         return Ok(());
     }
     let Some(news) = gate.take_row_news() else {
         return Ok(());
     };
-    let seen = customer.as_seen();
+    let seen = member.customer.as_seen();
     let after = shared.config.registered_disable_after;
     let failed_for = match news {
         RowNews::Fails(since) => Some(clock::now().saturating_duration_since(since)),
@@ -100,9 +98,9 @@ fn follow_row(
 /// All bulkheads, including those of registered destinations whose gates are watched.
 fn with_watched<'a>(
     shared: &'a Shared,
-    watched: &'a [Arc<Customer>],
+    watched: &'a [Arc<Member>],
 ) -> impl Iterator<Item = &'a Bulkhead> {
-    let of_watched = watched.iter().filter_map(|one| one.bulkhead.as_ref());
+    let of_watched = watched.iter().map(|one| &one.bulkhead);
     shared.bulkheads.iter().chain(of_watched)
 }
 
@@ -169,8 +167,8 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
                 log::warn!(event = "pause_lost", destination:% = bulkhead.name; "could not record the pause of {} at shutdown, because another session has locked its row: other relays will discover the failing destination on their own", bulkhead.name);
             }
         }
-        for customer in &watched {
-            follow_row(shared, db, customer)?;
+        for member in &watched {
+            follow_row(shared, db, member)?;
         }
         Ok::<(), DatabaseError>(())
     };

@@ -8,7 +8,7 @@ use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::pauses::{self, disable};
 use crate::relay::planner::{Report, Survey, Undo, Wait};
-use crate::relay::registered::Registry;
+use crate::relay::registry::Registry;
 use crate::relay::wanted::Want;
 use crate::routes::Serves;
 use crate::store::brief::{Locks, Tried};
@@ -126,6 +126,7 @@ impl<D: Database> Claimer<'_, D> {
         self.rows_looked = Some((now, now.saturating_duration_since(began)));
         if let Some((bad, is_changed)) = applied {
             if is_changed {
+                shared.forget_removed();
                 let registry = registered.registry();
                 self.planner.hear(Report::Registered(registry));
             }

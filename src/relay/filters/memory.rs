@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use crate::message::Message;
-use crate::relay::registered::Customer;
+use crate::relay::registry::Customer;
 use crate::store::filters::Unfinished;
 
 /// The first time limit of an evaluation. No evaluation below it is slow.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::relay::registered::Registry;
+use crate::relay::registry::Registry;
 use crate::relay::to::To;
 use crate::routes::Routes;
 use crate::store::relay::claim::Topic;

@@ -10,7 +10,7 @@ use super::searches::SearchKind;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
 use super::{Awaited, Planner, Policy, Stage};
-use crate::relay::registered::Registry;
+use crate::relay::registry::Registry;
 use crate::relay::to::To;
 use crate::relay::told::Returned;
 use crate::store::relay::claim::{Batch, Lane, Topic};

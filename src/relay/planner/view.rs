@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use crate::relay::doubt::Doubt;
-use crate::relay::registered::Rooms;
+use crate::relay::room::Rooms;
 use crate::relay::to::To;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::lease::LeaseId;

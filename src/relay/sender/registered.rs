@@ -15,6 +15,7 @@ use crate::relay::bulkhead::Bulkhead;
 use crate::relay::gate::{Admission, Pass, Standing};
 use crate::relay::job::Job;
 use crate::relay::metrics::Dispatches;
+use crate::relay::registered::Member;
 use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
@@ -60,12 +61,11 @@ impl Shared {
     /// The next step of a thread of the pool. Wakes another thread if more work is ready.
     pub(in crate::relay) fn next_turn(&self, all: &Bulkhead) -> Next {
         let (registered, now) = (&self.registered, clock::now());
-        let registry = registered.registry();
+        let pool = registered.pool();
         let mut turns = registered.turns();
         let next = turns.next(now, |id| {
-            let customer = registry.get(id).filter(|one| !one.is_refused());
-            let customer = customer.and_then(|one| one.bulkhead.as_ref());
-            customer.map_or(Admission::Closed, |one| one.gate.try_pass(now))
+            let member = pool.get(&id).filter(|one| !one.customer.is_refused());
+            member.map_or(Admission::Closed, |one| one.bulkhead.gate.try_pass(now))
         });
         // While this thread sends, another thread waits for the destinations that wait for a time.
         let is_send = matches!(next, Next::Send(..));
@@ -142,16 +142,15 @@ impl Worker<'_> {
     /// Returns the result of the send, and the most concurrent sends of the destination.
     fn send(&self, job: Job, pass: Pass) -> Result<(Option<Sent>, usize), NobodyListens> {
         let shared = self.shared;
-        let registry = shared.registered.registry();
+        let pool = shared.registered.pool();
         // The current settings: the URL may have changed since the claim.
-        let customer = match job.to {
-            To::Registered(id) => registry.get(id),
+        let member = match job.to {
+            To::Registered(id) => pool.get(&id),
             _ => None,
         };
         // The name may have been registered again since the claim, or belong to another tenant.
-        let customer = customer.filter(|one| !one.is_another(&job.message));
-        let bulkhead = customer.and_then(|one| Some((one.id, one.bulkhead.as_ref()?)));
-        let Some((id, bulkhead)) = bulkhead else {
+        let member = member.filter(|one| !one.customer.is_another(&job.message));
+        let Some(Member { customer, bulkhead }) = member.map(AsRef::as_ref) else {
             self.give_back(vec![job])?;
             return Ok((None, 1));
         };
@@ -164,7 +163,7 @@ impl Worker<'_> {
         if let Some(sent) = sent.filter(|sent| sent.went_well) {
             self.all.learn(sent.took);
         }
-        shared.sent_to_registered(id, bulkhead);
+        shared.sent_to_registered(customer.id, bulkhead);
         Ok((sent, bulkhead.concurrency))
     }
 

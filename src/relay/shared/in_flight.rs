@@ -16,7 +16,8 @@ use crate::relay::fate::{Met, Unasked, Ways};
 use crate::relay::filtering::Filtering;
 use crate::relay::job::Job;
 use crate::relay::planner::View;
-use crate::relay::registered::Rooms;
+use crate::relay::registered::Pool;
+use crate::relay::room::{Held, Rooms};
 use crate::relay::settlement::Settlement;
 use crate::relay::to::To;
 use crate::relay::wanted::Want;
@@ -36,8 +37,8 @@ pub(crate) struct InFlight {
     of_leases: HashMap<LeaseId, usize>,
     /// The number of messages of each bulkhead, including those put aside.
     of_bulkheads: Vec<usize>,
-    /// The number of messages of each registered destination that has any, including those put aside.
-    of_registered: HashMap<u32, usize>,
+    /// The messages of each registered destination that has had any, including those put aside.
+    of_registered: HashMap<u32, Held>,
     /// The number of messages to be fanned out, without those put aside. They are part of `count`.
     to_split: usize,
     /// The messages whose handlers run, with their leases. They are part of `count`, possibly for long.
@@ -108,22 +109,22 @@ impl InFlight {
             *of_bulkhead += 1;
         }
         if let To::Registered(id) = to {
-            *self.of_registered.entry(id).or_default() += 1;
+            self.of_registered.entry(id).or_default().in_flight += 1;
         }
     }
 
-    fn forget_ways(&mut self, ways: impl Iterator<Item = To>) {
+    /// Also learns how many messages the registered destinations among these can take, by the time of their sends.
+    fn forget_ways(&mut self, ways: impl Iterator<Item = To>, pool: &Pool) {
         for to in ways {
             if let Some(left) = self.of(to) {
                 *left = left.saturating_sub(1);
             }
             if let To::Registered(id) = to
-                && let Some(left) = self.of_registered.get_mut(&id)
+                && let Some(held) = self.of_registered.get_mut(&id)
             {
-                *left = left.saturating_sub(1);
-                if *left == 0 {
-                    self.of_registered.remove(&id);
-                }
+                held.in_flight = held.in_flight.saturating_sub(1);
+                let member = pool.get(&id);
+                held.prefetch = member.map(|member| member.bulkhead.prefetch());
             }
         }
     }
@@ -305,8 +306,9 @@ impl Shared {
 
     /// Records that messages of a topic, which were put aside, are settled.
     pub(crate) fn finished_aside(&self, lease: LeaseId, topic: &Topic, settled: &[&Settlement]) {
+        let pool = self.registered.pool();
         let mut in_flight = self.in_flight();
-        in_flight.forget_ways(settled.iter().map(|one| one.to));
+        in_flight.forget_ways(settled.iter().map(|one| one.to), &pool);
         let aside = &mut in_flight.aside;
         let count = aside.take(topic, settled.iter().map(|one| one.claim()));
         let held = aside.held.clone();
@@ -479,7 +481,10 @@ impl Shared {
     pub(in crate::relay) fn in_flight_of(&self, bulkhead: &Bulkhead) -> usize {
         let mut in_flight = self.in_flight();
         match bulkhead.serves {
-            Serves::Registered => in_flight.of_registered.values().sum(),
+            Serves::Registered => {
+                let held = in_flight.of_registered.values();
+                held.map(|held| held.in_flight).sum()
+            }
             _ => in_flight
                 .of(To::Bulkhead(bulkhead.number))
                 .copied()
@@ -492,8 +497,16 @@ impl Shared {
         if !self.registered.registry().is_in_use() {
             return Rooms::default();
         }
-        let in_flight = self.in_flight().of_registered.clone();
-        Rooms::now(&self.registered, in_flight, self.config.batch)
+        let held = self.in_flight().of_registered.clone();
+        Rooms::now(&self.registered, held, self.config.batch)
+    }
+
+    /// Forgets removed destinations without messages.
+    pub(in crate::relay) fn forget_removed(&self) {
+        let registry = self.registered.registry();
+        let is_there =
+            |id: &u32, held: &mut Held| held.in_flight > 0 || registry.get(*id).is_some();
+        self.in_flight().of_registered.retain(is_there);
     }
 
     /// The number of messages that are claimed and not yet settled.
@@ -510,8 +523,9 @@ impl Shared {
     /// Records that messages of a lease are settled, released or lost to another relay.
     pub(crate) fn finished(&self, lease: LeaseId, ways: impl ExactSizeIterator<Item = To> + Clone) {
         let count = ways.len();
+        let pool = self.registered.pool();
         let mut in_flight = self.in_flight();
-        in_flight.forget_ways(ways.clone());
+        in_flight.forget_ways(ways.clone(), &pool);
         in_flight.forget_splits(ways);
         in_flight.forget(lease, count);
         in_flight.count = in_flight.count.saturating_sub(count);

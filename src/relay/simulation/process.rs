@@ -35,8 +35,9 @@ use crate::relay::job::{Job, is_expired};
 use crate::relay::lease_clock::{BootTime, LeaseClock};
 use crate::relay::planner::tests::claimed;
 use crate::relay::planner::{Awaited, Wait};
-use crate::relay::registered::{Customer, Registered};
+use crate::relay::registered::{Member, Registered};
 use crate::relay::registration;
+use crate::relay::registry::Customer;
 use crate::relay::settlement::{Outcomes, Settlement};
 use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
@@ -149,7 +150,7 @@ pub(super) struct Send {
     pub(super) process: usize,
     bulkhead: usize,
     /// The turn and the destination, if the destination is registered.
-    registered: Option<(InFlight, Arc<Customer>)>,
+    registered: Option<(InFlight, Arc<Member>)>,
     jobs: Vec<Job>,
     pass: Pass,
     outcomes: Vec<Outcome>,
@@ -875,15 +876,15 @@ impl<'w> Stage<'w> {
             }
             Next::Send(job, pass, in_flight) => {
                 let registry = shared.registered.registry();
-                let customer = match job.to {
-                    To::Registered(id) => registry.get(id),
+                let pool = shared.registered.pool();
+                let member = match job.to {
+                    To::Registered(id) => pool.get(&id),
                     _ => None,
                 };
-                let customer = customer.and_then(|one| Some((one, one.bulkhead.as_ref()?)));
-                if let Some((one, bulkhead)) = customer
+                if let Some(Member { customer, bulkhead }) = member.map(AsRef::as_ref)
                     && self.broken == Some(Broken::PrefersOne)
                     && self.history.has_crowd
-                    && REGISTERED[1..].contains(&one.name())
+                    && REGISTERED[1..].contains(&&*customer.name)
                     && let Some(preferred) = registry.named(REGISTERED[0])
                     && shared.registered.turns().has(preferred.id)
                 {
@@ -893,19 +894,20 @@ impl<'w> Stage<'w> {
                 }
                 let may_send = !shared.is_stopping() && shared.lease.may_send(job.lease);
                 let verdict = match is_expired(&job.message, clock::now()) {
-                    _ if !may_send || customer.is_none() => Some(Verdict::Released),
+                    _ if !may_send || member.is_none() => Some(Verdict::Released),
                     true => Some(Verdict::expired()),
                     false => None,
                 };
-                match (verdict, customer) {
-                    (None, Some((customer, bulkhead))) => {
-                        self.check_address(&job.message, customer);
-                        let turn = Some((in_flight, Arc::clone(customer)));
-                        self.begin_send((number, which), &bulkhead.name, (vec![job], pass), turn);
+                match (verdict, member) {
+                    (None, Some(member)) => {
+                        self.check_address(&job.message, &member.customer);
+                        let turn = Some((in_flight, Arc::clone(member)));
+                        let name = &member.customer.name;
+                        self.begin_send((number, which), name, (vec![job], pass), turn);
                     }
-                    (verdict, customer) => {
-                        if let Some((_, bulkhead)) = customer {
-                            bulkhead.gate.give_back(&pass);
+                    (verdict, member) => {
+                        if let Some(member) = member {
+                            member.bulkhead.gate.give_back(&pass);
                         }
                         shared.registered.turns().ended(in_flight, None, 1);
                         settle(job, verdict.unwrap_or(Verdict::Released));
@@ -923,7 +925,7 @@ impl<'w> Stage<'w> {
         let addressed = row.and_then(|row| row.registration);
         if addressed.is_some_and(|one| one != customer.registration) {
             self.fall(Promise::Address, || {
-                let (sequence, name) = (message.sequence.0, customer.name());
+                let (sequence, name) = (message.sequence.0, &customer.name);
                 format!("{sequence} is sent to another registration of the name {name}")
             });
         }
@@ -934,12 +936,12 @@ impl<'w> Stage<'w> {
         (number, which): (usize, usize),
         name: &str,
         (jobs, pass): (Vec<Job>, Pass),
-        registered: Option<(InFlight, Arc<Customer>)>,
+        registered: Option<(InFlight, Arc<Member>)>,
     ) {
         for (place, job) in jobs.iter().enumerate() {
             self.check_send(job, &jobs[..place]);
-            if let Some((_, customer)) = registered.as_ref().filter(|_| self.is_strict()) {
-                self.check_tenant(number_of(&job.message), customer.stamp, name);
+            if let Some((_, member)) = registered.as_ref().filter(|_| self.is_strict()) {
+                self.check_tenant(number_of(&job.message), member.customer.stamp, name);
             }
         }
         let shared = self.processes.borrow()[number].shared;
@@ -1182,8 +1184,8 @@ impl<'w> Stage<'w> {
         if registered.is_none() || is_delivered {
             shared.bulkheads[bulkhead].learn(took);
         }
-        let (turn, customer) = registered.unzip();
-        let of_customer = customer.as_ref().and_then(|one| one.bulkhead.as_ref());
+        let (turn, member) = registered.unzip();
+        let of_customer = member.as_ref().map(|member| &member.bulkhead);
         let number = bulkhead;
         if matches!(shared.bulkheads[number].serves, Serves::Group(_)) {
             let ended = jobs.iter().map(|job| (job.lease, Claim::of(&job.message)));
@@ -1193,8 +1195,8 @@ impl<'w> Stage<'w> {
         if bulkhead.gate.record(&pass, telling) {
             shared.signals.doorbell.ring();
         }
-        if let (Some(turn), Some(customer)) = (turn, &customer) {
-            shared.sent_to_registered(customer.id, bulkhead);
+        if let (Some(turn), Some(member)) = (turn, &member) {
+            shared.sent_to_registered(member.customer.id, bulkhead);
             if self.broken != Some(Broken::LosesTurns) {
                 let most = bulkhead.concurrency;
                 let sent = match self.broken {

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use super::*;
 use crate::config::{Config, Destination, Route};
 use crate::relay::planner::pace::REST;
-use crate::relay::registered::Registry;
+use crate::relay::registry::Registry;
 use crate::routes::Routes;
 
 fn stream(topic: &str) -> Stream {

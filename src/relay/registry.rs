@@ -1,0 +1,282 @@
+//! The registered destinations that a relay knows, as a value: what they are, and which messages they want. What sends
+//! to them is elsewhere (`relay/registered.rs`).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use uuid::Uuid;
+
+use super::to::To;
+use super::verdict::Retries;
+use crate::message::Message;
+use crate::routes::{Refuses, Routes, Way, matches_any};
+use crate::store::destinations::{AsSeen, Stamp};
+use crate::store::relay::claim::Topic;
+use crate::store::relay::own::is_own;
+use crate::store::relay::served::Others;
+
+/// One registered destination.
+#[derive(Debug)]
+pub(crate) struct Customer {
+    /// Constant for a registration.
+    pub(super) id: u32,
+    /// The registration of the name: messages are addressed to it.
+    pub(super) registration: Uuid,
+    pub(super) stamp: i64,
+    pub(super) name: Arc<str>,
+    pub(super) updated_at: Option<SystemTime>,
+    pub(super) topics: Vec<String>,
+    pub(super) tenant_id: Option<Uuid>,
+    pub(super) filter: Option<String>,
+    /// `None`: the destination is disabled.
+    pub(super) limits: Option<Limits>,
+    /// Why this relay does not send: its settings do not allow the URL, or it cannot decrypt the secret. The messages
+    /// wait, because another relay may be able to send.
+    pub(super) refused: Option<String>,
+}
+
+/// How messages are sent to an enabled destination.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    pub(super) retries: Retries,
+    pub(super) concurrency: usize,
+    /// The most messages of a claim, until the time of sends is known.
+    pub(super) prefetch: usize,
+}
+
+impl Customer {
+    pub(super) fn is_enabled(&self) -> bool {
+        self.limits.is_some()
+    }
+
+    pub(super) fn as_seen(&self) -> AsSeen<'_> {
+        AsSeen {
+            name: &self.name,
+            updated_at: self.updated_at,
+        }
+    }
+
+    /// Whether this relay does not send to the destination, although others may.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// Whether a message that names the destination is not for it: the name was registered again, or the row was given to
+    /// another tenant, after the message was addressed; or both belong to different tenants.
+    pub(super) fn is_another(&self, message: &Message) -> bool {
+        let tenants = self.tenant_id.zip(message.tenant_id);
+        message
+            .registration
+            .is_some_and(|one| one != self.registration)
+            || tenants.is_some_and(|(own, of_message)| own != of_message)
+    }
+
+    /// Whether the message has a topic and the tenant of this destination.
+    fn wants(&self, message: &Message) -> bool {
+        let is_tenants = self
+            .tenant_id
+            .is_none_or(|tenant| message.tenant_id == Some(tenant));
+        is_tenants && subscribe(&self.topics, &message.topic)
+    }
+}
+
+/// Whether these patterns of registered destinations match a topic. The relay's own events match only patterns that
+/// begin with `outbox.`, so that a customer with `*` does not get them.
+fn subscribe(patterns: &[String], topic: &str) -> bool {
+    if !is_own(topic) {
+        return matches_any(patterns, topic);
+    }
+    let asks = |pattern: &&String| pattern.starts_with("outbox.");
+    let mut asking = patterns.iter().filter(asks);
+    asking.any(|pattern| matches_any(std::slice::from_ref(pattern), topic))
+}
+
+/// All registered destinations, at one point in time: a value, for the planner and for the fate of messages.
+#[derive(Default)]
+pub(crate) struct Registry {
+    pub(super) stamp: Stamp,
+    pub(super) by_name: HashMap<Arc<str>, Arc<Customer>>,
+    by_id: HashMap<u32, Arc<Customer>>,
+    /// The enabled destinations, by tenant, in the order of their names.
+    of_tenants: HashMap<Option<Uuid>, Vec<Arc<str>>>,
+    /// The topics of all enabled destinations.
+    topics: Vec<String>,
+    pub(super) has_filters: bool,
+    pub(super) last_id: u32,
+    /// What the active relays serve.
+    pub(super) others: Arc<Others>,
+    /// The removed destinations that may still have messages.
+    pub(super) removed: HashSet<String>,
+    /// Whether this relay sends to registered destinations.
+    pub(super) can_send: bool,
+    /// The enabled destinations to which this relay does not send because of its settings, if it sends to others.
+    pub(super) refuses: Arc<Refuses>,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Registry({} destinations)", self.by_name.len())
+    }
+}
+
+impl Registry {
+    /// Whether any destination is registered.
+    pub(super) fn is_in_use(&self) -> bool {
+        !self.by_name.is_empty()
+    }
+
+    /// The stamp of each name.
+    pub(super) fn stamps(&self) -> HashMap<String, i64> {
+        let stamp = |(name, one): (&Arc<str>, &Arc<Customer>)| (name.to_string(), one.stamp);
+        self.by_name.iter().map(stamp).collect()
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<&Arc<Customer>> {
+        self.by_name.get(name)
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&Arc<Customer>> {
+        self.by_id.get(&id)
+    }
+
+    /// Whether the destination was removed. Messages that name it are dead-lettered.
+    pub(super) fn is_removed(&self, name: &str) -> bool {
+        self.removed.contains(name)
+    }
+
+    /// Whether a message of this topic may be for a registered destination.
+    pub(super) fn may_want(&self, topic: &str) -> bool {
+        subscribe(&self.topics, topic)
+    }
+
+    /// The enabled destinations whose topics and tenant match a message. Filters on the payload are not applied.
+    pub(super) fn wanting<'a>(
+        &'a self,
+        message: &'a Message,
+    ) -> impl Iterator<Item = &'a Arc<Customer>> {
+        let tenants = [Some(None), message.tenant_id.map(Some)];
+        let names = tenants.into_iter().flatten();
+        let names = names
+            .filter_map(|tenant| self.of_tenants.get(&tenant))
+            .flatten();
+        let all = names.filter_map(|name| self.by_name.get(name));
+        all.filter(|one| one.wants(message))
+    }
+
+    /// Whether messages of this topic, which no route of this relay serves and no registered destination wants, are for
+    /// nobody. Only a relay that sends to registered destinations decides this.
+    pub(super) fn is_nobodys(&self, topic: &str) -> bool {
+        self.can_send && self.is_in_use() && self.others_route(topic).is_none()
+    }
+
+    /// Whether messages of this topic, which no route of this relay serves, wait for a relay that does not run: it has
+    /// served the topic before.
+    pub(super) fn awaits_route(&self, topic: &str) -> bool {
+        self.others_route(topic).is_none() && matches_any(&self.others.ever, topic)
+    }
+
+    /// Whether this relay claims messages of this topic, which another relay's route serves, because registered
+    /// destinations may want them.
+    pub(super) fn hands_on(&self, topic: &str) -> bool {
+        let others = self.others_route(topic);
+        self.may_want(topic) && others.is_some_and(|names| !names.is_empty())
+    }
+
+    /// The destinations of another relay's route for this topic.
+    pub(super) fn others_route(&self, topic: &str) -> Option<Vec<&str>> {
+        self.others
+            .routes
+            .iter()
+            .find_map(|routes| routes.names(topic))
+    }
+
+    /// The same destinations, to be changed and then indexed.
+    pub(super) fn copy(&self) -> Self {
+        Self {
+            by_name: self.by_name.clone(),
+            last_id: self.last_id,
+            ..Self::default()
+        }
+    }
+
+    /// Derives the other fields from `by_name`.
+    pub(super) fn index(&mut self) {
+        let mut topics = HashSet::new();
+        let mut refuses = Refuses::default();
+        for (name, one) in &self.by_name {
+            self.by_id.insert(one.id, Arc::clone(one));
+            if let Some(why) = one.refused.as_deref().filter(|_| self.can_send) {
+                refuses.add(name, why);
+            }
+            if one.is_enabled() {
+                let of_tenant = self.of_tenants.entry(one.tenant_id).or_default();
+                of_tenant.push(Arc::clone(name));
+                topics.extend(one.topics.iter().cloned());
+                self.has_filters |= one.filter.is_some();
+            }
+        }
+        self.of_tenants
+            .values_mut()
+            .for_each(|names| names.sort_unstable());
+        self.topics = topics.into_iter().collect();
+        self.refuses = Arc::new(refuses);
+    }
+}
+
+impl To {
+    /// Where messages of this topic and destination go.
+    pub(super) fn of(routes: &Routes, registry: &Registry, topic: &Topic) -> Self {
+        let Topic { topic, destination } = topic;
+        match (routes.find(topic, destination), destination.as_str()) {
+            (Way::NotTaken, _) => Self::Nowhere,
+            (Way::NoRoute, "") if registry.awaits_route(topic) => Self::Nowhere,
+            (_, "") if registry.may_want(topic) => Self::Split,
+            (Way::NoRoute, "") if registry.is_nobodys(topic) => Self::Split,
+            (Way::UnknownDestination, name) => match registry.named(name) {
+                Some(one) if one.is_enabled() => Self::Registered(one.id),
+                None if registry.is_removed(name) => Self::Split,
+                Some(_) | None => Self::Nowhere,
+            },
+            (way, _) => way.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Customer {
+        /// An enabled destination with a filter, for tests of what is known of filters.
+        pub(in crate::relay) fn filtering() -> Arc<Self> {
+            Arc::new(Self {
+                id: 1,
+                registration: Uuid::nil(),
+                stamp: 1,
+                name: "x".into(),
+                updated_at: None,
+                topics: vec!["*".to_owned()],
+                tenant_id: None,
+                filter: Some("$.a".to_owned()),
+                limits: None,
+                refused: None,
+            })
+        }
+    }
+
+    impl Registry {
+        /// The registry of a relay beside another one, with registered destinations that want none of the messages of
+        /// these topics.
+        pub(in crate::relay) fn beside(other: Routes, topics: &[&str]) -> Self {
+            Self {
+                topics: topics.iter().map(|&topic| topic.to_owned()).collect(),
+                others: Arc::new(Others {
+                    routes: vec![other],
+                    ..Others::default()
+                }),
+                ..Self::default()
+            }
+        }
+    }
+}
