@@ -247,7 +247,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_shown_is_what_is_read(backoff in backoffs()) {
+        fn a_shown_backoff_is_read_back(backoff in backoffs()) {
             prop_assert_eq!(backoff.to_string().parse::<Backoff>(), Ok(backoff));
         }
 

@@ -139,7 +139,7 @@ impl DestinationError {
 
 impl From<diesel::result::Error> for DestinationError {
     fn from(error: diesel::result::Error) -> Self {
-        match store::is_over_the_limit(&error) {
+        match store::exceeds_limit(&error) {
             true => Self::TooMany(error),
             false => Self::Database(error),
         }
@@ -259,8 +259,8 @@ impl<'a> Destinations<'a> {
     ) -> Result<Option<RegisteredDestination>, DestinationError> {
         pinned(conn, self.name, |conn, outbox| {
             let mut found: Vec<_> = store::get(conn, outbox, name)?.into_iter().collect();
-            self.tell_of_secrets(conn, outbox, &mut found)?;
-            tell_of_refusals(conn, outbox, &mut found)?;
+            self.report_secrets(conn, outbox, &mut found)?;
+            report_refusals(conn, outbox, &mut found)?;
             Ok(found.pop())
         })
     }
@@ -277,8 +277,8 @@ impl<'a> Destinations<'a> {
     ) -> Result<Vec<RegisteredDestination>, DestinationError> {
         pinned(conn, self.name, |conn, outbox| {
             let mut found = store::list(conn, outbox, filter, limit)?;
-            self.tell_of_secrets(conn, outbox, &mut found)?;
-            tell_of_refusals(conn, outbox, &mut found)?;
+            self.report_secrets(conn, outbox, &mut found)?;
+            report_refusals(conn, outbox, &mut found)?;
             Ok(found)
         })
     }
@@ -523,7 +523,7 @@ impl<'a> Destinations<'a> {
     }
 
     /// If keys are given, sets the problem of each destination whose secrets cannot be read.
-    fn tell_of_secrets(
+    fn report_secrets(
         &self,
         conn: &mut PgConnection,
         outbox: &OutboxName,
@@ -730,7 +730,7 @@ impl<'a> Destinations<'a> {
 }
 
 /// Sets the problem of each destination that the settings of all running relays refuse.
-fn tell_of_refusals(
+fn report_refusals(
     conn: &mut PgConnection,
     outbox: &OutboxName,
     found: &mut [RegisteredDestination],

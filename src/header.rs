@@ -177,7 +177,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_passes_the_check_can_be_sent(
+        fn a_header_that_passes_the_check_can_be_sent(
             name in "(ce-|x-)?[!-~]{0,12}|.{0,9}",
             value in "(?s)[ -~]{0,20}|.{0,20}",
         ) {

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_handled_is_at_hand() {
+    fn the_result_of_a_handled_message_is_returned() {
         assert_eq!(Once::Handled(7).handled(), Some(7));
         assert!(!Once::Handled(7).is_duplicate());
         assert_eq!(Once::<i32>::Duplicate.handled(), None);

@@ -190,7 +190,7 @@ mod tests {
 
     /// R30.
     #[test]
-    fn what_comes_from_outside_forges_no_pair_and_no_line() {
+    fn values_from_outside_forge_no_pair_and_no_line() {
         for (message, pairs) in [
             ("it is paused", [("who", FORGED), ("event", "paused")]),
             (FORGED, [("who", "shop"), ("event", "paused")]),

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_beyond_the_limits_is_refused_with_them() {
+    fn a_number_beyond_the_limits_is_refused_with_the_limits() {
         let number = whole(1..=1_000_u32);
         assert_eq!(number("1_000"), Ok(1000));
         for text in ["0", "1001", "-1", "x", "", "1.5", "99999999999999999999"] {

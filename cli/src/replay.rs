@@ -130,17 +130,17 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         progress,
     );
     bar.finish_and_clear();
-    let goes_on = format!(
+    let how_to_continue = format!(
         "to continue, repeat the command with --run {run}{}",
         fixed_times(options, &filter)
     );
     let replayed = match replayed {
         Ok(replayed) => replayed,
-        Err(error) => bail!("{error}; {goes_on}"),
+        Err(error) => bail!("{error}; {how_to_continue}"),
     };
     end(options, &found, &replayed, Some(&run))?;
     if is_stopped {
-        bail!("stopped by a signal; {goes_on}");
+        bail!("stopped by a signal; {how_to_continue}");
     }
     Ok(())
 }

@@ -35,7 +35,7 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
         select! {
             recv(signals) -> _ => return Ok(relay.shutdown(shutdown_timeout)?),
             recv(reload) -> _ => {
-                if let Some(config) = read_anew(&relay, settings, &config) {
+                if let Some(config) = reload_settings(&relay, settings, &config) {
                     shutdown_timeout = config.shutdown_timeout;
                 }
             },
@@ -52,7 +52,7 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
 
 /// Reloads the settings, and returns the new settings. If they cannot be used, logs the error and keeps the old settings.
 /// `first` are the settings of the process's start, which the page and the log keep.
-fn read_anew(relay: &RelayHandle, settings: &SettingFlags, first: &Config) -> Option<Config> {
+fn reload_settings(relay: &RelayHandle, settings: &SettingFlags, first: &Config) -> Option<Config> {
     let reload = || -> Result<Config> {
         let config = settings.load()?;
         let next = Relay::from_config(config.clone());

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_before_a_change_is_not_kept() {
+    fn an_answer_from_before_a_change_is_not_kept() {
         let kept = Kept::default();
         let asked = Asked::default();
         let before = kept.get(&asked, || {

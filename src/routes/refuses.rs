@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_relay_refuses_is_read_as_it_was_meant() {
+    fn the_refusals_of_a_relay_are_read_back() {
         let mut refuses = Refuses::default();
         assert_eq!(refuses.to_json(), None);
         for (name, why) in [("приём", "no key"), ("b", "no key"), ("a", "not https")] {

@@ -144,7 +144,7 @@ mod tests {
     use crate::routes::Routes;
 
     #[test]
-    fn what_a_relay_says_is_read_as_it_was_meant() {
+    fn the_topics_that_a_relay_serves_are_read_back() {
         let mut config = Config::default();
         let billing = Destination::new("billing", "http://a").expect("a URL");
         config.destinations.push(billing);

@@ -39,7 +39,7 @@ fn without_a_key_secrets_are_stored_and_read_as_they_are() {
 
 /// While relays are upgraded, an older relay must not disable what a newer one can send to.
 #[test]
-fn what_a_later_version_sealed_is_locked_and_not_bad() {
+fn a_value_sealed_by_a_later_version_is_locked_and_not_bad() {
     let outbox = OutboxName::default();
     let place = Place {
         outbox: &outbox,

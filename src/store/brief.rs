@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_too_long_is_undone_and_the_connection_goes_on() {
+    fn a_query_that_takes_too_long_is_undone_and_the_connection_stays_usable() {
         let mut conn = Outbox::new().connect();
         conn.batch_execute("CREATE TEMP TABLE done (n int)")
             .expect("a table");

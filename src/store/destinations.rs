@@ -167,7 +167,7 @@ fn registered(name: &OutboxName) -> destination::table {
 }
 
 /// Whether the trigger `outbox_destination_most` refused a destination because its tenant has reached the limit.
-pub(crate) fn is_over_the_limit(error: &Error) -> bool {
+pub(crate) fn exceeds_limit(error: &Error) -> bool {
     matches!(error, Error::DatabaseError(DatabaseErrorKind::CheckViolation, info)
         if info.constraint_name() == Some("outbox_destinations_of_a_tenant"))
 }

@@ -12,7 +12,7 @@ use diesel::sql_types::{Array, Integer, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl};
 
 use super::millis;
-use super::statement::{statement, statement_anew};
+use super::statement::{statement, unprepared_statement};
 
 /// After this time the server begins no further evaluation of a call.
 const SLICE: Duration = Duration::from_millis(200);
@@ -145,7 +145,7 @@ pub(crate) fn evaluate(
         .unzip();
     let (answers, notes) = conn.transaction(|conn| {
         // Text: `set_config`. Planned anew, because a kept statement would keep its values in memory.
-        statement_anew(
+        unprepared_statement(
             "SELECT set_config('diesel_outbox.payloads', $1::text, true),
                     set_config('diesel_outbox.filters', $2::text, true),
                     set_config('diesel_outbox.of_payloads', $3::text, true),
@@ -255,7 +255,7 @@ mod tests {
 
     /// R50: a slow filter ends the call, and the answers before it count.
     #[test]
-    fn what_takes_too_long_is_cut_short_with_its_own_time() {
+    fn a_slow_evaluation_is_cancelled_with_its_own_time() {
         let items: Vec<String> = (1..=20_000).map(|n| n.to_string()).collect();
         let items = format!(r#"{{"items": [{}]}}"#, items.join(","));
         let pairs = Pairs {

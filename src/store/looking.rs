@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_too_long_is_given_up_whatever_the_language() {
+    fn a_slow_query_is_given_up_in_any_language_of_the_server() {
         let url = std::env::var("DATABASE_URL")
             .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
         let mut conn = PgConnection::establish(&url).expect("PostgreSQL is running");

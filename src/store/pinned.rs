@@ -13,7 +13,7 @@ use diesel::sql_types::{Nullable, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, select};
 
 use super::sql::set_config;
-use super::statement::statement_anew;
+use super::statement::unprepared_statement;
 use crate::name::OutboxName;
 
 /// The search path for names without a schema. Without `pg_temp` in the path, PostgreSQL would search temporary
@@ -24,7 +24,7 @@ pub(crate) const PATH: &str = "pg_catalog, pg_temp";
 ///
 /// Text: it queries PostgreSQL's catalogue, on an application's search path.
 fn place(conn: &mut PgConnection, table: &str) -> QueryResult<(String, Option<String>)> {
-    statement_anew(
+    unprepared_statement(
         "SELECT pg_catalog.current_setting('search_path'),
                 (SELECT n.nspname::pg_catalog.text
                    FROM pg_catalog.pg_class c

@@ -26,7 +26,7 @@ use crate::schema::values::to_micros;
 use crate::store::looking::looking_briefly;
 use crate::store::searched::{ALL, Deadline, Searched};
 use crate::store::sql::On;
-use crate::store::statement::{PlannedAnew, planned_anew};
+use crate::store::statement::{PlannedAnew, unprepared};
 use crate::store::table::{candidate, dead, ledger, outbox};
 
 /// How many sequences to search before and after the place that the time of an id leads to.
@@ -182,7 +182,7 @@ impl Search<'_> {
             self.is_complete = false;
             return Ok(false);
         };
-        match looking_briefly(self.conn, left, |conn| planned_anew(query).load(conn))? {
+        match looking_briefly(self.conn, left, |conn| unprepared(query).load(conn))? {
             Some(hits) => {
                 let found = !hits.is_empty();
                 self.hits.extend(hits);

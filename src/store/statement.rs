@@ -9,7 +9,7 @@ use diesel::serialize::ToSql;
 use diesel::sql_types::{HasSqlType, Untyped};
 use diesel::{PgConnection, RunQueryDsl};
 
-/// SQL with its values: `.bind`, then `.load` or `.execute`. Created by [`statement`] or [`statement_anew`].
+/// SQL with its values: `.bind`, then `.load` or `.execute`. Created by [`statement`] or [`unprepared_statement`].
 pub(crate) struct Statement<'a, Row = Untyped> {
     sql: String,
     is_kept: bool,
@@ -26,12 +26,12 @@ pub(crate) struct Statement<'a, Row = Untyped> {
 pub(crate) fn statement<'a>(sql: impl Into<String>) -> Statement<'a> {
     Statement {
         is_kept: true,
-        ..statement_anew(sql)
+        ..unprepared_statement(sql)
     }
 }
 
 /// Like [`statement`], but the server parses and plans it at every call, as with Diesel's `sql_query`.
-pub(crate) fn statement_anew<'a>(sql: impl Into<String>) -> Statement<'a> {
+pub(crate) fn unprepared_statement<'a>(sql: impl Into<String>) -> Statement<'a> {
     Statement {
         sql: sql.into(),
         is_kept: false,
@@ -104,7 +104,7 @@ impl<Row, C> RunQueryDsl<C> for Statement<'_, Row> {}
 #[derive(QueryId)]
 pub(crate) struct PlannedAnew<Q>(Q);
 
-pub(crate) fn planned_anew<Q>(query: Q) -> PlannedAnew<Q> {
+pub(crate) fn unprepared<Q>(query: Q) -> PlannedAnew<Q> {
     PlannedAnew(query)
 }
 
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_that_is_planned_anew_is_never_kept() {
+    fn an_unprepared_query_is_never_kept() {
         let conn = &mut crate::store::tests::Outbox::new().connect();
         let one = || diesel::select(1.into_sql::<Integer>());
         let kept = |conn: &mut PgConnection| {
@@ -216,7 +216,7 @@ mod tests {
             count.get_result::<i64>(conn).expect("a count")
         };
         let before = kept(conn);
-        assert_eq!(planned_anew(one()).get_result(conn), Ok(1));
+        assert_eq!(unprepared(one()).get_result(conn), Ok(1));
         assert_eq!(kept(conn), before);
         assert_eq!(one().get_result(conn), Ok(1));
         assert_eq!(kept(conn), before + 1);

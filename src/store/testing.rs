@@ -11,7 +11,7 @@ use diesel::{PgConnection, select};
 use super::live::Row;
 use super::millis;
 use super::sql::{clock_timestamp, current_setting, set_config};
-use super::statement::statement_anew;
+use super::statement::unprepared_statement;
 use super::table::outbox;
 use crate::message::Message;
 use crate::name::OutboxName;
@@ -46,7 +46,7 @@ pub(crate) fn advance(
                 ELSE {column} END"
         )
     };
-    statement_anew(format!(
+    unprepared_statement(format!(
         "UPDATE {outbox} SET {available_at}, {expires_at}, {created_at}, {occurred_at}",
         outbox = name.outbox(),
         available_at = moved("available_at"),

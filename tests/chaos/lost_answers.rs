@@ -413,7 +413,7 @@ fn a_release_that_was_not_answered_ends_the_relay_cleanly() {
 }
 
 #[test]
-fn a_release_that_was_not_answered_does_not_free_what_was_claimed_again() {
+fn a_release_without_an_answer_does_not_free_messages_claimed_again() {
     let _alone = alone();
     let database = Database::new();
     let is_first = AtomicBool::new(true);

@@ -118,7 +118,7 @@ fn payloads_that_grow_without_notice_drain_in_160_mib() {
 
 /// R48
 #[test]
-fn what_follows_in_thousands_of_keys_waits_in_the_database_for_a_destination_that_hangs() {
+fn later_messages_of_thousands_of_keys_wait_in_the_database_for_a_destination_that_hangs() {
     let _alone = alone();
     let database = Database::new();
     let (fast, (slow, gate)) = (Receiver::ok(), Receiver::held());

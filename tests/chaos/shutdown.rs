@@ -81,7 +81,7 @@ fn ends_cleanly_by(signal: &str, messages: usize, answer_after: Duration) {
 
 /// R28, G6.
 #[test]
-fn sigterm_lets_slow_sends_finish_and_gives_the_rest_back_at_no_cost() {
+fn sigterm_lets_slow_sends_finish_and_releases_the_rest_at_no_cost() {
     ends_cleanly_by("TERM", 2000, Duration::from_secs(1));
 }
 

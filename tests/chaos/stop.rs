@@ -129,13 +129,13 @@ fn leaves_to_the_other(messages: usize, settings: &[(&str, &str)], expire: impl 
 }
 
 #[test]
-fn failed_and_unsent_messages_of_a_lease_that_is_over_stay_with_the_relay_that_has_them() {
+fn failed_and_unsent_messages_of_an_ended_lease_stay_with_the_relay_that_has_them() {
     // The response to the send in flight arrived while the relay was stopped; the other messages are unsent.
     leaves_to_the_other(4, SETTINGS, |_| let_pass(LEASE));
 }
 
 #[test]
-fn a_delivery_of_a_lease_that_is_over_stays_with_the_relay_that_has_it() {
+fn a_delivery_of_an_ended_lease_stays_with_the_relay_that_has_it() {
     // When the relay continues, the send in flight is still within its timeout and has its response.
     let settings = [("OUTBOX_LEASE", "60s"), ("OUTBOX_SEND_TIMEOUT", "20s")];
     leaves_to_the_other(1, &settings, |database| {
@@ -145,7 +145,7 @@ fn a_delivery_of_a_lease_that_is_over_stays_with_the_relay_that_has_it() {
 
 /// R14.
 #[test]
-fn what_was_queued_before_a_sleep_is_sent_under_the_new_lease_only() {
+fn messages_queued_before_a_sleep_are_sent_under_the_new_lease_only() {
     let _alone = alone();
     let database = Database::new();
     let (gate, pass) = Gate::new();

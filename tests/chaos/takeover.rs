@@ -110,13 +110,13 @@ fn is_taken_over_soon(before: bool) {
 
 /// R15.
 #[test]
-fn what_a_killed_relay_held_another_one_delivers_in_seconds() {
+fn messages_of_a_killed_relay_are_delivered_by_another_in_seconds() {
     is_taken_over_soon(true);
 }
 
 /// R15: the janitor of the other relay would find the messages once an hour.
 #[test]
-fn what_a_lease_held_whose_row_is_removed_another_relay_delivers_in_seconds() {
+fn messages_of_a_lease_whose_row_is_removed_are_delivered_by_another_relay_in_seconds() {
     let _alone = alone();
     let scene = Scene::new();
     let victim = scene.begin(None);

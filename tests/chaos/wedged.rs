@@ -46,7 +46,7 @@ fn has(relay: &RelayHandle, kind: ProblemKind) -> bool {
 }
 
 #[test]
-fn a_relay_whose_server_hangs_is_not_live_and_goes_on_when_the_server_does() {
+fn a_relay_whose_server_hangs_is_not_live_and_continues_with_the_server() {
     let _alone = alone();
     let database = Database::new();
     let receiver = Receiver::ok();

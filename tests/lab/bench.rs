@@ -228,7 +228,7 @@ fn an_aged_outbox_has_delivered_its_past_and_takes_turns_with_others() {
 }
 
 #[test]
-fn a_retention_that_is_never_over_measures_nothing() {
+fn a_retention_that_never_ends_measures_nothing() {
     let arguments = [
         "aged",
         "--past=5",

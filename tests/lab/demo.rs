@@ -53,7 +53,7 @@ fn the_program_runs_the_demo_and_the_bench() {
 }
 
 #[test]
-fn a_role_without_rights_is_told_which_one_is_missing() {
+fn a_role_without_rights_learns_which_right_is_missing() {
     let database = FreshDatabase::new();
     let role = format!("{}_role", database.name);
     database.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD 'secret'"));

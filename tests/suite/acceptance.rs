@@ -171,7 +171,7 @@ fn w_104_max_attempts_then_dead_then_requeued_then_delivered() {
 
 /// R20.
 #[test]
-fn w_105_what_the_ledger_has_as_delivered_is_settled_without_sending() {
+fn w_105_a_message_that_the_ledger_has_as_delivered_is_settled_without_sending() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let message = |n: i32| {
@@ -292,7 +292,7 @@ fn t_2_two_relays_never_claim_one_message_twice() {
 
 /// R12.
 #[test]
-fn t_3_a_lease_that_is_over_gives_its_messages_back() {
+fn t_3_an_expired_lease_releases_its_messages() {
     let database = Database::new();
     // A dead relay: its lease has expired and had claimed two messages. One of them was abandoned once before.
     database.execute(

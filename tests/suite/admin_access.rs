@@ -141,7 +141,7 @@ fn with_a_token_nothing_but_health_and_login_is_seen_without_it() {
 
 /// Probes learn what is wrong; only a client with the token learns where the database is.
 #[test]
-fn health_tells_the_database_to_nobody_without_the_token() {
+fn health_names_no_database_without_the_token() {
     let database = Database::new();
     let page = with_token(&database);
     database.execute("DROP TABLE {o}_pause");
@@ -240,7 +240,7 @@ fn a_cookie_that_came_by_tls_stays_there() {
 }
 
 #[test]
-fn wrong_tokens_are_told_to_wait_and_the_right_one_is_always_taken() {
+fn wrong_tokens_must_wait_and_the_right_one_is_always_accepted() {
     let database = Database::new();
     let page = with_token(&database);
     for number in 0..10 {

@@ -141,7 +141,7 @@ fn chosen(database: &Database, sequences: &[i64]) -> String {
 
 /// R25
 #[test]
-fn what_is_chosen_is_requeued_and_the_rest_stays() {
+fn chosen_dead_letters_are_requeued_and_the_others_stay() {
     let database = Database::new();
     bury(&database, "order.paid", 1, 5);
     let page = open(&database);
@@ -628,7 +628,7 @@ fn pages_share_what_one_of_them_has_seen() {
 
 /// An open page does not repeat a search that takes seconds.
 #[test]
-fn what_takes_long_to_find_is_found_once() {
+fn a_slow_search_runs_once() {
     let database = Database::new();
     bury(&database, "order.paid", 1, 1);
     let page = open(&database);
@@ -715,7 +715,7 @@ fn an_error_of_the_database_shows_no_password() {
 }
 
 #[test]
-fn what_came_in_is_drawn_after_a_while() {
+fn incoming_messages_are_drawn_after_a_while() {
     let database = Database::new();
     database.enqueue_many(30);
     let page = open(&database);
@@ -755,7 +755,7 @@ fn it_ends_at_once_with_its_sampler() {
 
 /// R32: the page measures the waiting messages where the process has no relay, and never reports old values.
 #[test]
-fn a_page_without_a_relay_measures_what_waits() {
+fn a_page_without_a_relay_measures_waiting_messages() {
     let database = Database::new();
     database.enqueue("order.paid", json!(1));
     bury(&database, "order.paid", 100, 2);

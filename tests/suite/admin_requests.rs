@@ -12,7 +12,7 @@ use crate::page::{SOON, read};
 use crate::support::Database;
 
 #[test]
-fn what_is_too_large_is_refused() {
+fn too_large_requests_are_refused() {
     let database = Database::new();
     let page = open(&database);
     let long = "a".repeat(20_000);
@@ -37,7 +37,7 @@ fn what_is_too_large_is_refused() {
 }
 
 #[test]
-fn what_is_no_request_gets_an_answer_that_says_so() {
+fn an_invalid_request_gets_a_response_that_says_so() {
     let database = Database::new();
     let page = open(&database);
     for (request, status) in [
@@ -131,7 +131,7 @@ fn tricks_with_paths_lead_nowhere() {
 // --- Slow ones ----------------------------------------------------------------------------
 
 #[test]
-fn slow_clients_hold_nobody_up() {
+fn slow_clients_hold_up_no_others() {
     let database = Database::new();
     let page = open(&database);
     // More clients than the server serves at a time. Each has sent part of a request, and some never read a response.

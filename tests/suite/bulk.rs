@@ -288,7 +288,7 @@ fn an_iterator_that_panics_leaves_nothing() {
 }
 
 #[test]
-fn what_the_table_refuses_leaves_nothing_and_the_transaction_usable() {
+fn messages_that_the_table_refuses_leave_nothing_and_the_transaction_usable() {
     let database = Database::new();
     database.execute("ALTER TABLE {o} ADD CHECK (payload::text <> '12345')");
     let outbox = database.outbox();
@@ -309,7 +309,7 @@ fn what_the_table_refuses_leaves_nothing_and_the_transaction_usable() {
 
 /// R2.
 #[test]
-fn what_is_in_the_outbox_already_is_left_and_not_counted() {
+fn messages_already_in_the_outbox_are_left_and_not_counted() {
     let database = Database::new();
     assert_eq!(bulk(&database, (0..100).map(keyed)).expect("enqueued"), 100);
     // The first statement has only new keys.

@@ -639,7 +639,7 @@ fn dead_letters_are_requeued_by_id_topic_and_reason() {
 
 /// R25: a misspelled topic or reason is reported; it does not look like one without dead letters.
 #[test]
-fn a_topic_that_was_never_seen_and_a_reason_that_is_none_are_told() {
+fn an_unknown_topic_and_an_unknown_reason_are_reported() {
     let database = Database::new();
     dead_letters(&database);
     let requeue = |arguments: &[&str]| dead(&database, &[&["requeue"], arguments].concat());
@@ -928,7 +928,7 @@ fn a_drain_of_which_every_send_failed_ends_with_1() {
 
 /// R11, R16: the drain reports which messages it leaves, and why.
 #[test]
-fn drain_tells_what_has_no_route_and_what_waits_for_its_key() {
+fn drain_reports_messages_without_a_route_and_messages_that_wait_for_their_key() {
     let database = Database::new();
     let receiver = Receiver::answering(|_| 500);
     for n in 0..3 {
@@ -969,7 +969,7 @@ fn drain_tells_what_has_no_route_and_what_waits_for_its_key() {
 }
 
 #[test]
-fn drain_does_not_wait_for_what_is_not_due() {
+fn drain_does_not_wait_for_messages_that_are_not_due() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let later = NewMessage::new("order.paid", &1)

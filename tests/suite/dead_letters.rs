@@ -49,7 +49,7 @@ fn pages_show_each_dead_letter_once() {
 
 /// R25: many dead letters form a few groups, the largest first, each with an example.
 #[test]
-fn groups_say_how_many_died_of_what() {
+fn groups_count_dead_letters_by_reason() {
     let db = Database::new();
     fill(&db);
     let mut conn = db.connect();

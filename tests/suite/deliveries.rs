@@ -172,7 +172,7 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
 
 /// R46
 #[test]
-fn what_a_destination_got_is_counted_by_spans_of_time() {
+fn deliveries_of_a_destination_are_counted_by_spans_of_time() {
     let database = Database::new();
     // Every 20 minutes: three deliveries, one dead letter, and one delivery of another destination.
     database.execute(
@@ -254,7 +254,7 @@ fn pages_have_each_delivery_once() {
 
 /// R46: a message that one destination missed is sent to that destination alone.
 #[test]
-fn what_is_sent_again_goes_to_its_destination_only() {
+fn a_message_sent_again_goes_to_its_destination_only() {
     let database = Database::new();
     let (acme, status) = switched();
     let other = Receiver::ok();
@@ -316,7 +316,7 @@ fn what_is_sent_again_goes_to_its_destination_only() {
 
 /// R46
 #[test]
-fn what_was_delivered_without_its_payload_cannot_be_sent_again() {
+fn a_message_kept_without_its_payload_cannot_be_sent_again() {
     let database = Database::new();
     let receiver = Receiver::ok();
     put(
@@ -490,7 +490,7 @@ fn a_test_that_the_settings_refuse_says_so_without_their_names() {
 
 /// R46: whoever registers a URL learns nothing about the network behind it.
 #[test]
-fn a_test_does_not_tell_what_is_in_the_network() {
+fn a_test_reveals_nothing_of_the_network() {
     let database = Database::new();
     let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = closed.local_addr().expect("a local address").port();

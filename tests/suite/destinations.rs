@@ -19,7 +19,7 @@ fn hook(name: &str) -> RegisteredDestination {
 
 /// R46
 #[test]
-fn what_is_put_is_there_as_it_was_put() {
+fn a_destination_is_read_as_it_was_put() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
     let destinations = outbox.destinations();
@@ -83,7 +83,7 @@ fn what_is_put_is_there_as_it_was_put() {
 }
 
 #[test]
-fn what_is_put_goes_with_the_callers_transaction() {
+fn put_is_part_of_the_callers_transaction() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
     let undone = conn.transaction(|conn| {
@@ -224,7 +224,7 @@ fn a_secret_is_rotated_and_the_one_before_signs_for_a_while() {
 }
 
 #[test]
-fn what_cannot_be_used_is_refused_before_anything_is_written() {
+fn an_unusable_destination_is_refused_before_anything_is_written() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
     let one = |url: &str| RegisteredDestination::new("acme", url);
@@ -312,7 +312,7 @@ fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
 
 /// `put` replaces all values, so a value that `get` could not read would be lost.
 #[test]
-fn what_could_not_be_read_is_not_replaced_by_what_was_read() {
+fn unreadable_values_are_not_replaced_by_an_update() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
     let destinations = outbox.destinations();
@@ -339,7 +339,7 @@ fn what_could_not_be_read_is_not_replaced_by_what_was_read() {
 
 /// An error undoes the call, and nothing else of the caller's transaction.
 #[test]
-fn the_callers_transaction_goes_on_after_an_error() {
+fn the_callers_transaction_continues_after_an_error() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
     let (destinations, tenant) = (outbox.destinations(), Uuid::now_v7());
@@ -539,7 +539,7 @@ fn a_tenant_gets_as_many_as_the_limit_says_and_replaces_those_it_has() {
 }
 
 #[test]
-fn a_tenant_gets_a_thousand_where_nobody_has_said_otherwise() {
+fn a_tenant_gets_a_thousand_destinations_by_default() {
     let database = Database::new();
     let insert = |tenant: &str, from: i32, to: i32| {
         format!(

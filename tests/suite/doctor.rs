@@ -131,7 +131,7 @@ fn nothing_is_wrong_with_an_outbox_in_a_schema_that_is_quoted() {
 }
 
 #[test]
-fn a_missing_index_is_told_with_what_makes_it() {
+fn a_missing_index_is_reported_with_its_statement() {
     provoked(
         "DROP INDEX {o}_claim",
         "drift",
@@ -163,7 +163,7 @@ fn a_missing_index_is_told_with_what_makes_it() {
 }
 
 #[test]
-fn an_invalid_index_is_told() {
+fn an_invalid_index_is_reported() {
     provoked(
         "UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{o}_tenant'::regclass",
         "indexes",
@@ -174,7 +174,7 @@ fn an_invalid_index_is_told() {
 }
 
 #[test]
-fn an_index_that_slows_every_claim_is_told() {
+fn an_index_that_slows_every_claim_is_reported() {
     provoked(
         "CREATE INDEX mine ON {o} (locked_by)",
         "drift",
@@ -185,7 +185,7 @@ fn an_index_that_slows_every_claim_is_told() {
 }
 
 #[test]
-fn drift_of_tables_is_told() {
+fn drift_of_tables_is_reported() {
     let text = "is UNLOGGED";
     provoked(
         "ALTER TABLE {o}_ledger_3 SET UNLOGGED",
@@ -297,7 +297,7 @@ fn a_limit_that_was_changed_is_no_drift() {
 }
 
 #[test]
-fn functions_of_another_version_are_told() {
+fn functions_of_another_version_are_reported() {
     let fresh = FreshDatabase::new();
     let mut conn = fresh.connect();
     diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name")).expect("migrated");
@@ -322,7 +322,7 @@ fn functions_of_another_version_are_told() {
 }
 
 #[test]
-fn autovacuum_that_is_off_or_lags_is_told() {
+fn autovacuum_that_is_off_or_lags_is_reported() {
     let off = "ALTER TABLE {o}_ledger_3 SET (autovacuum_enabled = false)";
     provoked(off, "vacuum", "autovacuum is off for", "problem", None);
     // A held snapshot keeps autovacuum from removing the dead rows meanwhile.
@@ -347,7 +347,7 @@ fn autovacuum_that_is_off_or_lags_is_told() {
 
 /// A session that holds a snapshot is reported with the SQL that ends it.
 #[test]
-fn a_held_snapshot_is_told_with_its_holder() {
+fn a_held_snapshot_is_reported_with_its_holder() {
     let db = Database::new();
     let mut holder = db.connect();
     holder
@@ -381,7 +381,7 @@ fn a_held_snapshot_is_told_with_its_holder() {
 
 /// The identity sequence of an outbox near its end.
 #[test]
-fn a_sequence_near_its_end_is_told() {
+fn a_sequence_near_its_end_is_reported() {
     let set = |share: &str| {
         format!(
             "SELECT setval(pg_get_serial_sequence('{{o}}', 'sequence'), (9223372036854775807 * {share})::bigint)"
@@ -401,7 +401,7 @@ fn a_sequence_near_its_end_is_told() {
 
 /// After logical replication, or a RESTART: inserts fail, or repeat the numbers of dead letters.
 #[test]
-fn a_sequence_behind_its_rows_is_told_with_what_mends_it() {
+fn a_sequence_behind_its_rows_is_reported_with_the_fix() {
     let dead = "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, available_at, created_at, attempts, reason)
         VALUES (1000, gen_random_uuid(), 't', '', '1', now(), now(), 1, 'REJECTED')";
     let live = "INSERT INTO {o} (topic, payload, available_at) VALUES ('t', '1', 'infinity'), ('t', '1', 'infinity');
@@ -415,7 +415,7 @@ fn a_sequence_behind_its_rows_is_told_with_what_mends_it() {
 
 /// Hardened servers revoke EXECUTE from PUBLIC.
 #[test]
-fn a_role_that_cannot_call_the_default_of_its_inserts_is_told() {
+fn a_role_that_cannot_call_the_default_of_its_inserts_is_reported() {
     let own = Own::new();
     let role = format!("few_{}", uuid::Uuid::now_v7().simple());
     own.fresh.execute(&format!(
@@ -438,7 +438,7 @@ fn a_role_that_cannot_call_the_default_of_its_inserts_is_told() {
 }
 
 #[test]
-fn messages_of_a_lease_without_a_row_are_told() {
+fn messages_of_a_lease_without_a_row_are_reported() {
     provoked(
         "INSERT INTO {o} (topic, payload, locked_by, locked_at) VALUES ('t', '1', 7, now())",
         "leases",
@@ -477,7 +477,7 @@ fn a_stranger_that_holds_the_lock_of_a_sleeping_relay_is_named() {
 }
 
 #[test]
-fn an_expired_lease_is_told_when_no_relay_is_alive() {
+fn an_expired_lease_is_reported_when_no_relay_is_alive() {
     provoked(
         "WITH lease AS (
             INSERT INTO {o}_lease (relay, expires_at) VALUES ('host/7', now() - interval '1 min') RETURNING id
@@ -493,7 +493,7 @@ fn an_expired_lease_is_told_when_no_relay_is_alive() {
 }
 
 #[test]
-fn a_ledger_that_nobody_cleans_is_told() {
+fn a_ledger_that_is_not_cleaned_is_reported() {
     provoked(
         "INSERT INTO {o}_ledger (part, idempotency_key, destination, sequence, message_id, topic, digest,
             status, attempts, created_at, settled_at)
@@ -527,7 +527,7 @@ impl Own {
 
 /// Settings that a role or a database applies to its sessions.
 #[test]
-fn settings_that_surprise_are_told() {
+fn surprising_settings_are_reported() {
     let own = Own::new();
     let url = own.fresh.url.clone();
     let database = url::Url::parse(&url)

@@ -309,7 +309,7 @@ fn the_time_of_an_event_is_when_it_occurred_in_each_mode_and_however_it_was_enqu
 
 /// R35: an event keeps the time at which it occurred through fan-out, dead letter, requeue and replay.
 #[test]
-fn an_event_keeps_the_time_at_which_it_occurred_over_its_whole_life() {
+fn an_event_keeps_the_time_at_which_it_occurred_until_it_is_settled() {
     let database = Database::new();
     let (good, bad) = (Receiver::ok(), Receiver::answering(|_| 500));
     let at = UNIX_EPOCH + Duration::from_secs(86_400);
@@ -506,7 +506,7 @@ fn an_aggregate_that_ignores_an_error_of_the_database_is_not_saved() {
 
 /// R5, G1
 #[test]
-fn a_rolled_back_aggregate_leaves_no_event_and_one_that_cannot_be_serialised_is_told_each_time() {
+fn a_rolled_back_aggregate_leaves_no_event_and_an_unserialisable_one_is_an_error_each_time() {
     let database = Database::new();
     table_of_orders(&database);
     let outbox = database.outbox();

@@ -66,7 +66,7 @@ fn a_settle_does_not_take_a_new_message_for_the_old_one_of_its_sequence() {
 /// R12: an operator's transaction, or a relay that was stopped in the middle of its renewal, locks the row of an
 /// expired lease. The other relays continue.
 #[test]
-fn an_open_transaction_on_an_expired_lease_keeps_nobody_from_claiming() {
+fn an_open_transaction_on_an_expired_lease_keeps_no_relay_from_claiming() {
     let database = Database::new();
     let receiver = Receiver::ok();
     database.execute(

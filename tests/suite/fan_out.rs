@@ -262,7 +262,7 @@ fn a_dead_letter_that_keeps_its_key_back_does_so_at_its_destination_only() {
 
 /// G5: the message is dead-lettered for all its destinations at once, and one of them blocks its key.
 #[test]
-fn a_message_that_dies_instead_of_being_split_keeps_its_key_back() {
+fn a_message_dead_lettered_instead_of_being_split_blocks_its_key() {
     let database = Database::new();
     database.enqueue_message(order("order-7", json!("one")).destination("audit"));
     database.execute("UPDATE {o} SET available_at = now() + interval '1 h'");
@@ -380,7 +380,7 @@ fn one_request_delivers_many_messages() {
 }
 
 #[test]
-fn of_a_refused_batch_only_the_message_that_is_refused_alone_dies() {
+fn of_a_refused_batch_only_the_message_refused_alone_is_dead_lettered() {
     let database = Database::new();
     database.enqueue_many(100);
     let receiver = Receiver::answering(|request| {

@@ -98,7 +98,7 @@ fn a_filter_that_many_large_messages_wait_for_stays_enabled_and_matches() {
 
 /// R50: a lock of the table of destinations, such as of an ALTER TABLE behind a dump.
 #[test]
-fn a_lock_on_the_destinations_disables_nobody() {
+fn a_lock_on_the_destinations_disables_none() {
     let database = Database::new();
     let (receiver, plain) = (Receiver::ok(), Receiver::ok());
     let names: Vec<String> = (0..20).map(|n| format!("hook-{n}")).collect();
@@ -230,7 +230,7 @@ fn a_tenant_with_a_thousand_filters_delays_no_other_topic() {
 
 /// R50: a filter that takes very long for each message is disabled in the end, and meanwhile delays nobody.
 #[test]
-fn a_slow_filter_is_bounded_and_disabled_while_others_go_on() {
+fn a_slow_filter_is_bounded_and_disabled_while_others_continue() {
     for filter in [SLOW, NESTED] {
         let database = Database::new();
         let (receiver, plain) = (Receiver::ok(), Receiver::ok());

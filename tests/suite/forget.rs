@@ -146,7 +146,7 @@ fn a_key_that_was_forgotten_is_that_of_a_new_message() {
 }
 
 #[test]
-fn what_is_in_flight_is_waited_for_and_its_destination_kept_until_then() {
+fn messages_in_flight_are_waited_for_and_their_destination_kept() {
     let database = Database::new();
     let tenant = Uuid::now_v7();
     let (receiver, gate) = Receiver::held();
@@ -190,7 +190,7 @@ fn what_is_in_flight_is_waited_for_and_its_destination_kept_until_then() {
 
 /// No relay will settle the messages that a dead relay held.
 #[test]
-fn what_a_dead_relay_holds_is_forgotten() {
+fn messages_of_a_dead_relay_are_forgotten() {
     let database = Database::new();
     let tenant = Uuid::now_v7();
     database.enqueue_message(message("order.paid", tenant, "alice"));
@@ -201,7 +201,7 @@ fn what_a_dead_relay_holds_is_forgotten() {
 
 /// The messages behind the tenant's messages continue.
 #[test]
-fn keys_that_the_tenant_has_held_go_on() {
+fn keys_that_the_tenant_has_held_continue() {
     let database = Database::new();
     let (tenant, receiver) = (Uuid::now_v7(), Receiver::answering(|_| 400));
     let of_key = |topic: &str| NewMessage::new(topic, &json!({})).expect("JSON");
@@ -222,7 +222,7 @@ fn keys_that_the_tenant_has_held_go_on() {
 }
 
 #[test]
-fn long_work_is_done_in_steps_tells_how_far_it_is_and_goes_on_after_a_stop() {
+fn long_work_is_done_in_steps_reports_its_progress_and_continues_after_a_stop() {
     let database = Database::new();
     let tenant = Uuid::now_v7();
     database.execute(&format!(

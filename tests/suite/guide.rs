@@ -67,7 +67,7 @@ fn the_sql_of_the_guide_runs() {
 }
 
 #[test]
-fn what_the_guide_copies_arrives_in_its_order() {
+fn messages_that_the_guide_copies_arrive_in_their_order() {
     let database = FreshDatabase::new();
     let migrate = finish(binary(&["migrate", "--print"])).code(0).stdout;
     database.execute(&migrate);
@@ -109,7 +109,10 @@ fn every_page_is_a_module_of_the_guide_and_in_its_list() {
         if !["README.md", "decisions.md"].contains(&&*page) {
             assert!(guide.contains(&format!("../docs/{page}")), "{page}");
         }
-        assert!(page == "README.md" || list.contains(&format!("]({page})")), "{page}");
+        assert!(
+            page == "README.md" || list.contains(&format!("]({page})")),
+            "{page}"
+        );
         for link in text.split(own).skip(1) {
             let name = link.split(|c: char| c.is_whitespace() || "#)".contains(c));
             let name = name.into_iter().next().unwrap_or_default();

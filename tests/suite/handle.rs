@@ -28,7 +28,7 @@ fn gated() -> (impl Dispatcher, Gate) {
 // --- Starting -----------------------------------------------------------------------------
 
 #[test]
-fn what_keeps_a_relay_from_starting_has_a_type() {
+fn the_reason_why_a_relay_cannot_start_has_a_type() {
     let database = Database::new();
     // The test module `settings` covers errors of single settings.
     for (relay, named) in [
@@ -177,7 +177,7 @@ fn a_relay_is_healthy_while_its_database_answers() {
 // --- Ending -------------------------------------------------------------------------------
 
 #[test]
-fn a_shutdown_lets_sends_finish_and_gives_the_others_back() {
+fn a_shutdown_lets_sends_finish_and_releases_the_others() {
     let database = Database::new();
     let (dispatcher, gate) = gated();
     database.enqueue_many(100);
@@ -251,7 +251,7 @@ fn a_shutdown_returns_at_its_deadline_and_loses_nothing() {
 /// A send that this process is still making counts until the lease expires, so the takeover waits for that.
 /// `RelayHandle::shutdown` documents this and may be called once more.
 #[test]
-fn what_a_living_process_goes_on_to_send_after_the_deadline_is_not_taken_over_in_seconds() {
+fn messages_that_a_process_still_sends_after_the_deadline_are_not_taken_over_in_seconds() {
     let database = Database::new();
     let (dispatcher, gate) = gated();
     database.enqueue_many(1);

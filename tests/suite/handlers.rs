@@ -106,7 +106,7 @@ fn a_topic_without_a_handler_is_a_visible_error_and_no_silent_success() {
 }
 
 #[test]
-fn what_a_handler_says_decides_done_again_later_or_dead() {
+fn the_result_of_a_handler_decides_done_again_later_or_dead() {
     let database = Database::new();
     let calls = Arc::new(Mutex::new(Vec::new()));
     let called = Arc::clone(&calls);

@@ -122,7 +122,7 @@ fn a_relay_whose_settle_is_refused_has_its_database() {
 
 /// Senders that never return are reported, and do not affect other destinations.
 #[test]
-fn senders_that_never_return_are_not_live_and_other_destinations_go_on() {
+fn senders_that_never_return_are_not_live_and_other_destinations_continue() {
     let (database, half) = (Database::new(), Database::new());
     let metrics = [Metrics::of(&database), Metrics::of(&half)];
     let (gate, pass) = Gate::new();

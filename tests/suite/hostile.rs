@@ -191,7 +191,7 @@ fn message(topic: &str) -> NewMessage {
 /// R48: from the migration to the cleaner, nothing that a role without other rights has made in the search path is
 /// called.
 #[test]
-fn what_others_create_in_the_search_path_is_never_called() {
+fn objects_that_others_create_in_the_search_path_are_never_called() {
     let ground = Ground::new();
     let outbox = Outbox::default();
     let conn = &mut ground.database.connect();

@@ -329,7 +329,7 @@ fn a_second_handler_waits_for_the_first_and_sees_a_duplicate() {
 
 /// R33.
 #[test]
-fn a_second_handler_goes_on_when_the_first_rolled_back() {
+fn a_second_handler_continues_when_the_first_rolled_back() {
     let (consumer, second) = second_while_first(End::RollBack);
     assert_eq!(second, Once::Handled(1));
     assert_eq!((consumer.done("first"), consumer.done("second")), (0, 1));
@@ -453,7 +453,7 @@ fn booking(consumer: &Arc<Consumer>, duplicates: &Arc<Mutex<usize>>) -> Receiver
 
 /// R33.
 #[test]
-fn what_a_relay_delivers_twice_is_handled_once() {
+fn a_message_delivered_twice_is_handled_once() {
     const ORDERS: i64 = 12;
     for mode in [Mode::Binary, Mode::Structured, Mode::Batched] {
         let consumer = Arc::new(Consumer::new());

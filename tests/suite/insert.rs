@@ -61,7 +61,7 @@ fn an_insert_stores_what_enqueue_stores() {
 }
 
 #[test]
-fn a_key_that_is_taken_inserts_nothing_and_the_transaction_goes_on() {
+fn a_taken_key_inserts_nothing_and_the_transaction_stays_usable() {
     let database = Database::new();
     let outbox = database.outbox();
     let message = |payload: i32| NewMessage::new("order.paid", &payload).expect("JSON");
@@ -86,7 +86,7 @@ fn a_key_that_is_taken_inserts_nothing_and_the_transaction_goes_on() {
 }
 
 #[test]
-fn a_bad_message_is_told_before_there_is_a_query() {
+fn a_bad_message_is_an_error_before_there_is_a_query() {
     let database = Database::new();
     let bad = NewMessage::new("", &1).expect("JSON");
     let refused = database.outbox().insert(bad);

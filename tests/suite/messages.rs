@@ -107,7 +107,7 @@ fn a_message_of_plain_sql_is_found_by_its_id_wherever_it_is() {
 }
 
 #[test]
-fn what_is_not_there_is_not_found() {
+fn a_missing_message_is_not_found() {
     let db = Database::new();
     fill(&db, Uuid::now_v7(), 10);
     for unknown in [

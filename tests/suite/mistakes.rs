@@ -157,7 +157,7 @@ fn a_filter_that_matches_nothing_says_so() {
 
 /// R11: the error names the missing right and where to get it.
 #[test]
-fn a_role_without_rights_is_told_what_prints_them() {
+fn a_role_without_rights_learns_which_command_prints_them() {
     let database = Database::new();
     let role = format!("{}_nobody", database.schema());
     database.execute(&format!("CREATE ROLE {role} LOGIN"));
@@ -230,7 +230,7 @@ fn the_admin_page_without_an_outbox_says_what_makes_one() {
 
 /// R32, R11: a wait that only an operator can end is a warning; a wait that ends by itself is not.
 #[test]
-fn check_tells_of_keys_that_wait() {
+fn check_reports_keys_that_wait() {
     let database = Database::new();
     let check = || {
         let command = database.binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);

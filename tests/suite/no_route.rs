@@ -225,7 +225,7 @@ fn a_relay_that_stands_by_serves_nothing() {
 
 /// R6, G2: a message that no relay serves is dead-lettered when it expires, with a key or without.
 #[test]
-fn what_no_relay_serves_still_expires() {
+fn messages_that_no_relay_serves_still_expire() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let relay = to(&database, "order.*", &receiver)
@@ -311,7 +311,7 @@ fn a_message_without_a_route_blocks_its_key() {
 /// R44, R46: also after the last registered destination is removed, a relay that delivers to registered destinations
 /// takes the messages that name it, to dead-letter them. Messages that name no destination wait for a route.
 #[test]
-fn what_a_removed_destination_has_left_is_served() {
+fn messages_left_by_a_removed_destination_are_served() {
     let database = Database::new();
     let serves = json!({ "routes": [], "handlers": [], "registered": true });
     database.execute(&format!(

@@ -178,7 +178,7 @@ fn topics_are_listed_and_forgotten() {
 
 /// R51: otherwise messages would end as soon as the relay has a pause.
 #[test]
-fn what_a_running_relay_serves_is_not_forgotten() {
+fn topics_of_a_running_relay_are_not_forgotten() {
     let database = Database::new();
     let (heard, _hear) = mpsc::channel();
     let relay = application(&database, heard);

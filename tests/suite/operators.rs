@@ -60,7 +60,7 @@ fn message_show_has_the_payload_and_a_timeline() {
 
 /// R32: the waiting keys, and the messages of one key.
 #[test]
-fn keys_show_what_waits_and_for_what() {
+fn keys_show_waiting_messages_and_the_reason() {
     let db = Database::new();
     fill(&db);
     let keys = finish(db.binary(&["keys", "--json"])).code(0).json();

@@ -143,7 +143,7 @@ fn a_key_keeps_its_order_through_retries_and_across_relays_and_topics() {
 
 /// G5: keys do not wait for one another, and a key continues right after a settle.
 #[test]
-fn keys_run_beside_each_other_and_go_on_at_once() {
+fn keys_run_beside_each_other_and_continue_at_once() {
     let database = Database::new();
     let (receiver, watch) = watching(|_| 200);
     enqueue(&database, &["order.paid"], 4, 50);
@@ -277,7 +277,7 @@ fn a_message_that_is_committed_late_is_not_sent_beside_a_later_one() {
 
 /// G5: a dead letter lets the later messages of its key continue, unless the destination says otherwise.
 #[test]
-fn a_dead_message_lets_its_key_go_on() {
+fn a_dead_message_lets_its_key_continue() {
     let database = Database::new();
     let receiver = Receiver::answering(|request| if number(request).1 == 0 { 422 } else { 200 });
     enqueue(&database, &["order.paid"], 3, 3);
@@ -421,7 +421,7 @@ fn the_parts_of_a_fan_out_keep_the_order_at_each_destination() {
 /// G5: messages without a destination share one order with the parts of a fan-out. No message of a key waits for a
 /// poll when the key moves between the two.
 #[test]
-fn a_key_goes_on_at_once_from_one_of_its_orders_to_the_other() {
+fn a_key_continues_at_once_from_one_of_its_orders_to_the_other() {
     let database = Database::new();
     let (receiver, _) = watching(|_| 200);
     // Every second message goes to two destinations, the others to one of them.
@@ -493,7 +493,7 @@ fn a_stranger_holds_up_no_keyed_message_with_the_locks_that_anybody_may_take() {
 /// R9, G5: a message that is committed while the one before it is being settled is found at once, although the
 /// claimer has passed it.
 #[test]
-fn what_comes_while_its_key_is_settled_does_not_wait_for_a_poll() {
+fn a_message_enqueued_while_its_key_is_settled_does_not_wait_for_a_poll() {
     let database = Database::new();
     let receiver = Receiver::ok();
     // No settle ends while a session holds the lock.
@@ -561,7 +561,7 @@ fn refuse_claims_of(database: &Database, n: u64) {
 
 /// G2: messages without a key have a claim statement of their own, which succeeds when the statement for keys fails.
 #[test]
-fn a_failed_claim_of_keys_does_not_lose_what_was_claimed_beside_it() {
+fn a_failed_claim_of_keys_does_not_lose_the_messages_claimed_beside_it() {
     let database = Database::new();
     let receiver = Receiver::ok();
     refuse_claims_of(&database, 7);
@@ -692,7 +692,7 @@ impl Dispatcher for Sent {
 /// G5: many keys continue at once, by two settlers, while other keys are claimed. Messages without room in the queue
 /// wait for room and are not released.
 #[test]
-fn keys_go_on_while_others_are_claimed_and_nothing_is_released() {
+fn keys_continue_while_others_are_claimed_and_nothing_is_released() {
     let database = Database::new();
     database.execute(
         "INSERT INTO {o} (topic, payload, ordering_key)
@@ -763,7 +763,7 @@ fn when_a_lease_is_removed_by_hand_no_older_message_comes_after_a_later_one() {
 /// G5, R48: a message that the settler has claimed without room for it is released, and claimed again when there is
 /// room.
 #[test]
-fn a_key_whose_messages_are_larger_than_their_share_goes_on_at_once() {
+fn a_key_whose_messages_are_larger_than_their_share_continues_at_once() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let mut relay = database.relay().poll_interval(NEVER);

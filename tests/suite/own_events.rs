@@ -51,7 +51,7 @@ fn lost(tenant: Uuid) -> NewMessage {
 }
 
 #[test]
-fn a_death_is_told_and_the_payload_is_not() {
+fn a_dead_letter_is_reported_without_its_payload() {
     let database = Database::new();
     let (receiver, tenant) = (receiver(), Uuid::now_v7());
     let relay = started(relay(&database, &receiver));
@@ -77,7 +77,7 @@ fn a_death_is_told_and_the_payload_is_not() {
 
 /// The dead letter and its event become visible together.
 #[test]
-fn a_death_is_told_in_its_own_transaction() {
+fn a_dead_letter_is_reported_in_its_own_transaction() {
     let database = Database::new();
     let receiver = receiver();
     database.execute(
@@ -102,7 +102,7 @@ fn a_death_is_told_in_its_own_transaction() {
 }
 
 #[test]
-fn the_death_of_what_tells_of_the_outbox_is_not_told() {
+fn a_dead_lettered_own_event_is_not_reported() {
     let database = Database::new();
     let receiver = Receiver::answering(|_| 422);
     let relay = started(relay(&database, &receiver));
@@ -121,7 +121,7 @@ fn the_death_of_what_tells_of_the_outbox_is_not_told() {
 }
 
 #[test]
-fn nothing_is_told_where_nobody_asks() {
+fn nothing_is_reported_unless_own_events_are_on() {
     let database = Database::new();
     let receiver = receiver();
     let relay = started(relay(&database, &receiver).own_events(false));
@@ -136,7 +136,7 @@ fn nothing_is_told_where_nobody_asks() {
 
 /// Several relays see the bad row, but only one event is enqueued.
 #[test]
-fn a_registered_destination_that_relays_disable_is_told_once() {
+fn a_registered_destination_that_relays_disable_is_reported_once() {
     let database = Database::new();
     let (receiver, tenant) = (receiver(), Uuid::now_v7());
     let relays = [(); 3].map(|()| started(relay(&database, &receiver)));
@@ -160,7 +160,7 @@ fn a_registered_destination_that_relays_disable_is_told_once() {
 
 /// Failing probes and other relays enqueue no further event.
 #[test]
-fn a_breaker_that_opens_is_told_once_until_it_has_closed() {
+fn a_breaker_that_opens_is_reported_once_until_it_has_closed() {
     let database = Database::new();
     let (alarms, billing) = (Receiver::ok(), Receiver::answering(|_| 500));
     let mut breaker = Breaker::default();

@@ -110,7 +110,7 @@ fn our_runner_knows_what_an_applications_migration_did_and_undid() {
 
 /// `diesel migration revert` of the application reverts its own last migration, not ours.
 #[test]
-fn what_our_runner_did_is_no_migration_of_the_application() {
+fn migrations_of_our_runner_are_none_of_the_application() {
     let database = FreshDatabase::new();
     let conn = &mut database.connect();
     let name = OutboxName::default();

@@ -68,7 +68,7 @@ fn each_page_is_a_response_with_headers_against_misuse() {
 
 /// Whatever server reads the request.
 #[test]
-fn what_no_server_has_checked_is_checked() {
+fn a_request_that_no_server_has_checked_is_checked() {
     let database = Database::new();
     let pages = pages(&database);
     let twice = Request::get("/").header("host", "localhost");

@@ -237,7 +237,7 @@ fn an_operator_resumes_what_a_receiver_has_paused() {
 }
 
 #[test]
-fn what_is_not_paused_cannot_be_resumed() {
+fn a_destination_that_is_not_paused_cannot_be_resumed() {
     let shop = Shop::new();
     for (kind, name) in [("destination", "billing"), ("topic", "billing.due")] {
         let error = shop.run(&["resume", kind, name]).code(1).stderr;

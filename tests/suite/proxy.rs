@@ -314,7 +314,7 @@ fn a_destination_that_the_proxy_denies_fails_while_another_passes() {
 }
 
 #[test]
-fn a_proxy_whose_name_nobody_knows_is_the_proxys_fault() {
+fn a_proxy_whose_name_is_unknown_is_the_proxys_fault() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let relay = relay(
@@ -372,7 +372,7 @@ fn a_destination_that_the_proxy_cannot_reach_costs_attempts() {
 }
 
 #[test]
-fn a_proxy_that_does_not_answer_costs_attempts_because_nobody_knows_whose_fault_it_is() {
+fn a_proxy_that_does_not_answer_costs_attempts_because_the_fault_is_unknown() {
     let silent = ConnectProxy::treating(|_, mut stream| {
         let _ = stream.read(&mut [0]);
         Ok(())

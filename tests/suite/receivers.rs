@@ -275,7 +275,7 @@ fn a_refused_connection_is_tried_again() {
 }
 
 #[test]
-fn a_host_name_that_nobody_has_is_tried_again() {
+fn an_unknown_host_name_is_tried_again() {
     // A resolver without a network needs time to fail.
     let error = dies_at(
         "http://receiver.invalid/",
@@ -368,7 +368,7 @@ impl Drop for SelfSigned {
 }
 
 #[test]
-fn a_certificate_that_nobody_has_signed_is_refused() {
+fn a_certificate_without_a_known_signer_is_refused() {
     let receiver = SelfSigned::start();
     dies_at(
         &format!("https://localhost:{}/", receiver.port),

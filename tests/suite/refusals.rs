@@ -200,7 +200,7 @@ fn single_messages_that_are_refused_hold_none_of_their_topic() {
 
 /// G2, R14: messages that cannot be settled are not sent again and again.
 #[test]
-fn a_topic_that_is_refused_is_claimed_no_more_and_goes_on_when_it_is_not() {
+fn a_refused_topic_is_not_claimed_until_the_refusal_ends() {
     let database = Database::new();
     refuse(&database, "NEW.topic = 'refused'");
     enqueue(&database, "refused", 3000);

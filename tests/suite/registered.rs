@@ -124,7 +124,7 @@ fn routes_and_rows_get_it_both() {
 
 /// R46: a tenant without destinations is no error.
 #[test]
-fn what_nobody_wants_is_settled_and_says_so() {
+fn a_message_without_a_subscriber_is_settled_and_says_so() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let hook = RegisteredDestination::new("acme", receiver.url()).tenant(Uuid::now_v7());
@@ -141,7 +141,7 @@ fn what_nobody_wants_is_settled_and_says_so() {
 
 /// R46: messages of one key that nobody wants, each claimed behind the one before.
 #[test]
-fn a_key_that_nobody_wants_is_settled_to_its_end() {
+fn a_key_without_a_subscriber_is_settled_to_its_end() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let hook = RegisteredDestination::new("acme", receiver.url()).tenant(Uuid::now_v7());
@@ -228,7 +228,7 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
 
 /// R46, R50: no relay delivers while the row is removed, and the name may be registered again before a relay does.
 #[test]
-fn what_waits_for_a_removed_row_dies_also_if_its_name_is_registered_again() {
+fn messages_for_a_removed_row_are_dead_lettered_even_if_its_name_is_registered_again() {
     let database = Database::new();
     let receiver = Receiver::ok();
     for name in ["acme", "other"] {
@@ -518,7 +518,7 @@ fn drain_with_other_settings_disables_nothing_hands_the_messages_back_and_says_s
 
 /// R46: deliberately slow filters.
 #[test]
-fn a_filter_that_takes_too_long_is_disabled_and_holds_nobody() {
+fn a_filter_that_takes_too_long_is_disabled_and_holds_up_no_others() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let hook = |name: &str| RegisteredDestination::new(name, receiver.url());
@@ -544,7 +544,7 @@ fn a_filter_that_takes_too_long_is_disabled_and_holds_nobody() {
 
 /// R46: a failure affects only the messages of its row.
 #[test]
-fn what_fails_is_tried_again_there_and_nowhere_else() {
+fn a_failed_send_is_retried_at_its_destination_only() {
     let database = Database::new();
     let (good, bad) = (Receiver::ok(), Receiver::answering(|_| 500));
     put(&database, &RegisteredDestination::new("good", good.url()));
@@ -654,7 +654,7 @@ fn old_secrets_stop_signing_however_they_are_separated() {
 
 /// R46, R23: pauses and breakers work for each registered destination.
 #[test]
-fn one_that_is_paused_waits_and_the_others_do_not() {
+fn a_paused_destination_waits_and_the_others_do_not() {
     let database = Database::new();
     let (acme, other) = (Receiver::ok(), Receiver::ok());
     put(&database, &RegisteredDestination::new("acme", acme.url()));
@@ -678,7 +678,7 @@ fn one_that_is_paused_waits_and_the_others_do_not() {
 
 /// R46: hundreds of hanging destinations do not use up the threads.
 #[test]
-fn those_that_hang_leave_threads_to_the_others() {
+fn hanging_destinations_leave_threads_to_the_others() {
     let database = Database::new();
     let (hanging, gate) = Receiver::held();
     let good = Receiver::ok();
@@ -813,7 +813,7 @@ fn order_is_kept_at_each_of_them() {
 
 /// R46: `Retry-After` and 410 mean the same as for configured destinations.
 #[test]
-fn one_that_is_gone_is_paused_and_its_messages_wait() {
+fn a_destination_that_is_gone_is_paused_and_its_messages_wait() {
     let database = Database::new();
     let receiver = Receiver::answering(|_| 410);
     put(
@@ -831,7 +831,7 @@ fn one_that_is_gone_is_paused_and_its_messages_wait() {
 
 /// R46: messages for registered destinations have a route, in every report.
 #[test]
-fn what_they_get_is_no_message_without_a_route() {
+fn messages_of_registered_destinations_are_not_reported_as_unrouted() {
     let database = Database::new();
     let receiver = Receiver::ok();
     put(
@@ -864,7 +864,7 @@ fn what_they_get_is_no_message_without_a_route() {
 
 /// R46, R50: at a few messages a second, far too few for a breaker to open.
 #[test]
-fn what_fails_at_ordinary_traffic_is_disabled_however_it_fails() {
+fn a_destination_that_fails_at_ordinary_traffic_is_disabled_however_it_fails() {
     let database = Database::new();
     let good = Receiver::ok();
     let (hanging, gate) = Receiver::held();
@@ -988,7 +988,7 @@ fn who_removes_a_failing_destination_slowly_holds_up_no_other() {
 
 /// R50: a relay whose settings leave too little time for the receiver.
 #[test]
-fn what_one_relay_alone_cannot_reach_is_not_disabled() {
+fn a_destination_that_one_relay_alone_cannot_reach_is_not_disabled() {
     let database = Database::new();
     let receiver = Receiver::answering(|_| {
         std::thread::sleep(Duration::from_millis(500));
@@ -1053,7 +1053,7 @@ fn a_new_url_and_enabling_begin_without_failures() {
 
 /// R46: JSON that PostgreSQL stores but cannot query harms no other message.
 #[test]
-fn a_payload_that_no_filter_can_be_asked_about_meets_none_and_holds_nobody() {
+fn a_payload_that_no_filter_can_read_matches_none_and_holds_up_no_others() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let hook = |name: &str| RegisteredDestination::new(name, format!("{}/{name}", receiver.url()));
@@ -1137,7 +1137,7 @@ fn a_row_with_the_name_of_a_configured_destination_waits_for_another_relay() {
 
 /// R46: for up to a second, a relay may still believe that a row is gone that has come back.
 #[test]
-fn what_names_a_row_that_was_just_put_again_does_not_die() {
+fn a_message_for_a_row_that_was_just_put_again_is_not_dead_lettered() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let again = || {
@@ -1417,7 +1417,7 @@ fn a_message_of_the_transaction_that_registers_its_destination_gets_there() {
 
 /// R46, R50: the name was registered again for another tenant, or the row was given to another tenant.
 #[test]
-fn what_was_addressed_to_a_destination_of_one_tenant_never_reaches_one_of_another() {
+fn a_message_for_a_destination_of_one_tenant_never_reaches_one_of_another() {
     let (mine, other) = (Uuid::now_v7(), Uuid::now_v7());
     for is_registered_again in [true, false] {
         let database = Database::new();
@@ -1463,7 +1463,7 @@ fn what_was_addressed_to_a_destination_of_one_tenant_never_reaches_one_of_anothe
 
 /// R50: a name that is registered again is another destination, also without tenants.
 #[test]
-fn what_was_addressed_to_a_registration_never_reaches_another_of_the_same_name() {
+fn a_message_for_a_registration_never_reaches_another_of_the_same_name() {
     let database = Database::new();
     let ((first, gate), second) = (Receiver::held(), Receiver::ok());
     put(&database, &RegisteredDestination::new("hook", first.url()));

@@ -131,7 +131,7 @@ fn a_reload_brings_no_relay_back_that_was_shut_down() {
 
 /// R47: `systemctl reload`.
 #[test]
-fn sighup_has_the_settings_read_anew_and_what_is_wrong_is_said() {
+fn sighup_reloads_the_settings_and_reports_mistakes() {
     let database = Database::new();
     let (before, after) = (Receiver::ok(), Receiver::ok());
     let to = |url: &str| format!("url = \"{url}\"\n");

@@ -194,7 +194,7 @@ fn a_replay_for_a_destination_names_it() {
 }
 
 #[test]
-fn what_has_no_payload_is_said() {
+fn messages_without_a_payload_are_reported() {
     let db = Database::new();
     let receiver = Receiver::ok();
     db.enqueue_many(2);
@@ -238,7 +238,7 @@ fn it_asks_first_and_refuses_without_a_terminal() {
 
 /// Thousands of messages are replayed in batches and in order; a stopped run can be continued.
 #[test]
-fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
+fn a_stopped_run_continues_in_order_and_doubles_nothing() {
     let db = Database::new();
     db.execute(
         "INSERT INTO {o}_ledger (part, idempotency_key, destination, sequence, message_id, topic, digest,
@@ -290,7 +290,7 @@ fn a_stopped_run_goes_on_in_order_and_doubles_nothing() {
 
 /// A run that failed at its first statement still gets a name, and its error quotes absolute times.
 #[test]
-fn a_run_that_fails_says_how_it_goes_on() {
+fn a_run_that_fails_says_how_to_continue() {
     let db = Database::new();
     let receiver = Receiver::ok();
     db.enqueue_many(2);

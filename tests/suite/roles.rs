@@ -476,7 +476,7 @@ fn a_reader_looks_and_sees_no_payload() {
 
 /// Forgetting a tenant takes more rights than any of these roles has: only the owner may do it.
 #[test]
-fn nobody_but_the_owner_forgets_a_tenant() {
+fn only_the_owner_forgets_a_tenant() {
     let ground = Ground::new();
     let tenant = uuid::Uuid::now_v7();
     ground.enqueue(message("order.paid", 1).tenant_id(tenant));
@@ -554,7 +554,7 @@ fn a_registrar_registers_destinations_in_every_way() {
 // --- No more --------------------------------------------------------------------------------
 
 #[test]
-fn what_a_role_does_not_need_is_refused() {
+fn rights_that_a_role_does_not_need_are_refused() {
     let ground = Ground::new();
     ground.enqueue(message("order.paid", 1));
     for (kinds, statement) in [

@@ -229,7 +229,7 @@ fn the_printed_sql_makes_a_working_outbox_and_the_printed_down_undoes_it() {
 }
 
 #[test]
-fn what_is_printed_is_for_the_outbox_that_is_set() {
+fn printed_sql_is_for_the_outbox_that_is_set() {
     let database = FreshDatabase::new();
     database.execute("CREATE SCHEMA hrm");
     let before = database.objects();
@@ -562,7 +562,7 @@ fn a_table_that_is_not_as_needed_is_named_and_nothing_starts() {
 }
 
 #[test]
-fn a_damaged_outbox_is_called_so_and_what_is_said_repairs_it() {
+fn a_damaged_outbox_is_reported_with_sql_that_repairs_it() {
     for suffix in ["_pause", "_lock", "_lease", "_dead"] {
         let database = FreshDatabase::new();
         finish(command(&database, &["migrate"])).code(0);
@@ -633,7 +633,7 @@ fn a_migration_that_finds_a_column_missing_says_how_to_restore_the_column() {
 
 /// Relays write into a ring of parts. A missing part may be noticed only when its turn comes, days later.
 #[test]
-fn an_outbox_that_lacks_parts_of_its_ring_says_which_and_what_is_said_repairs_it() {
+fn missing_parts_of_the_ring_are_reported_with_sql_that_repairs_it() {
     let database = FreshDatabase::new();
     finish(command(&database, &["migrate"])).code(0);
     for (damage, lost) in [

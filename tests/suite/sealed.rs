@@ -180,7 +180,7 @@ fn a_relay_with_the_key_signs_as_the_customer_expects() {
 /// R47: a relay without the key does not sign wrongly, loses no message, and does not disable destinations that other
 /// relays can serve.
 #[test]
-fn what_a_relay_cannot_decrypt_waits_for_one_that_can() {
+fn messages_that_a_relay_cannot_decrypt_wait_for_one_that_can() {
     let (database, receiver) = (Database::new(), Receiver::ok());
     let (key, other, none) = (
         SecretKeys::random(),
@@ -224,7 +224,7 @@ fn what_a_relay_cannot_decrypt_waits_for_one_that_can() {
 
 /// R47
 #[test]
-fn what_is_there_is_encrypted_and_the_key_is_changed_by_a_command() {
+fn a_command_encrypts_existing_secrets_and_changes_the_key() {
     let (database, receiver) = (Database::new(), Receiver::ok());
     let (old, new, lost, none) = (
         SecretKeys::random(),

@@ -77,7 +77,7 @@ fn the_public_key_is_shown_of_secrets_in_a_file_in_the_environment_and_on_standa
 }
 
 #[test]
-fn what_has_no_public_key_is_told_and_never_shown() {
+fn a_secret_without_a_public_key_is_reported_and_never_shown() {
     let broken = PRIVATE.replace("Kvg==", "Kvw==");
     let [symmetric, broken] = [SYMMETRIC, &broken].map(File::new);
     for (arguments, code, why) in [

@@ -132,7 +132,7 @@ fn check_shows_where_each_topic_goes_and_each_destination_in_a_line() {
 }
 
 #[test]
-fn what_may_not_be_meant_is_a_warning_and_no_problem() {
+fn a_probable_mistake_is_a_warning_and_no_problem() {
     let database = Database::new();
     let file = File::new(&format!(
         "secret = '{SECRET}'
@@ -232,7 +232,7 @@ fn files_of_secrets_are_read_from_the_working_directory() {
 }
 
 #[test]
-fn what_the_file_says_of_destinations_is_what_receivers_get() {
+fn receivers_get_the_settings_of_the_file() {
     let database = Database::new();
     let billing = Receiver::answering(|_| 404);
     let audit = Receiver::ok();

@@ -138,7 +138,7 @@ fn a_recording_dispatcher_gets_what_a_receiver_would() {
 }
 
 #[test]
-fn what_fails_waits_until_the_clock_is_moved_and_dies_after_its_last_attempt() {
+fn a_failed_message_waits_for_the_clock_and_is_dead_lettered_after_its_last_attempt() {
     let database = Database::new();
     let outbox = database.outbox();
     let conn = &mut in_test(&database);
@@ -356,7 +356,7 @@ fn a_handler_that_panics_in_its_transaction_leaves_the_tests_connection_usable()
 }
 
 #[test]
-fn a_message_in_conflict_with_a_part_of_another_one_is_told_as_dead() {
+fn a_message_in_conflict_with_a_part_of_another_one_is_reported_as_dead() {
     let database = Database::new();
     let outbox = database.outbox();
     let conn = &mut in_test(&database);
@@ -379,7 +379,7 @@ fn a_message_in_conflict_with_a_part_of_another_one_is_told_as_dead() {
 }
 
 #[test]
-fn a_handler_that_ignores_an_error_of_the_database_is_told_that_nothing_of_it_stays() {
+fn a_handler_that_ignores_an_error_of_the_database_learns_that_its_work_is_rolled_back() {
     let database = Database::new();
     let outbox = database.outbox();
     let conn = &mut in_test(&database);
@@ -409,7 +409,7 @@ fn a_handler_that_ignores_an_error_of_the_database_is_told_that_nothing_of_it_st
 
 /// G2
 #[test]
-fn a_drain_that_the_database_ends_gives_back_what_it_held() {
+fn a_drain_that_the_database_ends_releases_its_messages() {
     let database = Database::new();
     let outbox = database.outbox();
     let conn = &mut database.connect();
@@ -424,7 +424,7 @@ fn a_drain_that_the_database_ends_gives_back_what_it_held() {
 
 /// R16, R44.
 #[test]
-fn what_nothing_serves_is_told() {
+fn unserved_messages_are_reported() {
     let database = Database::new();
     let outbox: Outbox = database.outbox();
     let conn = &mut in_test(&database);

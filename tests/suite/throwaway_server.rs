@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// A run that was killed together with its server leaves a folder whose server is gone.
 #[test]
-fn with_postgres_removes_what_a_killed_run_has_left_and_goes_on() {
+fn with_postgres_removes_the_leftovers_of_a_killed_run_and_continues() {
     let base = std::env::temp_dir().join(format!("t-{}", uuid::Uuid::now_v7().simple()));
     // A server of another run had a process id that an unrelated process has now.
     let mut innocent = Command::new("sleep").arg("600").spawn().expect("a process");

@@ -111,7 +111,7 @@ fn every_live_message_has_one_reason_why_it_waits() {
 
 /// R54: also what a person has to mend elsewhere, and that an expired message is held up.
 #[test]
-fn what_holds_up_a_message_is_named() {
+fn the_reason_that_holds_up_a_message_is_named() {
     let db = Database::new();
     let paid = db.enqueue("order.paid", json!(1));
     let lease = |serves: &str| {

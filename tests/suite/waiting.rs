@@ -139,7 +139,7 @@ fn a_message_is_cancelled_by_sequence_id_and_key() {
 
 /// R39, R13: a message that a relay holds or another transaction has locked stays unchanged, and nothing waits for it.
 #[test]
-fn what_is_in_flight_is_left_alone_at_once() {
+fn messages_in_flight_are_skipped_at_once() {
     let db = Database::new();
     let claimed = enqueue(&db, message("t").idempotency_key("claimed")).sequence;
     db.execute("UPDATE {o} SET locked_by = 7, locked_at = now()");
@@ -216,7 +216,7 @@ fn a_message_under_a_lease_that_is_being_renewed_is_not_settled() {
 
 /// R39: each part of a fan-out has its own answer.
 #[test]
-fn the_parts_of_a_fan_out_are_told_apart() {
+fn the_parts_of_a_fan_out_are_distinguished() {
     let db = Database::new();
     let (fast, slow) = (Receiver::ok(), Receiver::answering(|_| 503));
     let relay = db
@@ -533,7 +533,7 @@ fn a_discarded_dead_letter_frees_its_key_at_once() {
 
 /// R2, R20: a message settled as delivered by hand is not sent when it is enqueued again, and the entry stays.
 #[test]
-fn what_was_delivered_by_hand_counts_as_delivered() {
+fn a_message_marked_as_delivered_by_hand_counts_as_delivered() {
     let db = Database::new();
     let waiting = || message("t").idempotency_key("k");
     enqueue(&db, waiting());
@@ -585,7 +585,7 @@ fn fill_list(db: &Database) {
 
 /// R39, R36
 #[test]
-fn what_waits_is_listed_by_topic_destination_tenant_key_and_state() {
+fn waiting_messages_are_listed_by_topic_destination_tenant_key_and_state() {
     let db = Database::new();
     fill_list(&db);
     let mut conn = db.connect();

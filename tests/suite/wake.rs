@@ -239,7 +239,7 @@ fn a_stranger_with_the_name_of_a_listener_is_not_taken_for_one() {
 
 /// R9: inserting costs no NOTIFY while the relay is busy or absent.
 #[test]
-fn nobody_notifies_while_no_relay_sleeps() {
+fn no_insert_notifies_while_no_relay_sleeps() {
     let database = Database::new();
     let oid = database.number("SELECT '{o}'::regclass::oid::bigint");
     let mut listening = database.connect();

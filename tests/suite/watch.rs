@@ -56,7 +56,7 @@ fn watch_writes_a_line_of_json_each_time_with_rates() {
 
 /// R32: a database that goes away is reported, and found again.
 #[test]
-fn watch_goes_on_when_the_database_is_there_again() {
+fn watch_continues_when_the_database_is_back() {
     let database = Database::new();
     let mut watch = Running::start(script(
         &database,

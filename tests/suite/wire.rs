@@ -246,7 +246,7 @@ fn a_document_has_the_payload_byte_for_byte() {
 // --- Signatures ---------------------------------------------------------------------------
 
 #[test]
-fn each_attempt_is_signed_anew_with_its_own_time_and_the_same_id() {
+fn each_attempt_has_its_own_signature_and_time_and_the_same_id() {
     for mode in MODES {
         let database = Database::new();
         let receiver = Receiver::answering(|request| match request.header("outbox-attempt") {
@@ -330,7 +330,7 @@ fn a_trace_that_is_not_valid_is_not_passed_on() {
 }
 
 #[test]
-fn a_payload_that_is_too_large_for_its_destination_dies_unsent() {
+fn a_payload_that_is_too_large_for_its_destination_is_dead_lettered_unsent() {
     let database = Database::new();
     let receiver = Receiver::ok();
     for payload in ["\"12345678\"", "\"123456789\""] {

@@ -51,10 +51,10 @@ impl Server {
             .local_addr()
             .context("cannot read the address of the listener")?;
         let stopping = Arc::new(AtomicBool::new(false));
-        let is_over = Arc::clone(&stopping);
+        let is_stopping = Arc::clone(&stopping);
         let accepting = std::thread::Builder::new()
             .name("admin-accept".to_owned())
-            .spawn(move || accept(&listener, &is_over, &handler))
+            .spawn(move || accept(&listener, &is_stopping, &handler))
             .context("cannot start a thread")?;
         Ok(Self {
             address,

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_receivers_of_several_hosts_share_is_told_once() {
+    fn a_secret_that_receivers_of_several_hosts_share_is_reported_once() {
         let rotation = format!("{FIRST} {SECOND}");
         assert_eq!(
             details(

@@ -71,7 +71,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         }
     }
     let [nobody, ..] = &measured;
-    let (free, free_anew) = (rate_of(&nobody.going_on), rate_of(&nobody.anew));
+    let (free, free_after_start) = (rate_of(&nobody.going_on), rate_of(&nobody.anew));
     let run = |measured: &Measured| {
         let (going_on, anew) = (&measured.going_on, &measured.anew);
         json!({
@@ -83,7 +83,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             "claim_max_ms": mean_of(going_on, Delivery::claim_max_ms),
             "own_cpu_us_per_message": mean_of(going_on, Delivery::cpu_us_per_message),
             "messages_per_second_after_start": rate_of(anew),
-            "ratio_to_nobody_after_start": rate_of(anew) / free_anew,
+            "ratio_to_nobody_after_start": rate_of(anew) / free_after_start,
         })
     };
     Ok(json!({

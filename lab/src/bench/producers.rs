@@ -205,9 +205,9 @@ impl Client {
     }
 
     /// Returns the number of commits.
-    fn commit_until(mut self, is_over: &AtomicBool) -> Result<u64> {
+    fn commit_until(mut self, has_ended: &AtomicBool) -> Result<u64> {
         let mut commits = 0;
-        while !is_over.load(Ordering::Relaxed) {
+        while !has_ended.load(Ordering::Relaxed) {
             let message = NewMessage::new(TOPIC, &self.payload)?;
             self.conn
                 .transaction(|conn| self.outbox.enqueue(conn, message))?;
@@ -222,15 +222,15 @@ fn produce(options: &Options, ground: &Ground) -> Result<(u64, f64)> {
     let clients = (0..options.clients)
         .map(|_| Client::new(ground))
         .collect::<Result<Vec<_>>>()?;
-    let is_over = &AtomicBool::new(false);
+    let has_ended = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         let began = Instant::now();
         let clients: Vec<_> = clients
             .into_iter()
-            .map(|client| scope.spawn(move || client.commit_until(is_over)))
+            .map(|client| scope.spawn(move || client.commit_until(has_ended)))
             .collect();
         let waited = ground.wait(Duration::from_secs(options.seconds));
-        is_over.store(true, Ordering::Relaxed);
+        has_ended.store(true, Ordering::Relaxed);
         let mut commits = 0;
         for client in clients {
             let done = client.join().ok().context("a client panicked")?;

@@ -269,7 +269,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_indented_is_the_same_json(value in any_json()) {
+        fn indented_json_is_the_same_json(value in any_json()) {
             let text = value.to_string();
             let indented = indented(&text);
             let read = |text: &str| text.parse::<Value>().expect("JSON");
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_reader_does_not_read_is_left_out() {
+    fn unreadable_content_is_left_out() {
         for text in [
             format!("{}1{}", "[".repeat(500), "]".repeat(500)),
             r#"{"SECRET": "\ud800"}"#.to_owned(),

@@ -41,19 +41,19 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
     let rows: Vec<Vec<Markup>> = leases
         .iter()
         .map(|lease| {
-            let is_over = lease.seconds_left <= 0.0;
+            let has_expired = lease.seconds_left <= 0.0;
             vec![
                 html! { span.key { (lease.relay) } },
                 html! {
-                    @if is_over && is_served { span.badge { "gone" } " " span.quiet { "messages taken over" } }
-                    @else if is_over { span.badge.bad { "lease expired" } }
+                    @if has_expired && is_served { span.badge { "gone" } " " span.quiet { "messages taken over" } }
+                    @else if has_expired { span.badge.bad { "lease expired" } }
                     @else if !lease.enabled { span.badge.bad { "switched off" } }
                     @else if lease.stands_by { span.badge { "standby" } }
                     @else { span.badge.good { "active" } }
                 },
                 html! { (lease.id) },
                 html! { (words::duration(lease.renewed_seconds_ago)) " ago" },
-                html! { @if is_over { "–" } @else { (words::duration(lease.seconds_left)) } },
+                html! { @if has_expired { "–" } @else { (words::duration(lease.seconds_left)) } },
                 html! { (words::duration(lease.started_seconds_ago)) },
             ]
         })

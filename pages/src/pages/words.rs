@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_shown_by_its_beginning_and_told_whole() {
+    fn a_long_name_is_shown_by_its_beginning_with_the_whole_as_a_title() {
         assert_eq!(name("<a>").into_string(), "&lt;a&gt;");
         let long = "ä".repeat(81);
         let start = "ä".repeat(79);

@@ -217,11 +217,11 @@ impl Reuse {
         if self.lost.load(Ordering::Relaxed) < MOST_LOST {
             return true;
         }
-        let is_over = lock(&self.until).is_none_or(|until| until <= Instant::now());
-        if is_over {
+        let has_expired = lock(&self.until).is_none_or(|until| until <= Instant::now());
+        if has_expired {
             self.lost.store(0, Ordering::Relaxed);
         }
-        is_over
+        has_expired
     }
 }
 

@@ -118,7 +118,7 @@ struct InFlight {
     of_standings: [usize; 3],
     of_domains: HashMap<Arc<str>, usize>,
     threads: Vec<JoinHandle<()>>,
-    is_over: bool,
+    is_stopping: bool,
 }
 
 struct Asked {
@@ -320,7 +320,7 @@ impl Lookups {
 
 impl Drop for Lookups {
     fn drop(&mut self) {
-        self.shared.in_flight().is_over = true;
+        self.shared.in_flight().is_stopping = true;
         self.shared.asked.notify_all();
         self.alive = None;
         // Nothing is ever sent on this channel: this waits until all threads have ended, or for the grace period.
@@ -370,7 +370,7 @@ impl Shared {
 
     fn look_up_all(&self) {
         let mut in_flight = self.in_flight();
-        while !in_flight.is_over {
+        while !in_flight.is_stopping {
             let Some(name) = in_flight.begin(self.threads) else {
                 let waited = self.asked.wait(in_flight);
                 in_flight = waited.unwrap_or_else(PoisonError::into_inner);
@@ -482,12 +482,12 @@ mod tests {
     #[test]
     fn hanging_names_of_a_domain_delay_no_new_name_of_another() {
         let (lookups, release) = hanging(THREADS_OF_REGISTERED);
-        let is_over = AtomicBool::new(false);
+        let is_stopping = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for sender in 0..48 {
-                let (lookups, is_over) = (&lookups, &is_over);
+                let (lookups, is_stopping) = (&lookups, &is_stopping);
                 scope.spawn(move || {
-                    for number in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                    for number in (0..).take_while(|_| !is_stopping.load(Ordering::Relaxed)) {
                         let host = format!("hangs-{sender}-{number}.slow.example");
                         let until = Instant::now() + Duration::from_millis(25);
                         assert!(lookups.addresses(&name(&host), until).is_none());
@@ -508,7 +508,7 @@ mod tests {
                 let answer = lookups.addresses(&name(&host), until);
                 assert!(answer.is_some_and(|answer| answer.is_ok()), "{host}");
             }
-            is_over.store(true, Ordering::Relaxed);
+            is_stopping.store(true, Ordering::Relaxed);
         });
         let in_flight = lookups.shared.in_flight();
         assert_eq!(in_flight.running, THREADS_OF_REGISTERED / 2);

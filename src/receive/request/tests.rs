@@ -128,7 +128,7 @@ fn data_is_json_bytes_text_or_nothing() {
 }
 
 #[test]
-fn what_is_no_event_is_refused_by_name_and_nothing_of_it_is_quoted() {
+fn an_invalid_event_is_refused_by_name_and_not_quoted() {
     for (body, said) in [
         ("hunter2".to_owned(), "invalid JSON at line 1, column 1"),
         ("\"hunter2\"".to_owned(), "unexpected JSON shape"),

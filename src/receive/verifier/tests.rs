@@ -189,7 +189,7 @@ mod asymmetric {
     proptest! {
         /// R33.
         #[test]
-        fn what_is_signed_is_verified_and_anything_changed_is_refused(
+        fn a_signed_request_is_verified_and_a_changed_one_refused(
             seed in any::<[u8; 32]>(),
             body in proptest::collection::vec(any::<u8>(), 0..200),
             place in any::<Index>(),
@@ -279,7 +279,7 @@ fn a_timestamp_is_a_number_of_seconds() {
 
 /// The signed text is `id.timestamp.body`. If the body begins with a number, the text could be split differently.
 #[test]
-fn what_was_signed_cannot_be_split_otherwise() {
+fn a_signed_request_cannot_be_split_differently() {
     let body = format!("{NOW}.5");
     let mut headers = signed(FIRST, "a", &(NOW - 1).to_string(), body.as_bytes());
     assert_eq!(result(FIRST, &headers, body.as_bytes()), Ok(()));
@@ -377,7 +377,7 @@ fn in_binary_mode_a_duplicate_cannot_be_passed_off_as_another_message() {
 proptest! {
     /// R33.
     #[test]
-    fn what_is_signed_is_verified_and_anything_changed_is_refused(
+    fn a_signed_request_is_verified_and_a_changed_one_refused(
         id in "[!-\\-/-~]{1,40}",
         timestamp in NOW - 300..=NOW + 300,
         body in proptest::collection::vec(any::<u8>(), 0..200),

@@ -57,10 +57,10 @@ impl Activity {
     /// ```
     pub fn since(&self, earlier: &Self) -> Option<Rates> {
         let seconds = self.read_at - earlier.read_at;
-        let began_anew = self.enqueued < earlier.enqueued
+        let has_restarted = self.enqueued < earlier.enqueued
             || self.settled < earlier.settled
             || self.dead_lettered < earlier.dead_lettered;
-        if seconds <= 0.0 || began_anew {
+        if seconds <= 0.0 || has_restarted {
             return None;
         }
         #[allow(clippy::cast_precision_loss, reason = "a rate")]
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_for_each_second_and_none_where_counters_began_anew() {
+    fn rates_are_per_second_and_absent_after_a_reset_of_the_counters() {
         let at = |read_at: f64, enqueued: i64| Activity {
             enqueued,
             settled: 10,

@@ -16,7 +16,7 @@ use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::streams::streams;
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 
 /// The most messages read that are not due yet, and the most dead letters read that block their key.
 const CANDIDATES: i64 = 2_000;
@@ -90,7 +90,7 @@ pub(crate) fn blocked_keys(
     let waits: Vec<Option<String>> = lanes.iter().map(waits).collect();
     let (topics, destinations): (Vec<String>, Vec<String>) = lanes.into_iter().unzip();
     looking(conn, None, |conn| {
-        statement_anew(statement(name))
+        unprepared_statement(statement(name))
             .bind::<BigInt, _>(limit)
             .bind::<Array<Text>, _>(&topics)
             .bind::<Array<Text>, _>(&destinations)

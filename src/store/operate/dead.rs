@@ -25,7 +25,7 @@ use crate::status::{ReasonCode, UnknownWord};
 use crate::store::open_part;
 use crate::store::place::{MaybeRfc3339, Place, Rfc3339};
 use crate::store::sql::{MaybeJson, On, TimeAndSequence, all_of, given, shown_key};
-use crate::store::statement::{planned_anew, statement_anew};
+use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::dead;
 use crate::store::write::waiting;
 
@@ -231,7 +231,7 @@ fn latest(
             content.of(Box::new(dead::payload.nullable())),
             dead::dead_lettered_at,
         ));
-    planned_anew(letters).load(conn)
+    unprepared(letters).load(conn)
 }
 
 /// Dead letters without payloads, latest first.
@@ -254,7 +254,7 @@ pub(crate) fn matching(
         .filter(is_meant(filter))
         .order((dead::sequence, dead::message_id))
         .select((dead::sequence, dead::message_id));
-    planned_anew(letters).load(conn)
+    unprepared(letters).load(conn)
 }
 
 /// The dead letters with this sequence, with payload and headers.
@@ -297,7 +297,7 @@ pub(super) fn of_delivery(
         .filter(is_meant(&filter))
         .order(dead::sequence)
         .select((dead::sequence, dead::message_id));
-    planned_anew(sequences).load(conn)
+    unprepared(sequences).load(conn)
 }
 
 /// Puts dead letters back into the outbox: due at once, with no attempts, and without an expiry that has passed.
@@ -390,7 +390,7 @@ fn requeue_with(
         ),
     };
     let (numbers, ids) = arrays(letters);
-    let counts: (i64, i64) = statement_anew(format!(
+    let counts: (i64, i64) = unprepared_statement(format!(
         "WITH asked AS (
             SELECT * FROM unnest($1::bigint[], $4::uuid[]) AS t(sequence, message_id)
         ), chosen AS MATERIALIZED (

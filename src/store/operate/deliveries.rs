@@ -31,7 +31,7 @@ use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::searched::{ALL, Deadline};
 use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, clock_timestamp, given};
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::{attempt, candidate, outbox};
 
 /// If heavy writes let a search read only the end of the ledger, the next page starts this far back, where the ledger's
@@ -279,7 +279,7 @@ fn waiting(
             };
             let is_one = Box::new(outbox::sequence.eq(AnyOf(all)));
             let of_lanes = messages::live(name, is_one, Content::Without);
-            found.extend(planned_anew(of_lanes).load::<MessageRecord>(conn)?);
+            found.extend(unprepared(of_lanes).load::<MessageRecord>(conn)?);
         }
         Ok(Some(found))
     })?;
@@ -368,7 +368,7 @@ fn add_answers(
             (attempt::sequence, attempt::message_id),
             attempt::http_status,
         ));
-    let answers: Vec<((Sequence, Uuid), Option<i32>)> = planned_anew(answers).load(conn)?;
+    let answers: Vec<((Sequence, Uuid), Option<i32>)> = unprepared(answers).load(conn)?;
     // Ordered by time: the last attempt wins.
     let last: HashMap<(Sequence, Uuid), Option<i32>> = answers.into_iter().collect();
     for row in rows.iter_mut().filter(|row| row.settled_at.is_none()) {
@@ -506,7 +506,7 @@ fn is_on_its_way(
         })]))
         .select(outbox::sequence)
         .limit(1);
-    let found: Vec<i64> = planned_anew(waits).load(conn)?;
+    let found: Vec<i64> = unprepared(waits).load(conn)?;
     Ok(!found.is_empty())
 }
 
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_settled_while_it_is_read_is_shown_once() {
+    fn a_message_settled_while_it_is_read_is_shown_once() {
         let rows = vec![
             one(1, 900, Status::Sending),
             one(1, 500, Status::Delivered),

@@ -23,7 +23,7 @@ use crate::store::catalogue;
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::served::{Unserved, served};
 use crate::store::relay::streams::{Found, streams};
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 
 /// Tables up to this size are counted (16 MiB in pages, about 10,000 messages).
 pub(super) const COUNTED_PAGES: i64 = 2_000;
@@ -267,7 +267,7 @@ fn find_unrouted(
 }
 
 fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LaneRow>> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT topic, destination, {COUNTS}, false AS is_cut, 0::bigint AS later
            FROM {} GROUP BY 1, 2 ORDER BY 1, 2",
         name.outbox()
@@ -350,7 +350,7 @@ fn first_rows(
     let limit = rows_of_each(lanes.len());
     let (topics, destinations): (Vec<&str>, Vec<&str>) =
         lanes.iter().map(|(t, d)| (t.as_str(), d.as_str())).unzip();
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT lane.topic, lane.destination, first.*, later.*
            FROM unnest($1::text[], $2::text[]) AS lane(topic, destination)
            CROSS JOIN LATERAL (

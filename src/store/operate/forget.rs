@@ -17,7 +17,7 @@ use crate::name::OutboxName;
 use crate::store::looking::looking;
 use crate::store::relay::pause::is_named;
 use crate::store::sql::{given, has_table_privilege, to_regclass};
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::{attempt, dead, destination, ledger, outbox, pause};
 use crate::store::write::waiting::{cancel_waiting, free};
 
@@ -43,7 +43,7 @@ macro_rules! looks {
                     .order($table::$column)
                     .limit(LOOK)
                     .select($table::$column);
-                looking(conn, None, |conn| planned_anew(found).load(conn))
+                looking(conn, None, |conn| unprepared(found).load(conn))
             }
         )+
     };
@@ -184,7 +184,7 @@ pub(crate) fn count_live(
     let live = outbox::table(name.outbox())
         .filter(outbox::tenant_id.assume_not_null().eq(tenant))
         .count();
-    planned_anew(live).get_result(conn)
+    unprepared(live).get_result(conn)
 }
 
 /// The table rights that this role lacks to forget a tenant. Only the owner has all of them.

@@ -12,7 +12,7 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::store::place::Rfc3339;
 use crate::store::sql::part_or;
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::{attempt, part};
 
 /// The most entries that one query returns.
@@ -99,7 +99,7 @@ pub(crate) fn history(
             attempt::operator,
             attempt::happened_at,
         ));
-    planned_anew(entries).load(conn)
+    unprepared(entries).load(conn)
 }
 
 /// A message on which an operator has acted.

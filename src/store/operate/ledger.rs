@@ -29,7 +29,7 @@ use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, Rfc3339, as_micros, from_micros};
 use crate::store::searched::{Deadline, Searched};
 use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::{PageBegin, ledger, part};
 
 /// How long reading one window may take before a shorter one is read instead.
@@ -316,10 +316,10 @@ fn between(
             ledger::settled_at,
         ));
     match pages {
-        Pages::All => planned_anew(rows).load(conn),
+        Pages::All => unprepared(rows).load(conn),
         Pages::From(part, page) => {
             let rows = rows.filter(ledger::part.eq(part));
-            planned_anew(rows.filter(ledger::ctid.ge(PageBegin(page)))).load(conn)
+            unprepared(rows.filter(ledger::ctid.ge(PageBegin(page)))).load(conn)
         }
     }
 }
@@ -345,7 +345,7 @@ pub(super) fn count(
         .filter(ledger::destination.eq(destination))
         .group_by(ledger::status)
         .select((ledger::status, count_star()));
-    let counts: Vec<(Status, i64)> = planned_anew(counts).load(conn)?;
+    let counts: Vec<(Status, i64)> = unprepared(counts).load(conn)?;
     let counts: HashMap<Status, i64> = counts.into_iter().collect();
     let of = |status| counts.get(&status).copied().unwrap_or(0);
     let of = |status| u64::try_from(of(status)).unwrap_or(0);

@@ -26,7 +26,7 @@ use crate::store::place::{MaybeRfc3339, Place, Rfc3339};
 use crate::store::searched::Searched;
 use crate::store::seek::{Hit, MessageKey, live_ones, seek};
 use crate::store::sql::{Json, MaybeJson, On, coalesce, null, shown_key};
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::{dead, ledger, outbox};
 
 /// One row of a message, in one table and for one destination. A message may have several rows: one for each
@@ -283,7 +283,7 @@ fn of_hits(
     let dead = dead(name, Box::new(is_dead), Content::Whole);
     let settled = settled(name, Box::new(ledger::message_id.eq_any(ids)));
     let all = live.union_all(dead).union_all(settled);
-    looking(conn, None, |conn| planned_anew(all).load(conn))
+    looking(conn, None, |conn| unprepared(all).load(conn))
 }
 
 /// The replays of the messages with this key.
@@ -304,7 +304,7 @@ fn replays_of(
     let dead = dead(name, is_replay!(dead), Content::Whole);
     let settled = settled(name, is_replay!(ledger));
     let all = live.union_all(dead).union_all(settled);
-    looking(conn, None, |conn| planned_anew(all).load(conn))
+    looking(conn, None, |conn| unprepared(all).load(conn))
 }
 
 /// The live messages and the dead letters of an ordering key, in the order of the key, without content.
@@ -326,7 +326,7 @@ pub(crate) fn of_ordering_key(
         .order((coalesce(dead::split_from, dead::sequence), dead::sequence))
         .limit(limit);
     let both = live.union_all(dead);
-    let mut rows: Vec<MessageRecord> = looking(conn, None, |conn| planned_anew(both).load(conn))?;
+    let mut rows: Vec<MessageRecord> = looking(conn, None, |conn| unprepared(both).load(conn))?;
     rows.sort_by_key(|row| (row.split_from.unwrap_or(row.sequence), row.sequence));
     rows.truncate(usize::try_from(limit).unwrap_or(0));
     Ok(rows)

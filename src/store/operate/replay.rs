@@ -26,7 +26,7 @@ use crate::store::looking::looking;
 use crate::store::open_part;
 use crate::store::place::{Place, as_micros, from_micros, rfc3339};
 use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
-use crate::store::statement::{planned_anew, statement_anew};
+use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::{ledger, lock};
 
 /// Messages that one statement replays.
@@ -132,7 +132,7 @@ pub(crate) fn begin(
 /// When the oldest entry of the ledger was settled.
 fn oldest(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Option<PgTimestamp>> {
     let first = ledger::table(name.ledger()).select(min(ledger::settled_at));
-    looking(conn, None, |conn| planned_anew(first).get_result(conn))
+    looking(conn, None, |conn| unprepared(first).get_result(conn))
 }
 
 /// The name of a run, such as `20261121T101500-5f3a9c`: the time in seconds, and a random number.
@@ -187,7 +187,7 @@ pub(crate) fn count(
             .filter(is_meant(filter, walk.place.micros, walk.end))
             .filter(all_of([given(walk.registration, is_not_another)]))
             .select((dsl::count(ledger::payload), count_star()));
-        planned_anew(counts).get_result(conn)
+        unprepared(counts).get_result(conn)
     })?;
     Ok(Replayed {
         replayed: u64::try_from(with_payload).unwrap_or(0),
@@ -268,7 +268,7 @@ fn next(
                 ledger::settled_at,
                 ledger::sequence,
             ));
-        planned_anew(rows).load(conn)
+        unprepared(rows).load(conn)
     })?;
     let number = i64::try_from(rows.len()).unwrap_or(BATCH);
     walk.place = match rows.last() {
@@ -307,7 +307,7 @@ pub(crate) fn once_more(
             ledger::settled_at,
             ledger::sequence,
         ));
-    let rows: Vec<FoundRow> = planned_anew(delivered).load(conn)?;
+    let rows: Vec<FoundRow> = unprepared(delivered).load(conn)?;
     if rows.is_empty() {
         return Ok(None);
     }
@@ -348,7 +348,7 @@ fn insert(
         ReplayIds::Same => rows.iter().map(|_| None).collect(),
         ReplayIds::New => rows.iter().map(|_| Some(Uuid::now_v7())).collect(),
     };
-    statement_anew(format!(
+    unprepared_statement(format!(
         "WITH replayed AS (
             INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
                 idempotency_key, digest, tenant_id, occurred_at, registration)

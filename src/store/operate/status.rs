@@ -10,7 +10,7 @@ use crate::name::OutboxName;
 use crate::routes::Serves;
 use crate::store::relay::lease::{self as relays, stands_by};
 use crate::store::sql::{MaybeJson, clock_timestamp, now};
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 use crate::store::table::{lease, outbox};
 
 /// The lease of a relay that is or was running.
@@ -111,7 +111,7 @@ pub(crate) fn due(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
              AND ({row}.destination = o.destination OR {row}.destination = '' OR o.destination = '')"
         )
     };
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT o.topic, o.destination, count(*) AS count,
                 count(*) FILTER (WHERE o.ordering_key IS NOT NULL AND (
                     EXISTS (SELECT FROM {outbox} e WHERE {e})

@@ -18,7 +18,7 @@ use crate::store::catalogue::{self, pages_of, pg_class, pg_inherits};
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::streams::{Found, streams};
 use crate::store::sql::{has_table_privilege, pg_relation_size, to_regclass};
-use crate::store::statement::{planned_anew, statement_anew};
+use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::{messages, outbox};
 
 /// The most troubles that are shown.
@@ -117,7 +117,7 @@ pub(crate) fn settled(
                     .group_by(messages::status)
                     .select((messages::status, count_star()))
                     .order(messages::status);
-                planned_anew(settled).load(conn)?
+                unprepared(settled).load(conn)?
             }
         };
         let count = |(status, count)| StatusCount {
@@ -141,7 +141,7 @@ fn share_without_subscriber(
         return Ok(0.0);
     }
     let (sample, _) = sample::of(pages);
-    let share = statement_anew(format!(
+    let share = unprepared_statement(format!(
         "SELECT coalesce(avg((status = 'no_subscriber')::int), 0)::float8 FROM {ledger} {sample}"
     ));
     share.giving::<Double>().get_result(conn)
@@ -212,7 +212,7 @@ fn most_frequent(mut troubles: Vec<TroubleCount>) -> Vec<TroubleCount> {
 }
 
 fn live_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {
-    statement_anew(live_of(from)).load(conn)
+    unprepared_statement(live_of(from)).load(conn)
 }
 
 /// SQL for the troubles of these rows of an outbox.
@@ -231,7 +231,7 @@ fn of_removed_leases(
     name: &OutboxName,
     from: &str,
 ) -> QueryResult<Vec<TroubleCount>> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT 'sending' AS status, topic, 'LEASE_REMOVED' AS reason, count(*) AS count,
                 'locked by the lease ' || min(locked_by) || ', whose row somebody has removed' AS example,
                 false AS is_estimate
@@ -248,7 +248,7 @@ pub(crate) fn removed_leases(
     name: &OutboxName,
 ) -> QueryResult<Option<Vec<(i64, i64)>>> {
     looking_briefly(conn, PATIENCE, |conn| {
-        statement_anew(format!(
+        unprepared_statement(format!(
             "SELECT o.locked_by, count(*) FROM {outbox} o
               WHERE o.locked_by IS NOT NULL AND NOT EXISTS (SELECT FROM {lease} l WHERE l.id = o.locked_by)
               GROUP BY 1 ORDER BY 1",
@@ -273,7 +273,7 @@ pub(crate) fn holds_none(
 }
 
 fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT 'dead' AS status, topic, reason, count(*) AS count, min(last_error) AS example,
                 false AS is_estimate
            FROM {from} GROUP BY topic, reason"
@@ -299,7 +299,7 @@ fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Troub
             .collect();
         let (topics, destinations): (Vec<String>, Vec<String>) = lanes.into_iter().unzip();
         let limit = rows_of_each(topics.len());
-        statement_anew(&sql)
+        unprepared_statement(&sql)
             .bind::<Array<Text>, _>(topics)
             .bind::<Array<Text>, _>(destinations)
             .bind::<BigInt, _>(limit)

@@ -20,7 +20,7 @@ use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::store::relay::streams::{is_of, streams};
 use crate::store::searched::{ALL, Deadline, Searched};
 use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, given};
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::{candidate, outbox};
 
 /// Tables up to this size (128 MiB in pages) are read in 100 to 200 ms.
@@ -226,5 +226,5 @@ fn these<'a>(
     let first = messages::live(name, is_one, Content::Without)
         .order((outbox::available_at, outbox::sequence))
         .limit(limit);
-    planned_anew(first).load(conn)
+    unprepared(first).load(conn)
 }

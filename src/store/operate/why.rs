@@ -20,7 +20,7 @@ use crate::store::relay::lease::{is_not_over, leases};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable};
 use crate::store::relay::served::{Served, Unserved, served};
 use crate::store::sql::clock_timestamp;
-use crate::store::statement::{planned_anew, statement_anew};
+use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::{destination, lease, outbox};
 
 /// Why a live message is not sent yet, and until when. The text of each reason begins with fixed words, such as
@@ -536,7 +536,7 @@ impl Facts {
         if keyed.0.is_empty() {
             return Ok(HashMap::new());
         }
-        let rows: Vec<(i64, i64, String)> = statement_anew(format!(
+        let rows: Vec<(i64, i64, String)> = unprepared_statement(format!(
             "SELECT r.sequence, first.sequence, first.state
                FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bigint[])
                     AS r(sequence, ordering_key, destination, goes_to, place)
@@ -643,7 +643,7 @@ fn of_live(
 ) -> QueryResult<Vec<(MessageRecord, WaitReason)>> {
     let is_other = Box::new(outbox::sequence.ne_all(except.to_vec()));
     let live = messages::live(name, is_other, Content::Without).order(outbox::sequence);
-    let live: Vec<MessageRecord> = planned_anew(live).load(conn)?;
+    let live: Vec<MessageRecord> = unprepared(live).load(conn)?;
     let reasons = facts.of_all(conn, name, &live)?;
     let all = live.into_iter().zip(reasons);
     Ok(all

@@ -9,7 +9,7 @@ use diesel::result::QueryResult;
 use crate::name::OutboxName;
 use crate::store::looking::looking_briefly;
 use crate::store::sql::{interval, now};
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::outbox;
 
 /// The time limit of the check.
@@ -36,7 +36,7 @@ pub(crate) fn is_claimable(
             .select(outbox::sequence)
             .for_no_key_update()
             .skip_locked();
-        planned_anew(first).get_result::<i64>(conn).optional()
+        unprepared(first).get_result::<i64>(conn).optional()
     })?;
     Ok(found.flatten().is_some())
 }
@@ -51,7 +51,7 @@ mod tests {
     use crate::store::setup::migrate;
 
     #[test]
-    fn what_waits_held_keyed_or_not_for_long_is_nobodys_fault() {
+    fn messages_that_are_held_or_keyed_or_new_are_not_late() {
         let url = std::env::var("DATABASE_URL")
             .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
         let mut conn = PgConnection::establish(&url).expect("PostgreSQL is running");

@@ -9,7 +9,7 @@ use diesel::{PgConnection, Queryable, RunQueryDsl};
 use crate::name::OutboxName;
 use crate::store::LONGEST_AGE;
 use crate::store::sql::interval;
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 
 /// The result of turning the ring.
 #[derive(Debug, Queryable)]
@@ -29,7 +29,7 @@ pub(crate) fn rotate(
     name: &OutboxName,
     retention: Duration,
 ) -> QueryResult<Turned> {
-    statement_anew(format!("SELECT * FROM {}($1)", name.rotate()))
+    unprepared_statement(format!("SELECT * FROM {}($1)", name.rotate()))
         .bind::<Interval, _>(interval(retention.min(LONGEST_AGE)))
         .giving::<(Integer, Bool)>()
         .get_result(conn)

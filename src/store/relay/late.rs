@@ -89,7 +89,7 @@ mod tests {
     /// R8: the inserts of an open transaction are found once it has ended, even after others have inserted since. The
     /// transaction numbers show when it has ended.
     #[test]
-    fn what_is_committed_late_is_found_behind_the_last_sequence_that_has_come() {
+    fn a_message_committed_late_is_found_after_the_last_settled_sequence() {
         let outbox = Outbox::new();
         let name = &outbox.name;
         let (mut relay, mut late_one, mut other) =

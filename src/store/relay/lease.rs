@@ -33,7 +33,7 @@ use crate::store::sql::{
     Json, On, clock_timestamp, date_part, greatest, interval, now, pg_postmaster_start_time,
     pg_try_advisory_lock, pg_try_advisory_xact_lock,
 };
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 use crate::store::table::{lease, other_lease};
 
 /// The id of a lease: the time of its registration, in microseconds. No id is used twice in one outbox, not even by a
@@ -114,7 +114,7 @@ pub(crate) fn register(
         if is_single_active {
             // Ids must become visible in order: a lower id that appears later would make two relays active.
             // So would a clock that was set back: hence the new id is above all existing ids.
-            statement_anew(format!(
+            unprepared_statement(format!(
                 "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE",
                 name.lease()
             ))
@@ -320,7 +320,7 @@ pub(crate) fn holders(
     after: i64,
     count: i64,
 ) -> QueryResult<Part> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT max(o.sequence) AS last,
                 coalesce(array_agg(DISTINCT o.locked_by) FILTER (WHERE o.locked_by IS NOT NULL),
                          '{{}}') AS holders,
@@ -420,7 +420,7 @@ mod tests {
 
     /// G4
     #[test]
-    fn whoever_holds_the_row_of_an_expired_lease_keeps_no_other_lease_from_ending() {
+    fn a_lock_on_the_row_of_an_expired_lease_keeps_no_other_lease_from_ending() {
         let outbox = Outbox::new();
         let (mut conn, mut other, name) = (outbox.connect(), outbox.connect(), &outbox.name);
         let [held, over] =
@@ -546,7 +546,7 @@ mod tests {
 
     /// G4, R10: after a failover, after TRUNCATE, and after the clock is set back.
     #[test]
-    fn no_id_is_given_twice_and_none_below_those_that_are_there() {
+    fn no_lease_id_is_assigned_twice_or_below_an_existing_one() {
         let outbox = Outbox::new();
         let (mut conn, name) = (outbox.connect(), &outbox.name);
         let one = |conn: &mut PgConnection| outbox.lease_for(conn, MINUTE, true);

@@ -16,7 +16,7 @@ use diesel::{PgConnection, delete, insert_into, select, update};
 use crate::name::OutboxName;
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::sql::{On, clock_timestamp, interval};
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::{candidate, destination, pause};
 
 /// The reason of a row that a circuit breaker wrote.
@@ -338,7 +338,7 @@ pub(crate) fn is_named(
     for lane in streams_to(conn, name, destination)? {
         let messages = QueryDsl::filter(candidate::table(name.outbox()), is_of(&lane));
         // A plan for all names may read the table: most messages may have this topic and another destination.
-        if planned_anew(select(exists(messages))).get_result(conn)? {
+        if unprepared(select(exists(messages))).get_result(conn)? {
             return Ok(true);
         }
     }

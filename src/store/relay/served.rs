@@ -15,7 +15,7 @@ use super::topics::{self, ServedTopic};
 use crate::name::OutboxName;
 use crate::routes::{Refuses, Routes, Serves, matches_any};
 use crate::store::sql::MaybeJson;
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 use crate::store::table::{destination, lease};
 
 /// The topics and destinations that all active relays serve together.
@@ -63,7 +63,7 @@ pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
 
 /// Text: `unnest` of a column in FROM.
 fn wanted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<(String, String)>> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT pattern, min(name) FROM {} CROSS JOIN unnest(topics) pattern WHERE enabled GROUP BY 1",
         name.destination()
     ))

@@ -14,7 +14,7 @@ use diesel::{PgConnection, RunQueryDsl, select};
 use crate::name::OutboxName;
 use crate::store::OUTBOX_NUMBER;
 use crate::store::sql::pg_terminate_backend;
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 
 /// A session that holds the lock, and is not the listener of a relay whose lease is alive.
 #[derive(Debug, diesel::Queryable)]
@@ -32,7 +32,7 @@ pub(crate) struct Holder {
 /// which writes the listener of a new session into the lease. A role without `pg_read_all_stats` does not see when the
 /// processes of others began, and tells them by their numbers.
 pub(crate) fn holders(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Holder>> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT a.pid, concat_ws(', ', 'application ' || nullif(a.application_name, ''), 'user ' || a.usename,
                        'from ' || a.client_addr::text) AS who,
                 n.id,

@@ -12,7 +12,7 @@ use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
 use super::claim::{Position, Stream, Topic};
 use crate::name::OutboxName;
 use crate::store::sql::On;
-use crate::store::statement::{planned_anew, statement, statement_anew};
+use crate::store::statement::{statement, unprepared, unprepared_statement};
 use crate::store::table::candidate;
 
 /// A stream, and the position of its first live message.
@@ -61,7 +61,7 @@ pub(crate) fn streams_behind(
                 candidate::ordering_key.is_not_null(),
             ));
         // A plan for all sequences would use the claim index.
-        found.extend(all_found(planned_anew(newest).load::<Row>(conn)?));
+        found.extend(all_found(unprepared(newest).load::<Row>(conn)?));
     }
     Ok(found)
 }
@@ -73,7 +73,7 @@ pub(in crate::store) fn streams_to(
     name: &OutboxName,
     destination: &str,
 ) -> QueryResult<Vec<Stream>> {
-    let topics = statement_anew(format!(
+    let topics = unprepared_statement(format!(
         "WITH RECURSIVE {}, {}
          SELECT topic, false FROM plain UNION ALL SELECT topic, true FROM keyed",
         scan(name, "plain", "o.ordering_key IS NULL", "true", &["topic"]),
@@ -246,7 +246,7 @@ mod tests {
     use crate::store::tests::Outbox;
 
     #[test]
-    fn whatever_is_known_the_others_are_found_beside_it() {
+    fn streams_are_found_beside_any_set_of_known_ones() {
         let outbox = Outbox::new();
         let mut conn = outbox.connect();
         conn.batch_execute(&format!(

@@ -15,7 +15,7 @@ use super::page::{Free, PAGE, Page, Place};
 use super::streams::is_of;
 use crate::name::OutboxName;
 use crate::store::sql::{TimeAndSequence, clock_timestamp, octet_length};
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::{candidate, outbox};
 
 /// The most messages that one call reads.
@@ -51,15 +51,17 @@ pub(crate) fn expired(
             ),
             candidate::expires_at.le(clock_timestamp().nullable()),
         ));
-    let read: Vec<Read> = planned_anew(first).load(conn)?;
+    let read: Vec<Read> = unprepared(first).load(conn)?;
     let mut is_cut = read.len() >= READ;
-    let expired = read.iter().filter(|(_, is_over)| *is_over == Some(true));
+    let expired = read
+        .iter()
+        .filter(|(_, has_expired)| *has_expired == Some(true));
     let expired: Vec<i64> = expired.map(|(one, _)| one.sequence).take(PAGE).collect();
     let sizes = sizes(conn, name, &expired)?;
     let (mut found, mut last, mut bytes) = (Vec::new(), None, 0);
-    for (one, is_over) in read {
+    for (one, has_expired) in read {
         let position = one.position();
-        if is_over == Some(true) {
+        if has_expired == Some(true) {
             bytes += sizes.get(&one.sequence).copied().unwrap_or(0);
             let is_full = found.len() >= PAGE || bytes > MOST_BYTES;
             if is_full && !found.is_empty() {

@@ -13,7 +13,7 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
 use crate::store::sql::outbox_create;
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 
 diesel::table! {
     /// The applied steps. A step has several rows if it was applied again, or if a dump of the data was restored.
@@ -187,7 +187,7 @@ fn create(conn: &mut PgConnection, is_there: &str, up: &str) -> QueryResult<bool
 }
 
 fn is_true(conn: &mut PgConnection, condition: &str) -> QueryResult<bool> {
-    statement_anew(format!("SELECT {condition}"))
+    unprepared_statement(format!("SELECT {condition}"))
         .giving::<Bool>()
         .get_result(conn)
 }

@@ -11,7 +11,7 @@ use diesel::{PgConnection, RunQueryDsl};
 use super::inspect;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::statement::{statement, statement_anew};
+use crate::store::statement::{statement, unprepared_statement};
 
 /// A table of an outbox by suffix, privileges, and the columns of the privileges (empty: the whole table). Privileges
 /// and columns are lists in SQL.
@@ -256,7 +256,7 @@ pub(crate) fn missing(
             }
         }
     }
-    let rows: Vec<MissingRow> = statement_anew(
+    let rows: Vec<MissingRow> = unprepared_statement(
         "SELECT quote_ident(current_user) AS role, r.table_name, r.privilege, r.column
            FROM unnest($1::text[], $2::text[], $3::text[])
                 WITH ORDINALITY AS r(table_name, privilege, \"column\", n)

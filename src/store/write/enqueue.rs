@@ -19,7 +19,7 @@ use crate::message::{Due, NewMessage};
 use crate::name::OutboxName;
 use crate::store::digest_of;
 use crate::store::place::from_micros;
-use crate::store::statement::{Statement, statement_anew};
+use crate::store::statement::{Statement, unprepared_statement};
 
 /// A message, and the digest of its content.
 pub(crate) struct Row {
@@ -192,7 +192,7 @@ fn with_digests(
     if plain.is_empty() {
         return Ok(rows);
     }
-    let digests: HashMap<i64, Vec<u8>> = statement_anew(format!(
+    let digests: HashMap<i64, Vec<u8>> = unprepared_statement(format!(
         "SELECT o.sequence, {digest} AS digest FROM {outbox} o
           WHERE o.sequence OPERATOR(pg_catalog.=) ANY($1)",
         digest = digest_of("o"),
@@ -242,7 +242,7 @@ pub(crate) fn insert_all(
     rows: &[Row],
 ) -> QueryResult<bool> {
     let rows: Vec<&Row> = rows.iter().collect();
-    let statement = statement_anew(insert(name, in_array));
+    let statement = unprepared_statement(insert(name, in_array));
     if !has_keys(&rows) {
         return bind_many(statement, &rows).execute(conn).map(|_| true);
     }
@@ -297,7 +297,7 @@ fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Statemen
         true => with_keys(),
         false => format!("{insert} RETURNING {NEW}"),
     };
-    let statement = statement_anew(statement);
+    let statement = unprepared_statement(statement);
     match rows {
         [row] => bind_one(statement, row),
         rows => bind_many(statement, rows),

@@ -12,7 +12,7 @@ use diesel::{
 use crate::store::pinned::located_by_default;
 use crate::store::setup::inspect::has_column;
 use crate::store::sql::{has_table_privilege, to_regclass};
-use crate::store::statement::{statement, statement_anew};
+use crate::store::statement::{statement, unprepared_statement};
 use crate::store::table::inbox;
 use crate::store::{LONGEST_AGE, millis};
 
@@ -70,7 +70,7 @@ impl<'a> Forgetting<'a> {
     /// Text: Diesel has no WITH, and cannot qualify operators with their schema, as an application's search path
     /// requires.
     pub(crate) fn step(&mut self, conn: &mut PgConnection, limit: i64) -> QueryResult<usize> {
-        let (rows, last): (i64, Option<PgTimestamp>) = statement_anew(format!(
+        let (rows, last): (i64, Option<PgTimestamp>) = unprepared_statement(format!(
             "WITH forgotten AS (
                 DELETE FROM {table} WHERE ctid OPERATOR(pg_catalog.=) ANY(ARRAY(
                     SELECT ctid FROM {table}

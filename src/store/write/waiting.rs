@@ -28,7 +28,7 @@ use crate::store::expired;
 use crate::store::kept_digest;
 use crate::store::open_part;
 use crate::store::sql::{clock_timestamp, latest};
-use crate::store::statement::{Statement, planned_anew, statement_anew};
+use crate::store::statement::{Statement, unprepared, unprepared_statement};
 use crate::store::table::{candidate, lease, outbox};
 
 /// How an application or an operator ends a message.
@@ -125,7 +125,7 @@ pub(crate) fn reschedule(
             .filter(outbox::sequence.eq_any(array::<BigInt, _>(waiting)))
             .set(outbox::available_at.eq(latest(clock_timestamp(), absolute(due), delayed)))
             .returning((outbox::sequence, outbox::message_id));
-        let done: Vec<Identity> = planned_anew(change).load(conn)?;
+        let done: Vec<Identity> = unprepared(change).load(conn)?;
         if !done.is_empty() {
             wake(conn, name)?;
         }
@@ -165,7 +165,7 @@ fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult
         .filter(outbox::locked_by.is_not_null())
         .select(outbox::locked_by.assume_not_null())
         .distinct();
-    let mut holders: Vec<i64> = planned_anew(holders).load(conn)?;
+    let mut holders: Vec<i64> = unprepared(holders).load(conn)?;
     if holders.is_empty() {
         return Ok(holders);
     }
@@ -174,7 +174,7 @@ fn over(conn: &mut PgConnection, name: &OutboxName, live: &[i64]) -> QueryResult
         .filter(lease::id.eq_any(&holders))
         .filter(not(lease::ended))
         .select(lease::id);
-    let valid: Vec<i64> = planned_anew(valid).load(conn)?;
+    let valid: Vec<i64> = unprepared(valid).load(conn)?;
     holders.retain(|holder| !valid.contains(holder));
     Ok(holders)
 }
@@ -268,7 +268,7 @@ fn recorded<'a>(
     end: End,
     note: Option<&'a str>,
 ) -> Statement<'a> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "WITH gone AS ({gone}), recorded AS (
             INSERT INTO {ledger} (part, sequence, message_id, topic, destination, named_destination,
                 ordering_key, idempotency_key, digest, tenant_id, status, reason, error, attempts,
@@ -318,7 +318,7 @@ fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> Quer
               ORDER BY o.ordering_key, o.destination, coalesce(o.split_from, o.sequence) LIMIT 1"
         )
     };
-    statement_anew(format!(
+    unprepared_statement(format!(
         "WITH RECURSIVE first AS (
             ({first})
             UNION ALL
@@ -342,7 +342,7 @@ fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> Quer
 ///
 /// Text: it takes an advisory lock.
 fn wake(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT CASE WHEN NOT pg_try_advisory_xact_lock_shared({OUTBOX_NUMBER}, 1)
                      THEN pg_notify('outbox_' || to_regclass($1)::oid::text, '') END"
     ))

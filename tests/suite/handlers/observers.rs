@@ -45,7 +45,7 @@ struct Silent;
 impl Observer for Silent {}
 
 #[test]
-fn observers_are_told_of_each_step_and_their_panics_harm_nobody() {
+fn observers_see_each_step_and_their_panics_do_no_harm() {
     let database = Database::new();
     let told = Told::default();
     let relay = database

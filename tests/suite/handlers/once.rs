@@ -21,7 +21,7 @@ fn club(database: &Database) -> String {
 
 /// R33
 #[test]
-fn what_a_handler_does_once_is_done_once_also_where_it_is_called_again() {
+fn the_work_of_a_handler_is_done_once_even_if_it_is_called_again() {
     let database = Database::new();
     let club = club(&database);
     let (pool, calls) = (pool_of(&database), Arc::new(AtomicUsize::new(0)));
@@ -75,7 +75,7 @@ fn what_a_handler_does_once_is_done_once_also_where_it_is_called_again() {
 
 /// R33, R45
 #[test]
-fn a_call_behind_another_relays_transaction_waits_until_its_limit_and_gives_its_connection_back() {
+fn a_call_behind_another_relays_transaction_waits_until_its_limit_and_returns_its_connection() {
     let database = Database::new();
     let pool = Pool::builder()
         .max_size(1)

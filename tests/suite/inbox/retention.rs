@@ -57,7 +57,7 @@ fn old_messages_are_forgotten_and_younger_ones_never() {
 
 /// R33.
 #[test]
-fn the_relay_cleans_the_inbox_when_it_is_told_to() {
+fn the_relay_cleans_the_inbox_when_a_retention_is_set() {
     let database = with_old_messages(1500);
     let old_ledger_row = |key: &str| {
         database.execute(&format!(

@@ -114,7 +114,7 @@ fn several_messages_are_one_signed_request_with_an_id_of_its_own() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_left_out_of_the_request() {
+fn unsendable_messages_are_left_out_of_the_request() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let mut destination = destination(&receiver.url(), Mode::Batched);

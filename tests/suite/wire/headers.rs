@@ -36,7 +36,7 @@ fn headers_of_a_destination_win_over_stored_ones() {
 }
 
 #[test]
-fn what_a_message_must_not_set_is_its_end() {
+fn a_message_with_a_forbidden_header_is_dead_lettered() {
     let stored = [
         r#"{"Webhook-Signature": "v1,AAAA"}"#,
         r#"{"WEBHOOK-ID": "1"}"#,

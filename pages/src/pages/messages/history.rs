@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_settled_by_hand_says_by_whom_and_why() {
+    fn a_message_settled_by_hand_shows_the_operator_and_the_reason() {
         for (status, reason, what) in [
             ("dead", "CANCELLED", "Cancelled after 2 attempts"),
             (

@@ -11,7 +11,7 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::store::looking::looking;
 use crate::store::place::Rfc3339;
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::dead;
 
 /// Dead letters of one reason, topic and destination.
@@ -56,7 +56,7 @@ pub(crate) fn groups(
         is_meant: is_meant(filter),
         limit,
     };
-    looking(conn, None, |conn| planned_anew(groups).load(conn))
+    looking(conn, None, |conn| unprepared(groups).load(conn))
 }
 
 /// Groups dead letters. Diesel renders the table and the filter.

@@ -10,7 +10,7 @@ use diesel::{PgConnection, RunQueryDsl};
 use super::{COUNTED_PAGES, DeadDepth, Lane, sample};
 use crate::name::OutboxName;
 use crate::store::catalogue;
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 
 /// Of a large table, this many of the latest dead letters are counted exactly: a new failure shows there before a
 /// sample shows it.
@@ -51,7 +51,7 @@ pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
 }
 
 pub(super) fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<DeadDepth>> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT topic, destination, count(*) AS count, false AS is_estimate FROM {from}
           GROUP BY 1, 2 ORDER BY topic COLLATE \"C\", destination COLLATE \"C\""
     ))

@@ -7,7 +7,7 @@ use diesel::{PgConnection, RunQueryDsl};
 
 use super::{COUNTS, LaneColumns, LaneRow};
 use crate::name::OutboxName;
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 
 /// About how many pages a sample reads.
 const PAGES: f64 = 1_000.0;
@@ -38,7 +38,7 @@ pub(super) fn lanes(
     pages: i64,
 ) -> QueryResult<(Vec<LaneRow>, f64)> {
     let (sample, factor) = of(pages);
-    let rows = statement_anew(format!(
+    let rows = unprepared_statement(format!(
         "SELECT topic, destination, {COUNTS}, true AS is_cut, 0::bigint AS later FROM {} {sample}
           GROUP BY 1, 2",
         name.outbox()

@@ -32,7 +32,7 @@ fn found(sequence: i64, bytes: i32) -> Found {
 
 /// R48
 #[test]
-fn what_fits_ends_with_the_message_that_makes_it_full() {
+fn a_claim_ends_with_the_message_that_fills_it() {
     let count = |sizes: &[i32], bytes| {
         let found: Vec<Found> = (1..).zip(sizes).map(|(n, size)| found(n, *size)).collect();
         how_many_fit(&found, bytes)
@@ -49,7 +49,7 @@ fn what_fits_ends_with_the_message_that_makes_it_full() {
 
 /// R48
 #[test]
-fn a_claim_is_one_statement_only_where_it_cannot_be_too_large_and_nobody_holds_anything() {
+fn a_claim_is_one_statement_only_if_it_cannot_be_too_large_and_no_message_is_held() {
     let claimant = |bytes, expired| Claimant {
         lease: LeaseId(1),
         expired,
@@ -66,7 +66,7 @@ fn a_claim_is_one_statement_only_where_it_cannot_be_too_large_and_nobody_holds_a
 
 /// G6
 #[test]
-fn what_a_dead_relay_held_is_sent_once_more_and_then_counts_as_failed() {
+fn a_message_of_a_dead_relay_is_sent_once_more_and_then_counts_as_failed() {
     let taken_over = |holder, attempts, error: Option<&str>| {
         let facts = (1, 1, None, holder, attempts, error.map(str::to_owned));
         Found::new(facts, 3).taken_over
@@ -249,7 +249,7 @@ fn each_file_with_sql_as_text_says_why() {
                 .split("#[cfg(test)]\nmod tests {")
                 .next()
                 .unwrap_or_default();
-            if ["sql_query(", " statement(", "statement_anew("]
+            if ["sql_query(", " statement(", "unprepared_statement("]
                 .iter()
                 .any(|call| text.contains(call))
             {

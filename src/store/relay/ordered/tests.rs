@@ -10,7 +10,7 @@ use crate::store::relay::settle;
 use crate::store::tests::Outbox;
 
 #[test]
-fn a_key_goes_on_with_what_was_enqueued_while_its_first_message_was_settled() {
+fn a_key_continues_with_a_message_enqueued_during_the_settle_of_its_first() {
     let outbox = Outbox::new();
     let name = &outbox.name;
     let (mut relay, mut application) = (outbox.connect(), outbox.connect());

@@ -70,7 +70,7 @@ fn failed(claim: Claim) -> Failed {
 }
 
 #[test]
-fn what_is_written_down_of_many_is_that_of_each_and_takes_no_time() {
+fn many_results_are_recorded_as_each_alone_and_quickly() {
     let outbox = Outbox::new();
     let (mut conn, name) = (outbox.connect(), &outbox.name);
     conn.batch_execute(&format!(

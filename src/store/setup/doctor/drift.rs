@@ -17,7 +17,7 @@ use crate::store::sql::{
     current_database, current_setting, has_database_privilege, outbox_create, pg_is_in_recovery,
     to_regclass,
 };
-use crate::store::statement::{planned_anew, statement, statement_anew};
+use crate::store::statement::{statement, unprepared, unprepared_statement};
 
 /// The suffixes of the indexes, for relays and for operators.
 const INDEXES: [&str; 16] = [
@@ -78,7 +78,7 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
             STEPS[0].up
         ))?;
         // Not cached as a prepared statement: the function is dropped with its schema.
-        planned_anew(select(outbox_create(made.to_string()))).execute(conn)?;
+        unprepared(select(outbox_create(made.to_string()))).execute(conn)?;
         // So that every name is shown with its schema.
         conn.batch_execute("SET LOCAL search_path = pg_catalog")?;
         Ok(Compared {
@@ -95,7 +95,7 @@ fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Part>
         .chain(["_messages".to_owned()])
         .map(|suffix| name.suffixed(&suffix))
         .collect();
-    statement_anew(
+    unprepared_statement(
         "WITH t AS (
             SELECT c.*, c.relnamespace::regnamespace::text || '.' AS q
               FROM unnest($1::text[]) AS wanted(name) JOIN pg_class c ON c.oid = to_regclass(wanted.name)

@@ -16,7 +16,7 @@ use crate::store::catalogue::pg_settings;
 use crate::store::pinned;
 use crate::store::place::as_micros;
 use crate::store::sql::{clock_timestamp, current_schemas, pg_is_in_recovery, text_or};
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 
 /// How far the server's clock is ahead of this machine's, and the error of this measurement, in seconds. The
 /// shortest of several round trips is the most exact.
@@ -47,7 +47,7 @@ pub(crate) struct WraparoundRow {
 }
 
 pub(crate) fn wraparound(conn: &mut PgConnection) -> QueryResult<WraparoundRow> {
-    statement_anew(
+    unprepared_statement(
         "SELECT max(age(datfrozenxid)) / 2147483647.0::float8 AS transactions,
                 max(mxid_age(datminmxid)) / 2147483647.0::float8 AS multixacts
            FROM pg_database WHERE datallowconn",
@@ -68,7 +68,7 @@ pub(crate) struct ConnectionsRow {
 }
 
 pub(crate) fn connections(conn: &mut PgConnection) -> QueryResult<ConnectionsRow> {
-    statement_anew(
+    unprepared_statement(
         "WITH open AS (
             SELECT usesysid, datid FROM pg_stat_activity
              WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
@@ -103,7 +103,7 @@ pub(crate) fn creators(conn: &mut PgConnection, name: &OutboxName) -> QueryResul
     conn.batch_execute("SET LOCAL search_path TO DEFAULT")?;
     let schemas: Vec<String> = select(current_schemas(false)).get_result(conn)?;
     conn.batch_execute(&format!("SET LOCAL search_path = {}", pinned::PATH))?;
-    statement_anew(
+    unprepared_statement(
         "SELECT quote_ident(n.nspname) AS schema, coalesce(quote_ident(r.rolname), 'PUBLIC') AS role
            FROM pg_namespace n
           CROSS JOIN aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a

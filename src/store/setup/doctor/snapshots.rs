@@ -11,7 +11,7 @@ use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 use crate::store::catalogue::pg_stat_activity;
 use crate::store::millis;
 use crate::store::sql::pg_backend_pid;
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 
 /// A session, prepared transaction, slot or standby that holds a snapshot or a transaction.
 #[derive(Debug, diesel::Queryable)]
@@ -35,7 +35,7 @@ pub(crate) fn held(
     age: Duration,
     transactions: i64,
 ) -> QueryResult<Vec<SnapshotRow>> {
-    statement_anew(
+    unprepared_statement(
         "SELECT * FROM (
             SELECT 'session' AS kind, pid::text AS name,
                    concat_ws(', ', 'user ' || usename, 'database ' || datname,

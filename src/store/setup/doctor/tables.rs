@@ -10,7 +10,7 @@ use diesel::{PgConnection, RunQueryDsl};
 
 use super::suffixes;
 use crate::name::OutboxName;
-use crate::store::statement::statement_anew;
+use crate::store::statement::unprepared_statement;
 use crate::store::{LONGEST_AGE, millis};
 
 /// A table as autovacuum sees it.
@@ -28,7 +28,7 @@ pub(crate) struct VacuumRow {
 
 pub(crate) fn vacuum(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<VacuumRow>> {
     let tables: Vec<String> = suffixes().map(|suffix| name.suffixed(&suffix)).collect();
-    statement_anew(
+    unprepared_statement(
         "SELECT t AS table_name,
                 coalesce((SELECT NOT option_value::boolean FROM pg_options_to_table(c.reloptions)
                            WHERE option_name = 'autovacuum_enabled'), false) AS is_off,
@@ -66,7 +66,7 @@ pub(crate) struct SequenceRow {
 }
 
 pub(crate) fn sequence(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<SequenceRow> {
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT s.name AS sequence_name, coalesce(q.seqcycle, false) AS cycles, q.seqmax AS most,
                 greatest((SELECT max(sequence) FROM {}), (SELECT max(sequence) FROM {})) AS highest,
                 coalesce(has_sequence_privilege(s.name::regclass, 'SELECT'), false) AS is_readable
@@ -89,7 +89,7 @@ pub(crate) fn sequence(conn: &mut PgConnection, name: &OutboxName) -> QueryResul
 /// The last number that this sequence has assigned; 0 if none.
 pub(crate) fn last_number(conn: &mut PgConnection, sequence: &str) -> QueryResult<i64> {
     // pg_sequence_last_value does not tell a restarted sequence from a new one.
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}"
     ))
     .giving::<BigInt>()
@@ -108,7 +108,7 @@ pub(crate) fn without_id(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> QueryResult<Vec<WithoutIdRow>> {
-    statement_anew(
+    unprepared_statement(
         "SELECT quote_ident(r.rolname) AS role, d.refobjid::regprocedure::text AS function
            FROM pg_attribute a
            JOIN pg_attrdef v ON v.adrelid = a.attrelid AND v.adnum = a.attnum
@@ -144,7 +144,7 @@ pub(crate) fn kept(
     if !is_there {
         return Ok(None);
     }
-    statement_anew(format!(
+    unprepared_statement(format!(
         "SELECT EXISTS (SELECT FROM {table}
                          WHERE {column} < now() - $2 * interval '1 millisecond') AS has_older,
                 pg_size_pretty(s.bytes) AS size, s.bytes

@@ -13,7 +13,7 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 use crate::store::seek::{Hit, MessageKey, live_ones, seek};
-use crate::store::statement::planned_anew;
+use crate::store::statement::unprepared;
 use crate::store::table::{dead, ledger, outbox};
 
 /// A reference to a message to change, at all of its destinations or at one.
@@ -424,7 +424,7 @@ fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryRes
         outbox::destination,
         outbox::destination,
     ));
-    let mut rows: Vec<Row> = planned_anew(live).load(conn)?;
+    let mut rows: Vec<Row> = unprepared(live).load(conn)?;
     let settled = ledger::table(name.ledger())
         .filter(ledger::message_id.eq_any(ids(hits)))
         .order(ledger::settled_at.desc())
@@ -438,7 +438,7 @@ fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryRes
             ledger::named_destination,
             ledger::destination,
         ));
-    for row in planned_anew(settled).load::<Row>(conn)? {
+    for row in unprepared(settled).load::<Row>(conn)? {
         if rows.iter().all(|other| other.identity() != row.identity()) {
             rows.push(row);
         }
@@ -459,7 +459,7 @@ fn dead_of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> Que
             dead::named_destination,
             dead::destination,
         ));
-    planned_anew(dead).load(conn)
+    unprepared(dead).load(conn)
 }
 
 fn ids(hits: &[Hit]) -> Vec<Uuid> {

@@ -40,7 +40,7 @@ fn without_a_relay_nothing_flows() {
 }
 
 #[test]
-fn what_is_late_comes_before_what_flows() {
+fn late_topics_come_before_topics_that_flow() {
     let late = verdict(Facts {
         oldest_due: Some((200.0, "order.paid".to_owned())),
         waiting: 7,
@@ -55,7 +55,7 @@ fn what_is_late_comes_before_what_flows() {
 }
 
 #[test]
-fn what_only_dies_does_not_flow() {
+fn a_topic_whose_messages_are_all_dead_lettered_is_reported() {
     let dying = verdict(Facts {
         only_dies: true,
         ..working()
@@ -64,7 +64,7 @@ fn what_only_dies_does_not_flow() {
 }
 
 #[test]
-fn what_is_late_says_which_threads_are_busy() {
+fn a_late_topic_names_the_busy_threads() {
     let late = || Facts {
         oldest_due: Some((200.0, "order.paid".to_owned())),
         ..working()
@@ -92,7 +92,7 @@ fn the_relays_own_failures_come_first() {
 }
 
 #[test]
-fn what_only_fails_is_not_idle() {
+fn a_topic_whose_sends_all_fail_is_not_idle() {
     let failing = verdict(Facts {
         waiting: 3,
         retrying: 3,
