@@ -1,24 +1,25 @@
 //! Settings: names, defaults and meaning, and how they are read.
 //!
-//! Each setting is an environment variable ([`SETTINGS`] lists all of them), a flag of the binary
+//! Each setting is an environment variable ([all settings](crate::guide::settings)), a flag of the binary
 //! (`OUTBOX_SEND_TIMEOUT` is `--send-timeout`) and a key of `outbox.toml` (`send_timeout`).
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
-mod admin;
-mod destination;
-mod environment;
-mod error;
+pub(crate) mod admin;
+pub(crate) mod destination;
+pub(crate) mod environment;
+pub(crate) mod error;
 #[cfg(feature = "file")]
 mod file;
+pub(crate) mod log_format;
 mod no_proxy;
 mod public_key;
-mod route;
-mod secret;
+pub(crate) mod route;
+pub(crate) mod secret;
 mod secret_keys;
-mod settings;
+pub(crate) mod settings;
 #[cfg(test)]
 mod tests;
-mod text;
+pub(crate) mod text;
 mod validate;
 
 use std::fmt;
@@ -27,47 +28,37 @@ use std::time::Duration;
 use secrecy::SecretString;
 use url::Url;
 
-pub use self::admin::Admin;
+pub(crate) use self::admin::Admin;
+pub(crate) use self::destination::Destination;
 pub use self::destination::{
-    Breaker, Class, Classes, Destination, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls,
-    TlsVersion,
+    Breaker, Class, Classes, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls, TlsVersion,
 };
-pub use self::environment::{from_env, relevant_variables};
-pub use self::error::ConfigError;
+pub use self::environment::from_env;
+pub(crate) use self::error::ConfigError;
+pub(crate) use self::log_format::LogFormat;
 pub use self::public_key::PublicKey;
-pub use self::route::Route;
-pub use self::secret::{SigningSecret, parse_secrets};
+pub(crate) use self::route::Route;
+pub use self::secret::SigningSecret;
+pub(crate) use self::secret::parse_secrets;
 #[cfg(feature = "http")]
 pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
 pub use self::secret_keys::SecretKeys;
-pub use self::settings::{SETTINGS, Setting};
-pub use self::text::parse_duration;
+pub(crate) use self::settings::{SETTINGS, Setting};
 pub(crate) use self::text::{url as parse_url, words};
 
 use self::settings::{Place, unknown};
-use self::text::{by_word, content, shown_database, shown_url, written};
+use self::text::{content, shown_database, shown_url, written};
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
 
 /// The name of the destination that `OUTBOX_URL` creates.
 pub(crate) const DEFAULT_DESTINATION: &str = "default";
 
-/// The format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LogFormat {
-    /// Plain text.
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
-by_word!(LogFormat, "text or json", Text = "text", Json = "json");
-
-/// All settings of a relay. [`SETTINGS`] has the defaults.
+/// All settings of a relay.
 ///
 /// ```
-/// use diesel_outbox::{Config, Destination};
+/// use diesel_outbox::Destination;
+/// use diesel_outbox::config::Config;
 /// use std::time::Duration;
 ///
 /// let mut config = Config::default();
@@ -159,9 +150,9 @@ pub struct Config {
     /// Whether dead letters, disabled registered destinations and open breakers become messages.
     pub own_events: bool,
     /// The log format of the binary.
-    pub log_format: LogFormat,
+    pub(crate) log_format: LogFormat,
     /// The admin page of the binary.
-    pub admin: Admin,
+    pub(crate) admin: Admin,
     /// Named destinations.
     pub destinations: Vec<Destination>,
     /// The routes from topics to destinations. The most specific pattern wins.
@@ -190,7 +181,7 @@ pub(crate) struct InProcess {
 }
 
 impl Default for Config {
-    /// The defaults of [`SETTINGS`].
+    /// The defaults of all settings.
     fn default() -> Self {
         let mut config = Self {
             database_url: None,
@@ -255,18 +246,9 @@ impl Config {
     /// `OUTBOX_URL_FILE`, `OUTBOX_LISTENER_URL_FILE`, `OUTBOX_SECRET_FILE`, `OUTBOX_SECRET_KEY_FILE` or
     /// `OUTBOX_ADMIN_TOKEN_FILE`. Line breaks at the end of the file are ignored.
     ///
-    /// ```no_run
-    /// use diesel_outbox::Config;
-    ///
-    /// let mut config = Config::default();
-    /// config.set_variable("DATABASE_URL_FILE", "/run/secrets/database_url")?;
-    /// config.set_variable("OUTBOX_BATCH", "200")?;
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    ///
     /// # Errors
     /// A [`ConfigError`] names the variable or the file.
-    pub fn set_variable(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
+    pub(crate) fn set_variable(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
         let of_file = variable.strip_suffix("_FILE").and_then(Setting::of);
         let Some(setting) = of_file.filter(|setting| setting.place == Place::OwnFile) else {
             return self.set(variable, value);
@@ -278,7 +260,7 @@ impl Config {
     /// Sets one setting, given its variable and the value as text.
     ///
     /// ```
-    /// use diesel_outbox::Config;
+    /// use diesel_outbox::config::Config;
     ///
     /// let mut config = Config::default();
     /// config.set("OUTBOX_LEASE", "30s")?;
@@ -295,22 +277,12 @@ impl Config {
     }
 
     /// Whether `OUTBOX_REGISTERED_THREADS` is set: the relay may have no other destinations than registered ones.
-    ///
-    /// ```
-    /// use diesel_outbox::Config;
-    ///
-    /// let mut config = Config::default();
-    /// assert!(!config.expects_registered());
-    /// config.set("OUTBOX_REGISTERED_THREADS", "8")?;
-    /// assert!(config.expects_registered());
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    pub fn expects_registered(&self) -> bool {
+    pub(crate) fn expects_registered(&self) -> bool {
         self.expects_registered
     }
 
     /// The named destinations, followed by the destination `default` if `OUTBOX_URL` is set.
-    pub fn all_destinations(&self) -> Vec<Destination> {
+    pub(crate) fn all_destinations(&self) -> Vec<Destination> {
         let default = self
             .url
             .as_ref()
@@ -359,7 +331,7 @@ impl Config {
     }
 
     /// The settings on one line, without secrets.
-    pub fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         let database = self.database_url.as_ref();
         self.summary_at(&database.map_or_else(|| "unset".to_owned(), shown_database))
     }

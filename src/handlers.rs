@@ -60,7 +60,8 @@ use crate::status::ReasonCode;
 ///
 /// ```no_run
 /// use diesel::prelude::*;
-/// use diesel_outbox::{Event, Handlers, HandlerError, Relay};
+/// use diesel_outbox::{Event, Relay};
+/// use diesel_outbox::handlers::{HandlerError, Handlers};
 /// use serde::{Deserialize, Serialize};
 /// use std::time::Duration;
 ///
@@ -140,7 +141,8 @@ impl Handlers {
     ///
     /// ```
     /// use diesel::RunQueryDsl;
-    /// use diesel_outbox::{Event, Handlers};
+    /// use diesel_outbox::Event;
+    /// use diesel_outbox::handlers::Handlers;
     ///
     /// #[derive(serde::Serialize, serde::Deserialize)]
     /// struct MemberJoined;
@@ -168,7 +170,7 @@ impl Handlers {
     /// Adds a handler for a topic without an event type. The handler gets the message itself.
     ///
     /// ```
-    /// use diesel_outbox::{HandlerError, Handlers};
+    /// use diesel_outbox::handlers::{HandlerError, Handlers};
     ///
     /// let handlers = Handlers::new().on_topic("sensor.reading", |message, _| {
     ///     let reading: serde_json::Value = serde_json::from_str(&message.payload)?;
@@ -194,7 +196,7 @@ impl Handlers {
     ///
     /// ```
     /// use diesel::RunQueryDsl;
-    /// use diesel_outbox::Handlers;
+    /// use diesel_outbox::handlers::Handlers;
     ///
     /// let handlers = Handlers::new().on_topic_pooled("audit.entry", |message, context| {
     ///     context.once(|conn| {
@@ -275,7 +277,8 @@ impl Handlers {
     /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`.
     ///
     /// ```
-    /// use diesel_outbox::{Backoff, Handlers};
+    /// use diesel_outbox::Backoff;
+    /// use diesel_outbox::handlers::Handlers;
     /// use std::time::Duration;
     ///
     /// let second = Duration::from_secs(1);
@@ -290,7 +293,8 @@ impl Handlers {
     /// Sets the rate limit in calls per second. Defaults to no limit. Each relay counts its own calls.
     ///
     /// ```
-    /// use diesel_outbox::{Handlers, config::Rate};
+    /// use diesel_outbox::config::Rate;
+    /// use diesel_outbox::handlers::Handlers;
     ///
     /// let mailer = Handlers::new().rate(Rate::per_second(5.0)).max_attempts(3);
     /// ```

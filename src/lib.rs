@@ -50,9 +50,9 @@
 //! The README lists the guarantees and the causes of duplicates. The [`guide`] describes
 //! everything else, including all settings. ARCHITECTURE.md explains how the library works inside.
 
-// Without the relay or HTTP, items of other modules that only they use are dead code.
+// Without the relay, HTTP or the program, items of other modules that only they use are dead code.
 #![cfg_attr(
-    not(all(feature = "relay", feature = "http")),
+    not(all(feature = "http", feature = "program")),
     allow(dead_code, unused_imports, unreachable_pub)
 )]
 // docs.rs shows which feature each item needs.
@@ -109,6 +109,8 @@ pub mod guide;
 #[cfg(feature = "relay")]
 pub mod handlers;
 pub mod inbox;
+#[cfg(feature = "program")]
+pub mod program;
 #[cfg(feature = "http")]
 pub mod receive;
 pub mod testing;
@@ -117,15 +119,17 @@ pub use crate::aggregate::{Aggregate, Events};
 #[cfg(feature = "relay")]
 pub use crate::backoff::{Backoff, BadBackoff};
 #[cfg(feature = "relay")]
-pub use crate::config::{Config, ConfigError, Destination, Route};
+pub use crate::config::destination::Destination;
+#[cfg(feature = "relay")]
+pub use crate::config::error::ConfigError;
+#[cfg(feature = "relay")]
+pub use crate::config::route::Route;
 #[cfg(feature = "http")]
 pub use crate::dispatch::HttpDispatcher;
 #[cfg(feature = "relay")]
 pub use crate::dispatch::{Dispatcher, Failure, Outcome, Pause, Response};
 pub use crate::error::{DatabaseError, EnqueueError};
 pub use crate::event::{DecodeError, Event, IntoMessage, decode_current};
-#[cfg(feature = "relay")]
-pub use crate::handlers::{HandlerError, Handlers};
 pub use crate::message::{Due, MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
 pub use crate::migrations::{Direction, MIGRATIONS, Migrations, migrate};
 pub use crate::name::{BadName, OutboxName};

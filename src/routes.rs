@@ -147,19 +147,7 @@ impl Config {
 
     /// All routes, most specific first, which is the order in which they are tried. With `OUTBOX_URL`, the
     /// last route is `*` to `default`, unless another route serves `*`.
-    ///
-    /// ```
-    /// use diesel_outbox::{Config, Route};
-    ///
-    /// let mut config = Config::default();
-    /// config.set("OUTBOX_URL", "https://receiver.example/events")?;
-    /// config.routes.push(Route::new("order.*", "billing"));
-    /// config.routes.push(Route::new("order.paid", "audit"));
-    /// let topics: Vec<String> = config.all_routes().into_iter().map(|route| route.topic).collect();
-    /// assert_eq!(topics, ["order.paid", "order.*", "*"]);
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    pub fn all_routes(&self) -> Vec<Route> {
+    pub(crate) fn all_routes(&self) -> Vec<Route> {
         let mut routes = self.routes.clone();
         if self.url.is_some() && !routes.iter().any(|route| route.topic == "*") {
             routes.push(Route::new("*", DEFAULT_DESTINATION));

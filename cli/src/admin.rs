@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use crossbeam_channel::{Sender, bounded};
-use diesel_outbox::{Config, RelayHandle};
+use diesel_outbox::RelayHandle;
+use diesel_outbox::config::Config;
+use diesel_outbox::program;
 use diesel_outbox_pages::Pages;
 use metrics_exporter_prometheus::PrometheusHandle;
 
@@ -43,7 +45,7 @@ impl Bound {
     ///
     /// The address cannot be bound, or this process has another metrics recorder.
     pub fn new(config: &Config) -> Result<Option<Self>> {
-        let Some(addr) = config.admin.addr else {
+        let Some(addr) = program::admin(config).addr else {
             return Ok(None);
         };
         let listener = TcpListener::bind(addr)
@@ -92,8 +94,9 @@ pub(crate) fn run(settings: &crate::settings::SettingFlags) -> Result<()> {
     let mut config = settings.load()?;
     crate::logging::start(&config);
     let signals = crate::signals::channel()?;
-    if config.admin.addr.is_none() {
-        config.admin.addr = Some(SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)));
+    if program::admin(&config).addr.is_none() {
+        let local = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));
+        config.set("OUTBOX_ADMIN_ADDR", &local.to_string())?;
     }
     config.database_url()?;
     let page = Bound::new(&config)?

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, BlockedKey, LiveTopic, Severity, Unserved, WakeUp};
-use diesel_outbox::{Config, DatabaseError, HttpDispatcher, Status};
+use diesel_outbox::admin::{self, Unserved};
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, BlockedKey, LiveTopic, Severity, WakeUp};
+use diesel_outbox::{DatabaseError, HttpDispatcher, Status};
 use serde_json::{Value, json};
 
 use crate::exit::with_advice;
@@ -62,7 +64,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     config.database_url()?;
     let dispatcher = HttpDispatcher::new(&config)?;
-    let mut findings = vec![good("settings", config.summary())];
+    let mut findings = vec![good("settings", program::summary(&config))];
     findings.extend(routes::findings(&config));
     findings.extend(destinations::findings(&config));
     findings.extend(secrets::findings(&config));
@@ -158,7 +160,7 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Ok(conn) => conn,
         Err(error) => return vec![bad("database", error.to_string())],
     };
-    let mut findings = match admin::server_version(&mut conn) {
+    let mut findings = match program::server_version(&mut conn) {
         Ok(version) => vec![good(
             "database",
             format!("connected to PostgreSQL {version}"),
@@ -176,7 +178,7 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
             config.table
         ),
     ));
-    findings.push(match admin::missing_rights(&mut conn, &config.table) {
+    findings.push(match program::missing_rights(&mut conn, &config.table) {
         Ok(missing) if missing.is_empty() => good(
             "rights",
             "the role has all rights that a relay needs".to_owned(),
@@ -184,8 +186,8 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Ok(missing) => bad("rights", format!("missing: {}", missing.join("; "))),
         Err(error) => bad("rights", error.to_string()),
     });
-    findings.push(wake_up(admin::wake_up(&mut conn, config), config));
-    match admin::diagnose(&mut conn, config) {
+    findings.push(wake_up(program::wake_up(&mut conn, config), config));
+    match program::diagnose(&mut conn, config) {
         Ok(found) => findings.extend(found.into_iter().map(of_the_doctor)),
         Err(error) => findings.push(bad("doctor", error.to_string())),
     }
@@ -194,7 +196,7 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
         Ok(topics) => findings.extend(topics),
         Err(error) => findings.push(unchecked("topics", &error)),
     }
-    match admin::blocked_keys(&mut conn, &config.table, MOST_KEYS) {
+    match program::blocked_keys(&mut conn, &config.table, MOST_KEYS) {
         Ok(keys) => findings.extend(keys_that_wait(&keys)),
         Err(error) => findings.push(unchecked("keys", &error)),
     }
@@ -265,7 +267,7 @@ fn keys_that_wait(keys: &[BlockedKey]) -> Vec<Finding> {
     held.into_iter().chain(closed).chain(late).collect()
 }
 
-fn of_the_doctor(finding: admin::Finding) -> Finding {
+fn of_the_doctor(finding: program::Finding) -> Finding {
     Finding {
         what: finding.check,
         level: match finding.severity {
@@ -305,11 +307,11 @@ fn topics(
     config: &Config,
     dispatcher: &HttpDispatcher,
 ) -> Result<Vec<Finding>, DatabaseError> {
-    let leases = admin::leases(conn, &config.table)?;
+    let leases = program::leases(conn, &config.table)?;
     // Nothing here says what the relay will serve that is not running now.
     let is_unknown =
         routes::name_none(config) && leases.iter().all(|lease| lease.seconds_left <= 0.0);
-    let topics = admin::topics(conn, &config.table)?;
+    let topics = program::topics(conn, &config.table)?;
     let found = topics.iter().map(|topic| match is_unknown {
         true => Finding {
             level: Level::Skipped,

@@ -5,8 +5,10 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter, LetterId, Note, Place};
-use diesel_outbox::{Config, ConfigError, ReasonCode};
+use diesel_outbox::admin::{self, DeadFilter, DeadLetter, LetterId, Note, Place};
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, DeadGroup};
+use diesel_outbox::{ConfigError, ReasonCode};
 use serde_json::{Value, json};
 
 use crate::confirm::confirmed;
@@ -220,7 +222,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Groups { which, limit, json } => {
             let filter = which.filter()?;
             let limit = i64::from(*limit);
-            let groups = admin::dead_groups(&mut conn, &config.table, &filter, limit)?;
+            let groups = program::dead_groups(&mut conn, &config.table, &filter, limit)?;
             if groups.is_empty() && !json {
                 return output::line(none(which.is_empty()));
             }
@@ -228,12 +230,12 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         }
         Action::Show { id, json } => {
             let letters: Vec<DeadLetter> = if let Ok(which) = self::id(id) {
-                let at = admin::dead_letters_at(&mut conn, &config.table, which.sequence())?;
+                let at = program::dead_letters_at(&mut conn, &config.table, which.sequence())?;
                 at.into_iter()
                     .filter(|letter| which.is_of(letter.id()))
                     .collect()
             } else if let Ok(message_id) = id.parse() {
-                admin::dead_letters_of(&mut conn, &config.table, message_id)?
+                program::dead_letters_of(&mut conn, &config.table, message_id)?
             } else {
                 let why = format!(
                     "{id:?} is not an id: give an id from `diesel-outbox dead list`, or a message id (a UUID)"
@@ -533,7 +535,7 @@ fn not_dead(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<Str
             ": no dead letter of the topic {topic} matches the other filters"
         ));
     }
-    let live = admin::topics(conn, &config.table)?;
+    let live = program::topics(conn, &config.table)?;
     Ok(match live.iter().any(|one| one.topic == topic) {
         true => format!(": no dead letter has the topic {topic}"),
         false => format!(

@@ -6,11 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
 use diesel::{Connection, PgConnection};
-use diesel_outbox::config::{SigningSecret, parse_duration};
+use diesel_outbox::config::Config;
+use diesel_outbox::config::SigningSecret;
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
-use diesel_outbox::{Config, ConfigError, Outbox};
+use diesel_outbox::program::parse_duration;
+use diesel_outbox::{ConfigError, Outbox};
 use diesel_outbox_pages::pause::in_words;
 use diesel_outbox_pages::text::without_user;
 use secrecy::ExposeSecret;

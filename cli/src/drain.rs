@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use diesel_outbox::admin::{self, DueTopic, Pause, RefusedDestination};
+use diesel_outbox::admin::{self, Pause};
+use diesel_outbox::program::{self, DueTopic, RefusedDestination};
 use diesel_outbox::{DatabaseError, OutboxName, Relay, RelayHandle, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
 use secrecy::SecretString;
@@ -54,8 +55,8 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         let mut conn = admin::connect(config.database_url()?, "drain", Duration::from_secs(60))?;
         admin::check_schema(&mut conn, &config.table)?;
         match options.topics.as_slice() {
-            [] => admin::count_due(&mut conn, &config.table)?,
-            topics => count(&admin::due(&mut conn, &config.table, topics)?),
+            [] => program::count_due(&mut conn, &config.table)?,
+            topics => count(&program::due(&mut conn, &config.table, topics)?),
         }
     };
     let bar = progress_bar(options, due);
@@ -170,9 +171,9 @@ impl Left {
     ) -> Result<Self, DatabaseError> {
         let mut conn = admin::connect(database_url, "drain", Duration::from_secs(60))?;
         Ok(Self {
-            due: admin::due(&mut conn, table, topics)?,
+            due: program::due(&mut conn, table, topics)?,
             pauses: admin::pauses(&mut conn, table)?,
-            refused: admin::refused_destinations(&mut conn, table)?
+            refused: program::refused_destinations(&mut conn, table)?
                 .into_iter()
                 .filter(|one| !one.is_served)
                 .collect(),

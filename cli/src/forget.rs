@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel_outbox::admin::{self, Forgotten};
-use diesel_outbox::config::parse_duration;
+use diesel_outbox::program::parse_duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use uuid::Uuid;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel_outbox::Status;
-use diesel_outbox::admin::{self, BlockedKey, LeaseRow, MessageRecord};
+use diesel_outbox::admin::{self, MessageRecord};
+use diesel_outbox::program::{self, BlockedKey, LeaseRow};
 use serde_json::{Value, json};
 
 use crate::number::whole;
@@ -51,8 +52,8 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     match &options.action {
         Some(Action::Show { key, list }) => {
             let limit = i64::from(list.limit);
-            let records = admin::key_messages(&mut conn, &config.table, key, limit)?;
-            let leases = admin::leases(&mut conn, &config.table)?;
+            let records = program::key_messages(&mut conn, &config.table, key, limit)?;
+            let leases = program::leases(&mut conn, &config.table)?;
             if list.json {
                 let record = |record: &MessageRecord| {
                     let mut value = message::as_json(record);
@@ -74,7 +75,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
                 Some(Action::List(list)) => list,
                 _ => &options.list,
             };
-            let keys = admin::blocked_keys(&mut conn, &config.table, i64::from(list.limit))?;
+            let keys = program::blocked_keys(&mut conn, &config.table, i64::from(list.limit))?;
             if list.json {
                 return output::json(&Value::Array(keys.iter().map(as_json).collect()));
             }

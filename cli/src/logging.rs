@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::time::SystemTime;
 
-use diesel_outbox::Config;
-use diesel_outbox::config::LogFormat;
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, LogFormat};
 use env_logger::fmt::Formatter;
 use log::Record;
 use log::kv::{Error, Key, Value, VisitSource};
@@ -19,14 +19,14 @@ const LONGEST_VALUE: usize = 1024;
 pub fn start(config: &Config) {
     let filter = env_logger::Env::default().default_filter_or("info");
     let mut builder = env_logger::Builder::from_env(filter);
-    match config.log_format {
+    match program::log_format(config) {
         LogFormat::Text => builder.format(|out, record| write(out, record, text_line)),
         LogFormat::Json => builder.format(|out, record| write(out, record, json_line)),
         _ => &mut builder,
     };
     // Fails only if a logger is already installed, which then keeps getting the lines.
     let _ = builder.try_init();
-    if config.log_format == LogFormat::Json {
+    if program::log_format(config) == LogFormat::Json {
         std::panic::set_hook(Box::new(|panic| {
             let thread = std::thread::current();
             let thread = thread.name().unwrap_or("unnamed");

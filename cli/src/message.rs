@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord, WaitReason};
-use diesel_outbox::{Config, ReasonCode, Status};
+use diesel_outbox::admin::{self, MessageKey, MessageRecord, WaitReason};
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, HistoryEntry};
+use diesel_outbox::{ReasonCode, Status};
 use diesel_outbox_pages::message::{self, APPLICATION, REPLAYED, for_destination};
 use serde_json::{Value, json};
 
@@ -61,7 +63,7 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
         bail!("{}{in_part}", unknown(which, config));
     }
     let ids: Vec<uuid::Uuid> = found.rows.iter().map(|record| record.message_id).collect();
-    let history = admin::history(conn, &config.table, &ids)?;
+    let history = program::history(conn, &config.table, &ids)?;
     let waits = admin::wait_reasons(conn, &config.table, &found.rows)?;
     let timeline = timeline(&found.rows, &history);
     if json {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use diesel_outbox::admin::{self, Direction};
+use diesel_outbox::Direction;
+use diesel_outbox::admin;
 
 use crate::output;
 use crate::settings::SettingFlags;
@@ -36,7 +37,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         return output::line(admin::migration_sql(direction, &config.table).trim_end());
     }
     let mut conn = admin::connect(config.database_url()?, "migrate", Duration::from_secs(300))?;
-    let done = admin::migrate(&mut conn, &config.table)?;
+    let done = diesel_outbox::migrate(&mut conn, &config.table)?;
     admin::check_schema(&mut conn, &config.table)?;
     if done.is_empty() {
         return output::line(format!("the outbox \"{}\" is up to date", config.table));

@@ -6,9 +6,10 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Pausable};
-use diesel_outbox::config::parse_duration;
+use diesel_outbox::config::Config;
 use diesel_outbox::destinations::DestinationFilter;
-use diesel_outbox::{Config, ConfigError, Outbox};
+use diesel_outbox::program::{self, parse_duration};
+use diesel_outbox::{ConfigError, Outbox};
 use diesel_outbox_pages::pause::{OPERATOR, check_reason, find};
 use serde_json::Value;
 
@@ -118,9 +119,9 @@ fn check_name(conn: &mut PgConnection, config: &Config, name: &str, force: bool)
     }
     let outbox = Outbox::from(config.table.clone());
     let registered = outbox.destinations();
-    let destinations = config.all_destinations().into_iter();
+    let destinations = program::all_destinations(config).into_iter();
     let mut known: BTreeSet<String> = destinations.map(|one| one.name).collect();
-    let leases = admin::leases(conn, &config.table)?.into_iter();
+    let leases = program::leases(conn, &config.table)?.into_iter();
     let alive = leases.filter(|lease| lease.seconds_left > 0.0);
     known.extend(alive.flat_map(|lease| lease.destinations));
     let is_known = known.contains(name) || registered.get(conn, name)?.is_some();
@@ -146,7 +147,7 @@ fn check_name(conn: &mut PgConnection, config: &Config, name: &str, force: bool)
 
 /// Whether a waiting message has this topic, or names this destination.
 fn is_named(conn: &mut PgConnection, config: &Config, kind: Pausable, name: &str) -> Result<bool> {
-    let live = admin::topics(conn, &config.table)?;
+    let live = program::topics(conn, &config.table)?;
     Ok(live.iter().any(|one| match kind {
         Pausable::Topic => one.topic == name,
         _ => one.destination == name,

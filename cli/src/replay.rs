@@ -7,7 +7,9 @@ use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, MessageKey, ReplayFilter, ReplayIds, ReplayRun, Replayed};
-use diesel_outbox::{Config, ConfigError, Status};
+use diesel_outbox::config::Config;
+use diesel_outbox::program;
+use diesel_outbox::{ConfigError, Status};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -75,7 +77,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut conn = admin::connect(config.database_url()?, "replay", Duration::from_secs(600))?;
     admin::check_schema(&mut conn, &config.table)?;
     filter.idempotency_keys = keys(&mut conn, &config, &options.ids)?;
-    let found = admin::count_replayable(&mut conn, &config.table, &filter)?;
+    let found = program::count_replayable(&mut conn, &config.table, &filter)?;
     if found.without_payload > 0 && !options.json {
         output::line(format!(
             "{} delivered messages cannot be replayed: the ledger has no payload of them (OUTBOX_LEDGER_PAYLOAD)",

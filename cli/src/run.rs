@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use crossbeam_channel::select;
-use diesel_outbox::config::Admin;
-use diesel_outbox::{Config, Relay, RelayHandle};
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, Admin};
+use diesel_outbox::{Relay, RelayHandle};
 use secrecy::ExposeSecret;
 
 use crate::admin::Bound;
@@ -68,7 +69,7 @@ fn reload_settings(relay: &RelayHandle, settings: &SettingFlags, first: &Config)
             Some(config)
         }
         Err(error) => {
-            relay.reload_failed(format_args!("{error:#}"));
+            program::reload_failed(relay, format_args!("{error:#}"));
             log::error!(event = "reload_failed", error:% = format!("{error:#}"); "the reload failed, and the relay continues with the old settings: {error:#}");
             None
         }
@@ -77,7 +78,7 @@ fn reload_settings(relay: &RelayHandle, settings: &SettingFlags, first: &Config)
 
 /// The settings that differ, and that only a restart applies.
 fn kept(first: &Config, now: &Config) -> Vec<&'static str> {
-    let (page, new) = (&first.admin, &now.admin);
+    let (page, new) = (program::admin(first), program::admin(now));
     let token = |page: &Admin| {
         let token = page.token.as_ref();
         token.map(|token| token.expose_secret().to_owned())
@@ -88,7 +89,10 @@ fn kept(first: &Config, now: &Config) -> Vec<&'static str> {
         ("OUTBOX_ADMIN_HOSTS", page.hosts != new.hosts),
         ("OUTBOX_ADMIN_PAYLOADS", page.payloads != new.payloads),
         ("OUTBOX_ADMIN_READ_ONLY", page.read_only != new.read_only),
-        ("OUTBOX_LOG_FORMAT", first.log_format != now.log_format),
+        (
+            "OUTBOX_LOG_FORMAT",
+            program::log_format(first) != program::log_format(now),
+        ),
     ];
     let differ = settings.into_iter().filter(|(_, differs)| *differs);
     differ.map(|(name, _)| name).collect()

@@ -5,7 +5,8 @@ use std::io::{IsTerminal, Read, stdin};
 
 use anyhow::{Context, Result, bail};
 use diesel_outbox::ConfigError;
-use diesel_outbox::config::{SecretKeys, SigningSecret, parse_secrets};
+use diesel_outbox::config::{SecretKeys, SigningSecret};
+use diesel_outbox::program::parse_secrets;
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::output;

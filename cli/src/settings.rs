@@ -2,8 +2,9 @@
 
 use clap::builder::Str;
 use clap::{Arg, ArgMatches, Args, FromArgMatches};
-use diesel_outbox::config::{self, SETTINGS};
-use diesel_outbox::{Config, ConfigError};
+use diesel_outbox::ConfigError;
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, SETTINGS};
 
 /// The settings given as flags: variable and value.
 #[derive(Debug, Clone, Default)]
@@ -26,7 +27,7 @@ impl SettingFlags {
     ///
     /// A setting cannot be read, or contradicts another.
     pub fn load(&self) -> Result<Config, ConfigError> {
-        let variables = config::relevant_variables()?;
+        let variables = program::relevant_variables()?;
         let mut config = Config::default();
         let in_environment = variables
             .iter()
@@ -37,7 +38,7 @@ impl SettingFlags {
             config.read_file(path)?;
         }
         for (variable, value) in &variables {
-            config.set_variable(variable, value)?;
+            program::set_variable(&mut config, variable, value)?;
         }
         for (variable, value) in &self.given {
             config.set(variable, value).map_err(|error| {

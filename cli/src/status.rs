@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, LaneDepth, Overview, Pause};
-use diesel_outbox::{Config, DatabaseError, Status};
+use diesel_outbox::admin::{self, LaneDepth, Pause};
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, Overview};
+use diesel_outbox::{DatabaseError, Status};
 use serde_json::{Value, json};
 
 use crate::settings::SettingFlags;
@@ -72,9 +74,9 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
 
 fn look(conn: &mut PgConnection, config: &Config, exact: bool) -> Result<Seen, DatabaseError> {
     let overview = if exact {
-        admin::exact_overview
+        program::exact_overview
     } else {
-        admin::overview
+        program::overview
     };
     Ok(Seen {
         overview: overview(conn, &config.table)?,

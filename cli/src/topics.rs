@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use diesel_outbox::admin::{self, ServedTopic};
+use diesel_outbox::admin;
+use diesel_outbox::program::{self, ServedTopic};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -40,7 +41,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     admin::check_schema(&mut conn, &config.table)?;
     match &options.action {
         Action::List { json } => {
-            let topics = admin::served_topics(&mut conn, &config.table)?;
+            let topics = program::served_topics(&mut conn, &config.table)?;
             if *json {
                 return output::json(&Value::Array(topics.iter().map(as_json).collect()));
             }
@@ -48,7 +49,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         }
         Action::Forget { pattern, kind } => {
             let kind = kind.as_deref();
-            let forgotten = admin::forget_topic(&mut conn, &config.table, pattern, kind)?;
+            let forgotten = program::forget_topic(&mut conn, &config.table, pattern, kind)?;
             if forgotten == 0 {
                 bail!(
                     "no relay has served {pattern:?} in the outbox \"{}\": see `topics list`",

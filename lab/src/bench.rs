@@ -21,7 +21,7 @@ mod relays;
 mod report;
 
 use anyhow::Result;
-use diesel_outbox::Config;
+use diesel_outbox::config::Config;
 use serde_json::{Value, json};
 
 use self::children::Receiver;

@@ -8,7 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::admin;
-use diesel_outbox::{Config, NewMessage, Outbox, OutboxName, Relay};
+use diesel_outbox::config::Config;
+use diesel_outbox::program;
+use diesel_outbox::{NewMessage, Outbox, OutboxName, Relay};
 use serde_json::json;
 
 use diesel_outbox_cli::number::whole;
@@ -63,7 +65,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
 
 fn play(options: &Options, config: &mut Config, conn: &mut PgConnection) -> Result<()> {
     output::line("1. create the outbox")?;
-    for done in admin::migrate(conn, &config.table)? {
+    for done in diesel_outbox::migrate(conn, &config.table)? {
         output::line(format!("   {done}"))?;
     }
     conn.batch_execute(&format!(
@@ -186,7 +188,7 @@ struct RolledBack;
 fn wait_until_settled(conn: &mut PgConnection, name: &OutboxName) -> Result<bool> {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
-        let overview = admin::overview(conn, name)?;
+        let overview = program::overview(conn, name)?;
         let live = overview.counts.iter().any(|row| !row.status.is_final());
         if !live {
             return Ok(true);

@@ -7,7 +7,7 @@ mod sessions;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use diesel_outbox::config::Admin;
+use diesel_outbox::program::Admin;
 use hmac::{Hmac, KeyInit, Mac};
 use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Method, StatusCode};

@@ -6,7 +6,8 @@ use anyhow::{Result, anyhow};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::{Config, ConfigError, DatabaseError, OutboxName, admin};
+use diesel_outbox::config::Config;
+use diesel_outbox::{ConfigError, DatabaseError, OutboxName, admin};
 use secrecy::SecretString;
 
 /// How long a page waits for its turn.

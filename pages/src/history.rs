@@ -11,8 +11,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, Activity, BlockedKey, Depths, LeaseRow, Pause, Rates};
-use diesel_outbox::{Config, DatabaseError, OutboxName};
+use diesel_outbox::admin::{self, Depths, Pause};
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, Activity, BlockedKey, LeaseRow, Rates};
+use diesel_outbox::{DatabaseError, OutboxName};
 use secrecy::SecretString;
 
 use crate::PagesError;
@@ -67,10 +69,10 @@ impl Glance {
     fn read(conn: &mut PgConnection, outbox: &OutboxName) -> Result<Self, DatabaseError> {
         Ok(Self {
             depths: admin::depths(conn, outbox)?,
-            leases: admin::leases(conn, outbox)?,
+            leases: program::leases(conn, outbox)?,
             pauses: admin::pauses(conn, outbox)?,
-            blocked_keys: admin::blocked_keys(conn, outbox, MOST_KEYS)?,
-            activity: admin::activity(conn, outbox)?,
+            blocked_keys: program::blocked_keys(conn, outbox, MOST_KEYS)?,
+            activity: program::activity(conn, outbox)?,
             at: SystemTime::now(),
         })
     }

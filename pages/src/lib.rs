@@ -41,8 +41,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use diesel_outbox::admin::DepthGauges;
-use diesel_outbox::{Config, ConfigError, RelayHandle};
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, DepthGauges};
+use diesel_outbox::{ConfigError, RelayHandle};
 use http::header::{ALLOW, SET_COOKIE};
 use http::{Method, StatusCode};
 
@@ -87,7 +88,7 @@ impl Pages {
     ///
     /// The settings name no database, or the system has no random bytes or no thread left.
     pub fn new(config: &Config, relay: Option<Arc<RelayHandle>>) -> Result<Self, PagesError> {
-        let destinations = config.all_destinations();
+        let destinations = program::all_destinations(config);
         let names = destinations.iter().map(|one| one.name.as_str());
         let site = Site {
             relay,
@@ -96,7 +97,7 @@ impl Pages {
             changes: Database::new(config, "admin changes")?,
             history: Arc::default(),
             dead: Kept::default(),
-            access: Access::new(config.admin.clone())?,
+            access: Access::new(program::admin(config).clone())?,
             depths: Mutex::new(DepthGauges::new(&config.table, names)),
             metrics: None,
             config: config.clone(),

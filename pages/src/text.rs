@@ -1,6 +1,7 @@
 //! Names, texts and URLs for display, shared by the pages and the commands of the program.
 
 use diesel_outbox::Destination;
+use diesel_outbox::program;
 use url::Url;
 
 /// Replaces user and password.
@@ -41,7 +42,7 @@ pub fn without_user(text: &str) -> String {
 /// is a token at Slack.
 pub fn without_secrets(url: &str) -> String {
     let parsed = Destination::new("", url);
-    parsed.map_or_else(|_| "invalid URL".to_owned(), |one| one.shown_url())
+    parsed.map_or_else(|_| "invalid URL".to_owned(), |one| program::shown_url(&one))
 }
 
 #[cfg(test)]

@@ -42,19 +42,6 @@ pub fn dead_letters(
 
 /// Dead letters grouped by reason, topic and destination: the most frequent group first, at most `limit` groups.
 ///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, DeadFilter};
-///
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
-///     for group in admin::dead_groups(conn, outbox, &DeadFilter::default(), 20)? {
-///         println!("{} of {} were dead-lettered: {}", group.count, group.topic, group.reason);
-///     }
-///     Ok(())
-/// }
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn dead_groups(
@@ -71,17 +58,6 @@ pub fn dead_groups(
 /// The dead letters with this sequence, with payloads and headers. There are several only if the sequence was used
 /// again.
 ///
-/// ```no_run
-/// # use diesel::prelude::*;
-/// use diesel_outbox::{OutboxName, admin};
-///
-/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// for letter in admin::dead_letters_at(&mut conn, &OutboxName::default(), 42)? {
-///     println!("{} {}", letter.topic, letter.payload.unwrap_or_default());
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn dead_letters_at(
@@ -96,19 +72,6 @@ pub fn dead_letters_at(
 
 /// The dead letters of the message with this id, with payloads and headers: one for each destination that
 /// did not get the message.
-///
-/// ```no_run
-/// # use diesel::prelude::*;
-/// use diesel_outbox::{OutboxName, admin};
-///
-/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// // The `webhook-id` that a receiver asks about.
-/// let message_id = "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
-/// for letter in admin::dead_letters_of(&mut conn, &OutboxName::default(), message_id)? {
-///     println!("{} did not get it: {}", letter.destination, letter.reason);
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].

@@ -32,14 +32,6 @@ pub fn depths(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, Data
 
 /// The same as [`depths()`], but counts every message. Takes seconds if there are millions of messages.
 ///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// fn is_drained(conn: &mut PgConnection, outbox: &OutboxName) -> Result<bool, DatabaseError> {
-///     Ok(admin::count_all(conn, outbox)?.lanes.is_empty())
-/// }
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn count_all(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, DatabaseError> {
@@ -48,16 +40,6 @@ pub fn count_all(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, D
 
 /// The messages written since PostgreSQL's statistics began. Reads no table. Two readings give a rate
 /// ([`Activity::since`]). Within one open transaction, all readings are the same.
-///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
-///     let activity = admin::activity(conn, outbox)?;
-///     println!("{} enqueued, {} settled", activity.enqueued, activity.settled);
-///     Ok(())
-/// }
-/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].

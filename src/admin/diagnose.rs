@@ -30,12 +30,6 @@ pub enum Severity {
 
 impl Severity {
     /// The name: `ok`, `skipped`, `warning` or `error`.
-    ///
-    /// ```
-    /// use diesel_outbox::admin::Severity;
-    ///
-    /// assert_eq!(Severity::Warning.as_str(), "warning");
-    /// ```
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -108,19 +102,6 @@ impl Findings {
 ///
 /// Nothing is changed. To compare the schema, a second outbox is created in a transaction that is rolled back,
 /// if the role may create one.
-///
-/// ```no_run
-/// use diesel_outbox::admin::{self, Severity};
-///
-/// let config = diesel_outbox::config::from_env()?;
-/// let mut conn = admin::connect(config.database_url()?, "doctor", config.send_timeout)?;
-/// for finding in admin::diagnose(&mut conn, &config)? {
-///     if finding.severity >= Severity::Warning {
-///         println!("{}: {}", finding.what, finding.advice.unwrap_or_default());
-///     }
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`] if the connection is lost, or if the outbox is missing or damaged.

@@ -13,18 +13,6 @@ use crate::store::relay::served::{self, RefusedDestination};
 /// messages first, at most `limit`. Fast for any number of waiting messages: of the messages that could hold a
 /// key, the query reads at most 2,000 that are due soonest, and at most 2,000 dead letters.
 ///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
-///     for key in admin::blocked_keys(conn, outbox, 20)? {
-///         let more = if key.waiting_is_capped { "+" } else { "" };
-///         println!("{}: {}{more} wait for {}", key.ordering_key, key.waiting, key.sequence);
-///     }
-///     Ok(())
-/// }
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn blocked_keys(
@@ -39,14 +27,6 @@ pub fn blocked_keys(
 
 /// The leases of relays, oldest first, including expired leases.
 ///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// fn is_served(conn: &mut PgConnection, outbox: &OutboxName) -> Result<bool, DatabaseError> {
-///     Ok(admin::leases(conn, outbox)?.iter().any(|lease| lease.seconds_left > 0.0))
-/// }
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn leases(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LeaseRow>, DatabaseError> {
@@ -56,17 +36,6 @@ pub fn leases(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LeaseRow
 /// The registered destinations that the settings of an active relay refuse: an URL that is not https, a port, an address
 /// in the URL that is not public, a secret for which the relay has no key. Their messages wait for a relay that serves
 /// them.
-///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
-///     for one in admin::refused_destinations(conn, outbox)? {
-///         println!("{}: {} ({}), served elsewhere: {}", one.name, one.why, one.relay, one.is_served);
-///     }
-///     Ok(())
-/// }
-/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].

@@ -47,17 +47,6 @@ pub fn message(
 /// The history of messages, oldest first: failed attempts, and actions of operators. At most 1,000 entries. A
 /// message that was delivered at the first attempt has none.
 ///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName, id: uuid::Uuid) -> Result<(), DatabaseError> {
-///     for entry in admin::history(conn, outbox, &[id])? {
-///         println!("{} {} {:?}", entry.happened_at, entry.event, entry.error);
-///     }
-///     Ok(())
-/// }
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn history(
@@ -72,17 +61,6 @@ pub fn history(
 
 /// The live messages and the dead letters of an ordering key, in the order of the key, without payloads and
 /// headers, at most `limit`.
-///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName, key: &str) -> Result<(), DatabaseError> {
-///     for record in admin::key_messages(conn, outbox, key, 20)? {
-///         println!("{} {} {}", record.sequence, record.topic, record.status);
-///     }
-///     Ok(())
-/// }
-/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].
@@ -99,25 +77,6 @@ pub fn key_messages(
 
 /// The entries of the ledger, latest first, at most `limit`. A search for rare entries in a large ledger stops
 /// after two seconds ([`Searched::is_complete`]).
-///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, LedgerFilter};
-/// use std::time::{Duration, SystemTime};
-///
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
-///     let last_hour = LedgerFilter {
-///         topic: Some("order.paid".to_owned()),
-///         since: SystemTime::now().checked_sub(Duration::from_secs(3600)),
-///         ..LedgerFilter::default()
-///     };
-///     for row in admin::ledger(conn, outbox, &last_hour, 50)?.rows {
-///         println!("{} {} {}", row.settled_at, row.status, row.idempotency_key);
-///     }
-///     Ok(())
-/// }
-/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].

@@ -11,18 +11,6 @@ use crate::store::setup::{inspect, rights};
 /// Reverts all migrations. This drops the first outbox and the inbox, with their contents. Outboxes of other
 /// names stay: drop each of them first, with `SELECT outbox_drop('hrm.outbox')`.
 ///
-/// ```no_run
-/// # use diesel::prelude::*;
-/// use diesel_outbox::{OutboxName, admin};
-///
-/// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-/// // Only if no message is due.
-/// if admin::count_due(&mut conn, &OutboxName::default())? == 0 {
-///     admin::revert_migrations(&mut conn)?;
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`]; then nothing is changed.
 pub fn revert_migrations(conn: &mut PgConnection) -> Result<(), DatabaseError> {
@@ -33,7 +21,8 @@ pub fn revert_migrations(conn: &mut PgConnection) -> Result<(), DatabaseError> {
 ///
 /// ```
 /// use diesel_outbox::OutboxName;
-/// use diesel_outbox::admin::{self, Direction};
+/// use diesel_outbox::Direction;
+/// use diesel_outbox::admin;
 ///
 /// let outbox: OutboxName = "hrm.outbox".parse()?;
 /// let up = admin::migration_sql(Direction::Up, &outbox);
@@ -61,18 +50,6 @@ pub fn roles_sql(name: &OutboxName) -> String {
 
 /// The rights that a relay needs in the outbox `name` and that the connection's role lacks, as `GRANT`
 /// statements.
-///
-/// ```no_run
-/// # use diesel::prelude::*;
-/// use diesel_outbox::{OutboxName, admin};
-///
-/// # let mut conn = PgConnection::establish("postgres://relay@localhost/shop")?;
-/// // Connected as the relay's role:
-/// for grant in admin::missing_rights(&mut conn, &OutboxName::default())? {
-///     println!("{grant}");
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].

@@ -47,18 +47,6 @@ impl std::fmt::Display for ReplayRun {
 
 /// Counts what [`replay`] would do with this filter now.
 ///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, ReplayFilter};
-///
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
-///     let found = admin::count_replayable(conn, outbox, &ReplayFilter::default())?;
-///     println!("{} messages, and {} without payload", found.replayed, found.without_payload);
-///     Ok(())
-/// }
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn count_replayable(

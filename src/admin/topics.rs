@@ -1,4 +1,4 @@
-//! The topics that relays have served.
+//! The topics of live messages, and the topics that relays have served.
 
 use diesel::PgConnection;
 use diesel::result::QueryResult;
@@ -6,23 +6,14 @@ use diesel::result::QueryResult;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
-use crate::store::relay::served::server_of;
+use crate::store::relay::claim::Topic;
+use crate::store::relay::served::{Unserved, served, server_of};
+use crate::store::relay::streams::streams;
 use crate::store::relay::topics::{self, ServedTopic};
 
 /// The topics that a route or a handler of any relay has ever served, by pattern. A message that names no destination
 /// and whose topic meets one of them waits for such a relay. Only a message that meets none, and that no registered
 /// destination wants, is settled without a send ([`Status::NoSubscriber`](crate::Status::NoSubscriber)).
-///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName, admin};
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
-///     for one in admin::served_topics(conn, outbox)? {
-///         println!("{} ({}), last served {}", one.pattern, one.kind, one.last_served);
-///     }
-///     Ok(())
-/// }
-/// ```
 ///
 /// # Errors
 /// A [`DatabaseError`].
@@ -36,14 +27,6 @@ pub fn served_topics(
 /// Forgets topics that no relay will serve again: a pattern exactly as [`served_topics`] shows it, of this kind (`route` or
 /// `handler`) or of any. A relay that serves them records them again when it starts, so topics that a running relay
 /// serves cannot be forgotten. Returns the number of forgotten rows.
-///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{OutboxName, admin};
-/// fn retire(conn: &mut PgConnection, outbox: &OutboxName) -> Result<bool, admin::ForgetTopicError> {
-///     Ok(admin::forget_topic(conn, outbox, "legacy.*", None)? > 0)
-/// }
-/// ```
 ///
 /// # Errors
 /// A [`ForgetTopicError`].
@@ -72,4 +55,44 @@ pub enum ForgetTopicError {
     /// The database failed.
     #[error(transparent)]
     Database(#[from] DatabaseError),
+}
+
+/// A topic with live messages, for one destination.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct LiveTopic {
+    /// The topic.
+    pub topic: String,
+    /// The destination that the messages name; empty if they name none.
+    pub destination: String,
+    /// The names of the active relays that have a route, a handler or a destination for these messages.
+    pub served_by: Vec<String>,
+    /// Why relays are active, but none serves these messages.
+    pub unserved: Option<Unserved>,
+}
+
+/// The topics of live messages, sorted: one entry for each topic and destination.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopic>, DatabaseError> {
+    let (served, streams) = pinned(conn, name, |conn, name| {
+        QueryResult::Ok((served(conn, name)?, streams(conn, name)?))
+    })?;
+    let mut topics: Vec<LiveTopic> = streams
+        .into_iter()
+        .map(|found| {
+            let Topic { topic, destination } = found.stream.topic;
+            let by = served.by(&topic, &destination).map(str::to_owned);
+            LiveTopic {
+                served_by: by.collect(),
+                unserved: served.unserved(&topic, &destination),
+                topic,
+                destination,
+            }
+        })
+        .collect();
+    topics.sort();
+    topics.dedup();
+    Ok(topics)
 }

@@ -131,15 +131,7 @@ impl Destination {
 
     /// The URL for display: scheme, host, port and the first segment of the path. User, password, the rest of the path
     /// and the query are masked, as each may be a token.
-    ///
-    /// ```
-    /// use diesel_outbox::Destination;
-    ///
-    /// let slack = Destination::new("slack", "https://hooks.slack.com/services/T024/B9A1/XXXX")?;
-    /// assert_eq!(slack.shown_url(), "https://hooks.slack.com/services/***");
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    pub fn shown_url(&self) -> String {
+    pub(crate) fn shown_url(&self) -> String {
         shown_url(&self.url)
     }
 

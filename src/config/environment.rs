@@ -57,19 +57,6 @@ fn read(_: &mut Config, _: &str) -> Result<(), ConfigError> {
 
 /// The environment variables of this process that hold outbox settings.
 ///
-/// ```no_run
-/// use diesel_outbox::config::{self, Config};
-///
-/// // Like `from_env`, with the application's own default.
-/// let mut config = Config::default();
-/// config.set("OUTBOX_CONCURRENCY", "4")?;
-/// for (variable, value) in config::relevant_variables()? {
-///     config.set_variable(&variable, &value)?;
-/// }
-/// config.validate()?;
-/// # Ok::<(), diesel_outbox::ConfigError>(())
-/// ```
-///
 /// # Errors
 /// A [`ConfigError`] when a variable is not UTF-8, or a value is set both directly and by a file.
 pub fn relevant_variables() -> Result<Vec<(String, String)>, ConfigError> {

@@ -3,7 +3,8 @@
 /// An invalid setting: its name, and the reason.
 ///
 /// ```
-/// use diesel_outbox::{Config, ConfigError};
+/// use diesel_outbox::ConfigError;
+/// use diesel_outbox::config::Config;
 ///
 /// let mut config = Config::default();
 /// if let Err(error) = config.set("OUTBOX_LEES", "30s") {

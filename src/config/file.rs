@@ -35,7 +35,7 @@ impl Config {
     /// environment, which wins, like the binary.
     ///
     /// ```
-    /// use diesel_outbox::Config;
+    /// use diesel_outbox::config::Config;
     ///
     /// let path = std::env::temp_dir().join(format!("outbox-{}.toml", std::process::id()));
     /// std::fs::write(
@@ -73,7 +73,7 @@ impl Config {
     /// [`validate`](Self::validate) at the end.
     ///
     /// ```no_run
-    /// use diesel_outbox::Config;
+    /// use diesel_outbox::config::Config;
     ///
     /// // With the application's own default.
     /// let mut config = Config::default();

@@ -14,20 +14,9 @@ impl Config {
     /// The proxy of a destination: the destination's own setting or, unless `OUTBOX_NO_PROXY` lists the host, the
     /// general setting.
     ///
-    /// ```
-    /// use diesel_outbox::{Config, Destination, config::Proxy};
-    ///
-    /// let mut config = Config::default();
-    /// config.set("OUTBOX_PROXY", "http://proxy.example:3128")?;
-    /// config.set("OUTBOX_NO_PROXY", ".internal")?;
-    /// let billing = Destination::new("billing", "http://billing.internal/events")?;
-    /// assert_eq!(config.proxy_of(&billing)?, Proxy::Direct);
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    ///
     /// # Errors
     /// A [`ConfigError`] when `OUTBOX_NO_PROXY` is invalid.
-    pub fn proxy_of(&self, destination: &Destination) -> Result<Proxy, ConfigError> {
+    pub(crate) fn proxy_of(&self, destination: &Destination) -> Result<Proxy, ConfigError> {
         if let Some(proxy) = &destination.proxy {
             return Ok(proxy.clone());
         }

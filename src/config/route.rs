@@ -4,7 +4,8 @@
 /// several routes match a topic, the most specific pattern wins.
 ///
 /// ```
-/// use diesel_outbox::{Config, Route};
+/// use diesel_outbox::Route;
+/// use diesel_outbox::config::Config;
 ///
 /// let mut config = Config::default();
 /// config.routes = vec![

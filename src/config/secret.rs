@@ -202,14 +202,6 @@ impl fmt::Debug for SigningSecret {
 /// Parses secrets, newest first, separated by white space or commas, for the setting `key`. Symmetric and asymmetric
 /// secrets may be mixed: each of them signs.
 ///
-/// ```
-/// use diesel_outbox::config::parse_secrets;
-///
-/// let text = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
-/// assert_eq!(parse_secrets("OUTBOX_SECRET", text)?.len(), 2);
-/// # Ok::<(), diesel_outbox::ConfigError>(())
-/// ```
-///
 /// # Errors
 /// A [`ConfigError`] names `key`, and never shows a part of a secret.
 pub fn parse_secrets(key: &str, text: &str) -> Result<Vec<SigningSecret>, ConfigError> {

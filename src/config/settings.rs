@@ -125,13 +125,6 @@ impl Setting {
     }
 
     /// The name of the value in `--help`.
-    ///
-    /// ```
-    /// use diesel_outbox::config::SETTINGS;
-    ///
-    /// let lease = SETTINGS.iter().find(|setting| setting.variable == "OUTBOX_LEASE");
-    /// assert_eq!(lease.map(|setting| setting.value_name()), Some("DURATION"));
-    /// ```
     pub fn value_name(&self) -> &'static str {
         match self.kind {
             Switch(_) => "BOOL",

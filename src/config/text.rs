@@ -131,16 +131,6 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Parses a duration such as `500ms` or `2h` for the setting `variable`.
 ///
-/// ```
-/// use diesel_outbox::config::parse_duration;
-/// use std::time::Duration;
-///
-/// assert_eq!(parse_duration("cleanup_interval", "1h 30m")?, Duration::from_secs(5400));
-/// let error = parse_duration("cleanup_interval", "90").map_err(|error| error.key().to_owned());
-/// assert_eq!(error, Err("cleanup_interval".to_owned()));
-/// # Ok::<(), diesel_outbox::ConfigError>(())
-/// ```
-///
 /// # Errors
 /// A [`ConfigError`] names the setting.
 pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigError> {

@@ -20,7 +20,7 @@ impl Config {
     /// Checks that each setting is in range, and that the settings do not contradict each other.
     ///
     /// ```
-    /// use diesel_outbox::Config;
+    /// use diesel_outbox::config::Config;
     ///
     /// let mut config = Config::default();
     /// config.set("OUTBOX_SEND_TIMEOUT", "1m")?;

@@ -99,7 +99,8 @@ impl HttpDispatcher {
     /// blocks one of the two threads; if both are blocked, no name can be looked up.
     ///
     /// ```
-    /// use diesel_outbox::{Config, HttpDispatcher};
+    /// use diesel_outbox::HttpDispatcher;
+    /// use diesel_outbox::config::Config;
     ///
     /// let mut config = Config::default();
     /// config.set("OUTBOX_URL", "http://receiver.test/events")?;
@@ -145,7 +146,8 @@ impl HttpDispatcher {
     /// not included.
     ///
     /// ```
-    /// use diesel_outbox::{Config, Destination, HttpDispatcher, Route};
+    /// use diesel_outbox::{Destination, HttpDispatcher, Route};
+    /// use diesel_outbox::config::Config;
     ///
     /// let mut config = Config::default();
     /// config.destinations.push(Destination::new("billing", "https://billing.example/events")?);

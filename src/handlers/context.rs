@@ -62,7 +62,7 @@ pub(super) enum Source<'a> {
 /// The context of a call: the message and the time limit. Handlers that work in the database get a [`PooledContext`].
 ///
 /// ```
-/// use diesel_outbox::{HandlerError, Handlers};
+/// use diesel_outbox::handlers::{HandlerError, Handlers};
 ///
 /// let handlers = Handlers::new().on_topic("report.wanted", |_, context| {
 ///     println!("{}, attempt {}", context.message().message_id, context.attempt());
@@ -82,7 +82,7 @@ pub struct Context<'a> {
 ///
 /// ```
 /// use diesel::prelude::*;
-/// use diesel_outbox::{HandlerError, Handlers};
+/// use diesel_outbox::handlers::{HandlerError, Handlers};
 /// use std::time::Duration;
 ///
 /// let reports = Handlers::new().on_topic_pooled("year.ended", |_, context| {
@@ -205,7 +205,8 @@ impl<'a> PooledContext<'a> {
     ///
     /// ```no_run
     /// # use diesel::prelude::*;
-    /// # use diesel_outbox::{Event, Handlers};
+    /// # use diesel_outbox::Event;
+    /// # use diesel_outbox::handlers::Handlers;
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct MemberJoined { member_id: i64 }
     /// # impl Event for MemberJoined { const TOPIC: &'static str = "member.joined"; }

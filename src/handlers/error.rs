@@ -19,7 +19,7 @@ const UNAVAILABLE_FOR: Duration = Duration::from_secs(1);
 /// position, also inside another error.
 ///
 /// ```
-/// use diesel_outbox::HandlerError;
+/// use diesel_outbox::handlers::HandlerError;
 /// use std::time::Duration;
 ///
 /// fn charge(card: &str) -> Result<(), HandlerError> {
@@ -87,7 +87,7 @@ impl HandlerError {
     /// expiry, or check its age ([`Message::created_at`](crate::Message::created_at)).
     ///
     /// ```
-    /// use diesel_outbox::{HandlerError, Handlers};
+    /// use diesel_outbox::handlers::{HandlerError, Handlers};
     /// use std::time::Duration;
     ///
     /// # fn is_open() -> bool { false }
@@ -107,7 +107,7 @@ impl HandlerError {
     /// [`PooledContext::connection`](super::PooledContext::connection) returns this error itself.
     ///
     /// ```
-    /// use diesel_outbox::{HandlerError, Handlers};
+    /// use diesel_outbox::handlers::{HandlerError, Handlers};
     ///
     /// # fn license() -> Option<u32> { None }
     /// let handlers = Handlers::new().on_topic("drawing.saved", |_, _| {

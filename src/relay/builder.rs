@@ -112,7 +112,7 @@ impl Relay {
 
 /// The settings of a relay. [`start`](Self::start) reports bad settings.
 ///
-/// Each setter documents its default. [`Relay::from_config`] takes all [`SETTINGS`](crate::config::SETTINGS),
+/// Each setter documents its default. [`Relay::from_config`] takes all [settings](crate::guide::settings),
 /// also the ones without a setter here.
 ///
 /// ```no_run
@@ -346,7 +346,8 @@ impl RelayBuilder {
     /// the group by name.
     ///
     /// ```
-    /// use diesel_outbox::{Handlers, Relay};
+    /// use diesel_outbox::Relay;
+    /// use diesel_outbox::handlers::Handlers;
     ///
     /// let search = Handlers::new().on_topic("order.paid", |message, _| Ok(println!("index {message:?}")));
     /// let mailer = Handlers::new().on_topic("order.paid", |message, _| Ok(println!("mail {message:?}")));
@@ -580,7 +581,8 @@ impl RelayHandle {
     /// of `builder`.
     ///
     /// ```
-    /// use diesel_outbox::{Config, Relay, RelayHandle, StartError};
+    /// use diesel_outbox::{Relay, RelayHandle, StartError};
+    /// use diesel_outbox::config::Config;
     /// use std::time::Duration;
     ///
     /// /// A secret or a route has changed.

@@ -92,14 +92,7 @@ impl RelayHandle {
     /// Records that new settings could not be loaded, so that [`health`](Self::health) and the metric
     /// `diesel_outbox_problem` show it (`reload_failed`) until a [`reload`](Self::reload) succeeds. A `reload` that fails
     /// records this itself; call this if the settings cannot even be read.
-    ///
-    /// ```
-    /// # use diesel_outbox::{ConfigError, RelayHandle};
-    /// fn warn(relay: &RelayHandle, error: &ConfigError) {
-    ///     relay.reload_failed(error);
-    /// }
-    /// ```
-    pub fn reload_failed(&self, error: impl std::fmt::Display) {
+    pub(crate) fn reload_failed(&self, error: impl std::fmt::Display) {
         self.shared().set_failed_reload(error.to_string());
     }
 
@@ -177,15 +170,7 @@ impl RelayHandle {
     /// Why this relay cannot send to a destination, for a reason of its own: this machine lacks something, or the proxy
     /// fails. The destination's messages wait, and use no attempts. Also for a registered destination. `None`: no such
     /// reason.
-    ///
-    /// ```
-    /// # fn example(relay: &diesel_outbox::RelayHandle) {
-    /// if let Some(why) = relay.held("billing") {
-    ///     println!("billing: {why}");
-    /// }
-    /// # }
-    /// ```
-    pub fn held(&self, name: &str) -> Option<String> {
+    pub(crate) fn held(&self, name: &str) -> Option<String> {
         monitor::held(&self.shared(), name)
     }
 

@@ -1325,7 +1325,7 @@ fn the_help_of_each_command_mentions_its_options() {
         for option in options {
             assert!(help.contains(option), "{arguments:?} {option}: {help}");
         }
-        for setting in diesel_outbox::config::SETTINGS {
+        for setting in diesel_outbox::program::SETTINGS {
             assert!(
                 help.contains(setting.variable) && help.contains(setting.default),
                 "{arguments:?} {}: {help}",

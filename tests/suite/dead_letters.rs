@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use diesel_outbox::ReasonCode;
 use diesel_outbox::admin::{self, DeadFilter, Place};
+use diesel_outbox::program;
 
 use crate::page::Page;
 use crate::support::{Database, Receiver, Running, eventually, finish};
@@ -54,7 +55,7 @@ fn groups_count_dead_letters_by_reason() {
     fill(&db);
     let mut conn = db.connect();
     let all = DeadFilter::default();
-    let groups = admin::dead_groups(&mut conn, &db.outbox_name(), &all, 10).expect("groups");
+    let groups = program::dead_groups(&mut conn, &db.outbox_name(), &all, 10).expect("groups");
     let seen: Vec<(&str, &str, i64, i64)> = groups
         .iter()
         .map(|g| {
@@ -79,7 +80,7 @@ fn groups_count_dead_letters_by_reason() {
         reason: Some(ReasonCode::Timeout),
         ..all
     };
-    let groups = admin::dead_groups(&mut conn, &db.outbox_name(), &timeouts, 1).expect("groups");
+    let groups = program::dead_groups(&mut conn, &db.outbox_name(), &timeouts, 1).expect("groups");
     assert_eq!(groups.len(), 1);
     assert_eq!(groups[0].count, 3);
 }

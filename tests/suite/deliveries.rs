@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use diesel_outbox::config::Config;
 use diesel_outbox::destinations::{
     Delivery, DeliveryFilter, DestinationError, RegisteredDestination,
 };
-use diesel_outbox::{Config, NewMessage, Relay, RelayBuilder, Status};
+use diesel_outbox::{NewMessage, Relay, RelayBuilder, Status};
 use serde_json::json;
 use uuid::Uuid;
 

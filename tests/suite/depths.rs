@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
+use diesel_outbox::Status;
 use diesel_outbox::admin::{self, Depths};
-use diesel_outbox::{Handlers, Status};
+use diesel_outbox::handlers::Handlers;
+use diesel_outbox::program;
 
 use crate::support::Database;
 
@@ -70,7 +72,7 @@ fn a_small_outbox_is_counted_exactly() {
         let depths = depths(&db);
         assert_eq!(as_counts(&depths), counts);
         assert!(!depths.is_estimate);
-        let all = admin::count_all(&mut db.connect(), &db.outbox_name()).expect("counted");
+        let all = program::count_all(&mut db.connect(), &db.outbox_name()).expect("counted");
         assert_eq!(as_counts(&all), counts);
     }
 }
@@ -141,7 +143,7 @@ fn long_lanes_are_estimated_and_short_ones_beside_them_are_exact() {
     let took = before.elapsed();
     assert!(took < Duration::from_millis(500), "{took:?}");
     assert!(estimated.is_estimate);
-    let exact = admin::count_all(&mut db.connect(), &db.outbox_name()).expect("counted");
+    let exact = program::count_all(&mut db.connect(), &db.outbox_name()).expect("counted");
     assert_eq!(estimated.lanes.len(), exact.lanes.len());
     for (about, truth) in estimated.lanes.iter().zip(&exact.lanes) {
         assert_eq!(
@@ -217,7 +219,7 @@ fn looking_changes_no_setting_of_the_connection_and_nothing_of_an_open_transacti
     conn.transaction(|conn| {
         conn.batch_execute("CREATE TEMP TABLE mine (n int)")?;
         admin::depths(conn, &db.outbox_name()).expect("depths");
-        admin::blocked_keys(conn, &db.outbox_name(), 10).expect("keys");
+        program::blocked_keys(conn, &db.outbox_name(), 10).expect("keys");
         conn.batch_execute(
             "INSERT INTO mine VALUES (1);
              DO $$ BEGIN ASSERT current_setting('jit') = 'on'; END $$",
@@ -230,10 +232,10 @@ fn looking_changes_no_setting_of_the_connection_and_nothing_of_an_open_transacti
 #[test]
 fn activity_counts_what_comes_in_and_what_is_settled() {
     let db = Database::new();
-    let first = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
+    let first = program::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
     db.enqueue_many(30);
     crate::support::eventually("thirty messages have come in", || {
-        let now = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
+        let now = program::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
         let rates = now.since(&first).expect("time has passed");
         now.enqueued - first.enqueued == 30 && rates.enqueued > 0.0 && rates.dead_lettered == 0.0
     });
@@ -249,12 +251,12 @@ fn a_fan_out_comes_in_once_for_each_destination() {
         .handlers("b", Handlers::new().on_topic("t", |_, _| Ok(())))
         .start()
         .expect("a relay");
-    let first = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
+    let first = program::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
     for n in 0..10 {
         db.enqueue("t", serde_json::json!(n));
     }
     crate::support::eventually("twenty parts have come in and were settled", || {
-        let now = admin::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
+        let now = program::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
         (now.enqueued - first.enqueued, now.settled - first.settled) == (20, 20)
     });
     crate::support::end(&relay);
@@ -271,7 +273,7 @@ fn a_large_ledger_has_messages_without_a_subscriber_apart() {
            FROM generate_series(1, 20000) n",
     );
     db.execute("ANALYZE {o}_ledger");
-    let overview = admin::overview(&mut db.connect(), &db.outbox_name()).expect("an overview");
+    let overview = program::overview(&mut db.connect(), &db.outbox_name()).expect("an overview");
     for (status, truth) in [(Status::Delivered, 15_000), (Status::NoSubscriber, 5_000)] {
         let row = overview.counts.iter().find(|row| row.status == status);
         let row = row.unwrap_or_else(|| panic!("no {status}: {:?}", overview.counts));

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use diesel_outbox::{Backoff, Config, Destination, HttpDispatcher, Relay, RelayHandle};
+use diesel_outbox::config::Config;
+use diesel_outbox::{Backoff, Destination, HttpDispatcher, Relay, RelayHandle};
 use ipnet::IpNet;
 use serde_json::json;
 

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use diesel::r2d2::{ConnectionManager, Pool};
 use diesel::{Connection, PgConnection};
+use diesel_outbox::config::Config;
 use diesel_outbox::{
-    Config, DatabaseError, Destination, Dispatcher, Failure, Message, NewMessage, Outcome,
-    ReasonCode, Relay, ShutdownError, StartError,
+    DatabaseError, Destination, Dispatcher, Failure, Message, NewMessage, Outcome, ReasonCode,
+    Relay, ShutdownError, StartError,
 };
 use serde_json::json;
 

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use diesel::r2d2::{ConnectionManager, Pool};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
+use diesel_outbox::config::Rate;
+use diesel_outbox::handlers::{HandlerError, Handlers};
 use diesel_outbox::{
-    Backoff, Destination, Event, HandlerError, Handlers, Message, NewMessage, Observer, Outcome,
-    Settled, ShutdownError, StartError, config::Rate,
+    Backoff, Destination, Event, Message, NewMessage, Observer, Outcome, Settled, ShutdownError,
+    StartError,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;

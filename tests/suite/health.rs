@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
+use diesel_outbox::config::Config;
+use diesel_outbox::handlers::Handlers;
 use diesel_outbox::{
-    Config, Handlers, Health, Message, NewMessage, Observer, ProblemKind, Relay, RelayHandle,
-    Settled,
+    Health, Message, NewMessage, Observer, ProblemKind, Relay, RelayHandle, Settled,
 };
 use serde_json::json;
 

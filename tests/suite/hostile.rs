@@ -9,9 +9,11 @@ use diesel::{Connection, PgConnection, RunQueryDsl};
 use diesel_outbox::admin::{self, DeadFilter};
 use diesel_outbox::config::{SecretKeys, SigningSecret};
 use diesel_outbox::destinations::{DestinationError, DestinationFilter, RegisteredDestination};
+use diesel_outbox::handlers::HandlerError;
+use diesel_outbox::program;
 use diesel_outbox::{
-    Aggregate, Answer, Destination, Due, EnqueueError, Events, HandlerError, MessageRef,
-    NewMessage, Outbox, OutboxName, Relay, inbox,
+    Aggregate, Answer, Destination, Due, EnqueueError, Events, MessageRef, NewMessage, Outbox,
+    OutboxName, Relay, inbox,
 };
 use serde_json::json;
 
@@ -309,7 +311,7 @@ fn objects_that_others_create_in_the_search_path_are_never_called() {
             )?,
             2
         );
-        assert_eq!(admin::overview(conn, &name)?.depths.dead_letters(), 19);
+        assert_eq!(program::overview(conn, &name)?.depths.dead_letters(), 19);
         // The transaction has its own path again: it finds what the application expects.
         assert_eq!(path_of(conn), "public, pg_catalog");
         Ok(())

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use diesel_outbox::admin::{
-    self, LedgerFilter, LedgerRow, MessageKey, MessageRecord, Place, Searched,
-};
+use diesel_outbox::admin::{self, MessageKey, MessageRecord, Place, Searched};
+use diesel_outbox::program::{self, LedgerFilter, LedgerRow};
 use diesel_outbox::{Sequence, Status};
 use uuid::Uuid;
 
@@ -145,7 +144,7 @@ fn an_id_of_the_librarys_is_found_among_many() {
 }
 
 fn ledger(db: &Database, filter: &LedgerFilter, limit: i64) -> Searched<LedgerRow> {
-    admin::ledger(&mut db.connect(), &db.outbox_name(), filter, limit).expect("the ledger")
+    program::ledger(&mut db.connect(), &db.outbox_name(), filter, limit).expect("the ledger")
 }
 
 /// R32: the ledger in pages, the latest entry first, whatever the time between entries.
@@ -277,7 +276,7 @@ fn the_messages_of_a_key_come_in_their_order_with_its_dead_letters() {
          VALUES (0, gen_random_uuid(), 't', '', '1', 'd', 'k1', now(), now(), 3, 'REJECTED', true)",
     );
     let of = |limit| {
-        let records = admin::key_messages(&mut db.connect(), &db.outbox_name(), "k1", limit);
+        let records = program::key_messages(&mut db.connect(), &db.outbox_name(), "k1", limit);
         let records = records.expect("messages");
         let line = |r: &MessageRecord| (r.sequence.0, r.status, r.blocks_key);
         records.iter().map(line).collect::<Vec<_>>()
@@ -320,13 +319,14 @@ fn blocked_keys_are_found_among_many_that_are_not_blocked() {
     );
     let blocked = |limit| {
         let before = Instant::now();
-        let keys = admin::blocked_keys(&mut db.connect(), &db.outbox_name(), limit).expect("keys");
+        let keys =
+            program::blocked_keys(&mut db.connect(), &db.outbox_name(), limit).expect("keys");
         assert!(
             before.elapsed() < Duration::from_secs(1),
             "{:?}",
             before.elapsed()
         );
-        let shown = |key: &admin::BlockedKey| {
+        let shown = |key: &program::BlockedKey| {
             (
                 key.ordering_key.clone(),
                 key.status,

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use diesel_outbox::admin;
+use diesel_outbox::config::Config;
 use diesel_outbox::{
-    Config, Destination, NewMessage, ProblemKind, Relay, RelayBuilder, RelayHandle, StartError,
+    Destination, NewMessage, ProblemKind, Relay, RelayBuilder, RelayHandle, StartError,
 };
 use serde_json::json;
 

@@ -4,8 +4,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
+use diesel_outbox::config::Config;
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox::{Config, Event, NewMessage, Relay, RelayBuilder, RelayHandle, Status};
+use diesel_outbox::{Event, NewMessage, Relay, RelayBuilder, RelayHandle, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 

@@ -4,7 +4,9 @@ use diesel::connection::SimpleConnection;
 use diesel::migration::MigrationConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use diesel_migrations::{FileBasedMigrations, MigrationHarness};
-use diesel_outbox::admin::{self, Direction};
+use diesel_outbox::Direction;
+use diesel_outbox::admin;
+use diesel_outbox::program;
 use diesel_outbox::{MIGRATIONS, NewMessage, Outbox, OutboxName};
 
 use crate::fresh::FreshDatabase;
@@ -88,7 +90,7 @@ fn our_runner_knows_what_an_applications_migration_did_and_undid() {
     let name = OutboxName::default();
     let folder = Folder::with_outbox(&name);
     folder.run(conn);
-    let done = admin::migrate(conn, &name).expect("migrated");
+    let done = diesel_outbox::migrate(conn, &name).expect("migrated");
     assert!(!done.is_empty());
     assert!(
         done.iter().all(|what| what.starts_with("found ")),
@@ -96,11 +98,11 @@ fn our_runner_knows_what_an_applications_migration_did_and_undid() {
     );
     enqueues(conn, &name);
     assert_eq!(
-        admin::migrate(conn, &name).expect("migrated"),
+        diesel_outbox::migrate(conn, &name).expect("migrated"),
         Vec::<String>::new()
     );
     folder.revert(conn);
-    let done = admin::migrate(conn, &name).expect("migrated");
+    let done = diesel_outbox::migrate(conn, &name).expect("migrated");
     assert!(
         done.iter().all(|what| what.starts_with("applied ")),
         "{done:?}"
@@ -114,7 +116,7 @@ fn migrations_of_our_runner_are_none_of_the_application() {
     let database = FreshDatabase::new();
     let conn = &mut database.connect();
     let name = OutboxName::default();
-    admin::migrate(conn, &name).expect("migrated");
+    diesel_outbox::migrate(conn, &name).expect("migrated");
     let folder = Folder {
         up: "CREATE TABLE orders (id int PRIMARY KEY)".to_owned(),
         down: "DROP TABLE orders".to_owned(),
@@ -184,32 +186,32 @@ fn diesels_harness_and_our_command_follow_one_another_in_any_order() {
     let name = OutboxName::default();
     let database = FreshDatabase::new();
     let conn = &mut database.connect();
-    admin::migrate(conn, &name).expect("migrated");
+    diesel_outbox::migrate(conn, &name).expect("migrated");
     conn.run_pending_migrations(MIGRATIONS)
         .expect("only recorded");
     enqueues(conn, &name);
     conn.revert_last_migration(MIGRATIONS)
         .expect("the inbox is gone");
-    let done = admin::migrate(conn, &name).expect("migrated");
+    let done = diesel_outbox::migrate(conn, &name).expect("migrated");
     assert_eq!(done, ["applied 2026-11-21-000003_inbox"]);
     conn.revert_all_migrations(MIGRATIONS)
         .expect("all reverted");
     conn.run_pending_migrations(MIGRATIONS)
         .expect("created again");
-    let done = admin::migrate(conn, &name).expect("nothing to do");
+    let done = diesel_outbox::migrate(conn, &name).expect("nothing to do");
     assert_eq!(done, Vec::<String>::new());
     enqueues(conn, &name);
 
     let database = FreshDatabase::new();
     let conn = &mut database.connect();
     conn.run_pending_migrations(MIGRATIONS).expect("created");
-    let done = admin::migrate(conn, &name).expect("only recorded");
+    let done = diesel_outbox::migrate(conn, &name).expect("only recorded");
     assert_eq!(done.len(), 3);
     assert!(
         done.iter().all(|step| step.starts_with("found ")),
         "{done:?}"
     );
-    admin::revert_migrations(conn).expect("reverted");
+    program::revert_migrations(conn).expect("reverted");
     // The migrations were reverted behind its back: objects that are already gone cause no error.
     conn.revert_all_migrations(MIGRATIONS)
         .expect("nothing to do");

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use diesel_outbox::Config;
+use diesel_outbox::config::Config;
 use diesel_outbox::destinations::RegisteredDestination;
 use diesel_outbox_pages::Pages;
 use http::{Request, Response, StatusCode};

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use diesel::connection::{CacheSize, SimpleConnection};
 use diesel::{Connection, PgConnection};
-use diesel_outbox::{Config, NewMessage, Relay, RelayHandle};
+use diesel_outbox::config::Config;
+use diesel_outbox::{NewMessage, Relay, RelayHandle};
 use serde_json::json;
 use url::Url;
 

@@ -463,7 +463,7 @@ fn hosts_of_no_proxy_and_destinations_that_say_so_are_reached_directly() {
 /// The proxy resolves names, so the relay cannot check where they lead. The relay still checks addresses.
 #[test]
 fn an_address_in_a_url_is_judged_behind_a_proxy_as_well_and_the_proxys_own_is_not() {
-    let mut config = diesel_outbox::Config::default();
+    let mut config = diesel_outbox::config::Config::default();
     config.public_only = true;
     config
         .set("OUTBOX_PROXY", "http://127.0.0.1:3128")
@@ -481,7 +481,7 @@ fn an_address_in_a_url_is_judged_behind_a_proxy_as_well_and_the_proxys_own_is_no
 
 #[test]
 fn a_proxy_that_cannot_be_used_is_an_error_at_start() {
-    let mut config = diesel_outbox::Config::default();
+    let mut config = diesel_outbox::config::Config::default();
     config
         .set("OUTBOX_URL", "http://shop.example/")
         .expect("a URL");

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
 use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
+use diesel_outbox::program;
 use diesel_outbox::{
     Backoff, Destination, NewMessage, ProblemKind, RelayBuilder, RelayHandle, admin,
 };
@@ -382,7 +383,7 @@ fn settings_of_one_relay_decide_nothing_for_the_others() {
     });
     let conn = &mut database.connect();
     let unserved = || {
-        let found = admin::refused_destinations(&mut database.connect(), &database.outbox_name());
+        let found = program::refused_destinations(&mut database.connect(), &database.outbox_name());
         let found = found.expect("an answer");
         found.iter().filter(|one| !one.is_served).count()
     };
@@ -394,7 +395,7 @@ fn settings_of_one_relay_decide_nothing_for_the_others() {
         database.count("delivered") == 13
     });
     assert_eq!(unserved(), 0);
-    let found = admin::refused_destinations(conn, &database.outbox_name()).expect("an answer");
+    let found = program::refused_destinations(conn, &database.outbox_name()).expect("an answer");
     assert_eq!(found.len(), 3, "the strict relay still refuses them");
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
@@ -424,7 +425,7 @@ fn a_name_that_one_relay_may_not_follow_costs_its_messages_nothing() {
         refused(&strict).is_some_and(|what| what.contains("acme"))
     });
     let unserved = || {
-        let found = admin::refused_destinations(&mut database.connect(), &database.outbox_name());
+        let found = program::refused_destinations(&mut database.connect(), &database.outbox_name());
         let found = found.expect("an answer");
         found.iter().filter(|one| !one.is_served).count()
     };

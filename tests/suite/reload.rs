@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use diesel_outbox::{Config, Relay};
+use diesel_outbox::Relay;
+use diesel_outbox::config::Config;
 use serde_json::json;
 
 use crate::page::Page;

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use diesel_outbox::NewMessage;
 use diesel_outbox::admin::{self, Note, ReplayFilter, ReplayIds, ReplayRun};
+use diesel_outbox::program;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -251,7 +252,7 @@ fn a_stopped_run_continues_in_order_and_doubles_nothing() {
     let mut conn = db.connect();
     let run: ReplayRun = "r".parse().expect("a name");
     let filter = ReplayFilter::default();
-    let found = admin::count_replayable(&mut conn, &db.outbox_name(), &filter).expect("counted");
+    let found = program::count_replayable(&mut conn, &db.outbox_name(), &filter).expect("counted");
     assert_eq!(found.replayed, 3500);
     let mut batches = 0;
     let stopped = admin::replay(
@@ -335,7 +336,7 @@ fn times_bound_what_is_replayed() {
         ..ReplayFilter::default()
     };
     let mut conn = db.connect();
-    let found = admin::count_replayable(&mut conn, &db.outbox_name(), &filter).expect("counted");
+    let found = program::count_replayable(&mut conn, &db.outbox_name(), &filter).expect("counted");
     assert_eq!(found.replayed, 3);
     let done = admin::replay(
         &mut conn,

@@ -173,7 +173,7 @@ fn restored_data_fits_a_new_outbox() {
         assert_eq!(findings(&to), Vec::<Value>::new());
         // The recorded migrations still count.
         let name = "outbox".parse().expect("a name");
-        let again = diesel_outbox::admin::migrate(&mut to.connect(), &name);
+        let again = diesel_outbox::migrate(&mut to.connect(), &name);
         assert_eq!(again.expect("migrated"), Vec::<String>::new());
         works(&to);
     }

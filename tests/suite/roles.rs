@@ -6,9 +6,10 @@ use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::config::{Mode, SigningSecret};
 use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
+use diesel_outbox::program;
 use diesel_outbox::{
     Answer, Backoff, Destination, Due, EnqueueError, MessageRef, NewMessage, Outbox, Relay,
-    RelayBuilder, Sequence, StartError, admin, inbox,
+    RelayBuilder, Sequence, StartError, inbox,
 };
 use secrecy::ExposeSecret;
 use serde_json::json;
@@ -766,7 +767,7 @@ fn a_right_that_is_missing_is_named_with_what_grants_it() {
         assert!(matches!(error, StartError::Database(_)), "{error:?}");
         // The advice of the error helps.
         ground.database.execute(&grant);
-        let missing = admin::missing_rights(
+        let missing = program::missing_rights(
             &mut ground.connect("relay"),
             &"hrm.outbox".parse().expect("a name"),
         );
@@ -790,6 +791,6 @@ fn who_owns_the_tables_lacks_nothing() {
     let conn = &mut database.connect();
     let name = "outbox".parse().expect("a name");
     diesel_outbox::migrate(conn, &name).expect("migrated");
-    let missing = admin::missing_rights(conn, &name).expect("the server answers");
+    let missing = program::missing_rights(conn, &name).expect("the server answers");
     assert_eq!(missing, Vec::<String>::new());
 }

@@ -7,7 +7,9 @@ use diesel::connection::SimpleConnection;
 use diesel::dsl::sql;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{Connection, QueryableByName, RunQueryDsl, sql_query};
-use diesel_outbox::admin::{self, Direction};
+use diesel_outbox::Direction;
+use diesel_outbox::admin;
+use diesel_outbox::program;
 use diesel_outbox::{DatabaseError, NewMessage, Outbox, Relay, StartError, inbox};
 use serde_json::json;
 
@@ -48,11 +50,11 @@ fn migrating_again_changes_nothing() {
     let database = FreshDatabase::new();
     let name = "outbox".parse().expect("a name");
     let mut conn = database.connect();
-    let done = admin::migrate(&mut conn, &name).expect("migrations run");
+    let done = diesel_outbox::migrate(&mut conn, &name).expect("migrations run");
     assert!(!done.is_empty());
     database.execute("INSERT INTO outbox (topic, payload) VALUES ('t', '1')");
     let objects = database.objects();
-    let done = admin::migrate(&mut conn, &name).expect("migrations run");
+    let done = diesel_outbox::migrate(&mut conn, &name).expect("migrations run");
     assert_eq!(done, Vec::<String>::new());
     let migrate = finish(command(&database, &["migrate"])).code(0);
     assert!(migrate.stdout.contains("up to date"), "{}", migrate.stdout);
@@ -109,8 +111,8 @@ fn a_migration_takes_no_lock_that_any_role_may_hold() {
     let mut conn = database.connect();
     let advisory = conn.test_transaction(|conn| {
         inbox::create(conn).expect("the inbox is there");
-        admin::migrate(conn, &name).expect("migrations run");
-        admin::revert_migrations(conn).expect("migrations are reverted");
+        diesel_outbox::migrate(conn, &name).expect("migrations run");
+        program::revert_migrations(conn).expect("migrations are reverted");
         diesel::select(sql::<BigInt>(
             "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())",
         ))
@@ -164,10 +166,10 @@ fn a_database_that_has_the_older_migrations_gets_the_newer_ones() {
     works(&database, "outbox");
     let name = "outbox".parse().expect("a name");
     let mut conn = database.connect();
-    let done = admin::migrate(&mut conn, &name).expect("migrations run");
+    let done = diesel_outbox::migrate(&mut conn, &name).expect("migrations run");
     assert_eq!(done, ["applied 2026-11-21-000003_inbox"]);
     works(&database, "outbox");
-    admin::revert_migrations(&mut conn).expect("reverted");
+    program::revert_migrations(&mut conn).expect("reverted");
     assert_eq!(database.objects(), before);
 }
 
@@ -177,11 +179,11 @@ fn reverting_leaves_nothing_and_migrating_after_it_works() {
     let name = "outbox".parse().expect("a name");
     let before = database.objects();
     let mut conn = database.connect();
-    admin::migrate(&mut conn, &name).expect("migrations run");
+    diesel_outbox::migrate(&mut conn, &name).expect("migrations run");
     assert!(database.objects() > before);
-    admin::revert_migrations(&mut conn).expect("reverted");
+    program::revert_migrations(&mut conn).expect("reverted");
     assert_eq!(database.objects(), before);
-    admin::migrate(&mut conn, &name).expect("migrations run");
+    diesel_outbox::migrate(&mut conn, &name).expect("migrations run");
     works(&database, "outbox");
 }
 
@@ -193,18 +195,18 @@ fn a_table_of_the_applications_that_has_our_name_is_not_taken_for_ours_nor_dropp
         .expect("a table of its own");
     // The name is taken: migrate changes nothing.
     let default = "outbox".parse().expect("a name");
-    let error = admin::migrate(&mut conn, &default).expect_err("the name is taken");
+    let error = diesel_outbox::migrate(&mut conn, &default).expect_err("the name is taken");
     assert!(
         error.to_string().contains("a table of this name already"),
         "{error}"
     );
     conn.batch_execute("CREATE SCHEMA hrm").expect("a schema");
     let name = "hrm.outbox".parse().expect("a name");
-    admin::migrate(&mut conn, &name).expect("migrations run");
+    diesel_outbox::migrate(&mut conn, &name).expect("migrations run");
     works(&database, "hrm.outbox");
     conn.batch_execute("SELECT outbox_drop('hrm.outbox')")
         .expect("dropped");
-    admin::revert_migrations(&mut conn).expect("reverted");
+    program::revert_migrations(&mut conn).expect("reverted");
     assert_eq!(database.number("SELECT count(*) FROM outbox"), 1);
 }
 

@@ -209,7 +209,7 @@ impl Event for Paid {
 fn a_handler_sees_the_replayed_message_as_it_was() {
     let db = Database::new();
     let (heard, hear) = mpsc::channel();
-    let mut config = diesel_outbox::Config::default();
+    let mut config = diesel_outbox::config::Config::default();
     for (setting, value) in [
         ("DATABASE_URL", db.url.as_str()),
         ("OUTBOX_TABLE", &db.name()),

@@ -338,7 +338,8 @@ to = 'nobody'
 /// An error about a setting made in code names the method, not an environment variable that was never set.
 #[test]
 fn errors_of_the_builder_name_its_methods_and_those_of_the_environment_its_variables() {
-    use diesel_outbox::{Backoff, Config, Relay};
+    use diesel_outbox::config::Config;
+    use diesel_outbox::{Backoff, Relay};
     use std::time::Duration;
 
     let builder = || Relay::builder("postgres://nobody@localhost/nothing");

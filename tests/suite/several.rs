@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use diesel_outbox::{Config, Relay, RelayHandle};
+use diesel_outbox::config::Config;
+use diesel_outbox::{Relay, RelayHandle};
 use serde_json::json;
 
 use crate::support::{Database, Receiver, Running, eventually, finish};

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel::prelude::*;
+use diesel_outbox::handlers::{HandlerError, Handlers};
 use diesel_outbox::testing::{self, RecordingDispatcher, TestRelay};
 use diesel_outbox::{
-    Backoff, Event, Failure, HandlerError, Handlers, NewMessage, Outbox, Outcome, ReasonCode,
-    Relay, RelayBuilder, assert_enqueued, assert_not_enqueued,
+    Backoff, Event, Failure, NewMessage, Outbox, Outcome, ReasonCode, Relay, RelayBuilder,
+    assert_enqueued, assert_not_enqueued,
 };
 use serde::{Deserialize, Serialize};
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use diesel::Connection;
 use diesel_outbox::admin::{self, Blocker, MessageKey, Pausable, Unserved, WaitReason};
+use diesel_outbox::program;
 use diesel_outbox::testing::TestRelay;
 use diesel_outbox::{Destination, NewMessage, ReasonCode, Relay, Sequence};
 use serde_json::{Value, json};
@@ -143,7 +144,7 @@ fn the_reason_that_holds_up_a_message_is_named() {
 
     lease(r#"'{"destinations":["billing"]}'"#);
     let overview =
-        admin::exact_overview(&mut db.connect(), &db.outbox_name()).expect("an overview");
+        program::exact_overview(&mut db.connect(), &db.outbox_name()).expect("an overview");
     let reasons = overview.troubles.iter().map(|one| one.reason.as_str());
     assert_eq!(reasons.collect::<Vec<_>>(), ["NO_ROUTE"]);
 
@@ -193,7 +194,7 @@ fn due_messages_of_a_disabled_destination_are_a_trouble() {
     );
     let named = db.enqueue_message(message("order.paid").destination("acme"));
     let overview =
-        admin::exact_overview(&mut db.connect(), &db.outbox_name()).expect("an overview");
+        program::exact_overview(&mut db.connect(), &db.outbox_name()).expect("an overview");
     let [trouble] = overview.troubles.as_slice() else {
         panic!("{:?}", overview.troubles);
     };
@@ -275,7 +276,7 @@ fn a_key_behind_a_message_that_no_relay_serves_is_blocked() {
     db.enqueue_message(message("order.paid").ordering_key("k"));
     let mut keys = Vec::new();
     eventually("the key is blocked", || {
-        keys = admin::blocked_keys(&mut db.connect(), &db.outbox_name(), 10).expect("keys");
+        keys = program::blocked_keys(&mut db.connect(), &db.outbox_name(), 10).expect("keys");
         !keys.is_empty()
     });
     assert_eq!(keys.len(), 1);

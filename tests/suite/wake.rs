@@ -402,7 +402,7 @@ fn without_a_listener_messages_are_found_by_polling_and_by_wake() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let relay = |poll: Duration| {
-        let mut config = diesel_outbox::Config::default();
+        let mut config = diesel_outbox::config::Config::default();
         for (variable, value) in [
             ("DATABASE_URL", database.url.as_str()),
             ("OUTBOX_TABLE", &database.name()),

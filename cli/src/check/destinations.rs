@@ -1,7 +1,9 @@
 //! One line for each destination, and warnings about settings that may be unintended.
 
+use diesel_outbox::Destination;
+use diesel_outbox::config::Config;
 use diesel_outbox::config::{Mode, OnDead, Proxy, Roots};
-use diesel_outbox::{Config, Destination};
+use diesel_outbox::program;
 use serde_json::{Value, json};
 use url::Host;
 
@@ -21,7 +23,7 @@ const PRIVATE_NAMES: [&str; 8] = [
 ];
 
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
-    let destinations = config.all_destinations();
+    let destinations = program::all_destinations(config);
     let of_each = destinations.iter().flat_map(|destination| {
         let name = &destination.name;
         let line = good(WHAT, format!("{name}: {}", line(destination, config)));
@@ -36,7 +38,7 @@ pub(super) fn as_json(config: &Config) -> Value {
     let destination = |d: &Destination| {
         json!({
             "name": d.name,
-            "url": d.shown_url(),
+            "url": program::shown_url(d),
             "mode": mode(d, config).to_string(),
             "secrets": secrets(d, config),
             "concurrency": concurrency(d, config),
@@ -50,7 +52,10 @@ pub(super) fn as_json(config: &Config) -> Value {
             "warnings": warnings(d, config),
         })
     };
-    config.all_destinations().iter().map(destination).collect()
+    program::all_destinations(config)
+        .iter()
+        .map(destination)
+        .collect()
 }
 
 fn line(destination: &Destination, config: &Config) -> String {
@@ -83,7 +88,7 @@ fn line(destination: &Destination, config: &Config) -> String {
         via => format!("proxy {via}"),
     };
     [
-        destination.shown_url(),
+        program::shown_url(destination),
         shown_mode(destination, config),
         signed,
         threads,
@@ -198,7 +203,7 @@ fn tls(destination: &Destination, config: &Config) -> String {
 
 /// Never falls back: a proxy setting that cannot be read has already ended `check`.
 fn proxy(destination: &Destination, config: &Config) -> Proxy {
-    config.proxy_of(destination).unwrap_or(Proxy::Direct)
+    program::proxy_of(config, destination).unwrap_or(Proxy::Direct)
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The destinations of each topic, in words.
 
-use diesel_outbox::{Config, Route};
+use diesel_outbox::Route;
+use diesel_outbox::config::Config;
+use diesel_outbox::program;
 use serde_json::{Value, json};
 
 use super::{Finding, Level, bad, good};
@@ -9,8 +11,8 @@ use super::{Finding, Level, bad, good};
 const REST: &str = "*";
 
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
-    let routes = config.all_routes();
-    if routes.is_empty() && config.expects_registered() {
+    let routes = program::all_routes(config);
+    if routes.is_empty() && program::expects_registered(config) {
         let registered = "every topic -> the registered destinations that subscribe to it";
         return vec![good("route", registered.to_owned())];
     }
@@ -41,7 +43,7 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
 
 /// Whether these settings are those of no relay, as in the shell of an operator whose application has the relay.
 pub(super) fn name_none(config: &Config) -> bool {
-    config.all_destinations().is_empty() && !config.expects_registered()
+    program::all_destinations(config).is_empty() && !program::expects_registered(config)
 }
 
 fn in_words(route: &Route) -> Finding {
@@ -53,8 +55,7 @@ fn in_words(route: &Route) -> Finding {
 }
 
 pub(super) fn as_json(config: &Config) -> Value {
-    config
-        .all_routes()
+    program::all_routes(config)
         .into_iter()
         .map(|route| json!({ "topic": route.topic, "to": route.to }))
         .collect()
@@ -62,6 +63,6 @@ pub(super) fn as_json(config: &Config) -> Value {
 
 /// Whether a route leads to this destination, so that messages need not name it.
 pub(super) fn lead_to(config: &Config, destination: &str) -> bool {
-    let mut routes = config.all_routes().into_iter();
+    let mut routes = program::all_routes(config).into_iter();
     routes.any(|route| route.to.iter().any(|to| to == destination))
 }

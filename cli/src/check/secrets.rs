@@ -1,8 +1,10 @@
 //! Secrets shared by receivers, each of which can forge requests to the others; and the encryption of stored secrets.
 
 use diesel::PgConnection;
+use diesel_outbox::config::Config;
 use diesel_outbox::config::SigningSecret;
-use diesel_outbox::{Config, Destination, Outbox};
+use diesel_outbox::program;
+use diesel_outbox::{Destination, Outbox};
 use secrecy::ExposeSecret;
 
 use super::{Finding, bad, good, unchecked, warning};
@@ -13,7 +15,7 @@ const MOST_NAMED: usize = 5;
 
 /// A warning for each group of hosts that verify with the same symmetric secret.
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
-    let destinations = config.all_destinations();
+    let destinations = program::all_destinations(config);
     let (mut seen, mut groups) = (Vec::new(), Vec::<(Vec<&str>, bool)>::new());
     for secret in destinations.iter().flat_map(|one| secrets(one, config)) {
         let text = written(secret);

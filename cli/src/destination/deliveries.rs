@@ -3,8 +3,9 @@
 use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::Place;
+use diesel_outbox::config::Config;
 use diesel_outbox::destinations::{Delivery, DeliveryFilter, DestinationError, Destinations};
-use diesel_outbox::{Config, ConfigError, ReasonCode, Status};
+use diesel_outbox::{ConfigError, ReasonCode, Status};
 use serde_json::{Value, json};
 use uuid::Uuid;
 

@@ -8,10 +8,9 @@ use diesel::PgConnection;
 use diesel_outbox::admin::{
     self, MessageKey, MessageRecord, Searched, Verdict, WaitReason, WaitingFilter,
 };
-use diesel_outbox::config::parse_duration;
-use diesel_outbox::{
-    Answer, Changed, Config, ConfigError, Due, MessageRef, Part, PartState, Status,
-};
+use diesel_outbox::config::Config;
+use diesel_outbox::program::parse_duration;
+use diesel_outbox::{Answer, Changed, ConfigError, Due, MessageRef, Part, PartState, Status};
 use serde_json::{Value, json};
 
 use super::with_waits;

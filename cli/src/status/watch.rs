@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, Activity, Rates};
-use diesel_outbox::{Config, DatabaseError, Status};
+use diesel_outbox::admin;
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, Activity, Rates};
+use diesel_outbox::{DatabaseError, Status};
 use serde_json::{Value, json};
 
 use super::{Options, Seen, about, as_json, count, lanes, look, rest};
@@ -89,7 +91,7 @@ fn tick(
         }
     };
     let seen = look(conn, config, exact)?;
-    let activity = admin::activity(conn, &config.table)?;
+    let activity = program::activity(conn, &config.table)?;
     Ok(Tick {
         at: now(),
         seen,

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use diesel_outbox::{Config, Relay, RelayBuilder, Stats};
+use diesel_outbox::config::Config;
+use diesel_outbox::program;
+use diesel_outbox::{Relay, RelayBuilder, Stats};
 use hdrhistogram::Histogram;
 
 use super::ground::Ground;
@@ -169,7 +171,7 @@ impl Patience {
             self.since.elapsed() < limit,
             "{delivered} of {messages} messages were delivered, none in the last {} s, and {failed} sends failed: does the receiver respond with 2xx? ({})",
             limit.as_secs(),
-            config.summary(),
+            program::summary(config),
         );
         Ok(())
     }

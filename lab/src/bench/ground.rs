@@ -8,8 +8,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
-use diesel_outbox::config::SETTINGS;
-use diesel_outbox::{Config, admin};
+use diesel_outbox::admin;
+use diesel_outbox::config::Config;
+use diesel_outbox::program::SETTINGS;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
@@ -124,7 +125,7 @@ impl Ground {
                 .bind::<Text, _>(table.to_string())
                 .execute(&mut self.conn)?;
         }
-        admin::migrate(&mut self.conn, table)?;
+        diesel_outbox::migrate(&mut self.conn, table)?;
         Ok(())
     }
 

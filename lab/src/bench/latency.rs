@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use comfy_table::Table;
 use diesel::Connection;
+use diesel_outbox::program;
 use diesel_outbox::{
     ConfigError, Dispatcher, HttpDispatcher, Message, NewMessage, Outbox, Outcome, Relay,
 };
@@ -116,7 +117,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         "{} messages were committed, but {} were delivered: does the receiver respond with 2xx? ({})",
         options.commits(),
         relay.stats().delivered,
-        ground.config.summary(),
+        program::summary(&ground.config),
     );
     let latencies = times
         .latencies

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use diesel_outbox::{Config, Relay, Stats};
+use diesel_outbox::config::Config;
+use diesel_outbox::{Relay, Stats};
 use serde::{Deserialize, Serialize};
 
 use super::measures::cpu_seconds;

@@ -1,5 +1,6 @@
 //! Payloads, headers and responses, masked unless the settings allow visitors to see them.
 
+use diesel_outbox::program;
 use maud::{Markup, html};
 
 use super::mask;
@@ -10,7 +11,7 @@ const MOST_BYTES: usize = 256 * 1024;
 
 /// JSON, or only its keys.
 pub(super) fn json(site: &Site, name: &str, text: &str) -> Markup {
-    let shown = match site.config.admin.payloads {
+    let shown = match program::admin(&site.config).payloads {
         true => mask::indented(cut(text)),
         false => mask::json(text),
     };
@@ -21,13 +22,13 @@ pub(super) fn json(site: &Site, name: &str, text: &str) -> Markup {
 
 /// A receiver's response, or only its size.
 pub(super) fn text(site: &Site, text: &str) -> Markup {
-    let shown = match site.config.admin.payloads {
+    let shown = match program::admin(&site.config).payloads {
         true => cut(text).to_owned(),
         false => mask::text(text),
     };
     html! {
         pre tabindex="0" role="region" aria-label="Response" { (shown) }
-        @if !site.config.admin.payloads {
+        @if !program::admin(&site.config).payloads {
             p.quiet { "The response is masked, like payloads. " code { "diesel-outbox message show" } " shows it." }
         }
     }
@@ -35,14 +36,14 @@ pub(super) fn text(site: &Site, text: &str) -> Markup {
 
 /// Explains why values are masked.
 pub(super) fn hint(site: &Site) -> Markup {
-    if site.config.admin.payloads {
+    if program::admin(&site.config).payloads {
         return html! {};
     }
     html! { p.quiet { "Values are masked. OUTBOX_ADMIN_PAYLOADS=true shows them." } }
 }
 
 fn is_cut(site: &Site, text: &str) -> bool {
-    site.config.admin.payloads && text.len() > MOST_BYTES
+    program::admin(&site.config).payloads && text.len() > MOST_BYTES
 }
 
 fn cut(text: &str) -> &str {

@@ -6,7 +6,8 @@ pub(super) mod letter;
 use std::sync::Arc;
 use std::time::Instant;
 
-use diesel_outbox::admin::{self, DeadFilter, DeadGroup, DeadLetter, MessageKey};
+use diesel_outbox::admin::{self, DeadFilter, DeadLetter, MessageKey};
+use diesel_outbox::program::{self, DeadGroup};
 use diesel_outbox::{ReasonCode, Sequence};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -167,7 +168,7 @@ fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<Arc<D
         let list = site.database.run(|conn, outbox| {
             Ok(DeadList {
                 letters: admin::dead_letters(conn, outbox, filter, LIMIT)?,
-                groups: admin::dead_groups(conn, outbox, filter, MOST_GROUPS)?,
+                groups: program::dead_groups(conn, outbox, filter, MOST_GROUPS)?,
             })
         });
         list.map(Arc::new)
@@ -279,7 +280,7 @@ fn letters(
         .last()
         .filter(|_| has_more)
         .map(|last| last.place().to_string());
-    let can_change = !site.config.admin.read_only;
+    let can_change = !program::admin(&site.config).read_only;
     html! {
         section.panel aria-labelledby="letters" {
             div.head {

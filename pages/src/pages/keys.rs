@@ -1,7 +1,8 @@
 //! Ordering keys: the blocked keys, and the messages of one key in order.
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::admin::{self, BlockedKey, MessageRecord};
+use diesel_outbox::admin::MessageRecord;
+use diesel_outbox::program::{self, BlockedKey};
 use http::StatusCode;
 use maud::{Markup, html};
 
@@ -56,7 +57,7 @@ fn form(key: &str) -> Markup {
 fn all(site: &Site) -> anyhow::Result<Markup> {
     let keys = site
         .searches
-        .run(|conn, outbox| admin::blocked_keys(conn, outbox, MOST_KEYS))?;
+        .run(|conn, outbox| program::blocked_keys(conn, outbox, MOST_KEYS))?;
     let columns = [
         Column("Key", Kind::Text),
         Column("Blocked by", Kind::Short),
@@ -95,7 +96,7 @@ fn blocked(key: &BlockedKey) -> Vec<Markup> {
 fn one(site: &Site, key: &str) -> anyhow::Result<Markup> {
     let messages = site
         .searches
-        .run(|conn, outbox| admin::key_messages(conn, outbox, key, MOST_MESSAGES))?;
+        .run(|conn, outbox| program::key_messages(conn, outbox, key, MOST_MESSAGES))?;
     let columns = [
         Column("Message", Kind::Text),
         Column("Topic", Kind::Plain),

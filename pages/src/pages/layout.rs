@@ -1,5 +1,6 @@
 //! The frame of every page: menu, notices and footer.
 
+use diesel_outbox::program;
 use std::time::SystemTime;
 
 use http::StatusCode;
@@ -43,7 +44,7 @@ impl Page<'_> {
                     (self.who())
                 }
             }
-            @if self.site.config.admin.read_only {
+            @if program::admin(&self.site.config).read_only {
                 p.strip { "Read-only: changes are disabled." }
             }
             @if let Some(notice) = notice(&self.request.query) {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use diesel_outbox::admin::{self, LedgerFilter, LedgerRow};
+use diesel_outbox::program::{self, LedgerFilter, LedgerRow};
 use diesel_outbox::{ReasonCode, Status as MessageStatus};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -119,7 +119,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     let began = SystemTime::now();
     let found = site
         .searches
-        .run(|conn, outbox| admin::ledger(conn, outbox, &filter, PAGE as i64 + 1));
+        .run(|conn, outbox| program::ledger(conn, outbox, &filter, PAGE as i64 + 1));
     let mut found = match found {
         Ok(found) => found,
         Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),

@@ -7,7 +7,8 @@ mod waiting;
 use std::time::{Duration, Instant};
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::admin::{self, HistoryEntry, MessageKey, MessageRecord, WaitReason};
+use diesel_outbox::admin::{self, MessageKey, MessageRecord, WaitReason};
+use diesel_outbox::program::{self, HistoryEntry};
 use http::StatusCode;
 use maud::{Markup, html};
 
@@ -55,7 +56,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         let found = admin::message(conn, outbox, &key)?;
         let ids: Vec<uuid::Uuid> = found.rows.iter().map(|one| one.message_id).collect();
         let waits = admin::wait_reasons(conn, outbox, &found.rows)?;
-        Ok((found, waits, admin::history(conn, outbox, &ids)?))
+        Ok((found, waits, program::history(conn, outbox, &ids)?))
     });
     let (found, waits, history) = match found {
         Ok(found) => found,
@@ -114,7 +115,7 @@ fn all(
             div.head { h2 id="rows" { "Current state" } }
             (table("Current state", &COLUMNS, &records.iter().copied().zip(waits).map(row).collect::<Vec<_>>()))
         }
-        @if !site.config.admin.read_only {
+        @if !program::admin(&site.config).read_only {
             @for record in records.iter().take(MOST_CHANGED) { (change::actions(visitor, record)) }
         }
         @for record in payloads.take(MOST_PAYLOADS) { (payload(site, record)) }

@@ -5,7 +5,7 @@ mod verdict;
 
 use std::sync::Arc;
 
-use diesel_outbox::admin::Rates;
+use diesel_outbox::program::Rates;
 use http::StatusCode;
 use maud::{Markup, html};
 

@@ -9,6 +9,7 @@ use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter,
     Destinations, RegisteredDestination,
 };
+use diesel_outbox::program;
 use diesel_outbox::{DatabaseError, Outbox, OutboxName};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -193,14 +194,17 @@ fn rows(site: &Site, found: &[RegisteredDestination]) -> Markup {
 
 /// The URL, without most of its path if payloads are masked.
 fn url(site: &Site, one: &RegisteredDestination) -> String {
-    match site.config.admin.payloads {
+    match program::admin(&site.config).payloads {
         true => text::without_user(&one.url),
         false => text::without_secrets(&one.url),
     }
 }
 
 fn state(site: &Site, one: &RegisteredDestination) -> Markup {
-    let why = site.relay.as_ref().and_then(|relay| relay.held(&one.name));
+    let why = site
+        .relay
+        .as_ref()
+        .and_then(|relay| program::held(relay, &one.name));
     html! {
         @if one.enabled { span.badge.good { "enabled" } } @else { span.badge.bad { "disabled" } }
         @if let Some(reason) = &one.disabled_reason { " " (words::shortened(reason, 200)) }
@@ -255,7 +259,7 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
         is_live: after.is_none() && began.elapsed() < QUICK,
         ..plain(site, visitor, request, &title)
     };
-    let can_change = !site.config.admin.read_only;
+    let can_change = !program::admin(&site.config).read_only;
     let content = html! {
         div.title {
             h1 { "Destination " span.key { (words::name(name)) } }

@@ -1,6 +1,6 @@
 //! Relays, their leases and their last heartbeats.
 
-use diesel_outbox::admin::LeaseRow;
+use diesel_outbox::program::LeaseRow;
 use http::StatusCode;
 use maud::{Markup, html};
 

@@ -42,22 +42,6 @@ struct Shown {
 
 /// The gauges `diesel_outbox_messages` and `diesel_outbox_oldest_due_seconds`, for a process without a
 /// relay. A relay sets both gauges itself.
-///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, DepthGauges};
-/// use std::time::Duration;
-///
-/// /// An exporter. Install the recorder first.
-/// fn export(conn: &mut PgConnection, outbox: &OutboxName) -> Result<(), DatabaseError> {
-///     let mut gauges = DepthGauges::new(outbox, ["billing", "warehouse"]);
-///     loop {
-///         gauges.show(&admin::depths(conn, outbox)?);
-///         std::thread::sleep(Duration::from_secs(10));
-///     }
-/// }
-/// ```
 pub struct DepthGauges {
     outbox: Arc<str>,
     /// The destinations that have their own label.

@@ -42,19 +42,6 @@ pub struct Rates {
 
 impl Activity {
     /// The rates since `earlier`. `None`: no time has passed, or the counters were reset.
-    ///
-    /// ```
-    /// # use diesel::PgConnection;
-    /// # use diesel_outbox::{DatabaseError, OutboxName};
-    /// use diesel_outbox::admin::{self, Activity};
-    ///
-    /// fn show(conn: &mut PgConnection, name: &OutboxName, last: &Activity) -> Result<(), DatabaseError> {
-    ///     if let Some(rates) = admin::activity(conn, name)?.since(last) {
-    ///         println!("in {:.0}/s, out {:.0}/s", rates.enqueued, rates.settled);
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
     pub fn since(&self, earlier: &Self) -> Option<Rates> {
         let seconds = self.read_at - earlier.read_at;
         let has_restarted = self.enqueued < earlier.enqueued

@@ -124,14 +124,6 @@ pub struct DeliveryCount {
 
 impl LedgerRow {
     /// The place of the entry in the list. The next page is before the last place ([`LedgerFilter::before`]).
-    ///
-    /// ```
-    /// use diesel_outbox::admin::{LedgerFilter, LedgerRow};
-    ///
-    /// fn next_page(filter: LedgerFilter, page: &[LedgerRow]) -> LedgerFilter {
-    ///     LedgerFilter { before: page.last().map(LedgerRow::place), ..filter }
-    /// }
-    /// ```
     pub fn place(&self) -> Place {
         Place {
             micros: to_micros(self.settled),

@@ -187,7 +187,7 @@ fn a_database_without_an_outbox_can_have_an_inbox() {
 
     let other = FreshDatabase::new();
     let sql = inbox::migration_sql;
-    use diesel_outbox::admin::Direction::{Down, Up};
+    use diesel_outbox::Direction::{Down, Up};
     other.execute(sql(Up));
     inbox::once(&mut other.connect(), "a", 1, |_| QueryResult::Ok(())).expect("handled");
     other.execute(sql(Down));

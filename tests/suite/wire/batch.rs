@@ -4,10 +4,11 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use diesel_outbox::config::Config;
 use diesel_outbox::config::Mode;
 use diesel_outbox::{
-    Config, Destination, Dispatcher, Failure, HttpDispatcher, Message, NewMessage, Outcome,
-    ReasonCode, Response,
+    Destination, Dispatcher, Failure, HttpDispatcher, Message, NewMessage, Outcome, ReasonCode,
+    Response,
 };
 use serde_json::json;
 

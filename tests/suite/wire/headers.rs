@@ -121,7 +121,7 @@ fn user_and_password_of_a_url_reach_the_receiver_as_they_are() {
         assert_eq!(String::from_utf8_lossy(&value), sent, "{user}");
     }
     let error = HttpDispatcher::new(&{
-        let mut config = diesel_outbox::Config::default();
+        let mut config = diesel_outbox::config::Config::default();
         config
             .set("OUTBOX_URL", "http://a%3Ab:c@shop.example/")
             .expect("a URL");

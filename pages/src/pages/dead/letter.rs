@@ -1,6 +1,7 @@
 //! The page of one dead letter.
 
-use diesel_outbox::admin::{self, DeadLetter, LetterId};
+use diesel_outbox::admin::{DeadLetter, LetterId};
+use diesel_outbox::program;
 use http::StatusCode;
 use maud::{Markup, html};
 
@@ -29,7 +30,7 @@ pub(in crate::pages) fn show(
 ) -> Response {
     let found = site
         .database
-        .run(|conn, outbox| admin::dead_letters_at(conn, outbox, sequence));
+        .run(|conn, outbox| program::dead_letters_at(conn, outbox, sequence));
     let letters = found.map(|mut found| {
         found.retain(|one| letter.is_none_or(|letter| one.id() == letter));
         found
@@ -61,7 +62,7 @@ pub(in crate::pages) fn show(
             h1 { "Dead letter " span.key { "#" (sequence) } }
             p { a href="/dead" { "All dead letters" } }
         }
-        @if !site.config.admin.read_only { (actions(visitor, letter)) }
+        @if !program::admin(&site.config).read_only { (actions(visitor, letter)) }
         div.columns {
             (facts(letter))
             (history(site, letter))

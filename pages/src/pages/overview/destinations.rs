@@ -1,6 +1,7 @@
 //! Destinations and pauses, with buttons to pause and resume.
 
 use diesel_outbox::admin::{Pausable, Pause};
+use diesel_outbox::program;
 use maud::{Markup, html};
 
 use crate::history::Glance;
@@ -22,7 +23,7 @@ struct Place {
 }
 
 pub(super) fn panel(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
-    let can_change = !site.config.admin.read_only;
+    let can_change = !program::admin(&site.config).read_only;
     let places = places(site, &glance.pauses);
     let mut columns = vec![
         Column("Destination", Kind::Text),
@@ -91,12 +92,12 @@ fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
                 kind: Pausable::Destination,
                 work: Some((one.busy, one.threads, one.queued)),
                 state: one.state,
-                held: relay.held(&one.name),
+                held: program::held(relay, &one.name),
                 name: one.name,
             })
             .collect(),
         None => {
-            let all = site.config.all_destinations();
+            let all = program::all_destinations(&site.config);
             all.iter()
                 .map(|one| place(Pausable::Destination, &one.name))
                 .collect()

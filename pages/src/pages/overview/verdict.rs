@@ -1,7 +1,8 @@
 //! The verdict: one sentence on whether messages are being delivered, and the reasons.
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::admin::{BlockedKey, LaneDepth, Pause, Rates};
+use diesel_outbox::admin::{LaneDepth, Pause};
+use diesel_outbox::program::{BlockedKey, Rates};
 use maud::{Markup, html};
 
 use super::destinations::left;

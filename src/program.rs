@@ -1,0 +1,96 @@
+//! What the program `diesel-outbox`, its pages and the laboratory use. The feature `program` is for these packages only.
+//!
+//! **Outside of semantic versioning**: any release may change or remove an item of this module. The packages of one
+//! release need each other's exact version.
+
+use crate::config::{Config, ConfigError, Destination, Proxy, Route};
+use crate::relay::RelayHandle;
+
+pub use crate::admin::dead_letters::{dead_groups, dead_letters_at, dead_letters_of};
+pub use crate::admin::depths::{activity, count_all};
+pub use crate::admin::diagnose::{Finding, Severity, diagnose};
+pub use crate::admin::due::{DueTopic, count_due, due};
+pub use crate::admin::keys::{blocked_keys, leases, refused_destinations};
+pub use crate::admin::messages::{history, key_messages, ledger};
+pub use crate::admin::migrations::{missing_rights, revert_migrations};
+pub use crate::admin::overview::{Overview, exact_overview, overview};
+pub use crate::admin::replay::count_replayable;
+pub use crate::admin::server::{WakeUp, server_version, wake_up};
+pub use crate::admin::topics::{ForgetTopicError, LiveTopic, forget_topic, served_topics, topics};
+pub use crate::config::admin::Admin;
+pub use crate::config::environment::relevant_variables;
+pub use crate::config::log_format::LogFormat;
+pub use crate::config::secret::parse_secrets;
+pub use crate::config::settings::{SETTINGS, Setting};
+pub use crate::config::text::parse_duration;
+pub use crate::relay::DepthGauges;
+pub use crate::store::operate::activity::{Activity, Rates};
+pub use crate::store::operate::blocked::BlockedKey;
+pub use crate::store::operate::dead::DeadGroup;
+pub use crate::store::operate::history::HistoryEntry;
+pub use crate::store::operate::ledger::{LedgerFilter, LedgerRow};
+pub use crate::store::operate::status::LeaseRow;
+pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
+pub use crate::store::relay::served::RefusedDestination;
+pub use crate::store::relay::topics::ServedTopic;
+
+/// The settings of the admin page.
+pub fn admin(config: &Config) -> &Admin {
+    &config.admin
+}
+
+/// The format of log lines.
+pub fn log_format(config: &Config) -> LogFormat {
+    config.log_format
+}
+
+/// The settings on one line, without secrets.
+pub fn summary(config: &Config) -> String {
+    config.summary()
+}
+
+/// Sets a setting, or reads the file with its value, as the environment does.
+///
+/// # Errors
+/// A [`ConfigError`] names the variable or the file.
+pub fn set_variable(config: &mut Config, variable: &str, value: &str) -> Result<(), ConfigError> {
+    config.set_variable(variable, value)
+}
+
+/// The named destinations, followed by the default destination if `OUTBOX_URL` is set.
+pub fn all_destinations(config: &Config) -> Vec<Destination> {
+    config.all_destinations()
+}
+
+/// All routes, and those of the default destination.
+pub fn all_routes(config: &Config) -> Vec<Route> {
+    config.all_routes()
+}
+
+/// The proxy of a destination.
+///
+/// # Errors
+/// A [`ConfigError`] if the proxy has a user without a password, or the like.
+pub fn proxy_of(config: &Config, destination: &Destination) -> Result<Proxy, ConfigError> {
+    config.proxy_of(destination)
+}
+
+/// Whether the relay may have no other destinations than registered ones.
+pub fn expects_registered(config: &Config) -> bool {
+    config.expects_registered()
+}
+
+/// The URL of a destination without secrets.
+pub fn shown_url(destination: &Destination) -> String {
+    destination.shown_url()
+}
+
+/// Why a destination's messages are held by this relay alone.
+pub fn held(relay: &RelayHandle, destination: &str) -> Option<String> {
+    relay.held(destination)
+}
+
+/// Reports a reload that failed, in the relay's health.
+pub fn reload_failed(relay: &RelayHandle, error: impl std::fmt::Display) {
+    relay.reload_failed(error);
+}
