@@ -14,11 +14,9 @@
 //! let mut conn = admin::connect(&url, "requeue", Duration::from_secs(30))?;
 //!
 //! // Requeue the messages that were dead-lettered because of 5xx responses …
-//! let filter = DeadFilter {
-//!     topic: Some("order.paid".to_owned()),
-//!     reason: Some(ReasonCode::ServerError),
-//!     ..DeadFilter::default()
-//! };
+//! let filter = DeadFilter::default()
+//!     .topic("order.paid".to_owned())
+//!     .reason(ReasonCode::ServerError);
 //! let sequences = admin::matching_dead_letters(&mut conn, &outbox, &filter)?;
 //! let note = admin::Note::new("alice", "the receiver is fixed");
 //! let requeued = admin::requeue(&mut conn, &outbox, &sequences, &note)?;
@@ -42,7 +40,7 @@ mod pauses;
 pub(crate) mod replay;
 pub(crate) mod server;
 pub(crate) mod topics;
-mod waiting;
+pub(crate) mod waiting;
 
 use std::time::Duration;
 
@@ -52,25 +50,20 @@ use secrecy::SecretString;
 use crate::error::DatabaseError;
 use crate::store::relay::connection;
 
-pub use self::dead_letters::{dead_letters, discard, matching_dead_letters, requeue};
+pub use self::dead_letters::{discard, matching_dead_letters, requeue};
 pub use self::depths::depths;
 pub use self::forget::{Forgotten, forget};
-pub use self::messages::message;
 pub use self::migrations::{check_schema, migration_sql, roles_sql};
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, replay};
-pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, wait_reasons, waiting};
-pub use crate::store::operate::dead::{DeadFilter, DeadLetter, LetterId};
+pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, wait_reasons};
+pub use crate::store::operate::dead::{DeadFilter, LetterId};
 pub use crate::store::operate::depths::{DeadDepth, Depths, LaneDepth};
-pub use crate::store::operate::messages::MessageRecord;
 pub use crate::store::operate::replay::{ReplayFilter, ReplayIds, Replayed};
-pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;
 pub use crate::store::relay::pause::Pausable;
 pub use crate::store::relay::served::Unserved;
-pub use crate::store::searched::Searched;
-pub use crate::store::seek::MessageKey;
 
 /// Opens a connection that limits the time of each statement, and quickly detects a lost server. Behind a
 /// pooler in transaction mode, statements have no limit, because it would also apply to other clients.

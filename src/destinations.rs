@@ -27,7 +27,7 @@
 //! let secret = destinations.rotate(&mut conn, "acme", Duration::from_secs(24 * 3600))?;
 //!
 //! // For the customer's own page.
-//! let of_tenant = DestinationFilter { tenant_id: Some(tenant), ..DestinationFilter::default() };
+//! let of_tenant = DestinationFilter::default().tenant_id(tenant);
 //! for hook in destinations.list(&mut conn, &of_tenant, 100)? {
 //!     println!("{} {} {}", hook.name, hook.url, hook.enabled);
 //! }
@@ -568,10 +568,10 @@ impl<'a> Destinations<'a> {
     ///     for delivery in &page.rows {
     ///         println!("{} {} {}", delivery.created_at, delivery.topic, delivery.state);
     ///     }
-    ///     filter.after = page.next;
-    ///     if filter.after.is_none() {
+    ///     if page.next.is_none() {
     ///         break;
     ///     }
+    ///     filter = filter.after(page.next);
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -6,17 +6,18 @@
 use crate::config::{Config, ConfigError, Destination, Proxy, Route};
 use crate::relay::RelayHandle;
 
-pub use crate::admin::dead_letters::{dead_groups, dead_letters_at, dead_letters_of};
+pub use crate::admin::dead_letters::{dead_groups, dead_letters, dead_letters_at, dead_letters_of};
 pub use crate::admin::depths::{activity, count_all};
 pub use crate::admin::diagnose::{Finding, Severity, diagnose};
 pub use crate::admin::due::{DueTopic, count_due, due};
 pub use crate::admin::keys::{blocked_keys, leases, refused_destinations};
-pub use crate::admin::messages::{history, key_messages, ledger};
+pub use crate::admin::messages::{history, key_messages, ledger, message};
 pub use crate::admin::migrations::{missing_rights, revert_migrations};
 pub use crate::admin::overview::{Overview, exact_overview, overview};
 pub use crate::admin::replay::count_replayable;
 pub use crate::admin::server::{WakeUp, server_version, wake_up};
 pub use crate::admin::topics::{ForgetTopicError, LiveTopic, forget_topic, served_topics, topics};
+pub use crate::admin::waiting::{wait_reasons_of, waiting};
 pub use crate::config::admin::Admin;
 pub use crate::config::environment::relevant_variables;
 pub use crate::config::log_format::LogFormat;
@@ -26,13 +27,17 @@ pub use crate::config::text::parse_duration;
 pub use crate::relay::DepthGauges;
 pub use crate::store::operate::activity::{Activity, Rates};
 pub use crate::store::operate::blocked::BlockedKey;
-pub use crate::store::operate::dead::DeadGroup;
+pub use crate::store::operate::dead::{DeadGroup, DeadLetter};
 pub use crate::store::operate::history::HistoryEntry;
 pub use crate::store::operate::ledger::{LedgerFilter, LedgerRow};
+pub use crate::store::operate::messages::MessageRecord;
 pub use crate::store::operate::status::LeaseRow;
 pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
+pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::relay::served::RefusedDestination;
 pub use crate::store::relay::topics::ServedTopic;
+pub use crate::store::searched::Searched;
+pub use crate::store::seek::MessageKey;
 
 /// The settings of the admin page.
 pub fn admin(config: &Config) -> &Admin {

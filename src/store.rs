@@ -13,6 +13,7 @@
 pub(crate) mod brief;
 pub(crate) mod catalogue;
 pub(crate) mod expired;
+mod filter;
 mod live;
 pub(crate) mod looking;
 pub(crate) mod pinned;

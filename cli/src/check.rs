@@ -209,7 +209,7 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
                 None => Finding {
                     advice: Some(format!(
                         "once the cause is mended: `diesel-outbox resume {} {}`",
-                        pause.kind,
+                        pause.kind.as_str(),
                         output::name(&pause.name)
                     )),
                     ..bad("pause", sentence)

@@ -5,8 +5,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter, DeadLetter, LetterId, Note, Place};
+use diesel_outbox::admin::{self, DeadFilter, LetterId, Note, Place};
 use diesel_outbox::config::Config;
+use diesel_outbox::program::DeadLetter;
 use diesel_outbox::program::{self, DeadGroup};
 use diesel_outbox::{ConfigError, ReasonCode};
 use serde_json::{Value, json};
@@ -175,14 +176,13 @@ impl Which {
             Some(reason) => Some(reason_code(reason)?),
             None => None,
         };
-        Ok(DeadFilter {
-            sequences: self.ids.iter().map(|id| id.sequence()).collect(),
-            topic: self.topic.clone(),
-            reason,
-            destination: self.destination.clone(),
-            tenant_id: self.tenant.as_deref().map(tenant).transpose()?,
-            ..DeadFilter::default()
-        })
+        let sequences: Vec<i64> = self.ids.iter().map(|id| id.sequence()).collect();
+        Ok(DeadFilter::default()
+            .sequences(sequences)
+            .topic(self.topic.clone())
+            .reason(reason)
+            .destination(self.destination.clone())
+            .tenant_id(self.tenant.as_deref().map(tenant).transpose()?))
     }
 
     fn is_empty(&self) -> bool {
@@ -205,15 +205,10 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             before,
             json,
         } => {
-            let filter = DeadFilter {
-                before: before
-                    .as_deref()
-                    .map(|text| place("--before", text))
-                    .transpose()?,
-                ..which.filter()?
-            };
+            let before = before.as_deref().map(|text| place("--before", text));
+            let filter = which.filter()?.before(before.transpose()?);
             let limit = i64::from(*limit);
-            let letters = admin::dead_letters(&mut conn, &config.table, &filter, limit)?;
+            let letters = program::dead_letters(&mut conn, &config.table, &filter, limit)?;
             if letters.is_empty() && !json {
                 return output::line(none(which.is_empty() && before.is_none()));
             }
@@ -525,12 +520,9 @@ fn change(
 
 /// Why no dead letter of a topic was found. A topic that is found nowhere is probably misspelt.
 fn not_dead(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<String> {
-    let filter = DeadFilter {
-        topic: Some(topic.to_owned()),
-        ..DeadFilter::default()
-    };
+    let filter = DeadFilter::default().topic(topic.to_owned());
     let topic = output::shown(topic);
-    if !admin::dead_letters(conn, &config.table, &filter, 1)?.is_empty() {
+    if !program::dead_letters(conn, &config.table, &filter, 1)?.is_empty() {
         return Ok(format!(
             ": no dead letter of the topic {topic} matches the other filters"
         ));

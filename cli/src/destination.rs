@@ -443,12 +443,11 @@ fn for_receivers(secret: &SigningSecret) -> Result<String> {
 }
 
 fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> Result<()> {
-    let filter = DestinationFilter {
-        tenant_id: how.tenant,
-        enabled: how.disabled.then_some(false),
-        search: how.search.clone(),
-        after: how.after.clone(),
-    };
+    let filter = DestinationFilter::default()
+        .tenant_id(how.tenant)
+        .enabled(how.disabled.then_some(false))
+        .search(how.search.clone())
+        .after(how.after.clone());
     let limit = usize::try_from(how.limit)?;
     let found = destinations.list(conn, &filter, limit)?;
     if how.json {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel_outbox::Status;
-use diesel_outbox::admin::{self, MessageRecord};
+use diesel_outbox::admin;
+use diesel_outbox::program::MessageRecord;
 use diesel_outbox::program::{self, BlockedKey, LeaseRow};
 use serde_json::{Value, json};
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, MessageKey, MessageRecord, WaitReason};
+use diesel_outbox::admin::{self, WaitReason};
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, HistoryEntry};
+use diesel_outbox::program::{MessageKey, MessageRecord};
 use diesel_outbox::{ReasonCode, Status};
 use diesel_outbox_pages::message::{self, APPLICATION, REPLAYED, for_destination};
 use serde_json::{Value, json};
@@ -53,7 +54,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
 
 fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: bool) -> Result<()> {
     let key = MessageKey::Text(which.to_owned());
-    let found = admin::message(conn, &config.table, &key)?;
+    let found = program::message(conn, &config.table, &key)?;
     let in_part = if found.is_complete {
         ""
     } else {
@@ -64,7 +65,7 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
     }
     let ids: Vec<uuid::Uuid> = found.rows.iter().map(|record| record.message_id).collect();
     let history = program::history(conn, &config.table, &ids)?;
-    let waits = admin::wait_reasons(conn, &config.table, &found.rows)?;
+    let waits = program::wait_reasons_of(conn, &config.table, &found.rows)?;
     let timeline = timeline(&found.rows, &history);
     if json {
         return output::json(&json!({

@@ -11,7 +11,7 @@ use crate::output;
 
 pub(crate) fn as_json(pause: &Pause) -> Value {
     json!({
-        "what": pause.kind,
+        "what": pause.kind.as_str(),
         "name": pause.name,
         "reason": pause.reason,
         "seconds_left": pause.left.map(|left| left.as_secs_f64()),
@@ -22,7 +22,7 @@ pub(crate) fn table(pauses: &[Pause]) -> Table {
     let mut table = output::table(&["paused", "name", "reason", "how long"]);
     for pause in pauses {
         table.add_row([
-            pause.kind.clone(),
+            pause.kind.as_str().to_owned(),
             output::name(&pause.name),
             output::shown(&in_words(&pause.reason)),
             left(pause),
@@ -37,6 +37,7 @@ pub(crate) fn sentence(pause: &Pause) -> String {
         kind, name, reason, ..
     } = pause;
     let reason = in_words(reason);
+    let kind = kind.as_str();
     let text = format!("{kind} {name} is paused: {reason}, {}", left(pause));
     output::shown(&text)
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, MessageKey, ReplayFilter, ReplayIds, ReplayRun, Replayed};
+use diesel_outbox::admin::{self, ReplayFilter, ReplayIds, ReplayRun, Replayed};
 use diesel_outbox::config::Config;
-use diesel_outbox::program;
+use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::{ConfigError, Status};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -67,7 +67,8 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let mut filter = filter(options)?;
+    let times = times(options)?;
+    let filter = filter(options, times)?;
     // The name is known before the first replay, so that an interrupted run can continue.
     let run = options.run.clone().unwrap_or_else(new_name);
     let run: ReplayRun = run.parse().map_err(|_| {
@@ -76,7 +77,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     })?;
     let mut conn = admin::connect(config.database_url()?, "replay", Duration::from_secs(600))?;
     admin::check_schema(&mut conn, &config.table)?;
-    filter.idempotency_keys = keys(&mut conn, &config, &options.ids)?;
+    let filter = filter.idempotency_keys(keys(&mut conn, &config, &options.ids)?);
     let found = program::count_replayable(&mut conn, &config.table, &filter)?;
     if found.without_payload > 0 && !options.json {
         output::line(format!(
@@ -134,7 +135,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     bar.finish_and_clear();
     let how_to_continue = format!(
         "to continue, repeat the command with --run {run}{}",
-        fixed_times(options, &filter)
+        fixed_times(options, times)
     );
     let replayed = match replayed {
         Ok(replayed) => replayed,
@@ -159,17 +160,20 @@ fn new_name() -> String {
 }
 
 /// Flags with absolute times for times given as durations, which would select other messages later.
-fn fixed_times(options: &Options, filter: &ReplayFilter) -> String {
+fn fixed_times(options: &Options, (since, until): Times) -> String {
     let fixed = |flag: &str, given: &Option<String>, time: Option<SystemTime>| match (given, time) {
         (Some(text), Some(time)) if humantime::parse_duration(text).is_ok() => {
             format!(" {flag} {}", humantime::format_rfc3339_micros(time))
         }
         _ => String::new(),
     };
-    fixed("--from", &options.from, filter.since) + &fixed("--until", &options.until, filter.until)
+    fixed("--from", &options.from, since) + &fixed("--until", &options.until, until)
 }
 
-fn filter(options: &Options) -> Result<ReplayFilter> {
+/// From when until when.
+type Times = (Option<SystemTime>, Option<SystemTime>);
+
+fn times(options: &Options) -> Result<Times> {
     if options.ids.is_empty() && options.from.is_none() {
         let reason =
             "give --from, or the messages to replay; --from 9999d selects the whole ledger";
@@ -197,14 +201,17 @@ fn filter(options: &Options) -> Result<ReplayFilter> {
     {
         return Err(ConfigError::new("--until", "must be after --from").into());
     }
-    Ok(ReplayFilter {
-        since,
-        until,
-        topic: options.topic.clone(),
-        destination: options.destination.clone(),
-        tenant_id: options.tenant.as_deref().map(dead::tenant).transpose()?,
-        idempotency_keys: Vec::new(),
-    })
+    Ok((since, until))
+}
+
+fn filter(options: &Options, (since, until): Times) -> Result<ReplayFilter> {
+    let tenant = options.tenant.as_deref().map(dead::tenant).transpose()?;
+    Ok(ReplayFilter::default()
+        .since(since)
+        .until(until)
+        .topic(options.topic.clone())
+        .destination(options.destination.clone())
+        .tenant_id(tenant))
 }
 
 /// Parses an RFC 3339 time, or a duration as the time that long ago.
@@ -224,7 +231,7 @@ fn keys(conn: &mut PgConnection, config: &Config, ids: &[String]) -> Result<Vec<
     let mut keys = Vec::new();
     for id in ids {
         let key = MessageKey::Text(id.clone());
-        let found = admin::message(conn, &config.table, &key)?.rows;
+        let found = program::message(conn, &config.table, &key)?.rows;
         let delivered = found
             .iter()
             .filter(|record| matches!(record.status, Status::Delivered | Status::NoSubscriber));

@@ -26,7 +26,7 @@ pub fn check_reason(reason: &str) -> Result<(), String> {
 pub fn find<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> Option<&'a Pause> {
     pauses
         .iter()
-        .find(|pause| pause.kind == kind.as_str() && pause.name == name)
+        .find(|pause| pause.kind == kind && pause.name == name)
 }
 
 /// A reason. Words follow a code that is no word of the operator.

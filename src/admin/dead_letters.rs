@@ -13,20 +13,6 @@ const BATCH: usize = 1000;
 
 /// Dead letters without payloads, latest first, at most `limit`.
 ///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, DeadFilter};
-///
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName, topic: &str) -> Result<(), DatabaseError> {
-///     let filter = DeadFilter { topic: Some(topic.to_owned()), ..DeadFilter::default() };
-///     for letter in admin::dead_letters(conn, outbox, &filter, 20)? {
-///         println!("{} {} {:?}", letter.sequence, letter.reason, letter.last_error);
-///     }
-///     Ok(())
-/// }
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn dead_letters(
@@ -94,7 +80,7 @@ pub fn dead_letters_of(
 ///
 /// /// Discards the messages that expired before delivery.
 /// fn discard_expired(conn: &mut PgConnection, outbox: &OutboxName) -> Result<usize, DatabaseError> {
-///     let expired = DeadFilter { reason: Some(ReasonCode::Expired), ..DeadFilter::default() };
+///     let expired = DeadFilter::default().reason(ReasonCode::Expired);
 ///     let letters = admin::matching_dead_letters(conn, outbox, &expired)?;
 ///     admin::discard(conn, outbox, &letters, &Note::new("the nightly job", ""))
 /// }

@@ -18,20 +18,6 @@ use crate::store::seek::MessageKey;
 /// messages have no index of message ids. An id made by the library contains its time, which leads to the message.
 /// For other ids, the tables are read for at most two seconds ([`Searched::is_complete`]).
 ///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, MessageKey};
-///
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName, typed: &str) -> Result<(), DatabaseError> {
-///     let key = MessageKey::Text(typed.to_owned());
-///     for record in admin::message(conn, outbox, &key)?.rows {
-///         println!("{} at {:?}: {}", record.sequence, record.destination, record.status);
-///     }
-///     Ok(())
-/// }
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn message(

@@ -13,8 +13,8 @@ use crate::store::relay::pause::{self, Pausable};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pause {
-    /// `destination` or `topic`.
-    pub kind: String,
+    /// What is paused.
+    pub kind: Pausable,
     /// The name of the destination or the topic.
     pub name: String,
     /// Why: a reason code of the relay, `BREAKER_OPEN`, or the text of an operator.
@@ -34,7 +34,7 @@ pub struct Pause {
 ///             Some(left) => format!("for {} s", left.as_secs()),
 ///             None => "until it is resumed".to_owned(),
 ///         };
-///         println!("{} {} is paused {until}: {}", pause.kind, pause.name, pause.reason);
+///         println!("{} {} is paused {until}: {}", pause.kind.as_str(), pause.name, pause.reason);
 ///     }
 ///     Ok(())
 /// }
@@ -45,16 +45,16 @@ pub struct Pause {
 pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, DatabaseError> {
     let is_on =
         |row: &pause::Paused| row.left != Some(Duration::ZERO) || row.reason == pause::BREAKER_OPEN;
-    Ok(pinned(conn, name, pause::all)?
-        .into_iter()
-        .filter(is_on)
-        .map(|row| Pause {
-            kind: row.kind,
+    let rows = pinned(conn, name, pause::all)?.into_iter().filter(is_on);
+    let pause = |row: pause::Paused| {
+        Ok(Pause {
+            kind: Pausable::of(&row)?,
             name: row.name,
             reason: row.reason,
             left: row.left,
         })
-        .collect())
+    };
+    rows.map(pause).collect()
 }
 
 /// Pauses a destination or a topic, until it is resumed or for a time. Its messages wait and use no attempts.

@@ -81,11 +81,9 @@ pub fn count_replayable(
 ///
 /// /// Billing has lost an hour of work.
 /// fn again(conn: &mut PgConnection, outbox: &OutboxName) -> Result<u64, DatabaseError> {
-///     let filter = ReplayFilter {
-///         since: SystemTime::now().checked_sub(Duration::from_secs(3600)),
-///         destination: Some("billing".to_owned()),
-///         ..ReplayFilter::default()
-///     };
+///     let filter = ReplayFilter::default()
+///         .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
+///         .destination("billing".to_owned());
 ///     let note = Note::new("alice", "billing was restored from a backup");
 ///     let ids = ReplayIds::New;
 ///     let replayed = admin::replay(conn, outbox, &filter, ids, None, &note, |run, so_far| {

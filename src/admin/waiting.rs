@@ -3,7 +3,7 @@
 use diesel::PgConnection;
 
 use crate::error::DatabaseError;
-use crate::message::Due;
+use crate::message::{Due, Sequence};
 use crate::name::OutboxName;
 use crate::store::operate::messages::MessageRecord;
 use crate::store::operate::waiting::{WaitingFilter, list};
@@ -23,25 +23,6 @@ const WHY: usize = 400;
 /// An index finds the messages, however many wait. If few of many messages match (a state, or a key or tenant with
 /// hundreds of thousands of messages), the search stops after two seconds ([`Searched::is_complete`]).
 ///
-/// ```
-/// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::Status;
-/// use diesel_outbox::admin::{self, WaitingFilter};
-///
-/// fn show(conn: &mut PgConnection, outbox: &OutboxName, topic: &str) -> Result<(), DatabaseError> {
-///     let filter = WaitingFilter {
-///         topic: Some(topic.to_owned()),
-///         status: Some(Status::Retrying),
-///         ..WaitingFilter::default()
-///     };
-///     for record in admin::waiting(conn, outbox, &filter, 20)?.rows {
-///         println!("{} {:?} {:?}", record.sequence, record.available_at, record.last_error);
-///     }
-///     Ok(())
-/// }
-/// ```
-///
 /// # Errors
 /// A [`DatabaseError`].
 pub fn waiting(
@@ -55,20 +36,14 @@ pub fn waiting(
     })?)
 }
 
-/// Why each of these messages is not sent yet, and until when. `None`: the record is no live message.
+/// Why each of these messages is not sent yet, and until when. `None`: the message is not live.
 ///
 /// ```
 /// # use diesel::PgConnection;
-/// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, MessageKey};
-///
-/// fn explain(conn: &mut PgConnection, outbox: &OutboxName, id: &str) -> Result<(), DatabaseError> {
-///     let found = admin::message(conn, outbox, &MessageKey::Text(id.to_owned()))?.rows;
-///     let reasons = admin::wait_reasons(conn, outbox, &found)?;
-///     for (record, reason) in found.iter().zip(reasons) {
-///         if let Some(reason) = reason {
-///             println!("{} waits: {reason}", record.sequence);
-///         }
+/// # use diesel_outbox::{DatabaseError, Enqueued, OutboxName, admin};
+/// fn explain(conn: &mut PgConnection, outbox: &OutboxName, one: &Enqueued) -> Result<(), DatabaseError> {
+///     for reason in admin::wait_reasons(conn, outbox, &[one.sequence])?.into_iter().flatten() {
+///         println!("{} waits: {reason}", one.sequence);
 ///     }
 ///     Ok(())
 /// }
@@ -77,6 +52,20 @@ pub fn waiting(
 /// # Errors
 /// A [`DatabaseError`].
 pub fn wait_reasons(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[Sequence],
+) -> Result<Vec<Option<WaitReason>>, DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        why::of_sequences(conn, name, sequences)
+    })?)
+}
+
+/// The same for records. `None`: the record is no live message.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn wait_reasons_of(
     conn: &mut PgConnection,
     name: &OutboxName,
     records: &[MessageRecord],

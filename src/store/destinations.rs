@@ -15,6 +15,7 @@ use diesel::{PgConnection, PgTextExpressionMethods, delete, insert_into, update}
 use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
+use super::filter::filter;
 use super::live::system_time;
 use super::place::from_micros;
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
@@ -28,17 +29,30 @@ use crate::schema::values::{Filter, Time};
 /// The most secrets of one destination that sign at the same time.
 const MOST_SECRETS: usize = 5;
 
-/// Selects registered destinations. All conditions that are set must hold.
-#[derive(Debug, Clone, Default)]
-pub struct DestinationFilter {
-    /// Only destinations of this tenant.
-    pub tenant_id: Option<Uuid>,
-    /// `true`: only enabled destinations; `false`: only disabled destinations.
-    pub enabled: Option<bool>,
-    /// Only destinations whose name, URL or description contains this text, ignoring case.
-    pub search: Option<String>,
-    /// Only destinations whose names sort after this name: the last name of the previous page.
-    pub after: Option<String>,
+filter! {
+    /// Selects registered destinations. All conditions that are set must hold.
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::DestinationFilter;
+    /// # let tenant = uuid::Uuid::nil();
+    ///
+    /// let filter = DestinationFilter::default()
+    ///     .tenant_id(tenant)
+    ///     .enabled(true)
+    ///     .search("acme.example".to_owned())
+    ///     .after("acme-1".to_owned());
+    /// # let _ = filter;
+    /// ```
+    pub struct DestinationFilter {
+        /// Only destinations of this tenant.
+        tenant_id: Uuid,
+        /// `true`: only enabled destinations; `false`: only disabled destinations.
+        enabled: bool,
+        /// Only destinations whose name, URL or description contains this text, ignoring case.
+        search: String,
+        /// Only destinations whose names sort after this name: the last name of the previous page.
+        after: String,
+    }
 }
 
 #[derive(Queryable)]

@@ -44,13 +44,6 @@ const PROBE: Duration = Duration::from_millis(200);
 const SECOND: i64 = 1_000_000;
 
 /// What to search for a message by.
-///
-/// ```
-/// use diesel_outbox::admin::MessageKey;
-///
-/// let typed = MessageKey::Text("order-42-paid".to_owned());
-/// # let _ = typed;
-/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MessageKey {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use diesel_outbox::ReasonCode;
-use diesel_outbox::admin::{self, DeadFilter, Place};
+use diesel_outbox::admin::{DeadFilter, Place};
 use diesel_outbox::program;
 
 use crate::page::Page;
@@ -29,11 +29,8 @@ fn pages_show_each_dead_letter_once() {
     let mut conn = db.connect();
     let (mut seen, mut before): (Vec<i64>, Option<Place>) = (Vec::new(), None);
     loop {
-        let filter = DeadFilter {
-            before,
-            ..DeadFilter::default()
-        };
-        let page = admin::dead_letters(&mut conn, &db.outbox_name(), &filter, 4).expect("a page");
+        let filter = DeadFilter::default().before(before);
+        let page = program::dead_letters(&mut conn, &db.outbox_name(), &filter, 4).expect("a page");
         let Some(last) = page.last() else { break };
         // The place travels through text, as in a link.
         before = Some(last.place().to_string().parse().expect("a place"));
@@ -76,10 +73,7 @@ fn groups_count_dead_letters_by_reason() {
     assert_eq!(seen, expected);
     assert_eq!(groups[0].example_error.as_deref(), Some("error 24"));
     assert!(groups[0].oldest_dead_lettered_at < groups[0].latest_dead_lettered_at);
-    let timeouts = DeadFilter {
-        reason: Some(ReasonCode::Timeout),
-        ..all
-    };
+    let timeouts = all.reason(ReasonCode::Timeout);
     let groups = program::dead_groups(&mut conn, &db.outbox_name(), &timeouts, 1).expect("groups");
     assert_eq!(groups.len(), 1);
     assert_eq!(groups[0].count, 3);

@@ -148,10 +148,7 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
     assert_eq!(again, [false, false, true, false]);
 
     for state in Status::ALL {
-        let filter = DeliveryFilter {
-            state: Some(state),
-            ..DeliveryFilter::default()
-        };
+        let filter = DeliveryFilter::default().state(state);
         let found = deliveries(&database, "acme", &filter);
         let expected = match state {
             Status::Sending | Status::NoSubscriber => "",
@@ -159,10 +156,7 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
         };
         assert_eq!(states(&found), expected);
     }
-    let of_tenant = DeliveryFilter {
-        tenant_id: Some(tenant),
-        ..DeliveryFilter::default()
-    };
+    let of_tenant = DeliveryFilter::default().tenant_id(tenant);
     assert_eq!(
         states(&deliveries(&database, "acme", &of_tenant)),
         "delivered"
@@ -239,10 +233,10 @@ fn pages_have_each_delivery_once() {
             let page = page.expect("a page");
             assert!(page.is_complete);
             seen.extend(page.rows);
-            filter.after = page.next;
-            if filter.after.is_none() {
+            if page.next.is_none() {
                 break;
             }
+            filter = filter.after(page.next);
         }
         assert_eq!(seen.len(), 60 + 60 + 48, "{limit}");
         assert_eq!(ids(&seen), all);

@@ -112,22 +112,8 @@ fn they_are_listed_by_pages_enabled_disabled_and_removed() {
     };
     let all = DestinationFilter::default();
     assert_eq!(names(&all), "abc");
-    let after = Some("b".to_owned());
-    assert_eq!(
-        names(&DestinationFilter {
-            after,
-            ..all.clone()
-        }),
-        "cd"
-    );
-    let tenant_id = Some(tenant);
-    assert_eq!(
-        names(&DestinationFilter {
-            tenant_id,
-            ..all.clone()
-        }),
-        "d"
-    );
+    assert_eq!(names(&all.clone().after("b".to_owned())), "cd");
+    assert_eq!(names(&all.clone().tenant_id(tenant)), "d");
 
     let mut conn = database.connect();
     assert!(
@@ -135,14 +121,7 @@ fn they_are_listed_by_pages_enabled_disabled_and_removed() {
             .disable(&mut conn, "b", "they asked for it")
             .expect("an answer")
     );
-    let enabled = Some(false);
-    assert_eq!(
-        names(&DestinationFilter {
-            enabled,
-            ..all.clone()
-        }),
-        "b"
-    );
+    assert_eq!(names(&all.clone().enabled(false)), "b");
     let found = destinations
         .get(&mut conn, "b")
         .expect("an answer")

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::prelude::*;
-use diesel_outbox::admin::{self, DeadFilter, MessageKey};
+use diesel_outbox::admin::{self, DeadFilter};
 use diesel_outbox::config::Mode;
+use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::{
     Aggregate, DecodeError, Destination, EnqueueError, Event, Events, NewMessage, OutboxName,
     decode_current,
@@ -338,7 +339,7 @@ fn an_event_keeps_the_time_at_which_it_occurred_until_it_is_settled() {
 
     let conn = &mut database.connect();
     let name: OutboxName = database.outbox_name();
-    let records = admin::message(conn, &name, &MessageKey::Id(id)).expect("found");
+    let records = program::message(conn, &name, &MessageKey::Id(id)).expect("found");
     assert_eq!(records.rows.len(), 3);
     for record in &records.rows {
         assert_eq!(
@@ -347,7 +348,7 @@ fn an_event_keeps_the_time_at_which_it_occurred_until_it_is_settled() {
             "{record:?}"
         );
     }
-    let letters = admin::dead_letters(conn, &name, &DeadFilter::default(), 10).expect("a list");
+    let letters = program::dead_letters(conn, &name, &DeadFilter::default(), 10).expect("a list");
     assert_eq!(
         letters[0].occurred_at.as_deref(),
         Some("1970-01-02T00:00:00.000Z")

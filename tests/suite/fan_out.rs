@@ -5,8 +5,8 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use diesel_outbox::admin::{self, MessageKey};
 use diesel_outbox::config::{Mode, OnDead};
+use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::{
     Destination, EnqueueError, NewMessage, Observer, ReasonCode, RelayBuilder, RelayHandle,
     Settled, Status,
@@ -48,7 +48,7 @@ fn a_message_for_two_destinations_has_attempts_and_a_ledger_row_for_each() {
         database.count("delivered") == 1 && database.count("dead") == 1
     });
     end(&relay);
-    let whole = admin::message(
+    let whole = program::message(
         &mut database.connect(),
         &database.outbox_name(),
         &MessageKey::Sequence(sequence),

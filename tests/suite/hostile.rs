@@ -300,7 +300,7 @@ fn objects_that_others_create_in_the_search_path_are_never_called() {
     // An operator, by the library on a connection of the application, inside the application's transaction.
     let name = OutboxName::default();
     conn.transaction::<_, diesel_outbox::DatabaseError, _>(|conn| {
-        let letters = admin::dead_letters(conn, &name, &DeadFilter::default(), 100)?;
+        let letters = program::dead_letters(conn, &name, &DeadFilter::default(), 100)?;
         assert_eq!(letters.len(), 21);
         assert_eq!(
             admin::requeue(
@@ -386,12 +386,11 @@ fn destinations_are_registered_and_removed(ground: &Ground, conn: &mut PgConnect
     let (plain, tenant) = (outbox.destinations(), uuid::Uuid::now_v7());
     let with_key = plain.with_keys(&keys);
     let (hour, secret) = (Duration::from_secs(3600), SigningSecret::random());
-    let filter = DestinationFilter {
-        tenant_id: Some(tenant),
-        enabled: Some(true),
-        search: Some("hooks".to_owned()),
-        after: Some("a".to_owned()),
-    };
+    let filter = DestinationFilter::default()
+        .tenant_id(tenant)
+        .enabled(true)
+        .search("hooks".to_owned())
+        .after("a".to_owned());
     let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
         .tenant(tenant)
         .filter("$.n ? (@ > 1)")

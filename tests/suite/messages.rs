@@ -2,15 +2,16 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use diesel_outbox::admin::{self, MessageKey, MessageRecord, Place, Searched};
+use diesel_outbox::admin::Place;
 use diesel_outbox::program::{self, LedgerFilter, LedgerRow};
+use diesel_outbox::program::{MessageKey, MessageRecord, Searched};
 use diesel_outbox::{Sequence, Status};
 use uuid::Uuid;
 
 use crate::support::Database;
 
 fn find(db: &Database, key: &MessageKey) -> Vec<MessageRecord> {
-    let found = admin::message(&mut db.connect(), &db.outbox_name(), key).expect("a search");
+    let found = program::message(&mut db.connect(), &db.outbox_name(), key).expect("a search");
     assert!(found.is_complete);
     found.rows
 }

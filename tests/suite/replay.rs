@@ -330,11 +330,7 @@ fn times_bound_what_is_replayed() {
            FROM generate_series(1, 10) g",
     );
     let ago = |hours: f64| SystemTime::now().checked_sub(Duration::from_secs_f64(hours * 3600.0));
-    let filter = ReplayFilter {
-        since: ago(5.5),
-        until: ago(2.5),
-        ..ReplayFilter::default()
-    };
+    let filter = ReplayFilter::default().since(ago(5.5)).until(ago(2.5));
     let mut conn = db.connect();
     let found = program::count_replayable(&mut conn, &db.outbox_name(), &filter).expect("counted");
     assert_eq!(found.replayed, 3);

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use diesel::Connection;
-use diesel_outbox::admin::{self, Blocker, MessageKey, Pausable, Unserved, WaitReason};
-use diesel_outbox::program;
+use diesel_outbox::admin::{self, Blocker, Pausable, Unserved, WaitReason};
+use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::testing::TestRelay;
 use diesel_outbox::{Destination, NewMessage, ReasonCode, Relay, Sequence};
 use serde_json::{Value, json};
@@ -19,10 +19,16 @@ fn message(topic: &str) -> NewMessage {
 fn waits(db: &Database, sequence: i64) -> WaitReason {
     let mut conn = db.connect();
     let key = MessageKey::Sequence(sequence);
-    let found = admin::message(&mut conn, &db.outbox_name(), &key).expect("a message");
-    let reasons = admin::wait_reasons(&mut conn, &db.outbox_name(), &found.rows).expect("reasons");
+    let found = program::message(&mut conn, &db.outbox_name(), &key).expect("a message");
+    let reasons =
+        program::wait_reasons_of(&mut conn, &db.outbox_name(), &found.rows).expect("reasons");
     let mut reasons = reasons.into_iter().flatten();
-    reasons.next().expect("the message is live")
+    let reason = reasons.next().expect("the message is live");
+    let asked = [Sequence(sequence), Sequence(0)];
+    let again = admin::wait_reasons(&mut conn, &db.outbox_name(), &asked).expect("reasons");
+    let again = again.iter().map(|one| one.as_ref().map(WaitReason::as_str));
+    assert_eq!(again.collect::<Vec<_>>(), [Some(reason.as_str()), None]);
+    reason
 }
 
 fn pause(db: &Database, kind: Pausable, name: &str, time: Option<Duration>) {

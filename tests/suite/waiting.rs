@@ -5,7 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 use diesel::connection::SimpleConnection;
 use diesel::result::Error;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::admin::{self, MessageKey, Note, Verdict, WaitingFilter};
+use diesel_outbox::admin::{self, Note, Verdict};
+use diesel_outbox::program::{self, MessageKey, WaitingFilter};
 use diesel_outbox::{
     Answer, Changed, Destination, Due, Enqueued, MessageRef, NewMessage, PartState, Sequence,
     Status,
@@ -401,7 +402,8 @@ fn a_dead_letter_is_settled_by_hand() {
         db.execute("DELETE FROM {o}_ledger WHERE idempotency_key = 'behind'");
         assert_eq!(ledger(&db).as_deref(), Some(row));
         let key = MessageKey::Key("dead-1".to_owned());
-        let records = admin::message(&mut db.connect(), &db.outbox_name(), &key).expect("a search");
+        let records =
+            program::message(&mut db.connect(), &db.outbox_name(), &key).expect("a search");
         let last = records.rows.last().expect("an entry");
         let error = last.last_error.as_deref();
         assert_eq!(error, Some("alice: sent by fax"));
@@ -565,7 +567,7 @@ fn a_message_marked_as_delivered_by_hand_counts_as_delivered() {
 }
 
 fn list(conn: &mut PgConnection, db: &Database, filter: &WaitingFilter, limit: i64) -> Vec<String> {
-    let found = admin::waiting(conn, &db.outbox_name(), filter, limit).expect("a list");
+    let found = program::waiting(conn, &db.outbox_name(), filter, limit).expect("a list");
     assert!(found.is_complete);
     let keys = found.rows.iter().map(|row| row.idempotency_key.clone());
     keys.collect()
@@ -640,7 +642,7 @@ fn waiting_messages_are_listed_by_topic_destination_tenant_key_and_state() {
     let mut seen = Vec::new();
     let mut filter = all;
     loop {
-        let page = admin::waiting(&mut conn, &db.outbox_name(), &filter, 1).expect("a list");
+        let page = program::waiting(&mut conn, &db.outbox_name(), &filter, 1).expect("a list");
         let Some(row) = page.rows.first() else {
             break;
         };
@@ -666,7 +668,7 @@ fn the_pages_of_many_topics_are_one_list() {
     for limit in [11, 90, 500] {
         let (mut seen, mut filter) = (Vec::new(), WaitingFilter::default());
         loop {
-            let page = admin::waiting(&mut conn, &db.outbox_name(), &filter, limit);
+            let page = program::waiting(&mut conn, &db.outbox_name(), &filter, limit);
             let page = page.expect("a list").rows;
             assert!(i64::try_from(page.len()).is_ok_and(|length| length <= limit));
             let Some(last) = page.last() else {

@@ -43,12 +43,8 @@ pub(super) fn list(
 ) -> Result<()> {
     let state = parsed("--state", how.state.as_deref(), str::parse::<Status>)?;
     let after = parsed("--after", how.after.as_deref(), str::parse::<Place>)?;
-    let tenant_id = how.tenant;
-    let filter = DeliveryFilter {
-        state,
-        tenant_id,
-        after,
-    };
+    let filter = DeliveryFilter::default();
+    let filter = filter.state(state).tenant_id(how.tenant).after(after);
     let limit = usize::try_from(how.limit)?;
     let page = destinations.deliveries(conn, &how.name, &filter, limit)?;
     if page.rows.is_empty() && page.next.is_none() && destinations.get(conn, &how.name)?.is_none() {

@@ -5,11 +5,10 @@ use std::time::SystemTime;
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{
-    self, MessageKey, MessageRecord, Searched, Verdict, WaitReason, WaitingFilter,
-};
+use diesel_outbox::admin::{self, Verdict, WaitReason};
 use diesel_outbox::config::Config;
 use diesel_outbox::program::parse_duration;
+use diesel_outbox::program::{self, MessageKey, MessageRecord, Searched, WaitingFilter};
 use diesel_outbox::{Answer, Changed, ConfigError, Due, MessageRef, Part, PartState, Status};
 use serde_json::{Value, json};
 
@@ -124,8 +123,8 @@ pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> 
         after: after.transpose()?,
     };
     let limit = i64::from(options.limit);
-    let found = admin::waiting(conn, &config.table, &filter, limit)?;
-    let waits = admin::wait_reasons(conn, &config.table, &found.rows)?;
+    let found = program::waiting(conn, &config.table, &filter, limit)?;
+    let waits = program::wait_reasons_of(conn, &config.table, &found.rows)?;
     let is_full = i64::try_from(found.rows.len()).is_ok_and(|number| number >= limit);
     let next = found.rows.last().filter(|_| is_full);
     let next = next.map(|last| last.place().to_string());
@@ -224,9 +223,9 @@ fn still_waits(conn: &mut PgConnection, config: &Config, changed: &Changed) -> R
         .filter(|part| part.state == PartState::Done)
     {
         let key = MessageKey::Sequence(part.sequence.0);
-        let mut found = admin::message(conn, &config.table, &key)?.rows;
+        let mut found = program::message(conn, &config.table, &key)?.rows;
         found.retain(|record| record.sequence == part.sequence && record.kept_in == "live");
-        for reason in admin::wait_reasons(conn, &config.table, &found)?
+        for reason in program::wait_reasons_of(conn, &config.table, &found)?
             .into_iter()
             .flatten()
         {

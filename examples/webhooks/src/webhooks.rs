@@ -30,10 +30,7 @@ fn of_customer(
     conn: &mut PgConnection,
     customer: Uuid,
 ) -> Result<Vec<RegisteredDestination>, DestinationError> {
-    let filter = DestinationFilter {
-        tenant_id: Some(customer),
-        ..DestinationFilter::default()
-    };
+    let filter = DestinationFilter::default().tenant_id(customer);
     destinations(shop).list(conn, &filter, MOST)
 }
 
@@ -114,10 +111,7 @@ pub fn show(
     };
     let secret = destinations(shop).secret(conn, name)?;
     let secret = secret.map(|secret| secret.written().expose_secret().to_owned());
-    let filter = DeliveryFilter {
-        after,
-        ..DeliveryFilter::default()
-    };
+    let filter = DeliveryFilter::default().after(after);
     let deliveries = destinations(shop).deliveries(conn, name, &filter, PAGE)?;
     Ok(pages::webhook(
         &hook,

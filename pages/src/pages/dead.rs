@@ -6,8 +6,9 @@ pub(super) mod letter;
 use std::sync::Arc;
 use std::time::Instant;
 
-use diesel_outbox::admin::{self, DeadFilter, DeadLetter, MessageKey};
+use diesel_outbox::admin::DeadFilter;
 use diesel_outbox::program::{self, DeadGroup};
+use diesel_outbox::program::{DeadLetter, MessageKey};
 use diesel_outbox::{ReasonCode, Sequence};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -82,17 +83,12 @@ impl Asked {
     /// The filter for the database. The error is a message for the visitor.
     pub(super) fn filter(&self) -> Result<DeadFilter, String> {
         let given = |value: &String| (!value.is_empty()).then(|| value.clone());
-        let mut filter = DeadFilter {
-            topic: given(&self.topic),
-            destination: given(&self.destination),
-            tenant_id: super::tenant(&self.tenant)?,
-            ..DeadFilter::default()
-        };
-        if !self.reason.is_empty() {
-            let reason = self.reason.to_uppercase().parse::<ReasonCode>();
-            filter.reason = Some(reason.map_err(|error| error.to_string())?);
-        }
-        Ok(filter)
+        let reason = given(&self.reason).map(|reason| reason.to_uppercase().parse::<ReasonCode>());
+        Ok(DeadFilter::default()
+            .topic(given(&self.topic))
+            .destination(given(&self.destination))
+            .tenant_id(super::tenant(&self.tenant)?)
+            .reason(reason.transpose().map_err(|error| error.to_string())?))
     }
 }
 
@@ -114,7 +110,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         ..plain(site, visitor, request, "Dead letters")
     };
     let filter = match asked.filter() {
-        Ok(filter) => DeadFilter { before, ..filter },
+        Ok(filter) => filter.before(before),
         Err(error) => {
             let content =
                 html! { h1 { "Dead letters" } p.refused { (error) } (filter_form(&asked)) };
@@ -159,7 +155,7 @@ fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<Arc<D
     if filter.before.is_some() {
         let letters = site
             .database
-            .run(|conn, outbox| admin::dead_letters(conn, outbox, filter, LIMIT))?;
+            .run(|conn, outbox| program::dead_letters(conn, outbox, filter, LIMIT))?;
         let groups = Vec::new();
         return Ok(Arc::new(DeadList { letters, groups }));
     }
@@ -167,7 +163,7 @@ fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<Arc<D
     site.dead.get(asked, || {
         let list = site.database.run(|conn, outbox| {
             Ok(DeadList {
-                letters: admin::dead_letters(conn, outbox, filter, LIMIT)?,
+                letters: program::dead_letters(conn, outbox, filter, LIMIT)?,
                 groups: program::dead_groups(conn, outbox, filter, MOST_GROUPS)?,
             })
         });
@@ -179,20 +175,18 @@ fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<Arc<D
 pub(super) fn find(site: &Site, q: &str) -> anyhow::Result<Vec<DeadLetter>> {
     let key = MessageKey::Text(q.to_owned());
     site.searches.run(|conn, outbox| {
-        let found = admin::message(conn, outbox, &key)?.rows;
+        let found = program::message(conn, outbox, &key)?.rows;
         let dead: Vec<(Sequence, Uuid)> = found
             .iter()
             .filter(|record| record.kept_in == "dead")
             .map(|record| (record.sequence, record.message_id))
             .collect();
-        let filter = DeadFilter {
-            sequences: dead.iter().map(|(sequence, _)| sequence.0).collect(),
-            ..DeadFilter::default()
-        };
+        let sequences: Vec<i64> = dead.iter().map(|(sequence, _)| sequence.0).collect();
+        let filter = DeadFilter::default().sequences(sequences);
         if dead.is_empty() {
             return Ok(Vec::new());
         }
-        let mut letters = admin::dead_letters(conn, outbox, &filter, PAGE as i64 + 1)?;
+        let mut letters = program::dead_letters(conn, outbox, &filter, PAGE as i64 + 1)?;
         letters.retain(|letter| dead.contains(&(letter.sequence, letter.message_id)));
         Ok(letters)
     })

@@ -7,8 +7,9 @@ mod waiting;
 use std::time::{Duration, Instant};
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::admin::{self, MessageKey, MessageRecord, WaitReason};
+use diesel_outbox::admin::WaitReason;
 use diesel_outbox::program::{self, HistoryEntry};
+use diesel_outbox::program::{MessageKey, MessageRecord};
 use http::StatusCode;
 use maud::{Markup, html};
 
@@ -53,9 +54,9 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     let key = MessageKey::Text(q.to_owned());
     let began = Instant::now();
     let found = site.searches.run(|conn, outbox| {
-        let found = admin::message(conn, outbox, &key)?;
+        let found = program::message(conn, outbox, &key)?;
         let ids: Vec<uuid::Uuid> = found.rows.iter().map(|one| one.message_id).collect();
-        let waits = admin::wait_reasons(conn, outbox, &found.rows)?;
+        let waits = program::wait_reasons_of(conn, outbox, &found.rows)?;
         Ok((found, waits, program::history(conn, outbox, &ids)?))
     });
     let (found, waits, history) = match found {

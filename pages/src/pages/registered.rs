@@ -4,7 +4,7 @@ pub(super) mod change;
 
 use std::time::{Duration, Instant, SystemTime};
 
-use diesel_outbox::admin::Place;
+use diesel_outbox::admin::{Pausable, Place};
 use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter,
     Destinations, RegisteredDestination,
@@ -93,12 +93,11 @@ impl<'a> Asked<'a> {
                 ));
             }
         };
-        Ok(DestinationFilter {
-            search: (!self.q.is_empty()).then(|| self.q.to_owned()),
-            tenant_id: super::tenant(self.tenant)?,
-            enabled,
-            after: after.map(str::to_owned),
-        })
+        Ok(DestinationFilter::default()
+            .search((!self.q.is_empty()).then(|| self.q.to_owned()))
+            .tenant_id(super::tenant(self.tenant)?)
+            .enabled(enabled)
+            .after(after.map(str::to_owned)))
     }
 }
 
@@ -226,10 +225,7 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
             );
         }
     };
-    let filter = DeliveryFilter {
-        after,
-        ..DeliveryFilter::default()
-    };
+    let filter = DeliveryFilter::default().after(after);
     let began = Instant::now();
     let found = site.searches.run(|conn, outbox| {
         with(site, outbox, |destinations| {
@@ -306,7 +302,7 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
     let (glance, _) = site.glance();
     let pause = glance.as_ref().and_then(|glance| {
         let mut pauses = glance.pauses.iter();
-        pauses.find(|pause| pause.kind == "destination" && pause.name == one.name)
+        pauses.find(|pause| pause.kind == Pausable::Destination && pause.name == one.name)
     });
     html! {
         section.panel aria-labelledby="facts" {

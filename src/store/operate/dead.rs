@@ -22,6 +22,7 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::{ReasonCode, UnknownWord};
+use crate::store::filter::filter;
 use crate::store::open_part;
 use crate::store::place::{MaybeRfc3339, Place, Rfc3339};
 use crate::store::sql::{MaybeJson, On, TimeAndSequence, all_of, given, shown_key};
@@ -29,23 +30,42 @@ use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::dead;
 use crate::store::write::waiting;
 
-/// Selects dead letters. All given conditions must hold.
-#[derive(Debug, Clone, Default)]
-pub struct DeadFilter {
-    /// Only these sequences; empty: any.
-    pub sequences: Vec<i64>,
-    /// Only this topic.
-    pub topic: Option<String>,
-    /// Only this reason.
-    pub reason: Option<ReasonCode>,
-    /// Only dead letters for this destination.
-    pub destination: Option<String>,
-    /// Only this tenant.
-    pub tenant_id: Option<Uuid>,
-    /// Only this registration of the destination, or none.
-    pub registration: Option<Uuid>,
-    /// Only dead letters from before this place: the next page of the list.
-    pub before: Option<Place>,
+filter! {
+    /// Selects dead letters. All given conditions must hold.
+    ///
+    /// ```
+    /// use diesel_outbox::ReasonCode;
+    /// use diesel_outbox::admin::{DeadFilter, Place};
+    /// # let tenant = uuid::Uuid::nil();
+    /// # let last: Place = "0.1".parse()?;
+    ///
+    /// let filter = DeadFilter::default()
+    ///     .topic("order.paid".to_owned())
+    ///     .destination("billing".to_owned())
+    ///     .reason(ReasonCode::ServerError)
+    ///     .tenant_id(tenant)
+    ///     .registration(None)
+    ///     .sequences(vec![7, 8])
+    ///     .before(last);
+    /// # let _ = filter;
+    /// # Ok::<(), diesel_outbox::UnknownWord>(())
+    /// ```
+    pub struct DeadFilter {
+        /// Only these sequences; empty: any.
+        sequences: Vec<i64>,
+        /// Only this topic.
+        topic: String,
+        /// Only this reason.
+        reason: ReasonCode,
+        /// Only dead letters for this destination.
+        destination: String,
+        /// Only this tenant.
+        tenant_id: Uuid,
+        /// Only this registration of the destination, or none.
+        registration: Uuid,
+        /// Only dead letters from before this place: the next page of the list.
+        before: Place,
+    }
 }
 
 /// What tells a dead letter from all others, as `sequence.message-id` in text. The sequence alone does not: after a
@@ -136,14 +156,6 @@ pub struct DeadLetter {
 
 impl DeadLetter {
     /// The letter, as it is requeued or discarded.
-    ///
-    /// ```
-    /// use diesel_outbox::admin::{DeadLetter, LetterId};
-    ///
-    /// fn all(letters: &[DeadLetter]) -> Vec<LetterId> {
-    ///     letters.iter().map(DeadLetter::id).collect()
-    /// }
-    /// ```
     pub fn id(&self) -> LetterId {
         LetterId {
             sequence: self.sequence,
@@ -152,21 +164,6 @@ impl DeadLetter {
     }
 
     /// The place of the letter in the list. The next page is before the last place ([`DeadFilter::before`]).
-    ///
-    /// ```
-    /// # use diesel::PgConnection;
-    /// # use diesel_outbox::{DatabaseError, OutboxName};
-    /// use diesel_outbox::admin::{self, DeadFilter, DeadLetter};
-    ///
-    /// fn next_page(
-    ///     conn: &mut PgConnection,
-    ///     outbox: &OutboxName,
-    ///     page: &[DeadLetter],
-    /// ) -> Result<Vec<DeadLetter>, DatabaseError> {
-    ///     let before = page.last().map(DeadLetter::place);
-    ///     admin::dead_letters(conn, outbox, &DeadFilter { before, ..DeadFilter::default() }, 20)
-    /// }
-    /// ```
     pub fn place(&self) -> Place {
         Place {
             micros: to_micros(self.died),
@@ -179,7 +176,7 @@ type Condition<'a> = On<'a, dead::table>;
 
 /// Whether the filter selects a dead letter.
 fn is_meant(filter: &DeadFilter) -> Condition<'_> {
-    let sequences = Some(&filter.sequences).filter(|sequences| !sequences.is_empty());
+    let sequences = (filter.sequences.as_ref()).filter(|sequences| !sequences.is_empty());
     let when = (dead::dead_lettered_at, dead::sequence).into_sql::<TimeAndSequence>();
     all_of([
         given(sequences, |these| dead::sequence.eq_any(these)),

@@ -25,6 +25,7 @@ use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::{ReasonCode, Status};
 use crate::store::destinations;
+use crate::store::filter::filter;
 use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, as_micros};
 use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
@@ -40,23 +41,26 @@ const UNINDEXED: Duration = Duration::from_secs(60);
 /// How long counting one window may take.
 const TO_COUNT: Duration = Duration::from_millis(500);
 
-/// Selects deliveries. All given conditions must hold.
-///
-/// ```
-/// use diesel_outbox::Status;
-/// use diesel_outbox::destinations::DeliveryFilter;
-///
-/// let failed = DeliveryFilter { state: Some(Status::Dead), ..DeliveryFilter::default() };
-/// # let _ = failed;
-/// ```
-#[derive(Debug, Clone, Default)]
-pub struct DeliveryFilter {
-    /// Only this state.
-    pub state: Option<Status>,
-    /// Only this tenant.
-    pub tenant_id: Option<Uuid>,
-    /// Only deliveries after this place: the next page ([`Deliveries::next`]).
-    pub after: Option<Place>,
+filter! {
+    /// Selects deliveries. All given conditions must hold.
+    ///
+    /// ```
+    /// use diesel_outbox::Status;
+    /// use diesel_outbox::destinations::{Deliveries, DeliveryFilter};
+    ///
+    /// /// The next page of the dead letters of a tenant.
+    /// fn next(page: &Deliveries, tenant: uuid::Uuid) -> DeliveryFilter {
+    ///     DeliveryFilter::default().state(Status::Dead).tenant_id(tenant).after(page.next)
+    /// }
+    /// ```
+    pub struct DeliveryFilter {
+        /// Only this state.
+        state: Status,
+        /// Only this tenant.
+        tenant_id: Uuid,
+        /// Only deliveries after this place: the next page ([`Deliveries::next`]).
+        after: Place,
+    }
 }
 
 /// A page of deliveries.
@@ -194,7 +198,7 @@ pub(crate) fn deliveries(
             ..DeadFilter::default()
         };
         let letters = dead::list(conn, name, &filter, one_more)?;
-        rows.extend(letters.into_iter().map(Delivery::from));
+        rows.extend(letters.into_iter().map(Delivery::of_letter));
     }
     if asks(Status::Delivered) {
         let filter = LedgerFilter {
@@ -206,7 +210,7 @@ pub(crate) fn deliveries(
             ..LedgerFilter::default()
         };
         let (found, at) = ledger::search(conn, name, &filter, one_more, deadline)?;
-        rows.extend(found.into_iter().map(Delivery::from));
+        rows.extend(found.into_iter().map(Delivery::of_entry));
         looked = at;
     }
     let searched_from = match looked {
@@ -284,7 +288,7 @@ fn waiting(
         Ok(Some(found))
     })?;
     let rows = found.flatten();
-    Ok(rows.map(|rows| rows.into_iter().map(Delivery::from).collect()))
+    Ok(rows.map(|rows| rows.into_iter().map(Delivery::of_record).collect()))
 }
 
 /// The messages settled in each of `windows` windows, oldest first; the last window ends now. `None`: counting took too
@@ -377,8 +381,8 @@ fn add_answers(
     Ok(())
 }
 
-impl From<MessageRecord> for Delivery {
-    fn from(row: MessageRecord) -> Self {
+impl Delivery {
+    fn of_record(row: MessageRecord) -> Self {
         let waits = row.status != Status::Sending;
         Self {
             place: row.place(),
@@ -399,8 +403,8 @@ impl From<MessageRecord> for Delivery {
     }
 }
 
-impl From<DeadLetter> for Delivery {
-    fn from(letter: DeadLetter) -> Self {
+impl Delivery {
+    fn of_letter(letter: DeadLetter) -> Self {
         Self {
             place: letter.place(),
             message_id: letter.message_id,
@@ -420,8 +424,8 @@ impl From<DeadLetter> for Delivery {
     }
 }
 
-impl From<LedgerRow> for Delivery {
-    fn from(row: LedgerRow) -> Self {
+impl Delivery {
+    fn of_entry(row: LedgerRow) -> Self {
         Self {
             place: row.place(),
             message_id: row.message_id,

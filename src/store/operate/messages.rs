@@ -98,15 +98,7 @@ pub struct MessageRecord {
 
 impl MessageRecord {
     /// The place of the message among the waiting messages. The next page is after the last place
-    /// ([`WaitingFilter::after`](crate::admin::WaitingFilter::after)).
-    ///
-    /// ```
-    /// # use diesel_outbox::admin::{MessageRecord, WaitingFilter};
-    /// fn next_page(page: &[MessageRecord]) -> WaitingFilter {
-    ///     let after = page.last().map(MessageRecord::place);
-    ///     WaitingFilter { after, ..WaitingFilter::default() }
-    /// }
-    /// ```
+    /// (`WaitingFilter::after`).
     pub fn place(&self) -> Place {
         Place {
             micros: self.due.map_or(0, to_micros),
@@ -115,16 +107,6 @@ impl MessageRecord {
     }
 
     /// The idempotency key of the message that this message replays. `None`: this message is no replay.
-    ///
-    /// ```
-    /// # use diesel_outbox::admin::MessageRecord;
-    /// fn describe(record: &MessageRecord) -> String {
-    ///     match record.replay_of() {
-    ///         Some(key) => format!("a replay of {key}"),
-    ///         None => record.idempotency_key.clone(),
-    ///     }
-    /// }
-    /// ```
     pub fn replay_of(&self) -> Option<&str> {
         base_of(&self.idempotency_key)
     }

@@ -22,6 +22,7 @@ use crate::schema::values::to_micros;
 use crate::status::Status;
 use crate::store::destinations;
 use crate::store::digest_of;
+use crate::store::filter::filter;
 use crate::store::looking::looking;
 use crate::store::open_part;
 use crate::store::place::{Place, as_micros, from_micros, rfc3339};
@@ -35,22 +36,42 @@ pub(crate) const BATCH: i64 = 1_000;
 /// The row of `outbox_lock` that replays lock.
 const REPLAYS: &str = "replay";
 
-/// Selects the delivered messages to replay. All given conditions must hold.
-#[derive(Debug, Clone, Default)]
-pub struct ReplayFilter {
-    /// Delivered at this time or later.
-    pub since: Option<SystemTime>,
-    /// Delivered before this time, and never after the replay began: a replay does not replay its own messages.
-    pub until: Option<SystemTime>,
-    /// Only this topic.
-    pub topic: Option<String>,
-    /// Only messages delivered to this destination. They go there again, wherever the current routes lead. Empty: only
-    /// messages that named no destination.
-    pub destination: Option<String>,
-    /// Only this tenant.
-    pub tenant_id: Option<Uuid>,
-    /// Only these idempotency keys; empty: any.
-    pub idempotency_keys: Vec<String>,
+filter! {
+    /// Selects the delivered messages to replay. All given conditions must hold.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::ReplayFilter;
+    /// use std::time::{Duration, SystemTime};
+    /// # let tenant = uuid::Uuid::nil();
+    ///
+    /// let filter = ReplayFilter::default()
+    ///     .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
+    ///     .until(SystemTime::now())
+    ///     .topic("order.paid".to_owned())
+    ///     .destination("billing".to_owned())
+    ///     .tenant_id(tenant)
+    ///     .idempotency_keys(vec!["order-42-paid".to_owned()]);
+    /// # let _ = filter;
+    /// ```
+    pub struct ReplayFilter {
+        /// Delivered at this time or later.
+        since: SystemTime,
+        /// Delivered before this time, and never after the replay began: a replay does not replay its own messages.
+        until: SystemTime,
+        /// Only this topic.
+        topic: String,
+        /// Only messages delivered to this destination. They go there again, wherever the current routes lead. Empty: only
+        /// messages that named no destination.
+        destination: String,
+        /// Only this tenant.
+        tenant_id: Uuid,
+        /// Only these idempotency keys; empty: any.
+        idempotency_keys: Vec<String>,
+    }
+}
+
+fn keys_of(filter: &ReplayFilter) -> &[String] {
+    filter.idempotency_keys.as_deref().unwrap_or_default()
 }
 
 /// The message ids of replayed messages.
@@ -112,7 +133,7 @@ pub(crate) fn begin(
     let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
     let since = match filter.since {
         Some(since) => Some(as_micros(since)),
-        None if filter.idempotency_keys.is_empty() => oldest(conn, name)?.map(to_micros),
+        None if keys_of(filter).is_empty() => oldest(conn, name)?.map(to_micros),
         None => None,
     };
     let until = filter.until.map_or(i64::MAX, as_micros);
@@ -148,7 +169,7 @@ fn run_of(now: PgTimestamp) -> String {
 
 /// Whether the filter selects a ledger entry, settled at or after the first time and before the second.
 fn is_meant(filter: &ReplayFilter, from: i64, to: i64) -> On<'_, ledger::table> {
-    let keys = &filter.idempotency_keys;
+    let keys = keys_of(filter);
     let ids: Vec<Uuid> = keys.iter().filter_map(|key| key.parse().ok()).collect();
     let key = ledger::idempotency_key;
     let has_id = key.is_null().and(ledger::message_id.eq_any(ids));
@@ -246,7 +267,7 @@ fn next(
     walk: &mut Walk,
 ) -> QueryResult<Vec<FoundRow>> {
     // Keys have an index, so one window covers all of them.
-    if !filter.idempotency_keys.is_empty() {
+    if !keys_of(filter).is_empty() {
         walk.window = i64::MAX;
     }
     let to = match walk.window {

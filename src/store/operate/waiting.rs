@@ -27,18 +27,6 @@ use crate::store::table::{candidate, outbox};
 const WHOLE_PAGES: i64 = 16_000;
 
 /// Selects live messages. All given conditions must hold.
-///
-/// ```
-/// use diesel_outbox::Status;
-/// use diesel_outbox::admin::WaitingFilter;
-///
-/// let retrying = WaitingFilter {
-///     topic: Some("order.paid".to_owned()),
-///     status: Some(Status::Retrying),
-///     ..WaitingFilter::default()
-/// };
-/// # let _ = retrying;
-/// ```
 #[derive(Debug, Clone, Default)]
 pub struct WaitingFilter {
     /// Only this topic.

@@ -621,6 +621,23 @@ pub(crate) fn wait_reasons(
     Facts::load(conn, name)?.of_all(conn, name, records)
 }
 
+/// Why each of these messages waits; `None`: the message is not live.
+pub(crate) fn of_sequences(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[Sequence],
+) -> QueryResult<Vec<Option<WaitReason>>> {
+    let numbers: Vec<i64> = sequences.iter().map(|one| one.0).collect();
+    let is_one = Box::new(outbox::sequence.eq_any(numbers));
+    let live: Vec<MessageRecord> =
+        unprepared(messages::live(name, is_one, Content::Without)).load(conn)?;
+    let reasons = wait_reasons(conn, name, &live)?;
+    let by_sequence: HashMap<Sequence, Option<WaitReason>> =
+        live.iter().map(|one| one.sequence).zip(reasons).collect();
+    let reason = |one: &Sequence| by_sequence.get(one).cloned().flatten();
+    Ok(sequences.iter().map(reason).collect())
+}
+
 /// The due messages that a test's relay has not sent, except those that `ended` names, and why each waits.
 pub(crate) fn due_in_test(
     conn: &mut PgConnection,

@@ -9,11 +9,12 @@ use diesel::prelude::{
     OptionalExtension, QueryDsl, RunQueryDsl,
 };
 use diesel::query_dsl::methods::FilterDsl;
-use diesel::result::QueryResult;
+use diesel::result::{Error, QueryResult};
 use diesel::upsert::excluded;
 use diesel::{PgConnection, delete, insert_into, select, update};
 
 use crate::name::OutboxName;
+use crate::status::UnknownWord;
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::sql::{On, clock_timestamp, interval};
 use crate::store::statement::unprepared;
@@ -47,6 +48,13 @@ impl Pausable {
             Self::Destination => "destination",
             Self::Topic => "topic",
         }
+    }
+
+    /// What a row of the table pauses.
+    pub(crate) fn of(row: &Paused) -> QueryResult<Self> {
+        let mut all = [Self::Destination, Self::Topic].into_iter();
+        let known = all.find(|one| one.as_str() == row.kind);
+        known.ok_or_else(|| Error::DeserializationError(UnknownWord::new("kind", &row.kind).into()))
     }
 }
 

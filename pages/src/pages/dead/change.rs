@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter, DeadLetter, LetterId, Note, Place};
+use diesel_outbox::admin::{self, DeadFilter, LetterId, Note, Place};
+use diesel_outbox::program::{self, DeadLetter};
 use diesel_outbox::{DatabaseError, OutboxName};
 use http::StatusCode;
 use maud::html;
@@ -217,36 +218,38 @@ fn matching(
     order: &Order,
     mut filter: DeadFilter,
 ) -> Result<(Option<Place>, Vec<LetterId>)> {
-    filter.before = order.before;
+    let mut before = order.before;
     let mut is_found: Option<Vec<LetterId>> = None;
     if !order.asked.q.is_empty() {
         let found = super::find(site, &order.asked.q)?;
         let ids: Vec<LetterId> = found.iter().map(DeadLetter::id).collect();
-        filter.sequences = ids.iter().map(|letter| letter.sequence.0).collect();
-        is_found = Some(ids);
-        if filter.sequences.is_empty() {
+        if ids.is_empty() {
             return Ok((None, Vec::new()));
         }
+        let sequences: Vec<i64> = ids.iter().map(|letter| letter.sequence.0).collect();
+        filter = filter.sequences(sequences);
+        is_found = Some(ids);
     }
     site.database.run(|conn, outbox| {
-        if filter.before.is_none() {
-            let latest = admin::dead_letters(conn, outbox, &filter, 1)?;
-            filter.before = latest.first().and_then(behind);
+        if before.is_none() {
+            let latest = program::dead_letters(conn, outbox, &filter, 1)?;
+            before = latest.first().and_then(behind);
         }
+        let filter = filter.clone().before(before);
         let mut letters = admin::matching_dead_letters(conn, outbox, &filter)?;
         if let Some(found) = &is_found {
             letters.retain(|letter| found.contains(letter));
         }
-        Ok((filter.before, letters))
+        Ok((before, letters))
     })
 }
 
 /// The place right behind this dead letter.
 fn behind(letter: &DeadLetter) -> Option<Place> {
     let place = letter.place().to_string();
-    let (died, _) = place.split_once('.')?;
+    let (time, _) = place.split_once('.')?;
     let sequence = letter.sequence.0.checked_add(1)?;
-    format!("{died}.{sequence}").parse().ok()
+    format!("{time}.{sequence}").parse().ok()
 }
 
 /// The confirmation page, which states how many dead letters the change affects.

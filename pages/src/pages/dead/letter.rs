@@ -1,7 +1,7 @@
 //! The page of one dead letter.
 
-use diesel_outbox::admin::{DeadLetter, LetterId};
-use diesel_outbox::program;
+use diesel_outbox::admin::LetterId;
+use diesel_outbox::program::{self, DeadLetter};
 use http::StatusCode;
 use maud::{Markup, html};
 

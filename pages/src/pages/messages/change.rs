@@ -1,6 +1,7 @@
 //! Cancelling, rescheduling and settling a message by hand.
 
-use diesel_outbox::admin::{self, MessageRecord, Note, Verdict};
+use diesel_outbox::admin::{self, Note, Verdict};
+use diesel_outbox::program::MessageRecord;
 use diesel_outbox::{Answer, Due, MessageRef, Sequence};
 use maud::{Markup, html};
 

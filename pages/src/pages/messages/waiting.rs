@@ -1,7 +1,8 @@
 //! The list of waiting messages.
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::admin::{self, MessageRecord, WaitReason, WaitingFilter};
+use diesel_outbox::admin::WaitReason;
+use diesel_outbox::program::{self, MessageRecord, WaitingFilter};
 use maud::{Markup, html};
 
 use super::badge;
@@ -83,8 +84,8 @@ pub(super) fn list(
     filter: &WaitingFilter,
 ) -> anyhow::Result<Markup> {
     let (mut found, waits) = site.searches.run(|conn, outbox| {
-        let found = admin::waiting(conn, outbox, filter, PAGE as i64 + 1)?;
-        let waits = admin::wait_reasons(conn, outbox, &found.rows)?;
+        let found = program::waiting(conn, outbox, filter, PAGE as i64 + 1)?;
+        let waits = program::wait_reasons_of(conn, outbox, &found.rows)?;
         Ok((found, waits))
     })?;
     let has_more = found.rows.len() > PAGE;

@@ -104,15 +104,9 @@ fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
         }
     };
     for pause in pauses {
-        let kind = match pause.kind.as_str() {
-            "topic" => Pausable::Topic,
-            _ => Pausable::Destination,
-        };
-        if !places
-            .iter()
-            .any(|place| place.kind == kind && place.name == pause.name)
-        {
-            places.push(place(kind, &pause.name));
+        let is_it = |place: &Place| place.kind == pause.kind && place.name == pause.name;
+        if !places.iter().any(is_it) {
+            places.push(place(pause.kind, &pause.name));
         }
     }
     places

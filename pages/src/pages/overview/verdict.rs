@@ -350,7 +350,8 @@ fn pause_reason(pause: &Pause) -> String {
             format!("The circuit breaker of {name} is open {left}: the receiver is failing.")
         }
         _ => format!(
-            "The {kind} {name} is paused {left}: {}",
+            "The {} {name} is paused {left}: {}",
+            kind.as_str(),
             words::shortened(&in_words(reason), 200)
         ),
     }
