@@ -76,7 +76,7 @@ use crate::store::relay::served;
 
 #[cfg(feature = "http")]
 pub use self::trial::{DestinationTest, TestAnswer};
-pub use crate::registered::RegisteredDestination;
+pub use crate::registered_destination::RegisteredDestination;
 pub use crate::store::destinations::DestinationFilter;
 pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryFilter};
 pub use crate::store::operate::ledger::DeliveryCount;

@@ -77,7 +77,7 @@ mod name;
 #[cfg(feature = "http")]
 mod provider;
 #[cfg(feature = "relay")]
-mod registered;
+mod registered_destination;
 #[cfg(feature = "relay")]
 mod routes;
 #[cfg(feature = "relay")]

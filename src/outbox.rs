@@ -20,7 +20,7 @@ use crate::metrics::Enqueues;
 use crate::name::{BadName, OutboxName};
 use crate::store::check_transaction;
 use crate::store::pinned::is_in_transaction;
-use crate::store::write::enqueue::{Row, Stored, insert_or_find};
+use crate::store::write::enqueue::{NewRow, Stored, insert_or_find};
 use crate::store::write::insert::Insert;
 
 /// An outbox, into which an application enqueues messages. Cheap to create, to clone and to share between
@@ -207,7 +207,7 @@ impl Outbox {
         self.check_in_transaction(conn)?;
         let message = self.traced(message.into_message()?);
         message.validate()?;
-        let rows = [Row::new(message)];
+        let rows = [NewRow::new(message)];
         let stored = insert_or_find(conn, &self.name, &rows)?;
         let enqueued = outcome(&rows[0], stored[0])?;
         self.count(&rows, &[enqueued]);
@@ -302,7 +302,7 @@ impl Outbox {
     }
 
     /// Adds the written messages to the metrics.
-    fn count(&self, rows: &[Row], enqueued: &[Enqueued]) {
+    fn count(&self, rows: &[NewRow], enqueued: &[Enqueued]) {
         let mut enqueues = Enqueues::default();
         add(&mut enqueues, rows, enqueued);
         enqueues.count(&self.name.to_string());
@@ -311,12 +311,12 @@ impl Outbox {
     fn rows(
         &self,
         messages: impl IntoIterator<Item = impl IntoMessage>,
-    ) -> Result<Vec<Row>, EnqueueError> {
+    ) -> Result<Vec<NewRow>, EnqueueError> {
         let mut rows = Vec::new();
         for message in messages {
             let message = self.traced(message.into_message()?);
             message.validate()?;
-            rows.push(Row::new(message));
+            rows.push(NewRow::new(message));
         }
         Ok(rows)
     }
@@ -464,7 +464,7 @@ impl Outbox {
                     Ok(message)
                 });
                 let message = message.map_err(|error| EnqueueError::MessageAt { index, error })?;
-                bulk.push(conn, Row::new(message))?;
+                bulk.push(conn, NewRow::new(message))?;
             }
             bulk.finish(conn)
         })?;
@@ -474,7 +474,7 @@ impl Outbox {
 }
 
 /// Counts each row by its outcome.
-fn add(enqueues: &mut Enqueues, rows: &[Row], enqueued: &[Enqueued]) {
+fn add(enqueues: &mut Enqueues, rows: &[NewRow], enqueued: &[Enqueued]) {
     for (row, outcome) in rows.iter().zip(enqueued) {
         enqueues.add(row.topic(), outcome.is_new);
     }
@@ -483,7 +483,7 @@ fn add(enqueues: &mut Enqueues, rows: &[Row], enqueued: &[Enqueued]) {
 fn insert_each(
     conn: &mut impl LoadConnection<Backend = Pg>,
     name: &OutboxName,
-    rows: &[Row],
+    rows: &[NewRow],
 ) -> Result<Vec<Enqueued>, EnqueueError> {
     let stored = insert_or_find(conn, name, rows)?;
     rows.iter()
@@ -492,7 +492,7 @@ fn insert_each(
         .collect()
 }
 
-fn outcome(row: &Row, stored: Stored) -> Result<Enqueued, EnqueueError> {
+fn outcome(row: &NewRow, stored: Stored) -> Result<Enqueued, EnqueueError> {
     let sequence = Sequence(stored.sequence);
     if !stored.is_same {
         return Err(EnqueueError::Conflict {

@@ -53,7 +53,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// The data of a status.
-struct Seen {
+struct Snapshot {
     overview: Overview,
     pauses: Vec<Pause>,
 }
@@ -65,20 +65,20 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     if let Some(interval) = options.watch {
         return watch::run(conn, &config, options, interval);
     }
-    let seen = look(&mut conn, &config, options.exact)?;
+    let seen = read(&mut conn, &config, options.exact)?;
     if options.json {
         return output::json(&as_json(&seen));
     }
     output::line(text(&seen))
 }
 
-fn look(conn: &mut PgConnection, config: &Config, exact: bool) -> Result<Seen, DatabaseError> {
+fn read(conn: &mut PgConnection, config: &Config, exact: bool) -> Result<Snapshot, DatabaseError> {
     let overview = if exact {
         program::exact_overview
     } else {
         program::overview
     };
-    Ok(Seen {
+    Ok(Snapshot {
         overview: overview(conn, &config.table)?,
         pauses: admin::pauses(conn, &config.table)?,
     })
@@ -90,7 +90,7 @@ fn count(overview: &Overview, status: Status) -> (i64, bool) {
     row.map_or((0, false), |row| (row.count, row.is_estimate))
 }
 
-fn as_json(seen: &Seen) -> Value {
+fn as_json(seen: &Snapshot) -> Value {
     let overview = &seen.overview;
     let counts: serde_json::Map<String, Value> = Status::ALL
         .into_iter()
@@ -138,7 +138,7 @@ fn about(count: i64, is_estimate: bool) -> String {
 /// The most blocked keys in the text; `--json` has a hundred.
 const KEYS: usize = 10;
 
-fn text(seen: &Seen) -> String {
+fn text(seen: &Snapshot) -> String {
     let overview = &seen.overview;
     let mut parts = Vec::new();
     let mut counts = output::table(&["status", "messages"]);
@@ -156,7 +156,7 @@ fn text(seen: &Seen) -> String {
 }
 
 /// Problems, blocked keys, pauses and relays.
-fn rest(seen: &Seen) -> Vec<String> {
+fn rest(seen: &Snapshot) -> Vec<String> {
     let overview = &seen.overview;
     let mut parts = Vec::new();
     if !overview.troubles.is_empty() {

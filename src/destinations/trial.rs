@@ -10,7 +10,7 @@ use super::DestinationError;
 use crate::config::{Config, SigningSecret};
 use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome, Response, caught};
 use crate::message::{Message, Sequence};
-use crate::registered::RegisteredDestination;
+use crate::registered_destination::RegisteredDestination;
 use crate::status::ReasonCode;
 use crate::store::operate::deliveries::in_public;
 

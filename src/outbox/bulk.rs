@@ -7,7 +7,7 @@ use super::{add, insert_each};
 use crate::error::EnqueueError;
 use crate::metrics::Enqueues;
 use crate::name::OutboxName;
-use crate::store::write::enqueue::{Row, insert_all};
+use crate::store::write::enqueue::{NewRow, insert_all};
 
 /// The maximum number of messages, and of bytes, in one statement. Large enough to make the cost of round
 /// trips and savepoints negligible, small enough to hold a few copies in memory.
@@ -17,7 +17,7 @@ const BULK_BYTES: usize = 4 * 1024 * 1024;
 /// A bulk in progress, with the rows that wait for the next statement.
 pub(super) struct Bulk<'a> {
     name: &'a OutboxName,
-    rows: Vec<Row>,
+    rows: Vec<NewRow>,
     bytes: usize,
     new: u64,
     /// A key was taken, so further keys may be taken, too.
@@ -40,7 +40,7 @@ impl<'a> Bulk<'a> {
     pub(super) fn push(
         &mut self,
         conn: &mut impl LoadConnection<Backend = Pg>,
-        row: Row,
+        row: NewRow,
     ) -> Result<(), EnqueueError> {
         self.bytes += row.bytes();
         self.rows.push(row);

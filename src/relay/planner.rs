@@ -9,7 +9,7 @@
 //!
 //! * the time, which is a parameter;
 //! * the [`View`]: the lease, the room and the gate of each destination, and the state of the messages in flight;
-//! * the results of earlier steps and the reports of other threads (the methods in `told`).
+//! * the results of earlier steps and the reports of other threads (the methods in `reports`).
 //!
 //! The output is one [`Step`]. The claimer executes the step, reports its result, and asks for the next step. So a
 //! unit test can put the planner into any state, and the same inputs always lead to the same steps.
@@ -65,13 +65,13 @@ mod pace;
 mod patrol;
 mod picks;
 mod ranges;
+mod reports;
 mod rounds;
 mod search;
 mod searches;
 mod surveys;
 #[cfg(test)]
 pub(super) mod tests;
-mod told;
 mod undoing;
 mod unserved;
 mod view;
@@ -83,10 +83,10 @@ use std::time::{Duration, Instant};
 pub(super) use self::kept_back::KeptBack;
 pub(super) use self::lanes::Brought;
 pub(super) use self::picks::{Claims, Picked};
+pub(super) use self::reports::Report;
 pub(super) use self::search::Outcome;
 pub(super) use self::searches::SearchKind;
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
-pub(super) use self::told::Report;
 pub(super) use self::undoing::Part;
 pub(super) use self::view::{Door, Settings, View};
 

@@ -20,7 +20,7 @@ use crate::config::{Config, ConfigError};
 use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome};
 use crate::lock::lock;
 use crate::message::Message;
-use crate::registered::RegisteredDestination;
+use crate::registered_destination::RegisteredDestination;
 use crate::routes::{Refuses, Routes};
 use crate::sealed::{Place, Unreadable, open_all};
 use crate::status::ReasonCode;

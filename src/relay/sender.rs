@@ -1,8 +1,8 @@
 //! A sender thread: sends the messages of one destination, and never uses the database.
 
-mod registered;
+mod pool;
 
-pub(super) use self::registered::run as run_registered;
+pub(super) use self::pool::run as run_registered;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,6 @@
 //! The result of a claimed message, to be settled (recorded in the database).
 
-mod told;
+mod report;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use uuid::Uuid;
 
-pub(super) use self::told::{Failures, log_conflict, log_settled};
+pub(super) use self::report::{Failures, log_conflict, log_settled};
 
 use super::bulkhead::Bulkhead;
 use super::job::Job;

@@ -23,7 +23,7 @@ use super::statement::statement;
 use super::table::destination;
 use crate::config::words;
 use crate::name::OutboxName;
-use crate::registered::RegisteredDestination;
+use crate::registered_destination::RegisteredDestination;
 use crate::schema::values::{Filter, Time};
 
 /// The most secrets of one destination that sign at the same time.
@@ -56,7 +56,7 @@ filter! {
 }
 
 #[derive(Queryable)]
-struct Row {
+struct StoredRow {
     name: String,
     url: String,
     topics: Vec<String>,
@@ -79,7 +79,7 @@ struct Row {
     old_secrets_until: Option<PgTimestamp>,
 }
 
-/// The columns of a `Row`.
+/// The columns of a `StoredRow`.
 macro_rules! row {
     () => {
         (
@@ -104,8 +104,8 @@ macro_rules! row {
     };
 }
 
-impl From<Row> for RegisteredDestination {
-    fn from(row: Row) -> Self {
+impl From<StoredRow> for RegisteredDestination {
+    fn from(row: StoredRow) -> Self {
         let mut problem = None;
         let (headers, mode, rate) = (
             row.headers
@@ -245,7 +245,7 @@ pub(crate) fn get(
     let found = registered(name)
         .filter(destination::name.eq(which))
         .select(row!())
-        .get_result::<Row>(conn)
+        .get_result::<StoredRow>(conn)
         .optional()?;
     Ok(found.map(RegisteredDestination::from))
 }
@@ -278,7 +278,7 @@ pub(crate) fn list(
         .order(destination::name)
         .limit(i64::try_from(limit).unwrap_or(i64::MAX))
         .select(row!())
-        .load::<Row>(conn)?;
+        .load::<StoredRow>(conn)?;
     Ok(found.into_iter().map(RegisteredDestination::from).collect())
 }
 
@@ -593,15 +593,16 @@ pub(crate) fn registered_as(
     let found = registered(name)
         .filter(destination::name.eq_any(names))
         .select((row!(), destination::id, (destination::secret, all_sign())))
-        .load::<(Row, Uuid, (Option<String>, bool))>(conn)?;
-    let of_row = |(row, id, (secrets, all_sign)): (Row, Uuid, (Option<String>, bool))| Registered {
-        row: row.into(),
-        id,
-        secrets: secrets.map(|column| {
-            let secrets: Vec<&str> = signing(&column, all_sign).collect();
-            secrets.join(" ").into()
-        }),
-    };
+        .load::<(StoredRow, Uuid, (Option<String>, bool))>(conn)?;
+    let of_row =
+        |(row, id, (secrets, all_sign)): (StoredRow, Uuid, (Option<String>, bool))| Registered {
+            row: row.into(),
+            id,
+            secrets: secrets.map(|column| {
+                let secrets: Vec<&str> = signing(&column, all_sign).collect();
+                secrets.join(" ").into()
+            }),
+        };
     Ok(found.into_iter().map(of_row).collect())
 }
 

@@ -17,7 +17,7 @@ use crate::status::Status;
 /// The columns of the outbox that relays need.
 #[derive(Queryable, Selectable)]
 #[diesel(table_name = outbox)]
-pub(super) struct Row {
+pub(super) struct LiveRow {
     pub(super) sequence: i64,
     message_id: Uuid,
     topic: String,
@@ -39,7 +39,7 @@ pub(super) struct Row {
     registration: Option<Uuid>,
 }
 
-impl Row {
+impl LiveRow {
     /// Whether the content has the digest `delivered`. Plain inserts write no digest, so it is computed.
     pub(super) fn has_content(&self, delivered: &[u8]) -> bool {
         match &self.digest {

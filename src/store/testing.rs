@@ -8,7 +8,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::BigInt;
 use diesel::{PgConnection, select};
 
-use super::live::Row;
+use super::live::LiveRow;
 use super::millis;
 use super::sql::{clock_timestamp, current_setting, set_config};
 use super::statement::unprepared_statement;
@@ -19,11 +19,11 @@ use crate::name::OutboxName;
 /// The live messages, ordered by sequence.
 pub(crate) fn live(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Message>> {
     let before = Instant::now();
-    let rows: Vec<(Row, PgTimestamp)> = outbox::table(name.outbox())
+    let rows: Vec<(LiveRow, PgTimestamp)> = outbox::table(name.outbox())
         .order(outbox::sequence)
-        .select((Row::as_select(), clock_timestamp()))
+        .select((LiveRow::as_select(), clock_timestamp()))
         .load(conn)?;
-    let message = |(row, now): (Row, PgTimestamp)| row.into_message(now, before);
+    let message = |(row, now): (LiveRow, PgTimestamp)| row.into_message(now, before);
     Ok(rows.into_iter().map(message).collect())
 }
 

@@ -11,7 +11,7 @@ use diesel_outbox::program::{self, Activity, Rates};
 use diesel_outbox::{DatabaseError, Status};
 use serde_json::{Value, json};
 
-use super::{Options, Seen, about, as_json, count, lanes, look, rest};
+use super::{Options, Snapshot, about, as_json, count, lanes, read, rest};
 use crate::{output, signals};
 
 /// The most lanes shown.
@@ -34,7 +34,7 @@ enum Form {
 /// One update, with the rates since the update before.
 struct Tick {
     at: String,
-    seen: Seen,
+    seen: Snapshot,
     activity: Activity,
     rates: Option<Rates>,
 }
@@ -90,7 +90,7 @@ fn tick(
             conn.insert(admin::connect(url, "status", PATIENCE)?)
         }
     };
-    let seen = look(conn, config, exact)?;
+    let seen = read(conn, config, exact)?;
     let activity = program::activity(conn, &config.table)?;
     Ok(Tick {
         at: now(),

@@ -11,7 +11,7 @@ use crate::store::operate::{status, troubles};
 use crate::store::pinned::located_by_default;
 use crate::store::relay::served::{self, RefusedDestination};
 use crate::store::relay::sleep_lock;
-use crate::store::setup::doctor::registered::{Disabled, disabled};
+use crate::store::setup::doctor::disabled::{Disabled, disabled};
 use crate::store::setup::doctor::{server, snapshots, tables};
 use crate::store::write::inbox as receiving;
 

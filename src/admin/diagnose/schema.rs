@@ -5,7 +5,7 @@ use diesel::result::QueryResult;
 
 use super::{Finding, Findings, Severity};
 use crate::config::Config;
-use crate::store::setup::doctor::drift::{self, Compared, Part};
+use crate::store::setup::doctor::drift::{self, Compared, SchemaPart};
 
 /// Columns that every claim changes.
 const CLAIMED: [&str; 3] = ["locked_by", "locked_at", "attempts"];
@@ -35,8 +35,9 @@ pub(super) fn drift(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec
 }
 
 fn compare(found: &mut Findings, both: &Compared) {
-    let same =
-        |a: &Part, b: &Part| (&a.kind, &a.table_name, &a.name) == (&b.kind, &b.table_name, &b.name);
+    let same = |a: &SchemaPart, b: &SchemaPart| {
+        (&a.kind, &a.table_name, &a.name) == (&b.kind, &b.table_name, &b.name)
+    };
     for made in &both.made {
         match both.found.iter().find(|part| same(part, made)) {
             Some(part) if part.definition == made.definition => {}
@@ -44,7 +45,7 @@ fn compare(found: &mut Findings, both: &Compared) {
             None => is_missing(found, made, &both.schema),
         }
     }
-    let is_more = |part: &&Part| !both.made.iter().any(|made| same(part, made));
+    let is_more = |part: &&SchemaPart| !both.made.iter().any(|made| same(part, made));
     for index in both
         .found
         .iter()
@@ -67,11 +68,11 @@ fn compare(found: &mut Findings, both: &Compared) {
 }
 
 /// The quoted name of the table, with the schema.
-fn table_of(part: &Part, schema: &str) -> String {
+fn table_of(part: &SchemaPart, schema: &str) -> String {
     format!("{schema}.\"{}\"", part.table_name)
 }
 
-fn differs(found: &mut Findings, part: &Part, made: &Part, schema: &str) {
+fn differs(found: &mut Findings, part: &SchemaPart, made: &SchemaPart, schema: &str) {
     let table = table_of(part, schema);
     match part.kind.as_str() {
         "table" if part.definition.starts_with('u') => found.error(
@@ -102,7 +103,7 @@ fn differs(found: &mut Findings, part: &Part, made: &Part, schema: &str) {
     }
 }
 
-fn is_missing(found: &mut Findings, made: &Part, schema: &str) {
+fn is_missing(found: &mut Findings, made: &SchemaPart, schema: &str) {
     let table = table_of(made, schema);
     match made.kind.as_str() {
         "index" => found.error(

@@ -246,9 +246,9 @@ fn enqueue_in_postgres(
         if let Some(lasts) = one.expires {
             message = message.expires_after(turns(lasts));
         }
-        enqueue::Row::new(message)
+        enqueue::NewRow::new(message)
     };
-    let rows: Vec<enqueue::Row> = (first as u128..).zip(new).map(row).collect();
+    let rows: Vec<enqueue::NewRow> = (first as u128..).zip(new).map(row).collect();
     let stored = enqueue::insert_or_find(conn, name, &rows).expect("enqueued");
     let told = |one: enqueue::Stored| {
         (

@@ -14,7 +14,7 @@ use super::history::{HANDLED, REGISTERED};
 use super::wants;
 use crate::message::replays::replayed;
 use crate::message::{Message, Sequence};
-use crate::registered::RegisteredDestination;
+use crate::registered_destination::RegisteredDestination;
 use crate::relay::planner::Part;
 use crate::relay::registered;
 use crate::relay::registry::Registry;

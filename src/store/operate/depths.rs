@@ -291,7 +291,7 @@ fn exact(row: LaneRow) -> LaneDepth {
 
 /// What was read of a lane: by index, and in the sampled pages.
 #[derive(Default)]
-struct Seen {
+struct Sampled {
     first: Option<LaneRow>,
     sampled: Option<LaneRow>,
 }
@@ -303,7 +303,7 @@ fn of_large(
     sampled: Vec<LaneRow>,
     factor: f64,
 ) -> QueryResult<Vec<LaneDepth>> {
-    let mut seen: BTreeMap<Lane, Seen> = BTreeMap::new();
+    let mut seen: BTreeMap<Lane, Sampled> = BTreeMap::new();
     for row in sampled {
         let lane = row.lane();
         seen.entry(lane).or_default().sampled = Some(row);
@@ -393,7 +393,7 @@ pub(super) fn of_lane(name: &OutboxName, columns: &str, which: &str) -> String {
 }
 
 /// Joins what was read by index and by sample. `factor`: how many messages each sampled message represents.
-fn joined((topic, destination): Lane, seen: Seen, factor: f64) -> LaneDepth {
+fn joined((topic, destination): Lane, seen: Sampled, factor: f64) -> LaneDepth {
     let first = match seen.first {
         Some(first) if !first.is_cut => return exact(first),
         first => first,

@@ -240,7 +240,7 @@ pub(super) fn is_in(lane: &Lane) -> On<'_, candidate::table> {
 
 /// What a claim must know about a candidate.
 #[derive(Debug)]
-struct Found {
+struct LockedRow {
     sequence: i64,
     taken_over: TakenOver,
     /// The size of payload and headers when read. The stored size of the row is compressed.
@@ -272,7 +272,7 @@ pub(super) fn facts() -> On<'static, candidate::table, Record<FactsSql>> {
     Box::new(facts.into_sql::<Record<FactsSql>>())
 }
 
-impl Found {
+impl LockedRow {
     fn new(facts: Facts, max_attempts: u32) -> Self {
         let (sequence, payload, headers, holder, attempts, error) = facts;
         let is_last = i64::from(attempts) + 1 >= i64::from(max_attempts);
@@ -338,7 +338,7 @@ fn lock(
     name: &OutboxName,
     claimant: Claimant<'_>,
     look: Look<'_>,
-) -> QueryResult<Vec<Found>> {
+) -> QueryResult<Vec<LockedRow>> {
     let Some(all) = concatenated(look.into_iter()) else {
         return Ok(Vec::new());
     };
@@ -348,14 +348,14 @@ fn lock(
         .optional()?;
     let found = found.into_iter().flatten();
     Ok(found
-        .map(|facts| Found::new(facts, claimant.max_attempts))
+        .map(|facts| LockedRow::new(facts, claimant.max_attempts))
         .collect())
 }
 
 /// The number of candidates to claim, from the first: up to the candidate that reaches `bytes`.
-fn how_many_fit(found: &[Found], bytes: usize) -> usize {
+fn how_many_fit(found: &[LockedRow], bytes: usize) -> usize {
     let mut before: usize = 0;
-    let fits = |one: &&Found| {
+    let fits = |one: &&LockedRow| {
         let fits = before < bytes;
         before = before.saturating_add(one.bytes);
         fits
@@ -369,7 +369,7 @@ fn take(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
-    found: &[Found],
+    found: &[LockedRow],
     before: Instant,
 ) -> QueryResult<Vec<Claimed>> {
     let mut claimed = Vec::with_capacity(found.len());
@@ -437,17 +437,17 @@ fn is_held_by(lease: LeaseId) -> IsHeld {
 }
 
 /// The row, the time of the claim, and the digest of the last delivery under the row's key.
-type TakenRow = (live::Row, PgTimestamp, Option<Vec<u8>>);
+type TakenRow = (live::LiveRow, PgTimestamp, Option<Vec<u8>>);
 
 type Taken = (
-    AsSelect<live::Row, Pg>,
+    AsSelect<live::LiveRow, Pg>,
     AssumeNotNull<outbox::locked_at>,
     On<'static, outbox::table, Nullable<Binary>>,
 );
 
 fn taken(name: &OutboxName) -> Taken {
     (
-        live::Row::as_returning(),
+        live::LiveRow::as_returning(),
         outbox::locked_at.assume_not_null(),
         delivered(name),
     )

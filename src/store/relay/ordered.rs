@@ -182,7 +182,7 @@ pub(crate) struct Candidate {
 
 /// The result for a lane.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Found {
+pub(crate) struct DueKeys {
     pub(crate) candidates: Vec<Candidate>,
     /// Where the scan of the lane ended; `None`: the lane has no more messages.
     pub(crate) reached: Option<Position>,
@@ -192,7 +192,7 @@ pub(crate) struct Found {
 const LOOKED_AT: i64 = 2000;
 
 /// The number of the lane, the sequence, when the message is available, whether it can be claimed.
-type Seen = (Integer, BigInt, Timestamptz, Bool);
+type DueRow = (Integer, BigInt, Timestamptz, Bool);
 
 /// The messages of these lanes that appear claimable, from each lane's position. `goes_to`: the destination of each
 /// lane. The results are in the order of the lanes.
@@ -202,8 +202,8 @@ pub(crate) fn due(
     claimant: Claimant<'_>,
     lanes: &[Lane],
     goes_to: &[&str],
-) -> QueryResult<Vec<Found>> {
-    let mut found = vec![Found::default(); lanes.len()];
+) -> QueryResult<Vec<DueKeys>> {
+    let mut found = vec![DueKeys::default(); lanes.len()];
     let numbered: Vec<(i32, (&Lane, &str))> = (0..)
         .zip(lanes.iter().zip(goes_to.iter().copied()))
         .collect();
@@ -230,7 +230,7 @@ fn seen_in<'a>(
     number: i32,
     lane: &'a Lane,
     goes_to: &'a str,
-) -> On<'a, NoFromClause, Array<Record<Seen>>> {
+) -> On<'a, NoFromClause, Array<Record<DueRow>>> {
     let can_be_claimed = is_free(expired).and(is_first(name, Some(goes_to)));
     let seen = (
         number,
@@ -244,12 +244,12 @@ fn seen_in<'a>(
         .filter(is_due())
         .order((candidate::available_at, candidate::sequence))
         .limit(LOOKED_AT)
-        .select(seen.into_sql::<Record<Seen>>());
+        .select(seen.into_sql::<Record<DueRow>>());
     Box::new(array(first))
 }
 
-fn candidates_among(seen: &[(i32, i64, PgTimestamp, bool)], room: usize, goes_to: &str) -> Found {
-    let mut found = Found::default();
+fn candidates_among(seen: &[(i32, i64, PgTimestamp, bool)], room: usize, goes_to: &str) -> DueKeys {
+    let mut found = DueKeys::default();
     for (place, (_, sequence, available_at, can_be_claimed)) in (1..).zip(seen) {
         if *can_be_claimed {
             found.candidates.push(Candidate {

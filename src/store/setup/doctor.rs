@@ -1,8 +1,8 @@
 //! Facts for the doctor about an outbox, its server and its sessions. Each query runs in a transaction that is rolled
 //! back. `admin::diagnose` judges the facts.
 
+pub(crate) mod disabled;
 pub(crate) mod drift;
-pub(crate) mod registered;
 pub(crate) mod server;
 pub(crate) mod snapshots;
 pub(crate) mod tables;

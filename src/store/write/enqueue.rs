@@ -22,7 +22,7 @@ use crate::store::place::from_micros;
 use crate::store::statement::{Statement, unprepared_statement};
 
 /// A message, and the digest of its content.
-pub(crate) struct Row {
+pub(crate) struct NewRow {
     message: NewMessage,
     /// Set for a message with a key, to compare it with another message of the key.
     digest: Option<Vec<u8>>,
@@ -55,7 +55,7 @@ impl<'a> Identity<'a> {
     }
 }
 
-impl Row {
+impl NewRow {
     pub(crate) fn new(message: NewMessage) -> Self {
         Self {
             digest: message.idempotency_key.is_some().then(|| message.digest()),
@@ -130,7 +130,7 @@ const TRIES: usize = 100;
 pub(crate) fn insert_or_find(
     conn: &mut impl LoadConnection<Backend = Pg>,
     name: &OutboxName,
-    rows: &[Row],
+    rows: &[NewRow],
 ) -> QueryResult<Vec<Stored>> {
     let mut first_of = HashMap::with_capacity(rows.len());
     let mut missing = Vec::with_capacity(rows.len());
@@ -146,7 +146,7 @@ pub(crate) fn insert_or_find(
         if missing.is_empty() {
             return Ok(stored(rows, &first_of, &found));
         }
-        let wanted: Vec<&Row> = missing.iter().map(|&index| &rows[index]).collect();
+        let wanted: Vec<&NewRow> = missing.iter().map(|&index| &rows[index]).collect();
         let seen = insert_or_find_statement(name, &wanted)
             .giving::<(
                 BigInt,
@@ -212,7 +212,7 @@ fn with_digests(
 
 /// Maps the rows found for the first message of each key to all messages.
 fn stored(
-    rows: &[Row],
+    rows: &[NewRow],
     first_of: &HashMap<Identity<'_>, usize>,
     found: &[Option<FoundRow>],
 ) -> Vec<Stored> {
@@ -239,9 +239,9 @@ fn stored(
 pub(crate) fn insert_all(
     conn: &mut impl LoadConnection<Backend = Pg>,
     name: &OutboxName,
-    rows: &[Row],
+    rows: &[NewRow],
 ) -> QueryResult<bool> {
-    let rows: Vec<&Row> = rows.iter().collect();
+    let rows: Vec<&NewRow> = rows.iter().collect();
     let statement = unprepared_statement(insert(name, in_array));
     if !has_keys(&rows) {
         return bind_many(statement, &rows).execute(conn).map(|_| true);
@@ -253,7 +253,7 @@ pub(crate) fn insert_all(
     }
 }
 
-fn has_keys(rows: &[&Row]) -> bool {
+fn has_keys(rows: &[&NewRow]) -> bool {
     rows.iter().any(|row| row.given_key().is_some())
 }
 
@@ -266,7 +266,7 @@ const NEW: &str =
 ///
 /// `ON CONFLICT DO NOTHING` raises no error, so the caller's transaction stays usable. The search probes the index
 /// for one key after the other: a join would read a table of about 100,000 rows completely.
-fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a Row]) -> Statement<'a> {
+fn insert_or_find_statement<'a>(name: &OutboxName, rows: &[&'a NewRow]) -> Statement<'a> {
     let element = if rows.len() == 1 { alone } else { in_array };
     let insert = insert(name, element);
     let with_keys = || {
@@ -352,7 +352,7 @@ fn insert(name: &OutboxName, element: fn(usize) -> String) -> String {
     )
 }
 
-fn bind_one<'a>(statement: Statement<'a>, row: &'a Row) -> Statement<'a> {
+fn bind_one<'a>(statement: Statement<'a>, row: &'a NewRow) -> Statement<'a> {
     let message = &row.message;
     statement
         .bind::<SqlUuid, _>(message.message_id)
@@ -371,7 +371,7 @@ fn bind_one<'a>(statement: Statement<'a>, row: &'a Row) -> Statement<'a> {
         .bind::<Nullable<Timestamptz>, _>(occurred_at(row))
 }
 
-fn bind_many<'a>(statement: Statement<'a>, rows: &[&'a Row]) -> Statement<'a> {
+fn bind_many<'a>(statement: Statement<'a>, rows: &[&'a NewRow]) -> Statement<'a> {
     statement
         .bind::<Array<SqlUuid>, _>(each(rows, |row| row.message.message_id))
         .bind::<Array<Text>, _>(each(rows, |row| &*row.message.topic))
@@ -379,7 +379,7 @@ fn bind_many<'a>(statement: Statement<'a>, rows: &[&'a Row]) -> Statement<'a> {
         .bind::<Array<Text>, _>(each(rows, |row| &*row.message.payload))
         .bind::<Each<Text>, _>(any(rows, headers_json))
         .bind::<Each<Text>, _>(any(rows, |row| row.message.ordering_key.as_deref()))
-        .bind::<Each<Text>, _>(any(rows, Row::given_key))
+        .bind::<Each<Text>, _>(any(rows, NewRow::given_key))
         .bind::<Each<Binary>, _>(any(rows, |row| row.digest.as_ref()))
         .bind::<Each<SqlUuid>, _>(any(rows, |row| row.message.tenant_id))
         .bind::<Each<Interval>, _>(any(rows, |row| relative(row.message.due)))
@@ -389,7 +389,7 @@ fn bind_many<'a>(statement: Statement<'a>, rows: &[&'a Row]) -> Statement<'a> {
         .bind::<Each<Timestamptz>, _>(any(rows, occurred_at))
 }
 
-fn each<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> T) -> Vec<T> {
+fn each<'a, T>(rows: &[&'a NewRow], value: impl Fn(&'a NewRow) -> T) -> Vec<T> {
     rows.iter().map(|&row| value(row)).collect()
 }
 
@@ -397,16 +397,19 @@ fn each<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> T) -> Vec<T> {
 type Each<T> = Nullable<Array<Nullable<T>>>;
 
 /// `None` if no row has a value: most messages use few of the columns.
-fn any<'a, T>(rows: &[&'a Row], value: impl Fn(&'a Row) -> Option<T>) -> Option<Vec<Option<T>>> {
+fn any<'a, T>(
+    rows: &[&'a NewRow],
+    value: impl Fn(&'a NewRow) -> Option<T>,
+) -> Option<Vec<Option<T>>> {
     let values = each(rows, value);
     values.iter().any(Option::is_some).then_some(values)
 }
 
-fn headers_json(row: &Row) -> Option<String> {
+fn headers_json(row: &NewRow) -> Option<String> {
     row.message.headers_json()
 }
 
-fn occurred_at(row: &Row) -> Option<PgTimestamp> {
+fn occurred_at(row: &NewRow) -> Option<PgTimestamp> {
     absolute(Due::At(row.message.occurred_at?))
 }
 

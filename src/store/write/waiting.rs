@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 pub use self::refs::{Answer, Changed, MessageRef, Part, PartState};
 
-use self::refs::{Found, Identity, find};
+use self::refs::{Identity, Matches, find};
 use super::enqueue::{absolute, relative};
 use crate::message::Due;
 use crate::name::OutboxName;
@@ -138,7 +138,7 @@ fn told(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: &MessageRef,
-    found: Found,
+    found: Matches,
     done: &[Identity],
 ) -> QueryResult<Changed> {
     if found

@@ -26,15 +26,15 @@ fn sequences(conn: &mut PgConnection, name: &OutboxName) -> Vec<i64> {
     live.iter().map(|message| message.sequence.0).collect()
 }
 
-fn found(sequence: i64, bytes: i32) -> Found {
-    Found::new((sequence, bytes, None, None, 0, None), 3)
+fn found(sequence: i64, bytes: i32) -> LockedRow {
+    LockedRow::new((sequence, bytes, None, None, 0, None), 3)
 }
 
 /// R48
 #[test]
 fn a_claim_ends_with_the_message_that_fills_it() {
     let count = |sizes: &[i32], bytes| {
-        let found: Vec<Found> = (1..).zip(sizes).map(|(n, size)| found(n, *size)).collect();
+        let found: Vec<LockedRow> = (1..).zip(sizes).map(|(n, size)| found(n, *size)).collect();
         how_many_fit(&found, bytes)
     };
     assert_eq!(count(&[], 10), 0);
@@ -43,7 +43,10 @@ fn a_claim_ends_with_the_message_that_fills_it() {
     assert_eq!(count(&[100, 1], 10), 1, "at least one");
     assert_eq!(count(&[0, 0, i32::MAX, 1], 1), 3);
     assert_eq!(count(&[i32::MAX; 4], usize::MAX), 4);
-    let with_headers = [Found::new((1, 4, Some(6), None, 0, None), 3), found(2, 1)];
+    let with_headers = [
+        LockedRow::new((1, 4, Some(6), None, 0, None), 3),
+        found(2, 1),
+    ];
     assert_eq!(how_many_fit(&with_headers, 10), 1);
 }
 
@@ -69,7 +72,7 @@ fn a_claim_is_one_statement_only_if_it_cannot_be_too_large_and_no_message_is_hel
 fn a_message_of_a_dead_relay_is_sent_once_more_and_then_counts_as_failed() {
     let taken_over = |holder, attempts, error: Option<&str>| {
         let facts = (1, 1, None, holder, attempts, error.map(str::to_owned));
-        Found::new(facts, 3).taken_over
+        LockedRow::new(facts, 3).taken_over
     };
     assert_eq!(taken_over(None, 0, None), TakenOver::No);
     assert_eq!(taken_over(None, 2, Some("ABANDONED")), TakenOver::No);

@@ -41,7 +41,7 @@ const INDEXES: [&str; 16] = [
 
 /// A part of an outbox as the server describes it, without the schema's name.
 #[derive(Debug, Clone, PartialEq, Eq, diesel::Queryable)]
-pub(crate) struct Part {
+pub(crate) struct SchemaPart {
     /// `table`, `column`, `index`, `constraint`, `trigger`, `option` or `view`.
     pub(crate) kind: String,
     /// The table of the part.
@@ -53,11 +53,11 @@ pub(crate) struct Part {
 /// The descriptions of two outboxes.
 pub(crate) struct Compared {
     /// The existing outbox.
-    pub(crate) found: Vec<Part>,
+    pub(crate) found: Vec<SchemaPart>,
     /// The quoted schema of the existing outbox.
     pub(crate) schema: String,
     /// The outbox that this version creates.
-    pub(crate) made: Vec<Part>,
+    pub(crate) made: Vec<SchemaPart>,
 }
 
 /// Whether this role may create a schema here, which comparing needs.
@@ -90,7 +90,7 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
 }
 
 /// The server's description of the tables and the view of an outbox. Empty if there is no outbox.
-fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Part>> {
+fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<SchemaPart>> {
     let tables: Vec<String> = suffixes()
         .chain(["_messages".to_owned()])
         .map(|suffix| name.suffixed(&suffix))

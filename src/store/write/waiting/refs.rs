@@ -205,7 +205,7 @@ pub(super) type Identity = (i64, Uuid);
 
 /// A row of a part, from the outbox, the ledger or the dead letters.
 #[derive(Debug, Clone, Queryable)]
-pub(super) struct Row {
+pub(super) struct MatchedRow {
     /// `live`, or the status from the ledger or the dead letters.
     status: String,
     reason: Option<String>,
@@ -219,7 +219,7 @@ pub(super) struct Row {
     used: String,
 }
 
-impl Row {
+impl MatchedRow {
     fn identity(&self) -> Identity {
         (self.sequence, self.message_id)
     }
@@ -258,20 +258,20 @@ impl Row {
 
 /// A message's parts, one for each destination.
 #[derive(Debug)]
-pub(super) struct Found {
-    rows: Vec<Row>,
+pub(super) struct Matches {
+    rows: Vec<MatchedRow>,
     is_complete: bool,
     is_ambiguous: bool,
 }
 
-impl Found {
+impl Matches {
     /// Whether the reference names several messages, of which the caller can mean only one.
     pub(super) fn is_ambiguous(&self) -> bool {
         self.is_ambiguous
     }
 
     pub(super) fn live(&self) -> Vec<i64> {
-        let live = self.identities(Row::is_live);
+        let live = self.identities(MatchedRow::is_live);
         live.into_iter().map(|(sequence, _)| sequence).collect()
     }
 
@@ -280,9 +280,9 @@ impl Found {
         self.identities(|row| row.state() == PartState::Dead)
     }
 
-    fn identities(&self, which: impl Fn(&Row) -> bool) -> Vec<Identity> {
+    fn identities(&self, which: impl Fn(&MatchedRow) -> bool) -> Vec<Identity> {
         let rows = self.rows.iter().filter(|row| which(row));
-        let mut identities: Vec<Identity> = rows.map(Row::identity).collect();
+        let mut identities: Vec<Identity> = rows.map(MatchedRow::identity).collect();
         identities.sort_unstable();
         identities
     }
@@ -290,7 +290,7 @@ impl Found {
     /// Replaces rows by what a second search found for the same messages.
     pub(super) fn and_now(mut self, again: Self) -> Self {
         for row in &mut self.rows {
-            let same = |now: &&Row| now.identity() == row.identity();
+            let same = |now: &&MatchedRow| now.identity() == row.identity();
             let now = again.rows.iter().find(same);
             if let Some(now) = now {
                 *row = now.clone();
@@ -300,7 +300,7 @@ impl Found {
     }
 
     pub(super) fn told(self, done: &[Identity]) -> Changed {
-        let part = |row: Row| Part {
+        let part = |row: MatchedRow| Part {
             sequence: Sequence(row.sequence),
             state: match done.contains(&row.identity()) {
                 true => PartState::Done,
@@ -323,13 +323,13 @@ pub(super) fn find(
     name: &OutboxName,
     which: &MessageRef,
     reach: Reach,
-) -> QueryResult<Found> {
+) -> QueryResult<Matches> {
     let found = seek(conn, name, &which.key)?;
     let (hits, is_complete) = (found.rows, found.is_complete);
     let mut rows = of_hits(conn, name, &hits)?;
     if rows.is_empty() || reach == Reach::Everything {
         let dead = dead_of_hits(conn, name, &hits)?.into_iter();
-        let known: Vec<Identity> = rows.iter().map(Row::identity).collect();
+        let known: Vec<Identity> = rows.iter().map(MatchedRow::identity).collect();
         rows.extend(dead.filter(|row| !known.contains(&row.identity())));
     }
     if let Some(id) = which.message_id {
@@ -345,7 +345,7 @@ pub(super) fn find(
         .filter(|row| row.is_live())
         .map(|row| (row.key(), row.destination.clone()))
         .collect();
-    let is_earlier = |row: &Row| {
+    let is_earlier = |row: &MatchedRow| {
         let is_same = |(key, destination): &(String, String)| {
             *key == row.key() && *destination == row.destination
         };
@@ -353,7 +353,7 @@ pub(super) fn find(
     };
     rows.retain(|row| !is_earlier(row));
     rows.sort_by(|a, b| (&a.destination, a.sequence).cmp(&(&b.destination, b.sequence)));
-    Ok(Found {
+    Ok(Matches {
         rows,
         is_complete,
         is_ambiguous,
@@ -366,7 +366,7 @@ pub(super) fn find(
 ///
 /// A sequence may be used again: then a live message is meant, unless settled messages can be changed, too. Returns
 /// whether several messages are left.
-fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey, reach: Reach) -> bool {
+fn retain_meant(rows: &mut Vec<MatchedRow>, key: &MessageKey, reach: Reach) -> bool {
     let (sequence, id) = match key {
         MessageKey::Key(key) => {
             rows.retain(|row| row.key() == *key);
@@ -388,9 +388,10 @@ fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey, reach: Reach) -> bool {
         .filter(|row| Some(row.sequence) == sequence)
         .peekable();
     let is_part = own.peek().is_some() && own.all(|row| row.split_from.is_some());
-    let of_sequence = |row: &&Row| sequence.is_some_and(|sequence| row.is_of(sequence));
-    let is_any_live = rows.iter().filter(of_sequence).any(Row::is_live);
-    let is_of_live = |row: &&Row| reach == Reach::Everything || !is_any_live || row.is_live();
+    let of_sequence = |row: &&MatchedRow| sequence.is_some_and(|sequence| row.is_of(sequence));
+    let is_any_live = rows.iter().filter(of_sequence).any(MatchedRow::is_live);
+    let is_of_live =
+        |row: &&MatchedRow| reach == Reach::Everything || !is_any_live || row.is_live();
     let meant: Vec<(Uuid, String)> = rows
         .iter()
         .filter(of_sequence)
@@ -412,7 +413,11 @@ fn retain_meant(rows: &mut Vec<Row>, key: &MessageKey, reach: Reach) -> bool {
 }
 
 /// The live rows of these messages, and the last ledger entry for each of their parts.
-fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryResult<Vec<Row>> {
+fn of_hits(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    hits: &[Hit],
+) -> QueryResult<Vec<MatchedRow>> {
     let is_one = live_ones(name, hits);
     let live = outbox::table(name.outbox()).filter(is_one).select((
         "live".into_sql::<Text>(),
@@ -424,7 +429,7 @@ fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryRes
         outbox::destination,
         outbox::destination,
     ));
-    let mut rows: Vec<Row> = unprepared(live).load(conn)?;
+    let mut rows: Vec<MatchedRow> = unprepared(live).load(conn)?;
     let settled = ledger::table(name.ledger())
         .filter(ledger::message_id.eq_any(ids(hits)))
         .order(ledger::settled_at.desc())
@@ -438,7 +443,7 @@ fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryRes
             ledger::named_destination,
             ledger::destination,
         ));
-    for row in unprepared(settled).load::<Row>(conn)? {
+    for row in unprepared(settled).load::<MatchedRow>(conn)? {
         if rows.iter().all(|other| other.identity() != row.identity()) {
             rows.push(row);
         }
@@ -446,7 +451,11 @@ fn of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryRes
     Ok(rows)
 }
 
-fn dead_of_hits(conn: &mut PgConnection, name: &OutboxName, hits: &[Hit]) -> QueryResult<Vec<Row>> {
+fn dead_of_hits(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    hits: &[Hit],
+) -> QueryResult<Vec<MatchedRow>> {
     let dead = dead::table(name.dead())
         .filter(dead::message_id.eq_any(ids(hits)))
         .select((
