@@ -222,9 +222,9 @@ RUNS = {
     "held-snapshot": [
         ("open transaction of", "holder", None),
         RATE,
-        ("ratio", "ratio_to_nobody", 2),
+        ("ratio", "ratio_without_holder", 2),
         ("messages/s after a restart", "messages_per_second_after_start", 0),
-        ("ratio", "ratio_to_nobody_after_start", 2),
+        ("ratio", "ratio_without_holder_after_start", 2),
         CLAIM,
         CPU,
     ],

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Finds phrases that read as translated, in everything that users and contributors read.
+"""Finds phrases that read as translated, in everything that users and contributors read: prose, names of tests, and
+identifiers.
 
 Each phrase was in this repository once. CONTRIBUTING.md says how sentences are written here.
 """
@@ -27,6 +28,17 @@ PHRASES = {
     r"so-manieth": "nth",
     r"under way": "in flight",
 }
+# What else names of tests and other identifiers must not have.
+IN_IDENTIFIERS = {
+    r"^what (?!if)": "the noun: a_failed_message_…",
+    r"\bdie[sd]?\b|\bdeath\b": "is dead-lettered",
+    r"\bnobodys?\b": "no relay, no others",
+    r"\b(is|are|was) told\b": "is reported",
+    r"\bgo on\b": "continue",
+    r"\bgives? \w+ \w*\s?back\b|\bgive back\b": "releases, returns",
+    r"\bones? that\b|\bthose that\b": "the noun",
+}
+IDENTIFIER = re.compile(r"\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b")
 # Identifiers are no prose.
 NAMES = re.compile(r"`[^`]*`|\b\w*_\w*\b|\.\w+|\banew(?=[:),])")
 READ = {".md", ".rs", ".sql", ".toml", ".yml", ".yaml", ".sh", ".service", ""}
@@ -40,6 +52,18 @@ def files() -> list[Path]:
     return [path for path in paths if path.suffix in READ and path.is_file() and path.name != "Cargo.lock"]
 
 
+def phrases(path: Path, line: str):
+    """Each phrase in the line, and what to write instead."""
+    for pattern, instead in PHRASES.items():
+        if match := re.search(pattern, NAMES.sub("", line)):
+            yield match[0], instead
+    if path.suffix == ".rs":
+        for identifier in IDENTIFIER.findall(line):
+            for pattern, instead in (PHRASES | IN_IDENTIFIERS).items():
+                if re.search(pattern, identifier.replace("_", " ")):
+                    yield identifier, instead
+
+
 def main() -> int:
     found = 0
     for path in files():
@@ -48,10 +72,9 @@ def main() -> int:
         except UnicodeDecodeError:
             continue
         for number, line in enumerate(text.splitlines(), 1):
-            for pattern, instead in PHRASES.items():
-                if match := re.search(pattern, NAMES.sub("", line)):
-                    found += 1
-                    print(f"{path}:{number}: {match[0]!r}: write {instead}", file=sys.stderr)
+            for phrase, instead in phrases(path, line):
+                found += 1
+                print(f"{path}:{number}: {phrase!r}: write {instead}", file=sys.stderr)
     return 1 if found else 0
 
 

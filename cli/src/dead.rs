@@ -7,8 +7,7 @@ use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, DeadFilter, LetterId, Note, Place};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::DeadLetter;
-use diesel_outbox::program::{self, DeadGroup};
+use diesel_outbox::program::{self, DeadGroup, DeadLetter};
 use diesel_outbox::{ConfigError, ReasonCode};
 use serde_json::{Value, json};
 
@@ -206,7 +205,8 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             json,
         } => {
             let before = before.as_deref().map(|text| place("--before", text));
-            let filter = which.filter()?.before(before.transpose()?);
+            let before = before.transpose()?;
+            let filter = which.filter()?.before(before);
             let limit = i64::from(*limit);
             let letters = program::dead_letters(&mut conn, &config.table, &filter, limit)?;
             if letters.is_empty() && !json {

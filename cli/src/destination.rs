@@ -6,8 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
 use diesel::{Connection, PgConnection};
-use diesel_outbox::config::Config;
-use diesel_outbox::config::SigningSecret;
+use diesel_outbox::config::{Config, SigningSecret};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };

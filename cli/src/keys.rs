@@ -5,8 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use diesel_outbox::Status;
 use diesel_outbox::admin;
-use diesel_outbox::program::MessageRecord;
-use diesel_outbox::program::{self, BlockedKey, LeaseRow};
+use diesel_outbox::program::{self, BlockedKey, LeaseRow, MessageRecord};
 use serde_json::{Value, json};
 
 use crate::number::whole;

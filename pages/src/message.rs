@@ -1,7 +1,6 @@
 //! What the records and the history of a message say, for the pages and the commands of the program.
 
-use diesel_outbox::program::HistoryEntry;
-use diesel_outbox::program::MessageRecord;
+use diesel_outbox::program::{HistoryEntry, MessageRecord};
 
 /// Who cancelled a message if no operator did (`Outbox::cancel`).
 pub const APPLICATION: &str = "the application";

@@ -45,7 +45,7 @@ impl Window {
         *failures = failures.saturating_add(1);
         let lasts = now.saturating_duration_since(*since);
         let is_long = *failures >= RUN_FAILURES && lasts >= self.settings.window * RUN_WINDOWS;
-        is_long || self.is_over()
+        is_long || self.is_tripped()
     }
 
     /// Counts successful sends.
@@ -72,7 +72,7 @@ impl Window {
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn is_tripped(&self) -> bool {
         let total = |part: fn(&(Instant, u32, u32)) -> u32| -> u64 {
             self.parts.iter().map(|p| u64::from(part(p))).sum()
         };
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_before_the_window_does_not_count() {
+    fn sends_before_the_window_do_not_count() {
         let now = Instant::now();
         let mut window = Window::new(settings());
         for _ in 0..9 {

@@ -63,7 +63,7 @@ pub(crate) struct Claimer<'a, D> {
 
 /// The result of a turn of the claimer.
 pub(super) enum Turn {
-    GoOn,
+    Continue,
     Wait(Wait),
     /// The database has failed: pause for this long.
     Pause(Duration),
@@ -107,7 +107,7 @@ impl<'a, D: Database> Claimer<'a, D> {
     pub(crate) fn run(mut self) {
         while !self.shared.is_stopping() {
             match self.turn() {
-                Turn::GoOn => {}
+                Turn::Continue => {}
                 Turn::Wait(wait) => self.wait_for(wait),
                 Turn::Pause(pause) => self.shared.pause(pause),
             }
@@ -127,7 +127,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         }
         self.publish();
         match done {
-            Ok(None) => Turn::GoOn,
+            Ok(None) => Turn::Continue,
             Ok(Some(wait)) => Turn::Wait(wait),
             Err(_) => Turn::Pause(self.db.wait()),
         }

@@ -50,7 +50,7 @@ pub(super) trait Database {
     fn is_missing(&self) -> bool;
 
     /// Whether the last error came after a time limit.
-    fn is_over_time(&self) -> bool;
+    fn has_timed_out(&self) -> bool;
 
     /// Reports that a failed statement was refused for its values, and that the database is available.
     fn was_only_refused(&self);
@@ -154,7 +154,7 @@ pub(super) trait Database {
         hold: Duration,
     ) -> Answer<Tried<(bool, Vec<Paused>)>>;
 
-    fn give_back_probe(&mut self, destination: &str) -> Answer<Tried<()>>;
+    fn release_probe(&mut self, destination: &str) -> Answer<Tried<()>>;
 
     fn register(&mut self, registration: &Registration) -> Answer<LeaseId>;
 
@@ -208,8 +208,8 @@ impl Database for Session {
         self.is_missing
     }
 
-    fn is_over_time(&self) -> bool {
-        self.is_over_time
+    fn has_timed_out(&self) -> bool {
+        self.has_timed_out
     }
 
     fn was_only_refused(&self) {
@@ -480,8 +480,8 @@ impl Database for Session {
         })
     }
 
-    fn give_back_probe(&mut self, which: &str) -> Answer<Tried<()>> {
-        self.run_without_waiting(|conn, name| pause::give_back_probe(conn, name, which))
+    fn release_probe(&mut self, which: &str) -> Answer<Tried<()>> {
+        self.run_without_waiting(|conn, name| pause::release_probe(conn, name, which))
     }
 
     fn register(&mut self, registration: &Registration) -> Answer<LeaseId> {

@@ -87,12 +87,12 @@ impl Incarnation {
 impl Drop for Incarnation {
     fn drop(&mut self) {
         // No other thread can hold `running` now.
-        let is_over = self.running.1.try_recv().is_ok_and(|running| {
-            let is_over = running.stop.is_none();
+        let has_ended = self.running.1.try_recv().is_ok_and(|running| {
+            let has_ended = running.stop.is_none();
             let _ = self.running.0.try_send(running);
-            is_over
+            has_ended
         });
-        if !is_over && let Err(error) = self.shutdown(self.shared.config.shutdown_timeout) {
+        if !has_ended && let Err(error) = self.shutdown(self.shared.config.shutdown_timeout) {
             log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped, but did not shut down cleanly: {error}");
         }
     }

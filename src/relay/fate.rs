@@ -58,7 +58,7 @@ enum Where<'a> {
     Customer(&'a Arc<Customer>),
     Split(Parts),
     /// No registered destination subscribes to the message, and no route serves it.
-    Nobody,
+    NoSubscriber,
     /// The message names a registered destination that was removed.
     Removed,
     /// The message is for another destination of the same name: for a registered one, and this relay has the other one,
@@ -82,7 +82,7 @@ impl Ways<'_> {
             Where::Bulkhead(number) => (To::Bulkhead(*number), None),
             Where::Customer(one) => (To::Registered(one.id), Some(Arc::clone(&one.name))),
             Where::Removed => (To::Split, Some(claimed.message.destination.as_str().into())),
-            Where::Split(_) | Where::Nobody | Where::Unknown(_) | Where::Namesake => {
+            Where::Split(_) | Where::NoSubscriber | Where::Unknown(_) | Where::Namesake => {
                 (To::Split, None)
             }
             Where::Nowhere => (To::Nowhere, None),
@@ -141,10 +141,10 @@ impl Ways<'_> {
             (Way::To(number), _) => vec![name(&number)],
             (Way::Split(numbers), _) => numbers.iter().map(name).collect(),
             // Without an answer to the query, a destination that was just registered may be unknown here.
-            (Way::NoRoute, []) if registry.is_nobodys(topic) => {
+            (Way::NoRoute, []) if registry.is_without_subscriber(topic) => {
                 return match self.met {
                     Ok(_) if is_begun => Where::Split(Parts::default()),
-                    Ok(_) => Where::Nobody,
+                    Ok(_) => Where::NoSubscriber,
                     Err(why) => Where::Unknown(why),
                 };
             }
@@ -248,7 +248,7 @@ fn unsent(
         Where::Bulkhead(number) => &bulkheads[number].retries,
         Where::Customer(one) => &one.limits.as_ref()?.retries,
         Where::Split(parts) => return Some(Verdict::Split(parts)),
-        Where::Nobody => return Some(Verdict::Nobody),
+        Where::NoSubscriber => return Some(Verdict::NoSubscriber),
         Where::Removed => {
             let error = "the registered destination of the message was removed, was registered again, or belongs to another tenant now";
             let failure = Failure::new(ReasonCode::DestinationRemoved, error);
@@ -342,7 +342,7 @@ mod tests {
 
     /// R50: two destinations of one name. The message of a customer never goes to the configured one.
     #[test]
-    fn what_is_for_a_registered_destination_does_not_go_to_its_namesake() {
+    fn a_message_for_a_registered_destination_does_not_go_to_its_namesake() {
         let named = |registration| {
             of("none", |one| {
                 one.message.destination = "b".to_owned();
@@ -356,7 +356,7 @@ mod tests {
 
     /// R50: otherwise the relay would claim the message again and again, and the other relay would not get it.
     #[test]
-    fn what_no_registered_destination_wants_goes_to_the_route_of_another_relay() {
+    fn a_message_that_no_registered_destination_wants_goes_to_the_route_of_another_relay() {
         let (bulkheads, ..) =
             Bulkhead::all(&Config::default(), Dispatchers::idle(&Config::default()));
         let mut config = Config::default();
@@ -385,7 +385,7 @@ mod tests {
 
     /// R46: the destination may have been registered again since this relay's last query.
     #[test]
-    fn what_names_a_removed_destination_dies_only_where_that_was_looked_up() {
+    fn a_message_for_a_removed_destination_is_dead_lettered_only_after_a_lookup() {
         let (bulkheads, ..) =
             Bulkhead::all(&Config::default(), Dispatchers::idle(&Config::default()));
         let mut registry = Registry::default();
@@ -417,7 +417,7 @@ mod tests {
 
     /// R20
     #[test]
-    fn what_the_ledger_knows_is_not_sent_wherever_it_goes() {
+    fn a_message_known_to_the_ledger_is_not_sent_to_any_destination() {
         for topic in ["a", "fan", "none"] {
             let known = unsent(topic, |one| one.known = Known::Delivered);
             assert!(matches!(known, Some(Verdict::Deduplicated)));
@@ -450,7 +450,7 @@ mod tests {
 
     /// R6, R44
     #[test]
-    fn what_goes_nowhere_is_released_or_has_expired() {
+    fn a_message_without_a_route_is_released_or_expires() {
         let nowhere = unsent("none", |_| {});
         assert!(matches!(nowhere, Some(Verdict::Released)));
         let expired = unsent("none", |one| one.message.expires = Some(Instant::now()));

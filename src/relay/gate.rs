@@ -277,7 +277,7 @@ impl Gate {
     }
 
     /// Returns an unused pass.
-    pub(crate) fn give_back(&self, pass: &Pass) {
+    pub(crate) fn return_pass(&self, pass: &Pass) {
         if pass.is_first {
             self.lock().send_first(None);
             self.changed.notify_all();

@@ -66,15 +66,15 @@ impl RelayHandle {
     /// shutting down, shuts `next` down instead.
     pub(super) fn replace(&self, next: Incarnation, deadline: Duration) {
         let next = Arc::new(next);
-        let (old, is_over) = {
+        let (old, was_stopping) = {
             let mut state = self.state();
-            let is_over = state.now.shared.is_stopping();
-            let old = match is_over {
+            let was_stopping = state.now.shared.is_stopping();
+            let old = match was_stopping {
                 true => next,
                 false => std::mem::replace(&mut state.now, next),
             };
             state.ending.push(Arc::clone(&old));
-            (old, is_over)
+            (old, was_stopping)
         };
         if let Err(error) = old.shutdown(deadline) {
             log::error!(event = "shutdown_failed", error:% = error; "reloaded the settings, but the relay with the old settings did not shut down cleanly: {error}");
@@ -84,7 +84,7 @@ impl RelayHandle {
         state.now.shared.signals.news.ring();
         state.ending.retain(|one| !Arc::ptr_eq(one, &old));
         state.ended = state.ended.and(old.shared.stats());
-        if !is_over {
+        if !was_stopping {
             log::info!(event = "reloaded"; "reloaded the settings");
         }
     }

@@ -174,7 +174,7 @@ mod tests {
 
     /// R14: other relays may have ended the lease earlier meanwhile.
     #[test]
-    fn what_was_seen_of_the_lease_is_good_until_others_could_have_ended_it() {
+    fn a_check_of_the_lease_is_valid_until_others_could_have_ended_it() {
         let second = Duration::from_secs(1);
         let clock = LeaseClock::new(60 * second, 2 * second, Some(7 * second));
         let at = |millis: u64| BootTime(Duration::from_millis(100_000 + millis));

@@ -307,8 +307,8 @@ pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
 /// Sets the gauges of the relay's state in memory, all to 0 once the relay has ended.
 pub(crate) fn record(shared: &Shared) {
     let (metrics, state) = (&shared.metrics, shared.threads.state());
-    let is_over = state.is_over();
-    let set = |gauge: &Gauge, value: f64| gauge.set(if is_over { 0.0 } else { value });
+    let has_ended = state.has_ended();
+    let set = |gauge: &Gauge, value: f64| gauge.set(if has_ended { 0.0 } else { value });
     let count = |gauge, count: usize| set(gauge, number(count));
     let flag = |gauge, is_so: bool| count(gauge, usize::from(is_so));
     for (bulkhead, metrics) in shared.bulkheads.iter().zip(&metrics.destinations) {
@@ -320,7 +320,7 @@ pub(crate) fn record(shared: &Shared) {
         flag(&metrics.breaker_open, standing == Standing::BreakerOpen);
         flag(&metrics.paused, standing == Standing::Paused);
     }
-    if is_over {
+    if has_ended {
         metrics.set_paused(&shared.policy().paused, &[]);
     }
     count(&metrics.connections, state.connections());

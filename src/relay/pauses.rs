@@ -158,7 +158,7 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
         for bulkhead in with_watched(shared, &watched) {
             let mut told = Tried::Done(());
             if bulkhead.gate.has_unused_probe() {
-                told = db.give_back_probe(&bulkhead.name)?;
+                told = db.release_probe(&bulkhead.name)?;
             }
             if let Some(news) = bulkhead.gate.take_news() {
                 told = tell(shared, db, bulkhead, news)?;

@@ -434,7 +434,9 @@ impl<'a> Planner<'a> {
         if self.has_keys_left(|to| view.is_open(to)) && self.searches.walk.is_glance_due(now) {
             self.lanes.ask_again();
         }
-        self.searches.freed.wait_is_over(|to| view.room_of(to) > 0);
+        self.searches
+            .freed
+            .wait_has_ended(|to| view.room_of(to) > 0);
         self.open_full(view);
         self.claim_where_room_is(now, view)
     }
@@ -500,7 +502,7 @@ impl<'a> Planner<'a> {
         let has_freed = self.lanes.has_keyed(has_room) && freed.has_some(has_room);
         let asked = self.lanes.allot(clock, |to| view.room_of(to), is_asked);
         if has_freed || !asked.is_empty() {
-            freed.wait_is_over(has_room);
+            freed.wait_has_ended(has_room);
             return Step::Again;
         }
         let is_left = |is_open: &dyn Fn(To) -> bool| {

@@ -166,7 +166,7 @@ impl Registry {
 
     /// Whether messages of this topic, which no route of this relay serves and no registered destination wants, are for
     /// nobody. Only a relay that sends to registered destinations decides this.
-    pub(super) fn is_nobodys(&self, topic: &str) -> bool {
+    pub(super) fn is_without_subscriber(&self, topic: &str) -> bool {
         self.can_send && self.is_in_use() && self.others_route(topic).is_none()
     }
 
@@ -232,7 +232,7 @@ impl To {
             (Way::NotTaken, _) => Self::Nowhere,
             (Way::NoRoute, "") if registry.awaits_route(topic) => Self::Nowhere,
             (_, "") if registry.may_want(topic) => Self::Split,
-            (Way::NoRoute, "") if registry.is_nobodys(topic) => Self::Split,
+            (Way::NoRoute, "") if registry.is_without_subscriber(topic) => Self::Split,
             (Way::UnknownDestination, name) => match registry.named(name) {
                 Some(one) if one.is_enabled() => Self::Registered(one.id),
                 None if registry.is_removed(name) => Self::Split,

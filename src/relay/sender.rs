@@ -150,7 +150,7 @@ impl SenderThread<'_> {
         let began = Instant::now();
         // Checked after the observers, because they may be slow.
         if let Some(verdict) = self.unsent(&job, began) {
-            desk.bulkhead.gate.give_back(&pass);
+            desk.bulkhead.gate.return_pass(&pass);
             desk.settle(job, verdict, Duration::ZERO)?;
             return Ok(None);
         }
@@ -228,7 +228,7 @@ impl SenderThread<'_> {
             leases.push(job.lease);
         }
         if messages.is_empty() {
-            gate.give_back(&pass);
+            gate.return_pass(&pass);
             return Ok(());
         }
         let spans = Spans::of(&messages, &self.desk.bulkhead.name);
@@ -241,7 +241,7 @@ impl SenderThread<'_> {
         }
         match telling(&outcomes) {
             Some(telling) => self.desk.record(&pass, telling),
-            None => gate.give_back(&pass),
+            None => gate.return_pass(&pass),
         }
         drop(sending);
         let job = |(message, lease)| Job {

@@ -13,7 +13,7 @@ use diesel::{Connection, PgConnection};
 use super::threads::{Cause, MARGIN, Post, Threads};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::brief::is_over_time;
+use crate::store::brief::has_timed_out;
 use crate::store::pinned::{pin, pinned};
 use crate::store::relay::connection::{
     Backend, Connected, Limits, Plans, Source, backend, lock_limit,
@@ -60,7 +60,7 @@ pub(crate) struct Session {
     /// The cause of the last error was a problem of the outbox.
     pub(super) is_missing: bool,
     /// The last error came after a time limit: the statement was slow, or waited for a lock.
-    pub(super) is_over_time: bool,
+    pub(super) has_timed_out: bool,
     /// Whether the relay writes messages about its own events.
     pub(super) own_events: bool,
 }
@@ -88,7 +88,7 @@ impl Session {
             failures: 0,
             began: Instant::now(),
             is_missing: false,
-            is_over_time: false,
+            has_timed_out: false,
             own_events: false,
         }
     }
@@ -137,15 +137,15 @@ impl Session {
         let _within = in_database.within(limit);
         let result = self.try_run(statements);
         let took = self.began.elapsed();
-        let is_over = |limit: Duration| {
+        let exceeds = |limit: Duration| {
             matches!(
                 &result,
-                Err(DatabaseError::Statement(error)) if is_over_time(error, took, limit)
+                Err(DatabaseError::Statement(error)) if has_timed_out(error, took, limit)
             )
         };
-        self.is_over_time = is_over(self.lock_limit);
+        self.has_timed_out = exceeds(self.lock_limit);
         let has_met_lock =
-            self.expects_locks && self.is_over_time && !is_over(self.statement_timeout);
+            self.expects_locks && self.has_timed_out && !exceeds(self.statement_timeout);
         match &result {
             Ok(_) => {
                 self.failures = 0;
@@ -154,14 +154,14 @@ impl Session {
             Err(error)
                 if match after {
                     None => false,
-                    Some(_) if self.is_over_time => has_met_lock,
+                    Some(_) if self.has_timed_out => has_met_lock,
                     Some(after) => after == AfterRefusal::Keep && error.is_refusal(),
                 } && self.is_outside() =>
             {
                 threads.count_error(post);
             }
             Err(error) => {
-                let cause = if self.is_over_time {
+                let cause = if self.has_timed_out {
                     Cause::TimeOut
                 } else {
                     self.missing(error).map_or(Cause::Other, Cause::Missing)

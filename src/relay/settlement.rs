@@ -112,7 +112,7 @@ impl Settlement {
     pub(super) fn kind(&self) -> Kind {
         match self.verdict {
             Verdict::Delivered(_) => Kind::Delivered,
-            Verdict::Nobody => Kind::NoSubscriber,
+            Verdict::NoSubscriber => Kind::NoSubscriber,
             Verdict::Deduplicated => Kind::Deduplicated,
             Verdict::Retry(..) => Kind::Retry,
             Verdict::Dead(..) => Kind::Dead,
@@ -166,7 +166,7 @@ impl Settlement {
     }
 
     /// Leaves the rest of a fan-out to another relay: the row says how far it is.
-    pub(super) fn give_back(self) -> Self {
+    pub(super) fn release(self) -> Self {
         Self {
             verdict: Verdict::Released,
             placed: 0,
@@ -293,9 +293,10 @@ impl Settlement {
                 let of_body = failure.response.body.as_mut().is_some_and(make_ascii);
                 make_ascii(&mut failure.error) | of_body
             }
-            Verdict::Nobody | Verdict::Deduplicated | Verdict::Split(_) | Verdict::Released => {
-                false
-            }
+            Verdict::NoSubscriber
+            | Verdict::Deduplicated
+            | Verdict::Split(_)
+            | Verdict::Released => false,
         }
     }
 }
@@ -343,7 +344,7 @@ fn make_ascii(text: &mut String) -> bool {
 pub(super) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Delivered> {
     let (response, code) = match &settlement.verdict {
         Verdict::Delivered(response) => (Some(response), None),
-        Verdict::Nobody => (None, Some(ReasonCode::NoSubscriber)),
+        Verdict::NoSubscriber => (None, Some(ReasonCode::NoSubscriber)),
         _ => return None,
     };
     let body = response.and_then(|response| response.body.as_deref());

@@ -68,7 +68,7 @@ pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
 /// which goes to the claimer.
 pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlement>) {
     let session = session(shared, post);
-    let mut settler = Settler::new(shared, session, Keys::GoOn, largest_piece(shared));
+    let mut settler = Settler::new(shared, session, Keys::Continue, largest_piece(shared));
     if settler.run(outcomes).is_ok() {
         // Handles the entries that the claimer has left in its inbox.
         for told in shared.signals.told.1.try_iter() {
@@ -105,7 +105,7 @@ struct GivenUp;
 pub(super) enum Keys {
     None,
     /// The messages have keys. The settle of a key's first message also claims the key's next message.
-    GoOn,
+    Continue,
 }
 
 pub(super) struct Settler<'a, D> {
@@ -208,7 +208,7 @@ impl<'a, D: Database> Settler<'a, D> {
             let waiting = outcomes.len();
             let unsent = shared.count_in_flight().saturating_sub(waiting);
             let least = match self.keys {
-                Keys::GoOn => KEYED_WORK * waiting,
+                Keys::Continue => KEYED_WORK * waiting,
                 Keys::None => 0,
             };
             waiting < enough && unsent > shared.senders().max(least) && clock::now() < until
@@ -249,7 +249,7 @@ impl<'a, D: Database> Settler<'a, D> {
         error: &DatabaseError,
     ) -> Vec<Settlement> {
         group.iter_mut().for_each(|one| one.repeated = true);
-        if self.db.is_over_time() {
+        if self.db.has_timed_out() {
             self.set_locked_apart(group)
         } else if error.is_refusal() && !self.db.is_missing() {
             self.isolate(group)
@@ -260,7 +260,7 @@ impl<'a, D: Database> Settler<'a, D> {
 
     /// Whether the database refused the last statement for its values. A timeout says nothing about values.
     fn is_refused(&self, error: &DatabaseError) -> bool {
-        error.is_refusal() && !self.db.is_over_time()
+        error.is_refusal() && !self.db.has_timed_out()
     }
 
     /// Settles messages of one lease and kind. Returns the messages of which only a part of the fan-out is done.

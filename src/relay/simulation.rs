@@ -74,7 +74,7 @@ fn setting(name: &str) -> Option<u64> {
 fn find(
     from: u64,
     broken: Option<Broken>,
-    goes_on: impl Fn(u64) -> bool + Sync,
+    continues: impl Fn(u64) -> bool + Sync,
 ) -> (u64, Option<(u64, Fall)>) {
     let next = AtomicU64::new(from);
     let found: Mutex<Option<(u64, Fall)>> = Mutex::new(None);
@@ -85,7 +85,7 @@ fn find(
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     let is_found = found.lock().expect("no panic").is_some();
-                    if is_found || !goes_on(seed - from) {
+                    if is_found || !continues(seed - from) {
                         break;
                     }
                     if let (Some(fall), _) = play(&History::of(seed), broken, false) {

@@ -110,7 +110,7 @@ impl Ground {
 /// R13: the messages of a claim whose result was lost are found in an outbox of any size, and claims continue
 /// meanwhile.
 #[test]
-fn what_a_lost_answer_has_left_is_released_however_large_the_outbox_is() {
+fn messages_of_a_lost_answer_are_released_however_large_the_outbox_is() {
     let mut ground = Ground::new();
     ground.run(&format!(
         "INSERT INTO {{outbox}} (topic, payload, available_at)
@@ -147,7 +147,7 @@ fn what_a_lost_answer_has_left_is_released_however_large_the_outbox_is() {
 /// G2, R9: because of an old snapshot, surveys, sweeps and the walk read dead index entries for longer than a statement
 /// may take. Messages of new and old topics still arrive, including late messages.
 #[test]
-fn messages_arrive_where_no_statement_gets_past_what_is_dead() {
+fn messages_arrive_where_no_statement_gets_past_dead_entries() {
     let mut ground = Ground::new();
     ground.run(&format!(
         "INSERT INTO {{outbox}} (topic, ordering_key, payload)

@@ -198,7 +198,7 @@ pub(super) enum Cause {
 struct Outage {
     began: u64,
     ended: Option<u64>,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl Trouble {
@@ -217,11 +217,11 @@ impl Trouble {
 impl Outage {
     fn begin(&mut self) {
         self.began = now();
-        self.is_told = self.ended.is_none_or(|ended| elapsed(ended) > QUIET);
+        self.is_reported = self.ended.is_none_or(|ended| elapsed(ended) > QUIET);
     }
 
     fn level(&self, level: log::Level) -> log::Level {
-        if self.is_told {
+        if self.is_reported {
             level
         } else {
             log::Level::Debug
@@ -257,7 +257,7 @@ impl State {
     }
 
     /// Whether all threads have ended.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         !self.is_at_work(None)
     }
 
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_stood_still_counts_from_when_it_goes_on() {
+    fn a_process_that_stood_still_counts_from_its_return() {
         let asleep = millis(ASLEEP);
         let mut watch = Watch::default();
         let look = |watch: &mut Watch, at| watch.look(at, 0, false, false);

@@ -236,7 +236,7 @@ impl Turns {
         while let Some((at, id)) = self.later.first().copied()
             && at <= now
         {
-            self.wait_is_over(id);
+            self.wait_has_ended(id);
         }
         while let Some(id) = self.pop() {
             let Some(turn) = self.of.get_mut(&id) else {
@@ -294,7 +294,7 @@ impl Turns {
         next.map(|(_, id)| id)
     }
 
-    fn wait_is_over(&mut self, id: u32) {
+    fn wait_has_ended(&mut self, id: u32) {
         let turn = self.of.get_mut(&id);
         if let Some(at) = turn.and_then(|turn| turn.later.take()) {
             self.later.remove(&(at, id));
@@ -327,7 +327,7 @@ impl Turns {
             }
         }
         // The messages that waited for the response to a first send may go now.
-        self.wait_is_over(send.id);
+        self.wait_has_ended(send.id);
     }
 
     /// Takes all messages that no thread has taken.
@@ -478,7 +478,7 @@ mod tests {
 
     /// R46: after failures, a destination is next among the slow ones.
     #[test]
-    fn one_that_hangs_for_once_does_not_wait_behind_those_that_always_hang() {
+    fn a_destination_that_hangs_once_does_not_wait_behind_destinations_that_always_hang() {
         for tenants in [(TENANT, OTHER), (None, None)] {
             let mut threads = Threads::new(64);
             threads.turns.put(GOOD, tenants.1, job(GOOD, 0));
@@ -634,7 +634,7 @@ mod tests {
 
     /// R46: hanging destinations get only their share of the threads.
     #[test]
-    fn those_that_have_not_answered_leave_threads_to_the_others() {
+    fn destinations_without_an_answer_yet_leave_threads_to_the_others() {
         let (mut turns, now) = (Turns::new(8), Instant::now());
         turns.put(1, None, job(1, 0));
         let send = next(&mut turns, now).expect("the first send");
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_to_wait_comes_when_its_time_has_come_or_a_send_has_ended() {
+    fn a_destination_that_must_wait_is_next_when_its_time_has_come_or_a_send_has_ended() {
         let (mut turns, now) = (Turns::new(8), Instant::now());
         turns.put(1, None, job(1, 0));
         turns.put(1, None, job(1, 1));

@@ -12,7 +12,7 @@ use crate::store::relay::split::Parts;
 pub(crate) enum Verdict {
     Delivered(Response),
     /// Settled as delivered without a send: no registered destination wants the message.
-    Nobody,
+    NoSubscriber,
     Deduplicated,
     /// Retry after this delay. The number is the counted attempts: 1, or 0 if no attempt is counted.
     Retry(Failure, Duration, i32),

@@ -44,7 +44,7 @@ pub(crate) fn without_waiting<T>(
     });
     match done {
         Ok(done) => Ok(Tried::Done(done)),
-        Err(error) if is_over_time(&error, began.elapsed(), NO_WAIT) => Ok(Tried::Locked),
+        Err(error) if has_timed_out(&error, began.elapsed(), NO_WAIT) => Ok(Tried::Locked),
         Err(error) => Err(error),
     }
 }
@@ -63,14 +63,14 @@ pub(crate) fn briefly<T>(
     });
     match done {
         Ok(done) => Ok(Some(done)),
-        Err(error) if is_over_time(&error, began.elapsed(), timeout) => Ok(None),
+        Err(error) if has_timed_out(&error, began.elapsed(), timeout) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 /// Whether a statement failed because it exceeded `limit`. The elapsed time decides: the server's message is in the
 /// server's language, and Diesel hides the SQLSTATE. The tolerance allows for a slightly faster server clock.
-pub(crate) fn is_over_time(error: &Error, took: Duration, limit: Duration) -> bool {
+pub(crate) fn has_timed_out(error: &Error, took: Duration, limit: Duration) -> bool {
     matches!(error, Error::DatabaseError(DatabaseErrorKind::Unknown, _))
         && took >= limit.mul_f64(0.9)
 }
@@ -90,19 +90,19 @@ mod tests {
         let unknown = |text| error(DatabaseErrorKind::Unknown, text);
         let limit = Duration::from_secs(5);
         let german = unknown("storniere Anfrage wegen Zeitüberschreitung der Sperre");
-        assert!(is_over_time(&german, limit, limit));
-        assert!(is_over_time(
+        assert!(has_timed_out(&german, limit, limit));
+        assert!(has_timed_out(
             &german,
             limit - Duration::from_millis(1),
             limit
         ));
         let forged = unknown("canceling statement due to statement timeout");
-        assert!(!is_over_time(&forged, Duration::from_millis(3), limit));
+        assert!(!has_timed_out(&forged, Duration::from_millis(3), limit));
         let gone = error(
             DatabaseErrorKind::ClosedConnection,
             "server closed the connection",
         );
-        assert!(!is_over_time(&gone, limit * 4, limit));
+        assert!(!has_timed_out(&gone, limit * 4, limit));
     }
 
     /// R50

@@ -6,7 +6,7 @@ use diesel::connection::SimpleConnection;
 use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
-use super::brief::is_over_time;
+use super::brief::has_timed_out;
 use crate::store::millis;
 
 /// Runs read-only statements in a transaction, or a savepoint of the caller's. It is always rolled back, so the
@@ -51,7 +51,7 @@ pub(crate) fn looking_briefly<T>(
     });
     match seen {
         Ok(seen) => Ok(Some(seen)),
-        Err(error) if is_over_time(&error, began.elapsed(), timeout) => Ok(None),
+        Err(error) if has_timed_out(&error, began.elapsed(), timeout) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -78,9 +78,9 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
         let held = format!("SELECT count(*) FROM {{o}} WHERE locked_by = ANY({leases})");
         let mut most_held = 0;
         eventually("the victim's statements have ended", || {
-            let is_over = database.number(&of_the_victim) == 0;
+            let has_ended = database.number(&of_the_victim) == 0;
             most_held = most_held.max(database.number(&held));
-            is_over
+            has_ended
         });
         let most_held = usize::try_from(most_held).expect("a count");
         assert!(

@@ -172,16 +172,16 @@ fn a_held_snapshot_is_held_by_a_reader_and_by_a_writer() {
             run,
             &[
                 "messages_per_second",
-                "ratio_to_nobody",
+                "ratio_without_holder",
                 "messages_per_second_after_start",
-                "ratio_to_nobody_after_start",
+                "ratio_without_holder_after_start",
                 "claim_ms",
                 "claim_p99_ms",
                 "claim_max_ms",
             ],
         );
     }
-    assert_eq!(report["runs"][0]["ratio_to_nobody"], 1.0);
+    assert_eq!(report["runs"][0]["ratio_without_holder"], 1.0);
 }
 
 #[test]

@@ -11,7 +11,7 @@ with_each_library! {
     binary_mode_is_verified_and_read,
     structured_mode_is_verified_and_read,
     batched_mode_is_verified_and_read,
-    what_is_not_ascii_is_the_same_in_each_mode,
+    text_that_is_not_ascii_is_the_same_in_each_mode,
     a_source_of_ones_own_arrives,
 }
 
@@ -75,7 +75,7 @@ fn is_verified_and_read(library: Library, mode: &str) {
     assert_eq!(receiver.handled(), expected);
 }
 
-fn what_is_not_ascii_is_the_same_in_each_mode(library: Library) {
+fn text_that_is_not_ascii_is_the_same_in_each_mode(library: Library) {
     for mode in ["binary", "structured", "batched"] {
         let database = Database::new();
         let receiver = Example::start(library, OLD_SECRET);

@@ -40,11 +40,11 @@ fn rotate_to(library: Library, signs: &str, verifies: &str) {
     let mut receiver = Example::start(library, OLD_SECRET);
     let url = receiver.url();
     let start = |secrets: &str| running(&database, &url, "structured", secrets);
-    let is_over = AtomicBool::new(false);
+    let has_ended = AtomicBool::new(false);
 
     let enqueued = std::thread::scope(|scope| {
-        let enqueuer = scope.spawn(|| enqueue_until(&database, &is_over));
-        let _over = OnDrop(&is_over);
+        let enqueuer = scope.spawn(|| enqueue_until(&database, &has_ended));
+        let _over = OnDrop(&has_ended);
 
         let relay = start(OLD_SECRET);
         flow(&database);
@@ -61,7 +61,7 @@ fn rotate_to(library: Library, signs: &str, verifies: &str) {
         let _relay = start(signs);
         flow(&database);
 
-        is_over.store(true, Ordering::Release);
+        has_ended.store(true, Ordering::Release);
         let enqueued = enqueuer.join().expect("the enqueuer ends");
         eventually("all messages are delivered", || {
             database.count("delivered") == enqueued
@@ -79,11 +79,12 @@ fn rotate_to(library: Library, signs: &str, verifies: &str) {
 }
 
 /// Keeps a few messages waiting. Returns how many messages it enqueued.
-fn enqueue_until(database: &Database, is_over: &AtomicBool) -> i64 {
+fn enqueue_until(database: &Database, has_ended: &AtomicBool) -> i64 {
     let mut enqueued = 0;
-    while !is_over.load(Ordering::Acquire) {
+    while !has_ended.load(Ordering::Acquire) {
         eventually("there is room for another", || {
-            is_over.load(Ordering::Acquire) || database.number("SELECT count(*) FROM {o}") < BACKLOG
+            has_ended.load(Ordering::Acquire)
+                || database.number("SELECT count(*) FROM {o}") < BACKLOG
         });
         database.enqueue("order.paid", json!({ "n": enqueued }));
         enqueued += 1;

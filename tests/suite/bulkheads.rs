@@ -547,7 +547,7 @@ fn a_hanging_destination_with_all_its_threads_taken_does_not_slow_the_others() {
 }
 
 #[test]
-fn nor_does_one_that_hangs_with_many_messages_in_each_request() {
+fn a_destination_that_hangs_with_large_requests_delays_no_other() {
     beside_a_hanging_one(|destination| {
         destination.mode = Some(Mode::Batched);
         destination.request_batch.size = 1000;

@@ -309,7 +309,7 @@ fn of_several_addresses_only_the_good_ones_are_dialled() {
 /// DNS rebinding: a name resolves to a good address when it is checked, and to another address the next time. The
 /// relay resolves the name only once.
 #[test]
-fn the_address_that_was_judged_is_the_one_that_is_dialled() {
+fn the_judged_address_is_dialled() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let mut config = public_only(&database);

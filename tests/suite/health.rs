@@ -69,7 +69,7 @@ fn set(database: &Database, settings: &[(&str, &str)]) -> RelayHandle {
 
 /// Relays that work, stand by, are disabled, and end.
 #[test]
-fn a_relay_without_a_problem_is_live_and_ready_and_one_that_ends_is_live() {
+fn a_relay_without_a_problem_is_live_and_ready_and_an_ending_relay_is_live() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let url = receiver.url();

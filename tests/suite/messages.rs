@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::Place;
-use diesel_outbox::program::{self, LedgerFilter, LedgerRow};
-use diesel_outbox::program::{MessageKey, MessageRecord, Searched};
+use diesel_outbox::program::{self, LedgerFilter, LedgerRow, MessageKey, MessageRecord, Searched};
 use diesel_outbox::{Sequence, Status};
 use uuid::Uuid;
 

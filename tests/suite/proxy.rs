@@ -337,7 +337,7 @@ fn a_proxy_whose_name_is_unknown_is_the_proxys_fault() {
 }
 
 /// Sends a message through a proxy. Fails unless the message is dead-lettered after three attempts.
-fn dies_behind(proxy: &ConnectProxy, reason: &str) -> String {
+fn is_dead_lettered_behind(proxy: &ConnectProxy, reason: &str) -> String {
     let database = Database::new();
     let receiver = Receiver::ok();
     let relay = relay(&database, behind(&proxy.url(), &secure(&receiver)))
@@ -365,7 +365,7 @@ fn a_destination_that_the_proxy_cannot_reach_costs_attempts() {
         let proxy = ConnectProxy::treating(move |_, mut stream| {
             write!(stream, "HTTP/1.1 {status} Reason\r\n\r\n")
         });
-        let error = dies_behind(&proxy, "CONNECT");
+        let error = is_dead_lettered_behind(&proxy, "CONNECT");
         let end = format!("cannot reach the destination: it returned {status}");
         assert!(error.ends_with(&end), "{error}");
     }
@@ -377,7 +377,7 @@ fn a_proxy_that_does_not_answer_costs_attempts_because_the_fault_is_unknown() {
         let _ = stream.read(&mut [0]);
         Ok(())
     });
-    let error = dies_behind(&silent, "TIMEOUT");
+    let error = is_dead_lettered_behind(&silent, "TIMEOUT");
     assert!(
         error.ends_with("opened no tunnel to the destination in time"),
         "{error}"
@@ -394,7 +394,7 @@ fn a_proxy_that_drips_its_answer_holds_no_sender_longer_than_a_send_may_take() {
         }
     });
     let started = Instant::now();
-    dies_behind(&drips, "TIMEOUT");
+    is_dead_lettered_behind(&drips, "TIMEOUT");
     // Three sends of 300 ms, with a margin for a busy machine.
     assert!(started.elapsed() < Duration::from_secs(30));
 }

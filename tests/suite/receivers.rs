@@ -41,7 +41,10 @@ fn receiver_of(answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) ->
 /// Sends a message to a receiver that handles it with `answer`, and then another message. The first must be
 /// dead-lettered after two attempts with `reason`; the second must be delivered.
 #[track_caller]
-fn dies_of(reason: &str, answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static) {
+fn is_dead_lettered_for(
+    reason: &str,
+    answer: impl Fn(&mut TcpStream) -> Io + Send + Sync + 'static,
+) {
     let database = Database::new();
     let receiver = receiver_of(answer);
     let relay = relay(&database)
@@ -135,12 +138,12 @@ fn drip(stream: &mut TcpStream, text: &[u8]) -> Io {
 /// R15.
 #[test]
 fn a_receiver_that_hangs_costs_its_message_an_attempt_by_timeout() {
-    dies_of("TIMEOUT", until_it_goes);
+    is_dead_lettered_for("TIMEOUT", until_it_goes);
 }
 
 #[test]
 fn a_receiver_that_stops_in_its_status_costs_its_message_an_attempt_by_timeout() {
-    dies_of("TIMEOUT", |stream| {
+    is_dead_lettered_for("TIMEOUT", |stream| {
         stream.write_all(b"HTTP/1.1 20")?;
         until_it_goes(stream)
     });
@@ -164,14 +167,14 @@ fn a_receiver_that_drips_its_body_for_ever_has_the_message() {
 
 #[test]
 fn a_receiver_that_closes_before_it_answers_is_tried_again() {
-    dies_of("CONNECTION_LOST", |_| {
+    is_dead_lettered_for("CONNECTION_LOST", |_| {
         Err(std::io::ErrorKind::ConnectionAborted.into())
     });
 }
 
 #[test]
 fn a_receiver_that_closes_in_the_middle_of_its_status_is_tried_again() {
-    dies_of("CONNECTION_LOST", |stream| {
+    is_dead_lettered_for("CONNECTION_LOST", |stream| {
         stream.write_all(b"HTTP/1.1 20")?;
         Err(std::io::ErrorKind::ConnectionAborted.into())
     });
@@ -194,7 +197,12 @@ fn listen(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
 /// Sends a message to `url`, where it must be dead-lettered with `reason`, and a message of another topic to a good
 /// receiver.
 #[track_caller]
-fn dies_at(url: &str, reason: &str, payload: &serde_json::Value, timeout: Duration) -> String {
+fn is_dead_lettered_at(
+    url: &str,
+    reason: &str,
+    payload: &serde_json::Value,
+    timeout: Duration,
+) -> String {
     let database = Database::new();
     let good = Receiver::ok();
     let relay = relay(&database)
@@ -238,7 +246,7 @@ fn a_receiver_that_closes_after_half_of_the_request_is_tried_again() {
         let _ = stream.read_exact(&mut half);
         let _ = stream.shutdown(Shutdown::Both);
     });
-    dies_at(
+    is_dead_lettered_at(
         &format!("http://{address}/"),
         "CONNECTION_LOST",
         &large_payload(),
@@ -252,7 +260,7 @@ fn a_receiver_that_resets_is_tried_again() {
     let address = listen(|mut stream| {
         let _ = stream.read_exact(&mut [0]);
     });
-    dies_at(
+    is_dead_lettered_at(
         &format!("http://{address}/"),
         "CONNECTION_LOST",
         &json!(1),
@@ -266,7 +274,7 @@ fn a_refused_connection_is_tried_again() {
     let address = TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .expect("a port");
-    dies_at(
+    is_dead_lettered_at(
         &format!("http://{address}/"),
         "CONNECT",
         &json!(1),
@@ -277,7 +285,7 @@ fn a_refused_connection_is_tried_again() {
 #[test]
 fn an_unknown_host_name_is_tried_again() {
     // A resolver without a network needs time to fail.
-    let error = dies_at(
+    let error = is_dead_lettered_at(
         "http://receiver.invalid/",
         "DNS",
         &json!(1),
@@ -296,7 +304,7 @@ fn tls_with_a_receiver_that_speaks_plain_http_fails_as_tls() {
         let _ = stream.shutdown(Shutdown::Write);
         let _ = stream.read(&mut [0; 1024]);
     });
-    dies_at(
+    is_dead_lettered_at(
         &format!("https://{address}/"),
         "TLS",
         &json!(1),
@@ -370,7 +378,7 @@ impl Drop for SelfSigned {
 #[test]
 fn a_certificate_without_a_known_signer_is_refused() {
     let receiver = SelfSigned::start();
-    dies_at(
+    is_dead_lettered_at(
         &format!("https://localhost:{}/", receiver.port),
         "TLS",
         &json!(1),
@@ -382,14 +390,14 @@ fn a_certificate_without_a_known_signer_is_refused() {
 
 #[test]
 fn an_answer_that_is_not_http_is_a_protocol_failure() {
-    dies_of("PROTOCOL", |stream| {
+    is_dead_lettered_for("PROTOCOL", |stream| {
         stream.write_all(b"220 mail.example ESMTP ready\r\n\r\n")
     });
 }
 
 #[test]
 fn an_answer_as_of_http_0_9_is_a_protocol_failure() {
-    dies_of("PROTOCOL", |stream| {
+    is_dead_lettered_for("PROTOCOL", |stream| {
         stream.write_all(b"<html>ok</html>\n")?;
         Err(std::io::ErrorKind::ConnectionAborted.into())
     });
@@ -583,7 +591,7 @@ fn interim_answers_before_the_200_are_passed_over() {
 
 #[test]
 fn an_interim_answer_and_nothing_after_it_is_no_delivery() {
-    dies_of("TIMEOUT", |stream| {
+    is_dead_lettered_for("TIMEOUT", |stream| {
         stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
         until_it_goes(stream)
     });

@@ -295,7 +295,7 @@ fn a_row_keeps_its_name_and_loses_it_only_with_the_table() {
 
 /// R46, R50: a bad row is never skipped silently, and only a row that no relay could use is disabled for all.
 #[test]
-fn a_row_that_no_relay_can_use_is_disabled_and_one_that_this_relay_may_not_use_is_refused() {
+fn a_row_that_no_relay_can_use_is_disabled_and_a_row_against_the_settings_is_refused() {
     let database = Database::new();
     database.execute(
         "INSERT INTO {o}_destination (name, url, rate) VALUES ('rate', 'https://a.example/', 'often')",

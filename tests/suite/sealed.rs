@@ -180,7 +180,7 @@ fn a_relay_with_the_key_signs_as_the_customer_expects() {
 /// R47: a relay without the key does not sign wrongly, loses no message, and does not disable destinations that other
 /// relays can serve.
 #[test]
-fn messages_that_a_relay_cannot_decrypt_wait_for_one_that_can() {
+fn messages_that_a_relay_cannot_decrypt_wait_for_another_relay() {
     let (database, receiver) = (Database::new(), Receiver::ok());
     let (key, other, none) = (
         SecretKeys::random(),

@@ -60,7 +60,7 @@ fn dies(destination: Destination) -> (String, String) {
 }
 
 #[track_caller]
-fn dies_of_tls(destination: Destination) -> String {
+fn fails_for_good_by_tls(destination: Destination) -> String {
     let (reason, error) = dies(destination);
     assert_eq!(reason, "TLS", "{error}");
     error
@@ -72,7 +72,7 @@ fn dies_of_tls(destination: Destination) -> String {
 fn a_certificate_is_refused_unless_who_signed_it_is_trusted() {
     let authority = Authority::new();
     let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
-    let error = dies_of_tls(destination(receiver.port));
+    let error = fails_for_good_by_tls(destination(receiver.port));
     assert_eq!(
         error,
         format!(
@@ -85,7 +85,7 @@ fn a_certificate_is_refused_unless_who_signed_it_is_trusted() {
     assert_eq!(receiver.delivered(), 1);
 
     let stranger = Authority::new();
-    let error = dies_of_tls(stranger.trusting(receiver.port));
+    let error = fails_for_good_by_tls(stranger.trusting(receiver.port));
     assert!(error.contains("invalid peer certificate"), "{error}");
 }
 
@@ -94,7 +94,7 @@ fn a_certificate_for_another_name_is_refused() {
     let authority = Authority::new();
     authority.sign("server", "subjectAltName=DNS:shop.example");
     let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
-    let error = dies_of_tls(authority.trusting(receiver.port));
+    let error = fails_for_good_by_tls(authority.trusting(receiver.port));
     assert!(error.contains("not valid for name"), "{error}");
 }
 
@@ -116,9 +116,9 @@ fn a_certificate_that_signs_itself_is_trusted_if_it_is_a_root() {
         is_delivered(trusting("server.pem"));
         assert_eq!(receiver.delivered(), 1);
         // Another authority, and the same name and subject with another key.
-        dies_of_tls(trusting("ca.pem"));
+        fails_for_good_by_tls(trusting("ca.pem"));
         authority.sign_itself("other", subject, names);
-        dies_of_tls(trusting("other.pem"));
+        fails_for_good_by_tls(trusting("other.pem"));
         assert_eq!(receiver.delivered(), 1);
     }
 }
@@ -139,7 +139,7 @@ fn a_root_that_signs_itself_is_trusted_for_its_own_name_and_time_only() {
         let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
         let mut destination = destination(receiver.port);
         destination.tls.roots = Some(Roots::File(authority.path("server.pem")));
-        let error = dies_of_tls(destination);
+        let error = fails_for_good_by_tls(destination);
         let is_named = error.contains("not valid for") || error.contains("expired");
         assert!(is_named, "{error}");
         assert_eq!(receiver.delivered(), 0);
@@ -236,12 +236,12 @@ fn with_1_3_as_the_oldest_version_a_receiver_with_1_2_is_refused() {
         destination
     };
     is_delivered(strict(new.port));
-    let error = dies_of_tls(strict(old.port));
+    let error = fails_for_good_by_tls(strict(old.port));
     assert!(error.contains("ProtocolVersion"), "{error}");
     assert_eq!((old.delivered(), new.delivered()), (1, 2));
 
     let foreign = OpensslServer::start(&authority, "-tls1_2");
-    let error = dies_of_tls(strict(foreign.port));
+    let error = fails_for_good_by_tls(strict(foreign.port));
     assert!(error.contains("ProtocolVersion"), "{error}");
 }
 
@@ -265,7 +265,7 @@ fn only_the_versions_of_the_settings_are_offered() {
         });
         let mut destination = destination(port);
         destination.tls.min_version = min_version;
-        dies_of_tls(destination);
+        fails_for_good_by_tls(destination);
         let hello = hello.join().expect("no panic");
         let offers = |bytes: &[u8]| hello.windows(bytes.len()).any(|part| part == bytes);
         assert!(offers(extension), "{min_version:?}: {hello:?}");
@@ -350,7 +350,7 @@ fn tls_goes_through_the_tunnel_of_a_proxy_to_the_destination() {
     destination.proxy = Some(Proxy::parse("proxy", &proxy).expect("a URL"));
     is_delivered(destination.clone());
     destination.tls.roots = Some(Roots::Bundled);
-    let error = dies_of_tls(destination);
+    let error = fails_for_good_by_tls(destination);
     assert!(error.contains("UnknownIssuer"), "{error}");
 }
 

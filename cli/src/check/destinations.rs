@@ -1,8 +1,7 @@
 //! One line for each destination, and warnings about settings that may be unintended.
 
 use diesel_outbox::Destination;
-use diesel_outbox::config::Config;
-use diesel_outbox::config::{Mode, OnDead, Proxy, Roots};
+use diesel_outbox::config::{Config, Mode, OnDead, Proxy, Roots};
 use diesel_outbox::program;
 use serde_json::{Value, json};
 use url::Host;

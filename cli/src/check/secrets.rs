@@ -1,8 +1,7 @@
 //! Secrets shared by receivers, each of which can forge requests to the others; and the encryption of stored secrets.
 
 use diesel::PgConnection;
-use diesel_outbox::config::Config;
-use diesel_outbox::config::SigningSecret;
+use diesel_outbox::config::{Config, SigningSecret};
 use diesel_outbox::program;
 use diesel_outbox::{Destination, Outbox};
 use secrecy::ExposeSecret;

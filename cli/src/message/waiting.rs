@@ -7,8 +7,9 @@ use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Verdict, WaitReason};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::parse_duration;
-use diesel_outbox::program::{self, MessageKey, MessageRecord, Searched, WaitingFilter};
+use diesel_outbox::program::{
+    self, MessageKey, MessageRecord, Searched, WaitingFilter, parse_duration,
+};
 use diesel_outbox::{Answer, Changed, ConfigError, Due, MessageRef, Part, PartState, Status};
 use serde_json::{Value, json};
 

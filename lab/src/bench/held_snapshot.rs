@@ -77,13 +77,13 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         json!({
             "holder": measured.holder.name(),
             "messages_per_second": rate_of(going_on),
-            "ratio_to_nobody": rate_of(going_on) / free,
+            "ratio_without_holder": rate_of(going_on) / free,
             "claim_ms": mean_of(going_on, Delivery::claim_ms),
             "claim_p99_ms": mean_of(going_on, Delivery::claim_p99_ms),
             "claim_max_ms": mean_of(going_on, Delivery::claim_max_ms),
             "own_cpu_us_per_message": mean_of(going_on, Delivery::cpu_us_per_message),
             "messages_per_second_after_start": rate_of(anew),
-            "ratio_to_nobody_after_start": rate_of(anew) / free_after_start,
+            "ratio_without_holder_after_start": rate_of(anew) / free_after_start,
         })
     };
     Ok(json!({
@@ -141,10 +141,10 @@ pub(super) fn table(report: &Value) -> Table {
         &[
             ("open transaction of", "holder", Unit::Word),
             ("delivered/s", "messages_per_second", Unit::Count),
-            ("ratio to nobody", "ratio_to_nobody", Unit::Ratio),
+            ("ratio to nobody", "ratio_without_holder", Unit::Ratio),
             (
                 "ratio after a start",
-                "ratio_to_nobody_after_start",
+                "ratio_without_holder_after_start",
                 Unit::Ratio,
             ),
             ("mean claim", "claim_ms", Unit::Millis),

@@ -6,9 +6,8 @@ pub(super) mod letter;
 use std::sync::Arc;
 use std::time::Instant;
 
-use diesel_outbox::admin::DeadFilter;
-use diesel_outbox::program::{self, DeadGroup};
-use diesel_outbox::program::{DeadLetter, MessageKey};
+use diesel_outbox::admin::{DeadFilter, Place};
+use diesel_outbox::program::{self, DeadGroup, DeadLetter, MessageKey};
 use diesel_outbox::{ReasonCode, Sequence};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -110,7 +109,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         ..plain(site, visitor, request, "Dead letters")
     };
     let filter = match asked.filter() {
-        Ok(filter) => filter.before(before),
+        Ok(filter) => filter,
         Err(error) => {
             let content =
                 html! { h1 { "Dead letters" } p.refused { (error) } (filter_form(&asked)) };
@@ -118,7 +117,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         }
     };
     let began = Instant::now();
-    let list = match look(site, &asked, &filter) {
+    let list = match load(site, &asked, &filter, before) {
         Ok(list) => list,
         Err(error) => return super::database_away(site, visitor, request, &format!("{error:#}")),
     };
@@ -135,24 +134,21 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     page.answer(StatusCode::OK, &content)
 }
 
-fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<Arc<DeadList>> {
+/// The list from a place on, or from its begin.
+fn load(
+    site: &Site,
+    asked: &Asked,
+    filter: &DeadFilter,
+    before: Option<Place>,
+) -> anyhow::Result<Arc<DeadList>> {
     const LIMIT: i64 = PAGE as i64 + 1;
     if !asked.q.is_empty() {
-        let is =
-            |asked: &Option<String>, value: &str| asked.as_ref().is_none_or(|one| one == value);
-        let mut letters = find(site, &asked.q)?;
-        letters.retain(|letter| {
-            is(&filter.topic, &letter.topic)
-                && is(&filter.destination, &letter.destination)
-                && (filter.tenant_id.is_none() || filter.tenant_id == letter.tenant_id)
-                && filter
-                    .reason
-                    .is_none_or(|reason| reason.as_str() == letter.reason)
-        });
+        let letters = find(site, &asked.q, filter)?;
         let groups = Vec::new();
         return Ok(Arc::new(DeadList { letters, groups }));
     }
-    if filter.before.is_some() {
+    if before.is_some() {
+        let filter = &filter.clone().before(before);
         let letters = site
             .database
             .run(|conn, outbox| program::dead_letters(conn, outbox, filter, LIMIT))?;
@@ -171,8 +167,8 @@ fn look(site: &Site, asked: &Asked, filter: &DeadFilter) -> anyhow::Result<Arc<D
     })
 }
 
-/// The dead letters of a message, found by id, idempotency key or sequence.
-pub(super) fn find(site: &Site, q: &str) -> anyhow::Result<Vec<DeadLetter>> {
+/// The matching dead letters of a message, found by id, idempotency key or sequence.
+pub(super) fn find(site: &Site, q: &str, filter: &DeadFilter) -> anyhow::Result<Vec<DeadLetter>> {
     let key = MessageKey::Text(q.to_owned());
     site.searches.run(|conn, outbox| {
         let found = program::message(conn, outbox, &key)?.rows;
@@ -182,7 +178,7 @@ pub(super) fn find(site: &Site, q: &str) -> anyhow::Result<Vec<DeadLetter>> {
             .map(|record| (record.sequence, record.message_id))
             .collect();
         let sequences: Vec<i64> = dead.iter().map(|(sequence, _)| sequence.0).collect();
-        let filter = DeadFilter::default().sequences(sequences);
+        let filter = filter.clone().sequences(sequences);
         if dead.is_empty() {
             return Ok(Vec::new());
         }

@@ -1,8 +1,7 @@
 //! Ordering keys: the blocked keys, and the messages of one key in order.
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::program::MessageRecord;
-use diesel_outbox::program::{self, BlockedKey};
+use diesel_outbox::program::{self, BlockedKey, MessageRecord};
 use http::StatusCode;
 use maud::{Markup, html};
 

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::WaitReason;
-use diesel_outbox::program::{self, HistoryEntry};
-use diesel_outbox::program::{MessageKey, MessageRecord};
+use diesel_outbox::program::{self, HistoryEntry, MessageKey, MessageRecord};
 use http::StatusCode;
 use maud::{Markup, html};
 

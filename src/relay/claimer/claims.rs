@@ -12,7 +12,7 @@ use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::filtering::Filtering;
 use crate::relay::planner::{Brought, Claims, Outcome, Picked, SearchKind, View};
-use crate::store::brief::is_over_time;
+use crate::store::brief::has_timed_out;
 use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Position, Stream};
 use crate::store::relay::search::Ask;
 
@@ -163,7 +163,7 @@ impl<D: Database> Claimer<'_, D> {
         let limit = self.shared.claim_limit;
         match claim {
             Err(DatabaseError::Statement(error))
-                if is_over_time(&error, clock::since(began), limit) =>
+                if has_timed_out(&error, clock::since(began), limit) =>
             {
                 Ok(None)
             }

@@ -25,14 +25,14 @@ impl<D: Database> Claimer<'_, D> {
                 || named.is_some_and(|named| named.is_another(message))
         };
         let routes = &self.shared.routes;
-        let is_for_nobody = |one: &Claimed| {
+        let has_no_subscriber = |one: &Claimed| {
             let message = &one.message;
             let way = routes.find(&message.topic, &message.destination);
             way == Way::NoRoute && registry.wanting(message).next().is_none()
         };
         if claimed
             .iter()
-            .any(|one| is_removed(one) || is_for_nobody(one))
+            .any(|one| is_removed(one) || has_no_subscriber(one))
         {
             // The session logs a failure, and the messages are released.
             let looked = self.look_at_rows().map_err(|_| Unasked::Released)?;

@@ -274,7 +274,7 @@ mod tests {
 
     /// R50: without any answer, the network of this relay may be the cause.
     #[test]
-    fn a_receiver_that_is_not_reached_fails_only_beside_one_that_answers() {
+    fn an_unreachable_receiver_fails_only_beside_another_that_answers() {
         let (mut one, now) = failing();
         one.record(&unreached(), now);
         assert_eq!(one.news, None);
@@ -318,7 +318,7 @@ mod tests {
 
     /// R50: the success of another relay counts.
     #[test]
-    fn only_what_fails_for_all_relays_is_disabled() {
+    fn only_a_destination_that_fails_for_all_relays_is_disabled() {
         let (mut one, now) = failing();
         let fails = failed(ReasonCode::Timeout, None);
         one.record(&fails, now);

@@ -50,7 +50,7 @@ impl State {
                 if pass.is_first {
                     self.phase = Phase::Flowing;
                 }
-                let is_over = match (sign, &mut self.window) {
+                let opens = match (sign, &mut self.window) {
                     (Sign::None, _) | (_, None) => false,
                     (Sign::Good, Some(window)) => {
                         window.count_good(1, now);
@@ -60,7 +60,7 @@ impl State {
                     (Sign::Bad, Some(window)) => window.count_failure(now),
                     (Sign::NoWay, Some(_)) => true,
                 };
-                is_over.then(|| self.trip(now)).flatten()
+                opens.then(|| self.trip(now)).flatten()
             }
         }
     }

@@ -133,7 +133,7 @@ fn without_a_breaker_failures_close_nothing() {
 }
 
 #[test]
-fn what_the_table_says_closes_and_opens_it() {
+fn a_row_of_the_table_closes_and_opens_the_gate() {
     let gate = gate(|_| {});
     let now = Instant::now();
     gate.learn(Some(&row("OPERATOR", None)), now);
@@ -154,7 +154,7 @@ fn what_the_table_says_closes_and_opens_it() {
 }
 
 #[test]
-fn a_row_whose_time_is_over_closes_nothing_and_one_of_a_breaker_asks_for_a_probe() {
+fn an_expired_row_closes_nothing_and_that_of_a_breaker_asks_for_a_probe() {
     let gate = gate(|_| {});
     let now = Instant::now();
     let over = Some(Duration::ZERO);
@@ -169,7 +169,7 @@ fn a_row_whose_time_is_over_closes_nothing_and_one_of_a_breaker_asks_for_a_probe
 }
 
 #[test]
-fn what_the_table_does_not_know_yet_is_not_forgotten() {
+fn news_that_is_not_recorded_yet_is_not_forgotten() {
     let gate = gate(|_| {});
     send(&gate, &asked_to_wait(Duration::from_secs(9)));
     gate.learn(None, Instant::now());

@@ -44,7 +44,7 @@ fn kinds(shared: &Shared) -> Vec<ProblemKind> {
 }
 
 #[test]
-fn a_thread_that_ended_by_itself_is_named_and_one_that_was_told_to_is_not() {
+fn a_thread_that_ended_unasked_is_named_and_a_stopped_thread_is_not() {
     let shared = shared();
     look(&shared);
     assert_eq!(health(&shared).to_string(), "ok");
@@ -85,7 +85,7 @@ fn threads_without_a_database_are_one_problem_and_the_listener_is_none() {
 }
 
 #[test]
-fn what_is_claimed_and_does_not_move_has_to_have_a_reason() {
+fn claimed_messages_that_do_not_move_need_a_reason() {
     let shared = shared();
     look(&shared);
     let is_stalled = || {

@@ -36,7 +36,7 @@ impl Freed {
     }
 
     /// Queries waiting keys again if there is room now.
-    pub(super) fn wait_is_over(&mut self, is_room: impl Fn(To) -> bool) {
+    pub(super) fn wait_has_ended(&mut self, is_room: impl Fn(To) -> bool) {
         let keys = &mut self.keys;
         self.waiting.retain(|key, to| {
             let has_room = is_room(*to);

@@ -459,7 +459,7 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
 
 /// G2: the database's answer takes a while, and a floor must not pass messages that are enqueued meanwhile.
 #[test]
-fn a_lane_goes_on_behind_what_the_database_counts_as_past() {
+fn a_lane_continues_after_the_present_of_the_database() {
     let routes = routes();
     let mut ground = Ground::new(&routes);
     let survey = ground.begin_survey();
@@ -536,7 +536,7 @@ fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
 
 /// R9: a claim under an expired lease returns nothing, whatever is due.
 #[test]
-fn a_question_waits_while_the_lease_may_be_over() {
+fn a_question_waits_while_the_lease_may_have_expired() {
     let routes = routes();
     let mut ground = Ground::new(&routes);
     ground.view.question = 1;
@@ -632,7 +632,7 @@ fn a_lease_that_is_lost_during_a_survey_is_followed_by_another_survey() {
 
 /// R9: repeated waits of no length would be a busy loop.
 #[test]
-fn what_is_owed_only_by_claims_ends_no_wait_of_a_relay_that_makes_none() {
+fn work_owed_only_by_claims_ends_no_wait_of_a_relay_that_does_not_claim() {
     let routes = routes();
     for (is_active, left_to_claim) in [(false, None), (true, Some(0))] {
         let mut ground = Ground::new(&routes);
@@ -653,7 +653,7 @@ fn what_is_owed_only_by_claims_ends_no_wait_of_a_relay_that_makes_none() {
 }
 
 #[test]
-fn a_question_waits_for_what_is_undone() {
+fn a_question_waits_for_the_end_of_an_undo() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
     ground.planner.begin_undo(LEASE, vec![]);
@@ -667,7 +667,7 @@ fn a_question_waits_for_what_is_undone() {
 
 /// R13: the messages of a claim without an answer are released, and claims continue between the parts.
 #[test]
-fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
+fn an_undo_continues_between_claims_and_keeps_known_messages() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     let doubt = Doubt {
@@ -720,7 +720,7 @@ fn an_undo_goes_on_between_claims_and_keeps_what_is_known() {
 
 /// R13: the messages of that claim may be in ranges that the undo has passed.
 #[test]
-fn an_undo_begins_anew_when_another_answer_is_lost() {
+fn an_undo_restarts_when_another_answer_is_lost() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
     ground.planner.begin_undo(LEASE, vec![]);
@@ -741,7 +741,7 @@ fn an_undo_begins_anew_when_another_answer_is_lost() {
 }
 
 #[test]
-fn a_doubt_about_a_lease_that_is_over_is_none() {
+fn a_doubt_about_an_ended_lease_ends_at_once() {
     let routes = routes();
     let mut ground = Ground::new(&routes);
     let lease = LeaseId(LEASE.0 - 1);
@@ -975,7 +975,7 @@ fn a_limit_ends_claims_and_answers() {
 
 /// R9: after a slow claim, messages are searched in ranges.
 #[test]
-fn what_is_too_slow_is_left_to_the_patrol() {
+fn a_slow_search_is_left_to_the_patrol() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
@@ -1035,7 +1035,7 @@ fn a_process_that_stood_still_looks_for_late_commits_soon() {
 
 /// R6
 #[test]
-fn what_has_expired_is_looked_for_where_no_relay_serves_it() {
+fn expired_messages_are_searched_for_in_topics_that_no_relay_serves() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
     let unserved = || vec![topic("a"), topic("c")];
@@ -1055,7 +1055,7 @@ fn what_has_expired_is_looked_for_where_no_relay_serves_it() {
 
 /// R8, G5: claims have passed the message's position, and neither a walk nor a sweep is due.
 #[test]
-fn what_was_committed_late_is_claimed_next() {
+fn a_message_committed_late_is_claimed_next() {
     let routes = routes();
     let (plain, keyed) = (stream("a", false), stream("b", true));
     let mut ground = Ground::with(&routes, &[plain.clone(), keyed.clone()]);

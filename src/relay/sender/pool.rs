@@ -122,7 +122,7 @@ impl Worker<'_> {
                     continue;
                 }
                 Next::GiveBack(jobs) => {
-                    self.give_back(jobs)?;
+                    self.release(jobs)?;
                     continue;
                 }
                 Next::Nothing(until) => until,
@@ -151,7 +151,7 @@ impl Worker<'_> {
         // The name may have been registered again since the claim, or belong to another tenant.
         let member = member.filter(|one| !one.customer.is_another(&job.message));
         let Some(Member { customer, bulkhead }) = member.map(AsRef::as_ref) else {
-            self.give_back(vec![job])?;
+            self.release(vec![job])?;
             return Ok((None, 1));
         };
         let sender = SenderThread {
@@ -169,7 +169,7 @@ impl Worker<'_> {
 
     /// Releases messages. A message that names no destination gets a row for the destination that it was for: the
     /// destination may have been disabled or removed, and then no other claim would find who wants the message.
-    fn give_back(&self, jobs: Vec<Job>) -> Result<(), NobodyListens> {
+    fn release(&self, jobs: Vec<Job>) -> Result<(), NobodyListens> {
         for job in jobs {
             let verdict = match &job.customer {
                 Some(name) if job.message.destination.is_empty() => Verdict::Split(Parts {

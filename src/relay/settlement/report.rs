@@ -40,13 +40,13 @@ impl Settlement {
             destination: self.place(bulkheads),
             status: match self.verdict {
                 Verdict::Delivered(_) | Verdict::Deduplicated => Status::Delivered,
-                Verdict::Nobody => Status::NoSubscriber,
+                Verdict::NoSubscriber => Status::NoSubscriber,
                 Verdict::Dead(..) => Status::Dead,
                 Verdict::Retry(..) | Verdict::Released if attempts > 0 => Status::Retrying,
                 Verdict::Retry(..) | Verdict::Released | Verdict::Split(_) => Status::Pending,
             },
             reason: match self.verdict {
-                Verdict::Nobody => Some(ReasonCode::NoSubscriber),
+                Verdict::NoSubscriber => Some(ReasonCode::NoSubscriber),
                 _ => self.failure().map(|failure| failure.code),
             },
             attempts,
@@ -63,7 +63,7 @@ impl Settlement {
         let attempts = told.attempts;
         match &self.verdict {
             Verdict::Delivered(_) => format!("delivered {topic}{to} (message {id})"),
-            Verdict::Nobody => {
+            Verdict::NoSubscriber => {
                 format!(
                     "no registered destination wants {topic}, and no route or handler has ever served it: settled without a send (message {id})"
                 )
@@ -109,7 +109,7 @@ impl Settlement {
     /// What repeats if others fail for the same reason.
     fn repeated(&self, bulkheads: &[Bulkhead]) -> Option<Repeated> {
         let (destination, code) = match self.verdict {
-            Verdict::Nobody => (self.message.topic.as_str(), ReasonCode::NoSubscriber),
+            Verdict::NoSubscriber => (self.message.topic.as_str(), ReasonCode::NoSubscriber),
             _ => (self.place(bulkheads), self.failure()?.code),
         };
         Some(Repeated {
@@ -123,7 +123,7 @@ impl Settlement {
     fn event(&self) -> &'static str {
         match self.verdict {
             Verdict::Delivered(_) => "delivered",
-            Verdict::Nobody => "no_subscriber",
+            Verdict::NoSubscriber => "no_subscriber",
             Verdict::Deduplicated => "dedup_hit",
             Verdict::Retry(_, _, counted) if counted > 0 => "retry",
             Verdict::Retry(..) => "wait",

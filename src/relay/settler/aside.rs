@@ -284,7 +284,7 @@ impl<D: Database> Settler<'_, D> {
     /// At the end of the relay, releases the messages that are not fanned out yet, and tries all settlements set aside
     /// once more, for at most [`LAST_TRIES`].
     pub(super) fn try_the_rest(&mut self) -> Result<(), GivenUp> {
-        let unfinished = self.splits.give_back();
+        let unfinished = self.splits.release();
         self.settle_all(unfinished)?;
         let until = clock::now() + LAST_TRIES;
         self.aside.bring_forward(usize::MAX, |_| true);

@@ -62,7 +62,7 @@ impl<D: Database> Settler<'_, D> {
         };
         let mut rows = HashMap::new();
         let mut in_a_row = HashMap::new();
-        if self.keys == Keys::GoOn && settle.bytes > 0 && may_continue(shared, lease) {
+        if self.keys == Keys::Continue && settle.bytes > 0 && may_continue(shared, lease) {
             for settlement in group {
                 if let Some((key, count)) = next_key(shared, settlement) {
                     in_a_row.insert(key.clone(), count);

@@ -55,9 +55,9 @@ impl Splits {
     }
 
     /// Another relay continues these fan-outs.
-    pub(super) fn give_back(&mut self) -> Vec<Settlement> {
+    pub(super) fn release(&mut self) -> Vec<Settlement> {
         let waiting = std::mem::take(&mut self.waiting);
-        waiting.into_iter().map(Settlement::give_back).collect()
+        waiting.into_iter().map(Settlement::release).collect()
     }
 
     /// Notes how long a settle of this kind took.

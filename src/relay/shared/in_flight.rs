@@ -608,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claimer_is_rung_for_when_what_it_waits_for_is_put_aside() {
+    fn the_claimer_is_woken_when_the_messages_it_waits_for_are_put_aside() {
         let (shared, rings) = shared_and_doorbell();
         shared.began(LEASE, [To::Nowhere; 2].into_iter());
         let topic = Topic::new("a", "");

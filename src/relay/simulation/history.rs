@@ -285,8 +285,9 @@ impl History {
             |rng, relay| Event::Deaf(relay, millis(rng, 50..3000)),
         ];
         for make in kinds {
-            let is_told = matches!(make(&mut rng.clone(), 0), Event::Ask(_) | Event::Pause(..));
-            if rng.u8(..4) > 0 || (is_calm && !is_told) {
+            let is_announced =
+                matches!(make(&mut rng.clone(), 0), Event::Ask(_) | Event::Pause(..));
+            if rng.u8(..4) > 0 || (is_calm && !is_announced) {
                 continue;
             }
             for _ in 0..rng.usize(1..4) {

@@ -51,7 +51,7 @@ pub(super) struct Link<'w> {
     connected: Option<(u64, i32)>,
     backend: Option<Backend>,
     failures: u32,
-    is_over_time: bool,
+    has_timed_out: bool,
     /// How long the last statement has read dead index entries.
     took: Duration,
     /// The changes of a transaction that stays open.
@@ -75,7 +75,7 @@ impl<'w> Link<'w> {
             connected: None,
             backend: None,
             failures: 0,
-            is_over_time: false,
+            has_timed_out: false,
             took: Duration::ZERO,
             open: None,
         }
@@ -110,7 +110,7 @@ impl<'w> Link<'w> {
     fn begin(&mut self) -> Answer<Trouble> {
         let stage = self.stage;
         stage.count_statement(self.process);
-        self.is_over_time = false;
+        self.has_timed_out = false;
         let result = self.reach();
         match &result {
             Ok(_) => {}
@@ -147,7 +147,7 @@ impl<'w> Link<'w> {
         if let Trouble::TimesOut(limit) = trouble {
             stage.pass(self.process, limit);
             self.disconnect();
-            self.is_over_time = true;
+            self.has_timed_out = true;
             return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
         }
         Ok(trouble)
@@ -164,7 +164,7 @@ impl<'w> Link<'w> {
         // After a broken promise, no one unlocks them.
         while is_locked() && stage.fall.borrow().is_none() {
             if stage.now() >= until && stage.broken != Some(Broken::WaitsForPeople) {
-                self.is_over_time = true;
+                self.has_timed_out = true;
                 return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
             }
             stage.pass(self.process, WHILE_LOCKED);
@@ -285,8 +285,8 @@ impl Database for Link<'_> {
             .min(LONGEST_WAIT)
     }
 
-    fn is_over_time(&self) -> bool {
-        self.is_over_time
+    fn has_timed_out(&self) -> bool {
+        self.has_timed_out
     }
 
     fn is_missing(&self) -> bool {
@@ -588,10 +588,8 @@ impl Database for Link<'_> {
         })
     }
 
-    fn give_back_probe(&mut self, which: &str) -> Answer<Tried<()>> {
-        self.of_pause(which, |tables, now| {
-            tables.give_back_probe(which, now.micros)
-        })
+    fn release_probe(&mut self, which: &str) -> Answer<Tried<()>> {
+        self.of_pause(which, |tables, now| tables.release_probe(which, now.micros))
     }
 
     fn register(&mut self, registration: &Registration) -> Answer<LeaseId> {

@@ -76,7 +76,7 @@ pub(super) enum Actor {
 
 /// The state of the claimer.
 enum Claiming {
-    GoesOn,
+    Continues,
     Pauses(Duration),
     Waits {
         wait: Wait,
@@ -341,11 +341,11 @@ impl<'w> Process<'w> {
                 link(Actor::Claimer),
             )),
             has_ended: false,
-            claiming: Claiming::GoesOn,
+            claiming: Claiming::Continues,
             turns: (Duration::ZERO, 0),
             settling: [
                 settling(Keys::None, plain_queue),
-                settling(Keys::GoOn, keyed_queue),
+                settling(Keys::Continue, keyed_queue),
             ],
             filters: Some(filters),
             next_evaluation: Duration::ZERO,
@@ -440,7 +440,7 @@ impl<'w> Process<'w> {
         }
     }
 
-    pub(super) fn pass_on_what_is_told(&self, broken: Option<Broken>) {
+    pub(super) fn pass_on_entries(&self, broken: Option<Broken>) {
         while let Ok(told) = self.shared.signals.told.1.try_recv() {
             let is_lost =
                 broken == Some(Broken::LosesHandOvers) && matches!(told, Told::Continued(_));
@@ -474,16 +474,16 @@ impl<'w> Process<'w> {
         match actor {
             Actor::Claimer => {
                 self.claimer.as_ref()?;
-                let is_told = || {
+                let is_announced = || {
                     !self.shared.signals.doorbell.ear.is_empty()
                         || !self.shared.signals.news.ear.is_empty()
                         || !self.inbox.1.is_empty()
                 };
                 match &self.claiming {
                     _ if self.shared.is_stopping() => Some(now),
-                    Claiming::GoesOn => Some(now),
+                    Claiming::Continues => Some(now),
                     Claiming::Pauses(until) => Some(*until),
-                    Claiming::Waits { .. } if is_told() => Some(now),
+                    Claiming::Waits { .. } if is_announced() => Some(now),
                     Claiming::Waits { until, naps_at, .. } => {
                         Some(naps_at.map_or(*until, |at| at.min(*until)))
                     }
@@ -571,7 +571,7 @@ impl<'w> Stage<'w> {
         let (claimer, claiming, shared) = {
             let mut processes = self.processes.borrow_mut();
             let process = &mut processes[number];
-            let claiming = std::mem::replace(&mut process.claiming, Claiming::GoesOn);
+            let claiming = std::mem::replace(&mut process.claiming, Claiming::Continues);
             (process.claimer.take(), claiming, process.shared)
         };
         let Some(mut claimer) = claimer else { return };
@@ -599,10 +599,10 @@ impl<'w> Stage<'w> {
             }
             Claiming::Waits { wait, until, .. } => {
                 claimer.end_wait(&wait, now < until);
-                Claiming::GoesOn
+                Claiming::Continues
             }
-            Claiming::GoesOn | Claiming::Pauses(_) => match claimer.turn() {
-                Turn::GoOn => Claiming::GoesOn,
+            Claiming::Continues | Claiming::Pauses(_) => match claimer.turn() {
+                Turn::Continue => Claiming::Continues,
                 Turn::Pause(pause) => Claiming::Pauses(self.now() + pause),
                 Turn::Wait(wait) => {
                     claimer.begin_wait(&wait);
@@ -838,7 +838,7 @@ impl<'w> Stage<'w> {
             }
         }
         match sent.is_empty() {
-            true => bulkhead.gate.give_back(&pass),
+            true => bulkhead.gate.return_pass(&pass),
             false => self.begin_send((number, which), &bulkhead.name, (sent, pass), None),
         }
     }
@@ -888,7 +888,7 @@ impl<'w> Stage<'w> {
                     && let Some(preferred) = registry.named(REGISTERED[0])
                     && shared.registered.turns().has(preferred.id)
                 {
-                    bulkhead.gate.give_back(&pass);
+                    bulkhead.gate.return_pass(&pass);
                     shared.registered.turns().ended(in_flight, None, 1);
                     return shared.registered.put(vec![job]);
                 }
@@ -907,7 +907,7 @@ impl<'w> Stage<'w> {
                     }
                     (verdict, member) => {
                         if let Some(member) = member {
-                            member.bulkhead.gate.give_back(&pass);
+                            member.bulkhead.gate.return_pass(&pass);
                         }
                         shared.registered.turns().ended(in_flight, None, 1);
                         settle(job, verdict.unwrap_or(Verdict::Released));
@@ -1263,7 +1263,7 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let claimed: Vec<Claimed> = (0..=most).map(|n| claimed(n, "a", Some("k"))).collect();
     let jobs = shared.took(claimed, LeaseId(1), Err(Unasked::Released));
     shared.tell_claimer(Told::Continued(jobs));
-    process.pass_on_what_is_told(None);
+    process.pass_on_entries(None);
     let claimer = process.claimer.as_mut().expect("the claimer is idle");
     while claimer.is_woken() {}
     assert_eq!(process.queues[0].len(), shared.bulkheads[0].queue());

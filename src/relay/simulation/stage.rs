@@ -210,7 +210,7 @@ pub(super) struct Stage<'w> {
     busy_at: Cell<Duration>,
     /// When a person last unlocked rows.
     unlocked_at: Cell<Duration>,
-    is_over: Cell<bool>,
+    has_ended: Cell<bool>,
     pub(super) fall: RefCell<Option<Fall>>,
     pub(super) story: RefCell<Option<Vec<String>>>,
     pub(super) poll: Duration,
@@ -267,7 +267,7 @@ impl<'w> Stage<'w> {
             sends_while_busy: RefCell::default(),
             busy_at: Cell::new(BEGIN),
             unlocked_at: Cell::new(BEGIN),
-            is_over: Cell::new(false),
+            has_ended: Cell::new(false),
             fall: RefCell::default(),
             story: RefCell::new(tells.then(Vec::new)),
             poll,
@@ -294,7 +294,7 @@ impl<'w> Stage<'w> {
         }
         self.at(begin + LENGTH, Happens::Calm);
         self.at(begin + TICK, Happens::Tick);
-        while !self.is_over.get() && self.fall.borrow().is_none() {
+        while !self.has_ended.get() && self.fall.borrow().is_none() {
             self.run_until(self.now.get() + Duration::from_secs(1));
             if self.now.get() > begin + END {
                 self.check_end();
@@ -628,7 +628,7 @@ impl<'w> Stage<'w> {
     }
 
     fn run_until(&'w self, until: Duration) {
-        while self.fall.borrow().is_none() && !self.is_over.get() {
+        while self.fall.borrow().is_none() && !self.has_ended.get() {
             let (actor, at) = self.next_actor();
             let next = self.queue.borrow().peek().map(|Reverse(one)| one.at);
             let is_actors_turn = match (actor, next) {
@@ -666,7 +666,7 @@ impl<'w> Stage<'w> {
             if process.is_dead {
                 continue;
             }
-            process.pass_on_what_is_told(self.broken);
+            process.pass_on_entries(self.broken);
             for actor in process.actors() {
                 let Some(due) = process.due(self, actor) else {
                     process.scheduled.remove(&actor);
@@ -1275,8 +1275,8 @@ impl<'w> Stage<'w> {
         }
     }
 
-    pub(super) fn is_over(&self) {
-        self.is_over.set(true);
+    pub(super) fn end_history(&self) {
+        self.has_ended.set(true);
     }
 
     /// Ends all troubles: from now on, all messages must end.
@@ -1341,7 +1341,7 @@ impl<'w> Stage<'w> {
             && self.sends.borrow().is_empty()
         {
             self.check_end();
-            self.is_over();
+            self.end_history();
         }
     }
 
@@ -1458,7 +1458,7 @@ impl<'w> Stage<'w> {
             // No notification announces that a message has become due or that an operator has resumed a destination.
             // And if another relay settles the part that a message waits for, this takes up to a second to be found.
             let may_wait_for_parts = row.ordering_key.is_some() && self.history.has_parts();
-            let is_told = row.attempts == 0
+            let is_announced = row.attempts == 0
                 && !self.history.has_pauses()
                 // Several settles in a row may wait for locks.
                 && !self.history.has(|event| matches!(event, Event::Lock(..)))
@@ -1468,7 +1468,7 @@ impl<'w> Stage<'w> {
                 // Nothing tells the relays of other processes that it is their turn.
                 && !(self.history.single_active && self.history.relays > 1 && self.history.has_reloads())
                 && messages[row.id].delay.is_zero();
-            let most = match is_told {
+            let most = match is_announced {
                 true => SOON,
                 false => LATE + self.poll,
             };
@@ -1578,9 +1578,9 @@ impl<'w> Stage<'w> {
                     of.get(&entry.row.destination).copied().unwrap_or_default()
                 };
                 // A message of topic `c` may have had no subscriber.
-                let is_nobodys =
+                let is_without_subscriber =
                     entry.row.topic == wants::TOPIC && entry.row.destination.is_empty();
-                if entry.is_delivered && of(&truth.well) == 0 && !is_nobodys {
+                if entry.is_delivered && of(&truth.well) == 0 && !is_without_subscriber {
                     return self.fall(Promise::Lost, || {
                         format!("recorded as delivered but never sent: {entry:?}")
                     });

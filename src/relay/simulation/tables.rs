@@ -993,13 +993,13 @@ impl Tables {
     }
 
     fn expired(&self, stream: &Stream, after: Position, now: i64) -> Page {
-        let is_over = |row: &&Row| {
+        let has_expired = |row: &&Row| {
             row.stream() == *stream
                 && row.position() > after
                 && row.available_at <= now
                 && row.expires_at.is_some_and(|at| at <= now)
         };
-        let over = self.rows.values().filter(is_over);
+        let over = self.rows.values().filter(has_expired);
         Page {
             found: over.map(Row::as_free).collect(),
             ..Page::default()
@@ -1076,7 +1076,7 @@ impl Tables {
         })
     }
 
-    pub(super) fn give_back_probe(&mut self, which: &str, now: i64) {
+    pub(super) fn release_probe(&mut self, which: &str, now: i64) {
         if let Some((.., until)) = self.breaker(which) {
             *until = Some(now);
         }

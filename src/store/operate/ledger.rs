@@ -256,14 +256,14 @@ enum Pages {
 fn is_meant(filter: &LedgerFilter) -> On<'_, ledger::table> {
     let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
     let of_key = |key| ledger::ordering_key.assume_not_null().eq(key);
-    let died_of = |reason: ReasonCode| ledger::reason.assume_not_null().eq(reason.as_str());
+    let ended_by = |reason: ReasonCode| ledger::reason.assume_not_null().eq(reason.as_str());
     all_of([
         given(filter.topic.as_ref(), |topic| ledger::topic.eq(topic)),
         given(filter.destination.as_ref(), |name| {
             ledger::destination.eq(name)
         }),
         given(filter.status, |status| ledger::status.eq(status.as_str())),
-        given(filter.reason, died_of),
+        given(filter.reason, ended_by),
         given(filter.ordering_key.as_ref(), of_key),
         given(filter.tenant_id, |id| {
             ledger::tenant_id.assume_not_null().eq(id)

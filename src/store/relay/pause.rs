@@ -242,7 +242,7 @@ pub(crate) fn take_probe(
 }
 
 /// Gives back the right to probe: any relay may take it.
-pub(crate) fn give_back_probe(
+pub(crate) fn release_probe(
     conn: &mut PgConnection,
     name: &OutboxName,
     destination: &str,

@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documented_roles_are_those_that_are_printed() {
+    fn the_documented_roles_are_the_printed_roles() {
         let documented = include_str!("../../../docs/roles.sql");
         assert_eq!(documented, printed(&OutboxName::default()));
     }

@@ -296,7 +296,7 @@ pub(in crate::store) fn free(
 ) -> QueryResult<()> {
     let keys: BTreeSet<String> = keys.collect();
     for key in &keys {
-        go_on(conn, name, key)?;
+        continues(conn, name, key)?;
     }
     match keys.is_empty() {
         true => Ok(()),
@@ -309,7 +309,7 @@ pub(in crate::store) fn free(
 /// also find the message, but later.
 ///
 /// Text: a loose index scan is recursive (WITH RECURSIVE).
-fn go_on(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> QueryResult<()> {
+fn continues(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> QueryResult<()> {
     let outbox = name.outbox();
     let first = |behind: &str| {
         format!(

@@ -115,7 +115,12 @@ fn cleaning_relay(database: &FreshDatabase, receiver: &Receiver, role: Option<&s
 }
 
 /// The relay reports once what is missing, delivers, and cleans as soon as `mend` was run.
-fn says_so_once_and_goes_on(database: &FreshDatabase, role: Option<&str>, said: &str, mend: &str) {
+fn says_so_once_and_continues(
+    database: &FreshDatabase,
+    role: Option<&str>,
+    said: &str,
+    mend: &str,
+) {
     let receiver = Receiver::ok();
     let relay = cleaning_relay(database, &receiver, role);
     relay.wait_for_log(said);
@@ -135,7 +140,7 @@ fn a_relay_that_cannot_clean_the_inbox_says_so_once_and_delivers() {
     let database = with_old_messages(1);
     database.execute("ALTER TABLE outbox_inbox RENAME TO away");
     let said = "there is no table outbox_inbox";
-    says_so_once_and_goes_on(
+    says_so_once_and_continues(
         &database,
         None,
         said,
@@ -154,7 +159,7 @@ fn a_relay_that_cannot_clean_the_inbox_says_so_once_and_delivers() {
     let mend = format!(
         "GRANT DELETE ON outbox_inbox TO {role}; REVOKE UPDATE ON outbox_inbox FROM {role}"
     );
-    says_so_once_and_goes_on(&database, Some(&role), said, &mend);
+    says_so_once_and_continues(&database, Some(&role), said, &mend);
     database.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 

@@ -1,7 +1,6 @@
 //! TLS files that cannot be used.
 
-use diesel_outbox::config::Config;
-use diesel_outbox::config::Roots;
+use diesel_outbox::config::{Config, Roots};
 use diesel_outbox::{Destination, HttpDispatcher};
 
 use super::ground::Authority;

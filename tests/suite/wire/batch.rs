@@ -4,8 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use diesel_outbox::config::Config;
-use diesel_outbox::config::Mode;
+use diesel_outbox::config::{Config, Mode};
 use diesel_outbox::{
     Destination, Dispatcher, Failure, HttpDispatcher, Message, NewMessage, Outcome, ReasonCode,
     Response,

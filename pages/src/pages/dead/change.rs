@@ -221,7 +221,7 @@ fn matching(
     let mut before = order.before;
     let mut is_found: Option<Vec<LetterId>> = None;
     if !order.asked.q.is_empty() {
-        let found = super::find(site, &order.asked.q)?;
+        let found = super::find(site, &order.asked.q, &filter)?;
         let ids: Vec<LetterId> = found.iter().map(DeadLetter::id).collect();
         if ids.is_empty() {
             return Ok((None, Vec::new()));

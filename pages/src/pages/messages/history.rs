@@ -1,7 +1,6 @@
 //! The timeline of a message, reconstructed from its rows.
 
-use diesel_outbox::program::HistoryEntry;
-use diesel_outbox::program::MessageRecord;
+use diesel_outbox::program::{HistoryEntry, MessageRecord};
 
 use crate::pages::timeline::Step;
 use crate::pages::words;

@@ -83,7 +83,7 @@ pub(super) struct Facts<'a> {
     pub(super) dead: i64,
     pub(super) rates: Option<Rates>,
     /// All messages settled in the last minute were dead-lettered.
-    pub(super) only_dies: bool,
+    pub(super) all_dead_letters: bool,
 }
 
 impl Verdict {
@@ -131,7 +131,7 @@ impl Verdict {
         facts.retrying = glance.depths.retrying();
         facts.dead = glance.depths.dead_letters();
         facts.rates = rates;
-        facts.only_dies =
+        facts.all_dead_letters =
             rates.is_some_and(|one| one.dead_lettered > 0.0 && one.dead_lettered >= one.settled);
         Self::from_facts(facts)
     }
@@ -241,7 +241,7 @@ impl Facts<'_> {
             };
             return Verdict::new(State::Waits, sentence, pauses().collect());
         }
-        if self.only_dies {
+        if self.all_dead_letters {
             let sentence = "Messages are being dead-lettered, and none is delivered.";
             return Verdict::new(State::Waits, sentence, Vec::new());
         }

@@ -142,7 +142,7 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
 }
 
 #[test]
-fn a_lane_goes_on_where_it_was_and_is_swept_now_and_then() {
+fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
     let now = at(1_000_000_000);
     let found = all(&["a"]).found.remove(0);
     let mut state = State::new(&found, now, None);
@@ -222,7 +222,7 @@ fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
 }
 
 #[test]
-fn what_was_released_is_asked_for_from_its_time_on_and_nothing_is_swept() {
+fn a_released_message_is_claimed_from_its_time_on_without_a_sweep() {
     let mut lanes = lanes(&["a", "b"], &[]);
     let last = Position {
         available_at: 1_000,

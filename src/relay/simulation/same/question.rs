@@ -100,7 +100,7 @@ pub(super) enum Ask {
     Release,
     Settle {
         verdict: Verdict,
-        keys_go_on: bool,
+        keys_continue: bool,
         blocks_key: bool,
         closed: Vec<String>,
         /// The most parts of a fan-out.
@@ -322,13 +322,13 @@ impl<'a> Dice<'a> {
         };
         // The same rule as in the settler.
         let is_done = match &verdict {
-            Verdict::Delivered(_) | Verdict::Nobody | Verdict::Deduplicated => true,
+            Verdict::Delivered(_) | Verdict::NoSubscriber | Verdict::Deduplicated => true,
             Verdict::Dead(..) => !blocks_key,
             Verdict::Retry(..) | Verdict::Split(_) | Verdict::Released => false,
         };
         Ask::Settle {
             verdict,
-            keys_go_on: is_done && !self.one_in(4),
+            keys_continue: is_done && !self.one_in(4),
             blocks_key,
             closed: self.some(TOPICS.map(str::to_owned), 6),
             parts: self.rng.usize(1..5),

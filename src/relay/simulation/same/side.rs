@@ -298,7 +298,7 @@ impl<'a, D: Database> Side<'a, D> {
             Ask::Release => told(db.release(lease, &claims)?),
             Ask::Settle {
                 verdict,
-                keys_go_on,
+                keys_continue,
                 blocks_key,
                 closed,
                 parts,
@@ -314,7 +314,7 @@ impl<'a, D: Database> Side<'a, D> {
                     };
                     Settlement::unsent(job, self.bulkheads, Verdict::clone(verdict))
                 };
-                let keys = messages.iter().filter(|_| *keys_go_on);
+                let keys = messages.iter().filter(|_| *keys_continue);
                 let keys = keys.filter_map(|one| Some((one.sequence.0, Key::of(one)?)));
                 let keys: HashMap<i64, Key> = keys.collect();
                 let group: Vec<Settlement> = messages.into_iter().map(settlement).collect();
@@ -364,7 +364,7 @@ impl<'a, D: Database> Side<'a, D> {
                 Tried::Done((is_ours, pauses)) => Tried::Done((is_ours, told_pauses(pauses))),
                 Tried::Locked => Tried::Locked,
             }),
-            Ask::GiveBackProbe(which) => told(db.give_back_probe(which)?),
+            Ask::GiveBackProbe(which) => told(db.release_probe(which)?),
         })
     }
 

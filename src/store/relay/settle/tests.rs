@@ -172,7 +172,7 @@ fn no_settle_changes_another_message_that_has_the_sequence() {
 
 /// The ledger may have another message of the same key, even with the same sequence.
 #[test]
-fn the_ledger_does_not_take_another_message_for_one_that_was_settled() {
+fn the_ledger_does_not_take_another_message_for_a_settled_one() {
     let outbox = Outbox::new();
     let (mut conn, name) = (outbox.connect(), &outbox.name);
     let (ours, other) = (Uuid::now_v7(), Uuid::now_v7());

@@ -57,7 +57,7 @@ fn late_topics_come_before_topics_that_flow() {
 #[test]
 fn a_topic_whose_messages_are_all_dead_lettered_is_reported() {
     let dying = verdict(Facts {
-        only_dies: true,
+        all_dead_letters: true,
         ..working()
     });
     assert_eq!(dying.state, State::Waits);
