@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// The current time. A simulation sets a clock of its own.
 pub(crate) fn now() -> Instant {
     #[cfg(test)]
@@ -14,6 +16,39 @@ pub(crate) fn now() -> Instant {
 /// The time that has passed since `at`.
 pub(crate) fn since(at: Instant) -> Duration {
     now().saturating_duration_since(at)
+}
+
+/// On Linux, `std`'s `Instant` uses the monotonic clock, which stops while the machine is suspended. The database's
+/// clock continues, and so do leases. `Boottime` continues too.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const CLOCK: ClockId = ClockId::Boottime;
+/// On macOS, `Monotonic` continues while the machine is suspended, unlike `std`'s clock.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const CLOCK: ClockId = ClockId::Monotonic;
+
+/// The time since the machine started, including time in suspension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BootTime(pub(crate) Duration);
+
+impl BootTime {
+    pub(crate) fn now() -> Self {
+        #[cfg(test)]
+        if let Some(now) = simulated::since_boot() {
+            return Self(now);
+        }
+        let now = clock_gettime(CLOCK);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        let nanos = u32::try_from(now.tv_nsec).unwrap_or(0);
+        Self(Duration::new(seconds, nanos))
+    }
+
+    pub(crate) fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(duration))
+    }
+
+    pub(crate) fn micros(self) -> u64 {
+        u64::try_from(self.0.as_micros()).unwrap_or(u64::MAX)
+    }
 }
 
 /// The clocks of a simulation, which runs in a single thread.

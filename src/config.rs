@@ -163,6 +163,8 @@ pub struct Config {
     pub(crate) expects_registered: bool,
     /// Whether the application's own dispatcher sends all messages without a destination.
     pub(crate) takes_rest: bool,
+    /// Whether the application sends by a dispatcher of its own, whose sends the relay cannot close.
+    pub(crate) has_own_dispatcher: bool,
     /// The topics whose messages the relay claims, as patterns. Empty: all topics.
     pub(crate) only: Vec<String>,
 }
@@ -227,6 +229,7 @@ impl Default for Config {
             in_process: Vec::new(),
             expects_registered: false,
             takes_rest: false,
+            has_own_dispatcher: false,
             only: Vec::new(),
         };
         for setting in SETTINGS {
@@ -306,15 +309,6 @@ impl Config {
             secrets: Vec::new(),
             ..self.clone()
         }
-    }
-
-    /// How soon another relay may take over after the session of a relay has ended. Until then the relay may start
-    /// sends without having checked its lease, and the last send may take the full timeout. `None`: the lease is so
-    /// short that only its expiry ends it.
-    pub(crate) fn takeover_after(&self) -> Option<Duration> {
-        let unseen = self.lease / 12;
-        let after = unseen.saturating_add(self.longest_send());
-        (unseen >= Duration::from_secs(1) && after < self.lease / 2).then_some(after)
     }
 
     /// The database.

@@ -1,5 +1,6 @@
 //! Dispatchers send messages, and return an outcome for each.
 
+pub(crate) mod fence;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(not(feature = "http"))]

@@ -13,6 +13,8 @@ use crate::header::check_header;
 /// The most sender threads of all destinations together.
 const MOST_THREADS: usize = 4096;
 const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
+/// The longest timeout of a send.
+pub(crate) const LONGEST_SEND: Duration = Duration::from_secs(300);
 /// The time allowed for a settle in the check of the lease.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
 
@@ -23,10 +25,10 @@ impl Config {
     /// use diesel_outbox::config::Config;
     ///
     /// let mut config = Config::default();
-    /// config.set("OUTBOX_SEND_TIMEOUT", "1m")?;
-    /// // A send must fit into half of the lease (60 s).
+    /// config.set("OUTBOX_SEND_TIMEOUT", "10m")?;
+    /// // A send may take up to 5 minutes.
     /// assert!(config.validate().is_err());
-    /// config.set("OUTBOX_LEASE", "5m")?;
+    /// config.set("OUTBOX_SEND_TIMEOUT", "5m")?;
     /// config.validate()?;
     /// # Ok::<(), diesel_outbox::ConfigError>(())
     /// ```
@@ -58,11 +60,17 @@ impl Config {
         }
         self.admin.validate()?;
         let longest_send = self.longest_send();
-        if longest_send.saturating_add(SETTLE_TIME) >= self.lease / 2 {
+        if longest_send > LONGEST_SEND {
+            return Err(ConfigError::new(
+                "OUTBOX_SEND_TIMEOUT",
+                "must not be longer than 5 minutes, as the timeout of a destination must not be",
+            ));
+        }
+        if self.has_own_dispatcher && longest_send.saturating_add(SETTLE_TIME) >= self.lease / 2 {
             return Err(ConfigError::new(
                 "OUTBOX_LEASE",
                 format!(
-                    "{} is too short: half of the lease must hold a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination) and {} for the settle",
+                    "{} is too short: half of the lease must hold a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination) through the application's own dispatcher and {} for the settle",
                     humantime::format_duration(self.lease),
                     humantime::format_duration(longest_send),
                     humantime::format_duration(SETTLE_TIME),

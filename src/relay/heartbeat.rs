@@ -5,9 +5,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
 use super::database::Database;
-use super::lease_clock::BootTime;
 use super::shared::Shared;
 use super::threads::Post;
+use crate::clock::BootTime;
 use crate::store::relay::connection::{Backend, Plans};
 use crate::store::relay::lease::{LeaseId, Registration};
 
@@ -118,8 +118,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                 answer => answer.map(|_| None),
             },
             Some(id) => {
-                let config = &shared.config;
-                let takeover_after = config.takeover_after().filter(|_| self.is_locked);
+                let takeover_after = shared.lease.takeover_after().filter(|_| self.is_locked);
                 let listener = shared.listener();
                 let is_there = self.db.renew(id, lease, takeover_after, listener);
                 self.listener = listener.filter(|_| matches!(is_there, Ok(true)));

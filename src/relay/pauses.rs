@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::bulkhead::Bulkhead;
 use super::database::Database;
 use super::gate::{Due, News, RowNews};
+use super::lease_clock::CLOSES_AFTER;
 use super::planner::KeptBack;
 use super::registered::Member;
 use super::shared::Shared;
@@ -141,7 +142,8 @@ fn probe(
     db: &mut impl Database,
     bulkhead: &Bulkhead,
 ) -> Result<(), DatabaseError> {
-    let hold = 2 * bulkhead.send_timeout + PROBE_TIME;
+    // After a longer time, another relay may be the one to find out: this one may be dead.
+    let hold = 2 * bulkhead.send_timeout.min(CLOSES_AFTER) + PROBE_TIME;
     match db.take_probe(&bulkhead.name, hold)? {
         Tried::Done((true, _)) => bulkhead.gate.begin_probe(hold),
         Tried::Done((false, rows)) => drop(learn(shared, &rows)),

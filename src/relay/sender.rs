@@ -21,7 +21,7 @@ use super::turns::Sent;
 use super::verdict::Verdict;
 use super::wanted::Want;
 use crate::config::RequestBatch;
-use crate::dispatch::{Dispatcher, Failure, Outcome, caught};
+use crate::dispatch::{Dispatcher, Failure, Outcome, caught, fence};
 use crate::handlers::Group;
 use crate::lock::lock;
 use crate::message::Message;
@@ -43,6 +43,7 @@ pub(crate) fn run(
     gathering: &Mutex<()>,
     outcomes: &Outcomes,
 ) {
+    shared.lease.fence().enter();
     let (bulkhead, number) = place;
     let sending = &shared.threads.senders[bulkhead][number];
     let bulkhead = &shared.bulkheads[bulkhead];
@@ -279,10 +280,11 @@ impl SenderThread<'_> {
 
     /// The verdict on a message that must not be sent any more.
     fn unsent(&self, job: &Job, now: Instant) -> Option<Verdict> {
-        match self.may_send(job.lease) {
-            false => Some(Verdict::Released),
-            true => is_expired(&job.message, now).then(Verdict::expired),
+        if !self.may_send(job.lease) {
+            return Some(Verdict::Released);
         }
+        fence::begin(job.lease.0);
+        is_expired(&job.message, now).then(Verdict::expired)
     }
 
     fn may_send(&self, lease: LeaseId) -> bool {

@@ -17,6 +17,8 @@ const AWAY: Duration = Duration::from_secs(5);
 const MESSAGES: usize = 30;
 /// The defaults of settings that other tests shorten.
 const DEFAULTS: &[(&str, &str)] = &[("OUTBOX_LEASE", "60s"), ("OUTBOX_SEND_TIMEOUT", "2500ms")];
+/// The longest timeout.
+const PATIENT: &[(&str, &str)] = &[("OUTBOX_LEASE", "60s"), ("OUTBOX_SEND_TIMEOUT", "5m")];
 
 /// A relay that holds all messages and is sending the first of them.
 struct Scene {
@@ -24,6 +26,7 @@ struct Scene {
     first: Receiver,
     gate: Gate,
     second: Receiver,
+    settings: &'static [(&'static str, &'static str)],
 }
 
 impl Scene {
@@ -35,12 +38,13 @@ impl Scene {
             first,
             gate,
             second: Receiver::ok(),
+            settings: DEFAULTS,
         }
     }
 
     /// Starts the relay and waits until its messages can be taken over.
     fn begin(&self, proxy: Option<&Proxy>) -> Running {
-        let command = relay(&self.database, &self.first, DEFAULTS);
+        let command = relay(&self.database, &self.first, self.settings);
         let command = match proxy {
             Some(proxy) => proxy.between(&self.database, command),
             None => command,
@@ -59,7 +63,7 @@ impl Scene {
     }
 
     fn another(&self) -> Running {
-        Running::start(relay(&self.database, &self.second, DEFAULTS))
+        Running::start(relay(&self.database, &self.second, self.settings))
     }
 
     /// Fails unless every message is delivered by one attempt.
@@ -77,9 +81,12 @@ impl Scene {
 }
 
 /// `before`: whether the other relay already runs when the first relay is killed.
-fn is_taken_over_soon(before: bool) {
+fn is_taken_over_soon(before: bool, settings: &'static [(&'static str, &'static str)]) {
     let _alone = alone();
-    let scene = Scene::new();
+    let scene = Scene {
+        settings,
+        ..Scene::new()
+    };
     let victim = scene.begin(None);
     let beside = before.then(|| scene.another());
     if before {
@@ -111,7 +118,44 @@ fn is_taken_over_soon(before: bool) {
 /// R15.
 #[test]
 fn messages_of_a_killed_relay_are_delivered_by_another_in_seconds() {
-    is_taken_over_soon(true);
+    is_taken_over_soon(true, DEFAULTS);
+}
+
+/// R15, R55: a long timeout delays no takeover.
+#[test]
+fn messages_of_a_killed_relay_whose_sends_may_take_minutes_are_delivered_as_soon() {
+    is_taken_over_soon(true, PATIENT);
+}
+
+/// R55, G4: a relay that no longer sees its lease closes the connection of its send before another relay sends the
+/// message. The receiver would respond after minutes.
+#[test]
+fn a_relay_that_is_cut_off_closes_its_sends() {
+    let _alone = alone();
+    let scene = Scene {
+        settings: PATIENT,
+        ..Scene::new()
+    };
+    let proxy = Proxy::new(&scene.database);
+    let relay = scene.begin(Some(&proxy));
+    let mut other = scene.another();
+    let began = Instant::now();
+    proxy.cut_off();
+    relay.wait_for_log("event=send_closed");
+    let closed = began.elapsed();
+    eventually("the other relay sends", || scene.second.count() > 0);
+    let taken_over = began.elapsed();
+    assert!(
+        closed < taken_over && taken_over < SOON,
+        "{closed:?} {taken_over:?}"
+    );
+    eventually("all messages are settled", || {
+        scene.database.number("SELECT count(*) FROM {o}") == 0
+    });
+    all_are_delivered(&scene.database, MESSAGES);
+    proxy.restore();
+    other.signal("TERM");
+    assert_eq!(other.wait().code(), Some(0), "{}", other.log());
 }
 
 /// R15: the janitor of the other relay would find the messages once an hour.
@@ -159,7 +203,7 @@ fn messages_of_a_lease_whose_row_is_removed_are_delivered_by_another_relay_in_se
 /// R15.
 #[test]
 fn a_lone_relay_that_starts_again_has_what_it_held_in_seconds() {
-    is_taken_over_soon(false);
+    is_taken_over_soon(false, DEFAULTS);
 }
 
 /// G3: the relay comes back before its lease expires, and no other relay has sent its messages.

@@ -21,6 +21,7 @@ use super::egress::Blocked;
 use super::lookups::LookupFailed;
 use super::proxy::ProxyFailed;
 use super::shortage::{NotConnected, Shortage};
+use super::socket::Closed;
 use super::tls::HandshakeFailed;
 use crate::dispatch::{Failure, Outcome};
 use crate::status::ReasonCode;
@@ -113,6 +114,9 @@ fn judge_own(error: &(dyn StdError + Send + Sync + 'static)) -> (Whose, ReasonCo
     if error.is::<Shortage>() {
         return shortage;
     }
+    if error.is::<Closed>() {
+        return (Whose::Destination, ReasonCode::Timeout);
+    }
     if let Some(blocked) = error.downcast_ref::<Blocked>() {
         let whose = match blocked.is_for_others {
             true => Whose::ThisRelay,
@@ -147,14 +151,14 @@ fn judge_own(error: &(dyn StdError + Send + Sync + 'static)) -> (Whose, ReasonCo
     (Whose::Destination, code)
 }
 
-/// Whether no connection was made and nothing shows that the receiver is the cause. The attempt counts all the same, but
+/// Whether no connection was made, or this relay closed it, and nothing shows that the receiver is the cause. The attempt counts all the same, but
 /// says little about the destination as a whole.
 fn may_be_ours(error: &Error) -> bool {
     use ureq::Timeout;
 
     match error {
         Error::HostNotFound | Error::Timeout(Timeout::Resolve | Timeout::Connect) => true,
-        Error::Other(inner) if inner.is::<LookupFailed>() => true,
+        Error::Other(inner) if inner.is::<LookupFailed>() || inner.is::<Closed>() => true,
         Error::Other(inner) => inner.downcast_ref().is_some_and(|failed: &NotConnected| {
             failed.error.kind() != ErrorKind::ConnectionRefused
         }),

@@ -18,9 +18,20 @@ use ureq::Error;
 use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport};
 
 use super::shortage::Shortage;
+use crate::dispatch::fence;
 
 /// How long to wait for an address before the next is tried as well (RFC 8305, 5).
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
+
+/// How often a waiting send looks whether it must end.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The send was ended, because another relay may send the message.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the relay has not seen its lease for too long, and closed the connection: another relay may send the message"
+)]
+pub(super) struct Closed;
 
 /// A connection to a receiver or a proxy.
 #[derive(Debug)]
@@ -50,6 +61,7 @@ impl Socket {
     fn send(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         let mut until = None;
         while self.sent < amount {
+            next_look()?;
             let output = &self.buffers.output()[self.sent..amount];
             match send(&*self.stream, output, SendFlags::DONTWAIT | NO_SIGNAL) {
                 Ok(sent) => self.sent += sent,
@@ -66,7 +78,8 @@ impl Socket {
 
     fn wait_for_room(&self, until: Option<Instant>, timeout: NextTimeout) -> Result<(), Error> {
         let mut fds = [PollFd::new(&*self.stream, PollFlags::OUT | PollFlags::IN)];
-        poll_until(&mut fds, until)?;
+        let look = next_look()?.map(|look| Instant::now() + look);
+        poll_until(&mut fds, earlier(until, look))?;
         let events = fds[0].revents();
         if events.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP) {
             return Ok(());
@@ -108,8 +121,9 @@ impl Transport for Socket {
             return Err(Error::Timeout(timeout.reason));
         }
         let until = deadline(timeout);
-        self.set_read_timeout(until.map(|_| *timeout.after))?;
+        let mut left = until.map(|_| *timeout.after);
         loop {
+            self.set_read_timeout(earlier(left, next_look()?))?;
             let input = self.buffers.input_append_buf();
             match (&*self.stream).read(input) {
                 Ok(amount) => {
@@ -117,15 +131,13 @@ impl Transport for Socket {
                     return Ok(amount > 0);
                 }
                 // A suspended process is interrupted, too.
-                Err(error) if error.kind() == ErrorKind::Interrupted => {
-                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) =>
+                {
+                    left = until.map(|until| until.saturating_duration_since(Instant::now()));
                     if left.is_some_and(|left| left.is_zero()) {
                         return Err(Error::Timeout(timeout.reason));
                     }
-                    self.set_read_timeout(left)?;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    return Err(Error::Timeout(timeout.reason));
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -142,6 +154,22 @@ const NO_SIGNAL: SendFlags = SendFlags::NOSIGNAL;
 /// Rust programs ignore the signal.
 #[cfg(target_vendor = "apple")]
 const NO_SIGNAL: SendFlags = SendFlags::empty();
+
+/// How long the thread's send may wait before it looks again. `None`: it need not look.
+fn next_look() -> Result<Option<Duration>, Error> {
+    match fence::left() {
+        Some(left) if left.is_zero() => {
+            log::warn!(event = "send_closed"; "ended a send: {Closed}");
+            Err(Error::Other(Box::new(Closed)))
+        }
+        left => Ok(left.map(|left| left.min(LOOK))),
+    }
+}
+
+/// The earlier of two times, each of which may be never.
+fn earlier<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+    one.into_iter().chain(other).min()
+}
 
 /// `None`: never.
 fn deadline(timeout: NextTimeout) -> Option<Instant> {
@@ -269,6 +297,7 @@ fn in_order(addresses: &[SocketAddr], worked: Option<IpAddr>) -> Vec<SocketAddr>
 pub(super) mod tests {
     use std::io::Write;
     use std::net::TcpListener;
+    use std::sync::atomic::Ordering;
 
     use ureq::Timeout;
 
@@ -377,6 +406,45 @@ pub(super) mod tests {
         let (peer, _) = listener.accept().expect("a connection");
         let buffers = LazyBuffers::new(1024, 64 * 1024);
         (Socket::new(Arc::new(stream), buffers), peer)
+    }
+
+    /// R55: the lease, and not the timeout, limits a send.
+    #[test]
+    fn a_send_ends_when_its_lease_has_not_been_seen() {
+        use crate::clock::BootTime;
+        use crate::dispatch::fence::{Fence, begin};
+
+        let fence = Arc::new(Fence::default());
+        let soon = || BootTime::now().after(Duration::from_millis(200));
+        let is_closed = |result: Result<bool, Error>| matches!(result, Err(Error::Other(inner)) if inner.is::<Closed>());
+        let long = within(Duration::from_secs(60));
+        fence.lease.store(7, Ordering::Relaxed);
+        fence.set(soon());
+        fence.enter();
+        begin(7);
+        let (mut socket, mut peer) = pair();
+        let began = Instant::now();
+        assert!(is_closed(socket.await_input(long)));
+        assert!(began.elapsed() < Duration::from_secs(20));
+        assert!(is_closed(socket.transmit_output(1, long).map(|()| true)));
+        // Looks at the lease move the end on, while the send waits.
+        fence.set(soon());
+        let (mover, pulse) = (Arc::clone(&fence), Duration::from_millis(20));
+        let renewing = std::thread::spawn(move || {
+            let until = Instant::now() + Duration::from_secs(2);
+            while Instant::now() < until {
+                mover.set(soon());
+                std::thread::sleep(pulse);
+            }
+            peer.write_all(b"x").expect("a connection");
+            peer
+        });
+        assert!(matches!(socket.await_input(long), Ok(true)));
+        let _peer = renewing.join().expect("no panic");
+        // A new lease does not keep the sends of the lost one open.
+        fence.lease.store(8, Ordering::Relaxed);
+        fence.set(BootTime::now().after(Duration::from_secs(60)));
+        assert!(is_closed(socket.await_input(long)));
     }
 
     #[test]

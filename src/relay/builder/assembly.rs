@@ -36,6 +36,7 @@ impl RelayBuilder {
         }
         let mut config = self.config;
         add_groups(&mut config, &self.handlers)?;
+        config.has_own_dispatcher = self.dispatcher.is_some();
         config.validate()?;
         // With configured destinations, the dispatcher sends only the messages of those destinations.
         config.takes_rest = self.dispatcher.is_some() && config.all_destinations().is_empty();

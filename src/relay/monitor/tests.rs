@@ -4,11 +4,12 @@ use crossbeam_channel::{Receiver, bounded};
 use secrecy::SecretString;
 
 use super::{health, is_free_to_claim, look};
+use crate::clock::BootTime;
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers};
 use crate::relay::health::ProblemKind;
-use crate::relay::lease_clock::{BootTime, LeaseClock};
+use crate::relay::lease_clock::LeaseClock;
 use crate::relay::registered::Registered;
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::threads::{Cause, Life, Post};

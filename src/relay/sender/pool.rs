@@ -47,6 +47,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
             let thread = thread::Builder::new().name(name.clone());
             let work = move || {
                 let _guard = shared.threads.begin(&name);
+                shared.lease.fence().enter();
                 worker.run();
             };
             if let Err(error) = thread.spawn_scoped(scope, work) {

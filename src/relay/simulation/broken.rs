@@ -19,8 +19,8 @@ pub(super) enum Broken {
     NeverTakesOver,
     /// An expired lease is renewed.
     RenewsWhatIsOver,
-    /// A relay starts sends until the database considers its lease expired, so its sends outlast the lease.
-    SendsTooLong,
+    /// A relay that no longer sees its lease leaves the connections of its running sends open.
+    LeavesSendsOpen,
     /// The lease is measured by a clock that stops while the machine sleeps.
     MeasuresByTheWrongClock,
     /// A relay whose session has ended sends for as long as its lease would have lasted.
@@ -143,7 +143,7 @@ impl Broken {
         (Self::CountsTakeoversTwice, &[Promise::Attempts]),
         (Self::NeverTakesOver, &[Promise::Lost]),
         (Self::RenewsWhatIsOver, &[Promise::Fence, Promise::Order]),
-        (Self::SendsTooLong, &[Promise::Fence, Promise::Order]),
+        (Self::LeavesSendsOpen, &[Promise::Fence, Promise::Order]),
         (
             Self::MeasuresByTheWrongClock,
             &[Promise::Fence, Promise::Order],

@@ -166,6 +166,8 @@ pub(super) enum Event {
     Deaf(usize, Duration),
 }
 
+/// The timeout of sends in most histories, and of handlers.
+pub(super) const SEND_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Too short for an early end when the session is lost.
 const SHORT_LEASE: Duration = Duration::from_secs(4);
 /// Ends early when the session is lost.
@@ -176,6 +178,18 @@ fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
 }
 
 impl History {
+    /// The timeout of sends. Where time counts, it is short.
+    pub(super) fn send_timeout(&self) -> Duration {
+        if self.troubles == 0 || self.has_crowd {
+            return SEND_TIMEOUT;
+        }
+        match Rng::with_seed(self.seed.rotate_left(32)).u8(..6) {
+            0 => Duration::from_secs(30),
+            1 => Duration::from_secs(300),
+            _ => SEND_TIMEOUT,
+        }
+    }
+
     pub(super) fn of(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         // In a third of the histories, nothing goes wrong: there the promises about time hold.

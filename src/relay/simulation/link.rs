@@ -485,10 +485,14 @@ impl Database for Link<'_> {
         if self.is_too_long(moment, time_for(part.range)) {
             return Ok(None);
         }
-        self.ask(|tables, _, broken, changes| match broken {
+        let released = self.ask(|tables, _, broken, changes| match broken {
             Some(Broken::UndoesNothing) => Some(0),
-            _ => Some(tables.release_unknown(part, changes)),
-        })
+            _ => tables.release_unknown(part, changes),
+        })?;
+        if released.is_none() {
+            self.stage.pass(self.process, moment);
+        }
+        Ok(released)
     }
 
     fn settle(&mut self, _: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {

@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use secrecy::SecretString;
 
 use super::broken::Broken;
-use super::history::{HANDLED, History, Mood, REGISTERED};
+use super::history::{HANDLED, History, Mood, REGISTERED, SEND_TIMEOUT};
 use super::link::Link;
 use super::promises::Promise;
 use super::stage::{CLAIM_LIMIT, MOST_TURNS, Stage};
@@ -19,6 +19,7 @@ use super::tables::Row;
 use super::wants;
 use crate::backoff::Backoff;
 use crate::clock;
+use crate::clock::BootTime;
 use crate::config::{Breaker, Config, Destination, Mode, Route};
 use crate::dispatch::{Customers, Failure, Outcome, Response};
 use crate::handlers::{Handlers, no_connection};
@@ -32,7 +33,7 @@ use crate::relay::gate::{Admission, Pass};
 use crate::relay::groups::add_groups;
 use crate::relay::heartbeat::Heartbeat;
 use crate::relay::job::{Job, is_expired};
-use crate::relay::lease_clock::{BootTime, LeaseClock};
+use crate::relay::lease_clock::LeaseClock;
 use crate::relay::planner::tests::claimed;
 use crate::relay::planner::{Awaited, Wait};
 use crate::relay::registered::{Member, Registered};
@@ -61,7 +62,6 @@ const PIECE: Piece = Piece {
     parts: 1,
     bytes: usize::MAX,
 };
-const SEND_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// A thread that acts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -157,6 +157,26 @@ pub(super) struct Send {
     began: Instant,
     /// The receiver has responded.
     pub(super) is_received: bool,
+    /// When the receiver responds, or the send times out.
+    pub(super) ends: Duration,
+    can_close: bool,
+}
+
+impl Send {
+    /// The lease under which the connection stays open. `None`: there is no connection to close.
+    pub(super) fn lease(&self) -> Option<LeaseId> {
+        self.jobs
+            .first()
+            .map(|job| job.lease)
+            .filter(|_| self.can_close)
+    }
+
+    /// The connection is closed before the receiver responds.
+    pub(super) fn close(&mut self, now: Duration) {
+        let failure = Failure::new(ReasonCode::Timeout, "closed");
+        self.outcomes.fill(Outcome::Retry(failure));
+        self.ends = now;
+    }
 }
 
 /// A relay in a process. A reload starts a second relay in the same process.
@@ -222,7 +242,7 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
         concurrency: stage.history.senders,
         poll_interval: stage.poll,
         lease: stage.history.lease,
-        send_timeout: SEND_TIMEOUT,
+        send_timeout: stage.history.send_timeout(),
         max_attempts: 4,
         backoff: Backoff::exponential(Duration::from_millis(200), Duration::from_secs(2)),
         single_active: stage.history.single_active,
@@ -281,12 +301,8 @@ impl<'w> Process<'w> {
             };
             let (bulkheads, senders) = Bulkhead::all(&config, dispatchers);
             queues = senders;
-            let (longest, takeover_after) = (config.longest_send(), config.takeover_after());
             let clock = match stage.broken {
-                Some(Broken::SendsTooLong) => {
-                    LeaseClock::new(config.lease, Duration::ZERO, takeover_after)
-                }
-                Some(Broken::OutlivesItsSession) => LeaseClock::new(config.lease, longest, None),
+                Some(Broken::OutlivesItsSession) => LeaseClock::of(&config).outliving_its_session(),
                 _ => LeaseClock::of(&config),
             };
             let source = Source::of_url(SecretString::from(""));
@@ -978,9 +994,11 @@ impl<'w> Stage<'w> {
             outcomes,
             began: clock::now(),
             is_received: false,
+            ends: self.now() + lasts,
+            can_close: !is_group,
         };
         self.processes.borrow_mut()[number].sending[which].busy += 1;
-        self.send(send, lasts);
+        self.send(send);
     }
 
     /// The response of a receiver, and how long it takes. A receiver accepts or refuses a request as a whole.
@@ -999,7 +1017,7 @@ impl<'w> Stage<'w> {
         let is_refused = |job: &Job| messages[number_of(&job.message)].is_refused;
         let failed = |code| Outcome::Retry(Failure::new(code, "no"));
         let (outcome, lasts) = match mood {
-            Mood::Hanging => (failed(ReasonCode::Timeout), SEND_TIMEOUT),
+            Mood::Hanging => (failed(ReasonCode::Timeout), self.history.send_timeout()),
             Mood::Failing => (failed(ReasonCode::ServerError), self.dice(1, 10)),
             _ if fails => (failed(ReasonCode::ServerError), self.dice(1, 10)),
             _ if jobs.iter().any(is_refused) => {
@@ -1007,10 +1025,11 @@ impl<'w> Stage<'w> {
                 failure.response.status = Some(422);
                 (Outcome::Dead(failure), self.dice(1, 10))
             }
-            Mood::Slow => (
-                Outcome::Delivered(Response::default()),
-                self.dice(200, 1400),
-            ),
+            Mood::Slow => {
+                let most = self.history.send_timeout().as_millis() as u64;
+                let lasts = self.dice(200, most - 100);
+                (Outcome::Delivered(Response::default()), lasts)
+            }
             Mood::Well => (Outcome::Delivered(Response::default()), self.dice(1, 20)),
         };
         (vec![outcome; jobs.len()], lasts)

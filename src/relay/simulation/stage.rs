@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use super::broken::Broken;
 use super::history::{
-    Act, BAD, Event, HANDLED, History, Item, LENGTH, Mood, New, QUIET, REGISTERED,
+    Act, BAD, Event, HANDLED, History, Item, LENGTH, Mood, New, QUIET, REGISTERED, SEND_TIMEOUT,
 };
 use super::process::{Actor, Process, Send, of};
 use super::promises::{Fall, Promise};
@@ -25,6 +25,7 @@ use crate::relay::shared::Shared;
 use crate::relay::written::Settle;
 use crate::store::filters::Evaluated;
 use crate::store::operate::why::WaitReason;
+use crate::store::relay::lease::LeaseId;
 
 /// The time at which a history begins: the clocks do not start at 0.
 const BEGIN: Duration = Duration::from_secs(100);
@@ -1243,21 +1244,39 @@ impl<'w> Stage<'w> {
         }
     }
 
-    pub(super) fn send(&self, send: Send, lasts: Duration) {
+    pub(super) fn send(&self, send: Send) {
         self.send_count.set(self.send_count.get() + 1);
         let number = self.send_count.get();
+        let ends = send.ends;
         self.sends.borrow_mut().insert(number, send);
-        self.after(lasts, Happens::SendEnds(number));
+        self.look_at_send(number, ends, Duration::ZERO);
+    }
+
+    /// A thread that waits for a response looks again and again whether it must close the connection.
+    fn look_at_send(&self, number: u64, ends: Duration, open_for: Duration) {
+        let look = self.now.get() + open_for.min(Duration::from_secs(1));
+        self.at(ends.min(look), Happens::SendEnds(number));
     }
 
     fn send_ends(&'w self, number: u64) {
-        let (process, is_received) = {
+        let (process, is_received, ends, lease) = {
             let sends = self.sends.borrow();
             let Some(send) = sends.get(&number) else {
                 return;
             };
-            (send.process, send.is_received)
+            let lease = send.lease();
+            (send.process, send.is_received, send.ends, lease)
         };
+        let now = self.now.get();
+        if now < ends {
+            let open_for = self.open_for(process, lease);
+            if !open_for.is_zero() {
+                return self.look_at_send(number, ends, open_for);
+            }
+            if let Some(send) = self.sends.borrow_mut().get_mut(&number) {
+                send.close(now);
+            }
+        }
         if !is_received {
             self.received(number);
         }
@@ -1275,6 +1294,20 @@ impl<'w> Stage<'w> {
         }
     }
 
+    /// How long the connection of a send stays open. The kernel closes those of a dead process. Nobody can close those of
+    /// a frozen one, which writes nothing either.
+    fn open_for(&'w self, process: usize, lease: Option<LeaseId>) -> Duration {
+        if self.processes.borrow()[process].is_dead {
+            return Duration::ZERO;
+        }
+        let Some(lease) = lease.filter(|_| self.broken != Some(Broken::LeavesSendsOpen)) else {
+            return Duration::MAX;
+        };
+        self.enter(process);
+        let shared = self.processes.borrow()[process].shared;
+        shared.lease.fence().left(lease.0)
+    }
+
     pub(super) fn end_history(&self) {
         self.has_ended.set(true);
     }
@@ -1282,6 +1315,10 @@ impl<'w> Stage<'w> {
     /// Ends all troubles: from now on, all messages must end.
     fn calm_down(&'w self) {
         self.moods.borrow_mut().clear();
+        let now = self.now.get();
+        for send in self.sends.borrow_mut().values_mut() {
+            send.ends = send.ends.min(now + SEND_TIMEOUT);
+        }
         self.refused.borrow_mut().clear();
         for message in self.messages.borrow_mut().iter_mut() {
             message.fails = 0;
@@ -1458,10 +1495,11 @@ impl<'w> Stage<'w> {
             // No notification announces that a message has become due or that an operator has resumed a destination.
             // And if another relay settles the part that a message waits for, this takes up to a second to be found.
             let may_wait_for_parts = row.ordering_key.is_some() && self.history.has_parts();
+            let has_people = self.history.has(|event| matches!(event, Event::Lock(..)));
             let is_announced = row.attempts == 0
                 && !self.history.has_pauses()
                 // Several settles in a row may wait for locks.
-                && !self.history.has(|event| matches!(event, Event::Lock(..)))
+                && !has_people
                 && !may_wait_for_parts
                 // No notification tells other relays of the parts that this relay refuses to send.
                 && !self.history.settings_differ
@@ -1470,6 +1508,9 @@ impl<'w> Stage<'w> {
                 && messages[row.id].delay.is_zero();
             let most = match is_announced {
                 true => SOON,
+                // All searches have gone past what a person had locked, until their next rounds. Lanes of registered
+                // destinations are asked rarely.
+                false if has_people => 8 * LATE + self.poll,
                 false => LATE + self.poll,
             };
             if now - began > most {

@@ -1006,7 +1006,8 @@ impl Tables {
         }
     }
 
-    pub(super) fn release_unknown(&self, part: &Part, changes: &mut Changes) -> usize {
+    /// `None`: a person has locked one of them, and the statement waits until its time is over.
+    pub(super) fn release_unknown(&self, part: &Part, changes: &mut Changes) -> Option<usize> {
         let is_unknown = |row: &&Row| {
             row.sequence > part.range.after
                 && row.sequence <= part.range.upto
@@ -1016,11 +1017,15 @@ impl Tables {
                     .iter()
                     .any(|one| self.held(part.lease, *one) == Some(row))
         };
+        let is_of_people = |row: &Row| self.of_people.contains(&row.sequence);
+        if self.rows.values().filter(is_unknown).any(is_of_people) {
+            return None;
+        }
         let unknown: Vec<&Row> = self.others().filter(is_unknown).collect();
         for row in &unknown {
             changes.rows.insert(row.sequence, Some(freed(row)));
         }
-        unknown.len()
+        Some(unknown.len())
     }
 
     pub(super) fn release(&self, lease: LeaseId, claims: &[Claim], changes: &mut Changes) {
