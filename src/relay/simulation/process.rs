@@ -246,7 +246,10 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
         max_attempts: 4,
         backoff: Backoff::exponential(Duration::from_millis(200), Duration::from_secs(2)),
         single_active: stage.history.single_active,
-        registered_threads: stage.history.senders,
+        registered_threads: match stage.history.has_registered {
+            true => stage.history.senders,
+            false => 0,
+        },
         registered_https_only: false,
         ..Config::default()
     };

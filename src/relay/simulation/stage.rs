@@ -1503,8 +1503,8 @@ impl<'w> Stage<'w> {
                 && !may_wait_for_parts
                 // No notification tells other relays of the parts that this relay refuses to send.
                 && !self.history.settings_differ
-                // Nothing tells the relays of other processes that it is their turn.
-                && !(self.history.single_active && self.history.relays > 1 && self.history.has_reloads())
+                // A notification may come to the old relay of a reload, which claims nothing any more.
+                && !self.history.has_reloads()
                 && messages[row.id].delay.is_zero();
             let most = match is_announced {
                 true => SOON,
