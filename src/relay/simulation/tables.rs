@@ -1006,7 +1006,7 @@ impl Tables {
         }
     }
 
-    /// `None`: a person has locked one of them, and the statement waits until its time is over.
+    /// `None`: a person has locked one of them, and the statement waits until its time has ended.
     pub(super) fn release_unknown(&self, part: &Part, changes: &mut Changes) -> Option<usize> {
         let is_unknown = |row: &&Row| {
             row.sequence > part.range.after
