@@ -197,7 +197,7 @@ impl Outbox {
 }
 
 impl<'a> Destinations<'a> {
-    /// Sets the keys that encrypt secrets in the database: [`Config::secret_keys`](crate::Config::secret_keys). Relays
+    /// Sets the keys that encrypt secrets in the database: [`Config::secret_keys`](crate::config::Config::secret_keys). Relays
     /// need the same keys. Defaults to no keys: new secrets are stored unencrypted, and encrypted secrets cannot be
     /// read.
     ///

@@ -136,7 +136,7 @@ impl RelayBuilder {
     }
 
     /// Sets the time limit of one send, for each destination without its own limit. Handlers have
-    /// [their own limit](crate::Handlers::timeout). Defaults to 2.5 s.
+    /// [their own limit](crate::handlers::Handlers::timeout). Defaults to 2.5 s.
     #[must_use]
     pub fn send_timeout(self, timeout: Duration) -> Self {
         self.with("OUTBOX_SEND_TIMEOUT", |config| {
