@@ -15,6 +15,8 @@ const MOST_THREADS: usize = 4096;
 const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 /// The longest timeout of a send.
 pub(crate) const LONGEST_SEND: Duration = Duration::from_secs(300);
+/// The end of a session ends a lease early, unless the lease is shorter than this: it could be unseen by chance.
+pub(crate) const SHORTEST_SEEN: Duration = Duration::from_secs(12);
 /// The time allowed for a settle in the check of the lease.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
 
@@ -66,11 +68,12 @@ impl Config {
                 "must not be longer than 5 minutes, as the timeout of a destination must not be",
             ));
         }
-        if self.has_own_dispatcher && longest_send.saturating_add(SETTLE_TIME) >= self.lease / 2 {
+        let must_hold_a_send = self.has_own_dispatcher || self.lease < SHORTEST_SEEN;
+        if must_hold_a_send && longest_send.saturating_add(SETTLE_TIME) >= self.lease / 2 {
             return Err(ConfigError::new(
                 "OUTBOX_LEASE",
                 format!(
-                    "{} is too short: half of the lease must hold a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination) through the application's own dispatcher and {} for the settle",
+                    "{} is too short: below 12s, and with a dispatcher of the application's own, half of the lease must hold a send of {} (OUTBOX_SEND_TIMEOUT, or the timeout of a destination) and {} for the settle",
                     humantime::format_duration(self.lease),
                     humantime::format_duration(longest_send),
                     humantime::format_duration(SETTLE_TIME),

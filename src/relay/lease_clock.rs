@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::BootTime;
-use crate::config::Config;
+use crate::config::{Config, SHORTEST_SEEN};
 use crate::dispatch::fence::Fence;
 use crate::store::relay::lease::LeaseId;
 
@@ -15,9 +15,6 @@ const MOST_UNSEEN: Duration = Duration::from_secs(5);
 pub(super) const CLOSES_AFTER: Duration = Duration::from_secs(8);
 /// The longest time that closing the connections takes.
 const GRACE: Duration = Duration::from_millis(500);
-/// A shorter lease would be taken for unseen by chance, so only its expiry ends it.
-const SHORTEST: Duration = Duration::from_secs(12);
-
 /// The lease as this process last saw it, on its own clock, which never goes back.
 ///
 /// A send may begin for a twelfth of the lease (at most 5 s) without another look at the lease. A send that still runs
@@ -57,7 +54,7 @@ impl LeaseClock {
         };
         let open_for = unseen.saturating_add(longest_send).min(most);
         let takeover_after = open_for.saturating_add(grace);
-        let is_early = lease >= SHORTEST && takeover_after <= lease / 2;
+        let is_early = lease >= SHORTEST_SEEN && takeover_after <= lease / 2;
         Self {
             lease,
             open_for: if is_early { open_for } else { lease },

@@ -150,11 +150,16 @@ fn a_lease_too_short_for_two_sends_is_refused() {
     };
     refused(command("4s"), &["OUTBOX_LEASE", "OUTBOX_SEND_TIMEOUT"]);
     finish(command("5s")).code(0);
-    // A destination's own limit counts as well.
+    // A destination's own limit counts as well. A longer lease does not limit sends: they are closed.
     let file = File::new("[destinations.slow]\nurl = 'http://127.0.0.1:9/'\ntimeout = '20s'");
     refused(
-        command("30s").with("OUTBOX_CONFIG", file.path()),
+        command("11s").with("OUTBOX_CONFIG", file.path()),
         &["OUTBOX_LEASE", "20s"],
+    );
+    finish(command("12s").with("OUTBOX_CONFIG", file.path())).code(0);
+    refused(
+        command("1h").with("OUTBOX_SEND_TIMEOUT", "301s"),
+        &["OUTBOX_SEND_TIMEOUT", "5 minutes"],
     );
 }
 
