@@ -45,7 +45,7 @@ pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
 pub use self::secret_keys::SecretKeys;
 pub(crate) use self::settings::{SETTINGS, Setting};
 pub(crate) use self::text::{url as parse_url, words};
-pub(crate) use self::validate::{LONGEST_SEND, SHORTEST_SEEN};
+pub(crate) use self::validate::SHORTEST_SEEN;
 
 use self::settings::{Place, unknown};
 use self::text::{content, shown_database, shown_url, written};
