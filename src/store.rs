@@ -13,6 +13,7 @@
 pub(crate) mod brief;
 pub(crate) mod catalogue;
 pub(crate) mod expired;
+#[cfg(feature = "relay")]
 mod filter;
 mod live;
 pub(crate) mod looking;
