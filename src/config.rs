@@ -69,10 +69,8 @@ pub(crate) const DEFAULT_DESTINATION: &str = "default";
 /// config.destinations.push(Destination::new("audit", "https://audit.example/events")?);
 ///
 /// assert!(config.database_url().is_ok());
-/// let names: Vec<String> = config.all_destinations().into_iter().map(|one| one.name).collect();
-/// assert_eq!(names, ["audit", "default"]);
-/// assert!(config.summary().contains("lease=30s"));
-/// assert!(!config.summary().contains("hunter2"));
+/// assert_eq!(config.destinations[0].name, "audit");
+/// assert!(!format!("{config:?}").contains("hunter2"));
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 #[derive(Clone)]

@@ -4,7 +4,7 @@
 /// several routes match a topic, the most specific pattern wins.
 ///
 /// ```
-/// use diesel_outbox::Route;
+/// use diesel_outbox::{Destination, Route};
 /// use diesel_outbox::config::Config;
 ///
 /// let mut config = Config::default();
@@ -12,8 +12,12 @@
 ///     Route::new("*", "archive"),
 ///     Route::to_each("order.*", ["billing", "archive"]),
 /// ];
-/// let first = &config.all_routes()[0];
-/// assert_eq!(first.topic, "order.*");
+/// config.destinations = vec![
+///     Destination::new("archive", "https://archive.example/events")?,
+///     Destination::new("billing", "https://billing.example/events")?,
+/// ];
+/// config.validate()?;
+/// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
