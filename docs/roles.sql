@@ -51,7 +51,7 @@ GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_registrar;
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
     ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,
     occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from, split_to,
-    registration), UPDATE (destination, available_at, attempts, locked_by, locked_at,
+    registration), UPDATE (destination, available_at, expires_at, attempts, locked_by, locked_at,
     last_attempt_at, last_error_code, last_error, split_to, registration) ON "outbox" TO
     outbox_relay;
 GRANT SELECT, INSERT ON "outbox_ledger" TO outbox_relay;
@@ -81,7 +81,7 @@ GRANT SELECT (sequence, message_id, topic, destination, named_destination, order
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT ON "outbox_topic" TO outbox_reader;
-GRANT SELECT (name, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout,
+GRANT SELECT (name, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout, policy,
     description, disabled_reason, created_at, updated_at, failing_since, id) ON "outbox_destination"
     TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;

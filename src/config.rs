@@ -16,11 +16,13 @@ mod public_key;
 pub(crate) mod route;
 pub(crate) mod secret;
 mod secret_keys;
+mod section;
 pub(crate) mod settings;
 #[cfg(test)]
 mod tests;
 pub(crate) mod text;
 mod validate;
+mod values;
 
 use std::fmt;
 use std::time::Duration;
@@ -29,9 +31,10 @@ use secrecy::SecretString;
 use url::Url;
 
 pub(crate) use self::admin::Admin;
-pub(crate) use self::destination::Destination;
+pub(crate) use self::destination::{Destination, setters};
 pub use self::destination::{
-    Breaker, Class, Classes, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls, TlsVersion,
+    Breaker, Class, Classes, DeliveryPolicy, Mode, OnDead, PolicyOption, Proxy, Rate, RequestBatch,
+    Roots, Tls, TlsVersion,
 };
 pub use self::environment::from_env;
 pub(crate) use self::error::ConfigError;
@@ -52,6 +55,8 @@ use self::text::{content, shown_database, shown_url, written};
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
 
+/// The concurrent sends of a registered destination.
+const REGISTERED_CONCURRENCY: usize = 4;
 /// The name of the destination that `OUTBOX_URL` creates.
 pub(crate) const DEFAULT_DESTINATION: &str = "default";
 
@@ -168,26 +173,23 @@ pub struct Config {
     pub(crate) only: Vec<String>,
 }
 
-/// A destination inside the process. `None`: the value of the setting with the same name.
+/// A destination inside the process.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InProcess {
     pub(crate) name: String,
     /// The topics with handlers.
     pub(crate) topics: Vec<String>,
-    pub(crate) concurrency: Option<usize>,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) max_attempts: Option<u32>,
-    pub(crate) backoff: Option<Backoff>,
-    pub(crate) rate: Option<Rate>,
+    pub(crate) policy: DeliveryPolicy,
 }
 
 impl Default for Config {
     /// The defaults of all settings.
     fn default() -> Self {
+        // The table of settings replaces each empty value whose setting has a default.
         let mut config = Self {
             database_url: None,
             config: None,
-            enabled: true,
+            enabled: false,
             table: OutboxName::default(),
             url: None,
             secrets: Vec::new(),
@@ -201,8 +203,8 @@ impl Default for Config {
             no_proxy: Vec::new(),
             concurrency: 0,
             registered_threads: 0,
-            registered_https_only: true,
-            registered_public_only: true,
+            registered_https_only: false,
+            registered_public_only: false,
             registered_ports: Vec::new(),
             registered_disable_after: Duration::ZERO,
             batch: 0,
@@ -213,12 +215,12 @@ impl Default for Config {
             backoff: Backoff::default(),
             on_dead: OnDead::Continue,
             single_active: false,
-            listener: true,
+            listener: false,
             listener_url: None,
             shutdown_timeout: Duration::ZERO,
             retention: Duration::ZERO,
             inbox_retention: None,
-            cleaner: true,
+            cleaner: false,
             ledger_payload: false,
             own_events: false,
             log_format: LogFormat::Text,
@@ -295,7 +297,10 @@ impl Config {
     /// The longest timeout of all destinations. Handlers do not count: this process starts no second call of a message
     /// while its handler runs, and in other processes the lease id fences the result.
     pub(crate) fn longest_send(&self) -> Duration {
-        let timeouts = self.destinations.iter().filter_map(|one| one.timeout);
+        let timeouts = self
+            .destinations
+            .iter()
+            .filter_map(|one| one.policy.timeout);
         timeouts.fold(self.send_timeout, Duration::max)
     }
 
@@ -306,6 +311,7 @@ impl Config {
             https_only: self.registered_https_only,
             public_only: self.registered_public_only,
             secrets: Vec::new(),
+            concurrency: REGISTERED_CONCURRENCY,
             ..self.clone()
         }
     }

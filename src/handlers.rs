@@ -22,8 +22,7 @@ pub use self::error::HandlerError;
 pub(crate) use self::group::{Group, MOST_LATE};
 pub(crate) use self::pool::{no_connection, of_url, pool_of};
 
-use crate::backoff::Backoff;
-use crate::config::Rate;
+use crate::config::{DeliveryPolicy, setters};
 use crate::dispatch::{Failure, Outcome, Response};
 use crate::event::{DecodeError, Event};
 use crate::message::Message;
@@ -91,22 +90,34 @@ use crate::status::ReasonCode;
 ///     .start()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Default)]
 pub struct Handlers {
     by_topic: BTreeMap<String, Arc<Handler>>,
     /// Topics with a second handler.
     repeated: Vec<String>,
     /// Whether any handler needs connections.
     pub(crate) wants_pool: bool,
-    pub(crate) concurrency: Option<usize>,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) max_attempts: Option<u32>,
-    pub(crate) backoff: Option<Backoff>,
-    pub(crate) rate: Option<Rate>,
+    pub(crate) policy: DeliveryPolicy,
+}
+
+setters!(Handlers: concurrency, rate, max_attempts, backoff, on_dead, expires_after);
+
+impl Default for Handlers {
+    fn default() -> Self {
+        let policy = DeliveryPolicy {
+            timeout: Some(DEFAULT_TIMEOUT),
+            ..DeliveryPolicy::default()
+        };
+        Self {
+            by_topic: BTreeMap::new(),
+            repeated: Vec::new(),
+            wants_pool: false,
+            policy,
+        }
+    }
 }
 
 /// The default time limit of a call.
-pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
 type Handler = dyn Fn(&Message, &PooledContext<'_>) -> Result<(), Refusal> + Send + Sync;
 
@@ -244,13 +255,6 @@ impl Handlers {
         self
     }
 
-    /// Sets how many handlers run at once, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`.
-    #[must_use]
-    pub fn concurrency(mut self, threads: usize) -> Self {
-        self.concurrency = Some(threads);
-        self
-    }
-
     /// Sets the time limit of one call. Defaults to 10 minutes. The limit is independent of the
     /// [lease](crate::RelayBuilder::lease), which the relay renews while handlers run.
     ///
@@ -262,45 +266,7 @@ impl Handlers {
     /// the group's share of memory. Its messages wait, and no attempt is counted.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets after how many failed attempts a message of the group is dead-lettered, at least 1. Defaults to
-    /// `OUTBOX_MAX_ATTEMPTS`.
-    #[must_use]
-    pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.max_attempts = Some(attempts);
-        self
-    }
-
-    /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`.
-    ///
-    /// ```
-    /// use diesel_outbox::Backoff;
-    /// use diesel_outbox::handlers::Handlers;
-    /// use std::time::Duration;
-    ///
-    /// let second = Duration::from_secs(1);
-    /// let handlers = Handlers::new().backoff(Backoff::exponential(second, 60 * second));
-    /// ```
-    #[must_use]
-    pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.backoff = Some(backoff);
-        self
-    }
-
-    /// Sets the rate limit in calls per second. Defaults to no limit. Each relay counts its own calls.
-    ///
-    /// ```
-    /// use diesel_outbox::config::Rate;
-    /// use diesel_outbox::handlers::Handlers;
-    ///
-    /// let mailer = Handlers::new().rate(Rate::per_second(5.0)).max_attempts(3);
-    /// ```
-    #[must_use]
-    pub fn rate(mut self, rate: Rate) -> Self {
-        self.rate = Some(rate);
+        self.policy.timeout = Some(timeout);
         self
     }
 
@@ -354,8 +320,7 @@ impl fmt::Debug for Handlers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handlers")
             .field("topics", &self.by_topic.keys())
-            .field("concurrency", &self.concurrency)
-            .field("timeout", &self.timeout)
+            .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
 }

@@ -6,22 +6,20 @@ use std::time::{Duration, SystemTime};
 use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
-use crate::config::{Config, ConfigError, Destination, Mode, Rate, SigningSecret, parse_url};
+use crate::config::{ConfigError, DeliveryPolicy, Destination, SigningSecret, parse_url, setters};
 use crate::header::check_header;
 
 /// The maximum number of concurrent sends to one registered destination.
 const MOST_CONCURRENCY: usize = 64;
-/// The default number of concurrent sends.
-const CONCURRENCY: usize = 4;
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 const MOST_TOPICS: usize = 100;
 
 /// A registered destination: a row of `outbox_destination`.
 ///
-/// The relay's settings apply to a mode or timeout that is `None`.
+/// The relay's settings have the defaults of the delivery policy.
 ///
 /// ```
-/// use diesel_outbox::config::{Mode, Rate};
+/// use diesel_outbox::config::{Classes, Mode, OnDead, Rate};
 /// use diesel_outbox::destinations::RegisteredDestination;
 /// use std::time::Duration;
 ///
@@ -35,8 +33,14 @@ const MOST_TOPICS: usize = 100;
 ///     .concurrency(2)
 ///     .rate(Rate::per_second(10.0))
 ///     .timeout(Duration::from_secs(5))
+///     .max_attempts(8)
+///     .backoff("5s,1m,10m,1h".parse()?)
+///     .on_dead(OnDead::Block)
+///     .expires_after(Duration::from_secs(24 * 3600))
+///     .classes(Classes::default())
 ///     .description("Acme's shop");
 /// assert!(hook.check().is_ok());
+/// # Ok::<(), diesel_outbox::BadBackoff>(())
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
@@ -55,15 +59,9 @@ pub struct RegisteredDestination {
     pub enabled: bool,
     /// Headers of every request. The values are secret.
     pub headers: Vec<(String, SecretString)>,
-    /// The mode of requests; `None`: the mode of the relay's settings.
-    pub mode: Option<Mode>,
-    /// The maximum number of concurrent sends (1 to 64); `None`: 4.
-    pub concurrency: Option<usize>,
-    /// The rate limit for requests of all relays together; `None`: no limit.
-    pub rate: Option<Rate>,
-    /// The timeout of a send, at most 1 hour; `None`: the timeout of the relay's settings. A relay limits the timeout
-    /// to `OUTBOX_SEND_TIMEOUT`, or to the longest timeout of its configured destinations if that is longer.
-    pub timeout: Option<Duration>,
+    /// Limits, retries, and what responses mean. A relay limits the timeout to `OUTBOX_SEND_TIMEOUT`, or to the longest
+    /// timeout of its configured destinations if that is longer.
+    pub policy: DeliveryPolicy,
     /// A description for people.
     pub description: Option<String>,
     /// Why the destination is disabled.
@@ -96,10 +94,7 @@ impl RegisteredDestination {
             filter: None,
             enabled: true,
             headers: Vec::new(),
-            mode: None,
-            concurrency: None,
-            rate: None,
-            timeout: None,
+            policy: DeliveryPolicy::default(),
             description: None,
             disabled_reason: None,
             problem: None,
@@ -141,34 +136,6 @@ impl RegisteredDestination {
         self
     }
 
-    /// Sets the mode of requests. Defaults to the mode of the relay's settings.
-    #[must_use]
-    pub fn mode(mut self, mode: Mode) -> Self {
-        self.mode = Some(mode);
-        self
-    }
-
-    /// Sets the maximum number of concurrent sends (1 to 64). Defaults to 4.
-    #[must_use]
-    pub fn concurrency(mut self, sends: usize) -> Self {
-        self.concurrency = Some(sends);
-        self
-    }
-
-    /// Sets the rate limit for requests of all relays together. Defaults to no limit.
-    #[must_use]
-    pub fn rate(mut self, rate: Rate) -> Self {
-        self.rate = Some(rate);
-        self
-    }
-
-    /// Sets the timeout of a send, at most 1 hour. Defaults to the timeout of the relay's settings.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
     /// Sets a description for people.
     #[must_use]
     pub fn description(mut self, description: impl Into<String>) -> Self {
@@ -176,26 +143,24 @@ impl RegisteredDestination {
         self
     }
 
-    /// Converts the row into a destination of a relay with the settings of [`Config::for_registered`]. The settings may
+    /// Converts the row into a destination of a relay whose sends take at most `longest_send`. The relay's settings may
     /// still refuse the destination.
     ///
     /// # Errors
     /// A [`ConfigError`] if no relay can use the row.
     pub(crate) fn destination(
         &self,
-        config: &Config,
+        longest_send: Duration,
         secrets: Vec<SigningSecret>,
     ) -> Result<Destination, ConfigError> {
         self.check()?;
         let mut destination = Destination::new(&self.name, &self.url)?;
-        destination.mode = self.mode;
         destination.secrets = secrets;
         destination.headers = self.headers.clone();
-        destination.concurrency = Some(self.concurrency.unwrap_or(CONCURRENCY));
-        destination.rate = self.rate;
+        destination.policy = self.policy.clone();
         // The lease is long enough for sends of this length, but not for longer sends.
-        let longest = config.longest_send();
-        destination.timeout = self.timeout.map(|timeout| timeout.min(longest));
+        let timeout = &mut destination.policy.timeout;
+        *timeout = timeout.map(|timeout| timeout.min(longest_send));
         Ok(destination)
     }
 
@@ -242,25 +207,28 @@ impl RegisteredDestination {
             check_header(header, value.expose_secret())
                 .map_err(|reason| at(&format!("headers.{header}"), reason.to_owned()))?;
         }
-        if self
+        let policy = &self.policy;
+        policy.check().map_err(|(key, reason)| at(key, reason))?;
+        if policy
             .concurrency
-            .is_some_and(|sends| !(1..=MOST_CONCURRENCY).contains(&sends))
+            .is_some_and(|sends| sends > MOST_CONCURRENCY)
         {
-            return Err(at(
-                "concurrency",
-                format!("must be 1 to {MOST_CONCURRENCY}"),
-            ));
+            let reason = format!("must be 1 to {MOST_CONCURRENCY}");
+            return Err(at("concurrency", reason));
         }
-        let millisecond = Duration::from_millis(1);
-        if self
+        if policy
             .timeout
-            .is_some_and(|timeout| !(millisecond..=LONGEST_TIMEOUT).contains(&timeout))
+            .is_some_and(|timeout| timeout > LONGEST_TIMEOUT)
         {
             return Err(at("timeout", "must be 1ms to 1h".to_owned()));
         }
         Ok(())
     }
 }
+
+setters!(
+    RegisteredDestination: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, classes
+);
 
 impl fmt::Debug for RegisteredDestination {
     /// Omits the values of headers, and the URL, which may contain a secret.

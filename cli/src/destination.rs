@@ -1,12 +1,15 @@
 //! `diesel-outbox destination`
 
 mod deliveries;
+mod policy;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
+use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::config::{Config, SigningSecret};
+use diesel_outbox::config::{Config, PolicyOption, SigningSecret};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
@@ -15,8 +18,11 @@ use diesel_outbox::{ConfigError, Outbox};
 use diesel_outbox_pages::pause::in_words;
 use diesel_outbox_pages::text::without_user;
 use secrecy::ExposeSecret;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use uuid::Uuid;
+
+use self::policy::PolicyFlags;
 
 use crate::settings::SettingFlags;
 use crate::{output, pause};
@@ -134,67 +140,31 @@ pub(crate) struct Put {
     /// Header of every request, 'name: value'; repeatable
     #[arg(long = "header", value_name = "HEADER")]
     headers: Vec<String>,
-    /// CloudEvents mode of requests (also --mode): binary, structured or batched [default: OUTBOX_MODE of the relay]
-    #[arg(long = "as", value_name = "MODE")]
-    mode: Option<String>,
-    /// Maximum number of concurrent sends (also --concurrency), 1 to 64 [default: 4]
-    #[arg(long = "sends", value_name = "COUNT")]
-    concurrency: Option<usize>,
-    /// Rate limit for all relays together, such as 10/s, 600/min or 100/h
-    #[arg(long, value_name = "RATE")]
-    rate: Option<String>,
-    /// Time limit of a send [default: OUTBOX_SEND_TIMEOUT of the relay]
-    #[arg(long, value_name = "DURATION")]
-    timeout: Option<String>,
+    #[command(flatten)]
+    policy: PolicyFlags,
     /// Description, for operators
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
     /// Clear a value, so that the default applies; repeatable
-    #[arg(long, value_name = "FIELD", value_enum)]
-    clear: Vec<Field>,
+    #[arg(long, value_name = "FIELD", value_parser = PossibleValuesParser::new(policy::fields()))]
+    clear: Vec<String>,
     /// Print the destination as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// A value of a destination that can be cleared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Field {
-    Topics,
-    Tenant,
-    Filter,
-    Headers,
-    Mode,
-    Concurrency,
-    Rate,
-    Timeout,
-    Description,
-}
-
-/// The values that flags of settings give to a destination: `--mode`, `--concurrency` and `--secret` name the
-/// destination's own values here.
-struct OfSettings {
-    mode: Option<String>,
-    concurrency: Option<String>,
-    secret: Option<SigningSecret>,
-}
-
-impl OfSettings {
-    fn new(settings: &SettingFlags, config: &Config) -> Result<Self, ConfigError> {
-        let given = |variable| settings.get(variable).map(str::to_owned);
-        let secret = match (settings.get("OUTBOX_SECRET"), config.secrets.as_slice()) {
-            (None, _) => None,
-            (Some(_), [secret]) => Some(secret.clone()),
-            (Some(_), _) => {
-                let reason = "a registered destination starts with one secret: `destination rotate` adds the next";
-                return Err(ConfigError::new("--secret", reason));
-            }
-        };
-        Ok(Self {
-            mode: given("OUTBOX_MODE"),
-            concurrency: given("OUTBOX_CONCURRENCY"),
-            secret,
-        })
+/// The secret of `--secret`, which is the destination's own here.
+fn given_secret(
+    settings: &SettingFlags,
+    config: &Config,
+) -> Result<Option<SigningSecret>, ConfigError> {
+    match (settings.get("OUTBOX_SECRET"), config.secrets.as_slice()) {
+        (None, _) => Ok(None),
+        (Some(_), [secret]) => Ok(Some(secret.clone())),
+        (Some(_), _) => {
+            let reason = "a registered destination starts with one secret: `destination rotate` adds the next";
+            Err(ConfigError::new("--secret", reason))
+        }
     }
 }
 
@@ -211,20 +181,22 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 return show_secret(conn, destinations, name);
             }
             match (destinations.get(conn, name)?, json) {
-                (Some(one), true) => output::json(&as_json(&one)),
+                (Some(one), true) => output::json(&Shown::new(&one)),
                 (Some(one), false) => output::line(shown(&one)),
                 (None, _) => missing(name),
             }
         }
         Action::Put(put) => {
-            let given = OfSettings::new(settings, &config)?;
-            let one = conn
-                .transaction::<_, anyhow::Error, _>(|conn| put.put(conn, destinations, &given))?;
+            let secret = given_secret(settings, &config)?;
+            let one = conn.transaction::<_, anyhow::Error, _>(|conn| {
+                put.put(conn, destinations, secret.as_ref())
+            })?;
             let refusal = refusal(conn, destinations, &one, &config)?;
             if put.json {
-                let mut json = as_json(&one);
-                json["refused_by_these_settings"] = json!(refusal);
-                return output::json(&json);
+                return output::json(&ShownPut {
+                    one: Shown::new(&one),
+                    refused_by_these_settings: refusal,
+                });
             }
             output::line(shown(&one))?;
             if let Some(why) = refusal {
@@ -334,7 +306,7 @@ impl Put {
         &self,
         conn: &mut PgConnection,
         destinations: Destinations<'_>,
-        given: &OfSettings,
+        secret: Option<&SigningSecret>,
     ) -> Result<RegisteredDestination> {
         let found = destinations.get(conn, &self.name)?;
         let mut one = match (found, &self.url) {
@@ -361,27 +333,12 @@ impl Put {
                 .map(|text| header(text))
                 .collect::<Result<_, _>>()?;
         }
-        let of_flag = |flag: &'static str| move |reason: String| ConfigError::new(flag, reason);
-        if let Some(word) = self.mode.as_ref().or(given.mode.as_ref()) {
-            one.mode = Some(word.parse().map_err(of_flag("--as"))?);
-        }
-        if let Some(text) = &self.rate {
-            let wrong = |error: ConfigError| ConfigError::new("--rate", error.reason());
-            one.rate = Some(text.parse().map_err(wrong)?);
-        }
-        if let Some(text) = &self.timeout {
-            one.timeout = Some(parse_duration("--timeout", text)?);
-        }
+        self.policy.apply(&mut one.policy)?;
         one.tenant_id = self.tenant.or(one.tenant_id);
-        let sends = given.concurrency.as_ref().map(|text| text.parse());
-        let sends = sends
-            .transpose()
-            .map_err(|_| ConfigError::new("--concurrency", "not a whole number"))?;
-        one.concurrency = self.concurrency.or(sends).or(one.concurrency);
         one.filter = self.filter.clone().or(one.filter);
         one.description = self.description.clone().or(one.description);
         for field in &self.clear {
-            field.clear(&mut one);
+            policy::clear(&mut one, field);
         }
         let failed = |error| match error {
             // Bad arguments: exit code 2.
@@ -389,29 +346,12 @@ impl Put {
             error => anyhow::Error::from(error),
         };
         destinations.put(conn, &one).map_err(failed)?;
-        if let Some(secret) = &given.secret {
+        if let Some(secret) = secret {
             let replaced = destinations.rotate_to(conn, &self.name, secret, Duration::ZERO);
             replaced.map_err(failed)?;
         }
         let stored = destinations.get(conn, &self.name)?;
         Ok(stored.unwrap_or(one))
-    }
-}
-
-impl Field {
-    fn clear(self, one: &mut RegisteredDestination) {
-        let default = RegisteredDestination::new(&one.name, &one.url);
-        match self {
-            Self::Topics => one.topics = default.topics,
-            Self::Tenant => one.tenant_id = None,
-            Self::Filter => one.filter = None,
-            Self::Headers => one.headers = default.headers,
-            Self::Mode => one.mode = None,
-            Self::Concurrency => one.concurrency = None,
-            Self::Rate => one.rate = None,
-            Self::Timeout => one.timeout = None,
-            Self::Description => one.description = None,
-        }
     }
 }
 
@@ -450,7 +390,8 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     let limit = usize::try_from(how.limit)?;
     let found = destinations.list(conn, &filter, limit)?;
     if how.json {
-        return output::json(&Value::Array(found.iter().map(as_json).collect()));
+        let shown: Vec<Shown<'_>> = found.iter().map(Shown::new).collect();
+        return output::json(&shown);
     }
     if found.is_empty() {
         return output::line("no destination is registered");
@@ -503,17 +444,9 @@ fn shown(one: &RegisteredDestination) -> String {
     row("tenant", one.tenant_id.map(|tenant| tenant.to_string()));
     row("filter", one.filter.clone());
     row("headers", (!headers.is_empty()).then(|| headers.join(" ")));
-    row("mode", one.mode.map(|mode| mode.to_string()));
-    row(
-        "concurrency",
-        one.concurrency.map(|sends| sends.to_string()),
-    );
-    row("rate", one.rate.map(|rate| rate.to_string()));
-    row(
-        "timeout",
-        one.timeout
-            .map(|time| humantime::format_duration(time).to_string()),
-    );
+    for option in PolicyOption::of_registered() {
+        row(&option.name.replace('_', " "), option.text(&one.policy));
+    }
     row("description", one.description.clone());
     row("registered", one.created_at.map(time));
     row("changed", one.updated_at.map(time));
@@ -533,26 +466,56 @@ fn time(time: SystemTime) -> String {
 }
 
 /// A destination as JSON, without secrets and without header values.
-fn as_json(one: &RegisteredDestination) -> Value {
-    let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
-    json!({
-        "name": one.name,
-        "url": without_user(&one.url),
-        "topics": one.topics,
-        "tenant_id": one.tenant_id.map(|tenant| tenant.to_string()),
-        "filter": one.filter,
-        "enabled": one.enabled,
-        "headers": headers,
-        "mode": one.mode.map(|mode| mode.to_string()),
-        "concurrency": one.concurrency,
-        "rate": one.rate.map(|rate| rate.to_string()),
-        "timeout_seconds": one.timeout.as_ref().map(Duration::as_secs_f64),
-        "description": one.description,
-        "disabled_reason": one.disabled_reason,
-        "problem": one.problem,
-        "created_at": one.created_at.map(time),
-        "updated_at": one.updated_at.map(time),
-        "failing_since": one.failing_since.map(time),
-        "old_secrets_until": old_secrets_until(one).map(time),
-    })
+#[derive(Serialize)]
+struct Shown<'a> {
+    name: &'a str,
+    url: String,
+    topics: &'a [String],
+    tenant_id: Option<String>,
+    filter: Option<&'a str>,
+    enabled: bool,
+    headers: Vec<&'a str>,
+    /// Every option, also those that have their defaults.
+    #[serde(flatten)]
+    policy: BTreeMap<&'static str, Option<Value>>,
+    description: Option<&'a str>,
+    disabled_reason: Option<&'a str>,
+    problem: Option<&'a str>,
+    created_at: Option<String>,
+    updated_at: Option<String>,
+    failing_since: Option<String>,
+    old_secrets_until: Option<String>,
+}
+
+/// The result of `put` as JSON.
+#[derive(Serialize)]
+struct ShownPut<'a> {
+    #[serde(flatten)]
+    one: Shown<'a>,
+    refused_by_these_settings: Option<String>,
+}
+
+impl<'a> Shown<'a> {
+    fn new(one: &'a RegisteredDestination) -> Self {
+        let options = PolicyOption::of_registered();
+        Self {
+            name: &one.name,
+            url: without_user(&one.url),
+            topics: &one.topics,
+            tenant_id: one.tenant_id.map(|tenant| tenant.to_string()),
+            filter: one.filter.as_deref(),
+            enabled: one.enabled,
+            headers: one.headers.iter().map(|(name, _)| name.as_str()).collect(),
+            policy: options
+                .map(|option| (option.name, option.value(&one.policy)))
+                .collect(),
+            description: one.description.as_deref(),
+            disabled_reason: one.disabled_reason.as_deref(),
+            problem: one.problem.as_deref(),
+            created_at: one.created_at.map(time),
+            updated_at: one.updated_at.map(time),
+            failing_since: one.failing_since.map(time),
+            old_secrets_until: old_secrets_until(one).map(time),
+        }
+    }
 }

@@ -28,7 +28,7 @@ pub fn line(text: impl std::fmt::Display) -> Result<()> {
 /// # Errors
 ///
 /// Standard output is closed.
-pub fn json(value: &serde_json::Value) -> Result<()> {
+pub fn json(value: &impl serde::Serialize) -> Result<()> {
     line(serde_json::to_string_pretty(value)?)
 }
 

@@ -491,7 +491,8 @@ BEGIN
         )$sql$, s, t || '_topic', t || '_topic_pkey');
 
     -- Registered destinations: webhooks of an application's customers. Plain SQL may write the rows; relays use a
-    -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default.
+    -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default. policy
+    -- has the other options of a destination: {"max_attempts": 5, "backoff": "5s,1m,1h", "classes": {"404": "dead"}}.
     -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. failing_since: the first
     -- failed send since the last successful one. id: tells this registration from others of the same name.
     EXECUTE format($sql$
@@ -509,6 +510,7 @@ BEGIN
             concurrency       integer,
             rate              text,
             timeout           interval,
+            policy            json,
             description       text,
             disabled_reason   text,
             created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -528,6 +530,8 @@ BEGIN
             CONSTRAINT outbox_destination_mode_is_known CHECK (mode IN ('binary', 'structured', 'batched')),
             CONSTRAINT outbox_destination_concurrency_is_1_to_64 CHECK (concurrency BETWEEN 1 AND 64),
             CONSTRAINT outbox_destination_timeout_is_1_ms_to_1_h CHECK (timeout BETWEEN interval '1 ms' AND interval '1 h'),
+            CONSTRAINT outbox_destination_policy_is_an_object CHECK (json_typeof(policy) = 'object'),
+            CONSTRAINT outbox_destination_policy_is_at_most_4_kib CHECK (octet_length(policy::text) <= 4096),
             CONSTRAINT outbox_destination_description_is_at_most_1_kib CHECK (octet_length(description) <= 1024),
             CONSTRAINT outbox_destination_disabled_reason_is_at_most_1_kib CHECK (octet_length(disabled_reason) <= 1024)
         )$sql$, s, t || '_destination', t || '_dest_pkey');

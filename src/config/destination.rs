@@ -2,6 +2,7 @@
 
 mod classes;
 mod limits;
+mod policy;
 mod tls;
 
 use std::fmt;
@@ -13,12 +14,13 @@ use url::Url;
 
 pub use self::classes::{Class, Classes};
 pub use self::limits::{Breaker, Rate, RequestBatch};
+pub(crate) use self::policy::setters;
+pub use self::policy::{DeliveryPolicy, Mode, OnDead, PolicyOption};
 pub use self::tls::{Proxy, Roots, Tls, TlsVersion};
 
 use super::error::ConfigError;
 use super::secret::SigningSecret;
-use super::text::{TICK, at_least, by_word, shown_url, url as parse_url, within};
-use crate::backoff::Backoff;
+use super::text::{TICK, at_least, shown_url, url as parse_url, within};
 
 /// A destination: where messages are sent, and how.
 ///
@@ -35,7 +37,7 @@ use crate::backoff::Backoff;
 ///     .concurrency(8);
 ///
 /// // Each setting is also a field.
-/// assert_eq!(billing.concurrency, Some(8));
+/// assert_eq!(billing.policy.concurrency, Some(8));
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 ///
@@ -64,8 +66,9 @@ use crate::backoff::Backoff;
 ///     .retry_after_cap(Duration::from_secs(3600))
 ///     .breaker(Breaker::default())
 ///     .classes(Classes::default())
-///     .on_dead(OnDead::Block);
-/// assert_eq!(partner.max_attempts, Some(10));
+///     .on_dead(OnDead::Block)
+///     .expires_after(Duration::from_secs(86_400));
+/// assert_eq!(partner.policy.max_attempts, Some(10));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
@@ -75,32 +78,14 @@ pub struct Destination {
     pub name: String,
     /// The URL that messages are posted to.
     pub url: Url,
-    /// The CloudEvents mode of requests.
-    pub mode: Option<Mode>,
+    /// Limits, retries, and what responses mean.
+    pub policy: DeliveryPolicy,
     /// How many messages a request in batched mode holds, and how long it waits for them.
     pub request_batch: RequestBatch,
     /// The secrets that sign requests, newest first. Empty: `OUTBOX_SECRET`.
     pub secrets: Vec<SigningSecret>,
     /// Headers of every request. Messages cannot replace them. Logs and pages never show the values.
     pub headers: Vec<(String, SecretString)>,
-    /// The time limit of one send.
-    pub timeout: Option<Duration>,
-    /// The number of sender threads.
-    pub concurrency: Option<usize>,
-    /// The rate limit in requests per second. `None`: no limit.
-    pub rate: Option<Rate>,
-    /// Failed attempts after which a message is dead-lettered.
-    pub max_attempts: Option<u32>,
-    /// The delay between attempts.
-    pub backoff: Option<Backoff>,
-    /// Whether later messages with the ordering key of a dead letter are sent or wait.
-    pub on_dead: Option<OnDead>,
-    /// The longest wait that `Retry-After` may ask for.
-    pub retry_after_cap: Duration,
-    /// The circuit breaker. `None`: no breaker.
-    pub breaker: Option<Breaker>,
-    /// What 4xx responses mean for a message.
-    pub classes: Classes,
     /// The largest payload in bytes. A message with a larger payload is dead-lettered. `None`: the limit of the table.
     pub max_payload_bytes: Option<usize>,
     /// `true`: the host may resolve to any address. `false`: only to public addresses.
@@ -114,9 +99,6 @@ pub struct Destination {
     /// The HTTP proxy to the destination.
     pub proxy: Option<Proxy>,
 }
-
-/// The default of the longest wait that `Retry-After` may ask for.
-const RETRY_AFTER_CAP: Duration = Duration::from_secs(3600);
 
 impl Destination {
     /// A destination with this name, and default settings.
@@ -139,19 +121,10 @@ impl Destination {
         Self {
             name,
             url,
-            mode: None,
+            policy: DeliveryPolicy::default(),
             request_batch: RequestBatch::default(),
             secrets: Vec::new(),
             headers: Vec::new(),
-            timeout: None,
-            concurrency: None,
-            rate: None,
-            max_attempts: None,
-            backoff: None,
-            on_dead: None,
-            retry_after_cap: RETRY_AFTER_CAP,
-            breaker: Some(Breaker::default()),
-            classes: Classes::default(),
             max_payload_bytes: None,
             internal: None,
             allow: Vec::new(),
@@ -162,15 +135,13 @@ impl Destination {
     }
 }
 
-/// Setters, which can be chained. The relay checks the values when it starts.
-impl Destination {
-    /// Sets the CloudEvents mode of requests. Defaults to `OUTBOX_MODE`.
-    #[must_use]
-    pub fn mode(mut self, mode: Mode) -> Self {
-        self.mode = Some(mode);
-        self
-    }
+setters!(
+    Destination: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, classes,
+    retry_after_cap, breaker
+);
 
+/// Setters of the destination, which can be chained. The relay checks the values when it starts.
+impl Destination {
     /// Sets how many messages a request in batched mode holds, and how long it waits for them. Defaults to
     /// [`RequestBatch::default`].
     #[must_use]
@@ -190,70 +161,6 @@ impl Destination {
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<SecretString>) -> Self {
         self.headers.push((name.into(), value.into()));
-        self
-    }
-
-    /// Sets the time limit of one send. Defaults to `OUTBOX_SEND_TIMEOUT`.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the number of sender threads, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`.
-    #[must_use]
-    pub fn concurrency(mut self, threads: usize) -> Self {
-        self.concurrency = Some(threads);
-        self
-    }
-
-    /// Sets the rate limit in requests per second. Defaults to no limit. Each relay counts its own requests.
-    #[must_use]
-    pub fn rate(mut self, rate: Rate) -> Self {
-        self.rate = Some(rate);
-        self
-    }
-
-    /// Sets after how many failed attempts a message is dead-lettered, at least 1. Defaults to `OUTBOX_MAX_ATTEMPTS`.
-    #[must_use]
-    pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.max_attempts = Some(attempts);
-        self
-    }
-
-    /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`.
-    #[must_use]
-    pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.backoff = Some(backoff);
-        self
-    }
-
-    /// Sets whether later messages with the ordering key of a dead letter are sent or wait. Defaults to
-    /// `OUTBOX_ON_DEAD`.
-    #[must_use]
-    pub fn on_dead(mut self, on_dead: OnDead) -> Self {
-        self.on_dead = Some(on_dead);
-        self
-    }
-
-    /// Sets the longest wait that `Retry-After` may ask for. Defaults to one hour.
-    #[must_use]
-    pub fn retry_after_cap(mut self, cap: Duration) -> Self {
-        self.retry_after_cap = cap;
-        self
-    }
-
-    /// Sets the circuit breaker. `None`: no breaker. Defaults to [`Breaker::default`].
-    #[must_use]
-    pub fn breaker(mut self, breaker: impl Into<Option<Breaker>>) -> Self {
-        self.breaker = breaker.into();
-        self
-    }
-
-    /// Sets what 4xx responses mean for a message. Defaults to [`Classes::default`].
-    #[must_use]
-    pub fn classes(mut self, classes: Classes) -> Self {
-        self.classes = classes;
         self
     }
 
@@ -308,23 +215,10 @@ pub(super) type Wrong = (&'static str, String);
 impl Destination {
     /// Checks each value.
     pub(super) fn check(&self) -> Result<(), Wrong> {
-        check_limits(self.concurrency, self.timeout, self.max_attempts, self.rate)?;
-        count("batch_size", self.request_batch.size, 10_000)?;
+        self.policy.check()?;
+        count_within("batch_size", self.request_batch.size, 10_000)?;
         if self.request_batch.linger > LONGEST_LINGER {
             return wrong("batch_linger", "must not be longer than 10s");
-        }
-        if let Some(breaker) = self.breaker {
-            if !(breaker.failure_ratio > 0.0 && breaker.failure_ratio <= 1.0) {
-                return wrong("breaker.failure_ratio", "must be above 0 and at most 1");
-            }
-            count("breaker.min_sends", breaker.min_sends, MOST)?;
-            long_enough("breaker.window", breaker.window)?;
-            long_enough("breaker.open", breaker.open)?;
-            if breaker.open > breaker.open_cap {
-                let cap = humantime::format_duration(breaker.open_cap);
-                let reason = format!("must not be longer than open_cap, which is {cap}");
-                return Err(("breaker.open", reason));
-            }
         }
         if self.internal == Some(true) && !self.allow.is_empty() {
             let reason = "internal = true already allows every address: remove internal or allow";
@@ -347,26 +241,7 @@ pub(super) const MOST_SENDERS: u32 = 1024;
 /// The maximum of counts without a limit of their own.
 pub(super) const MOST: u32 = 1_000_000;
 
-/// Checks the limits that destinations and groups of handlers have in common.
-pub(super) fn check_limits(
-    concurrency: Option<usize>,
-    timeout: Option<Duration>,
-    max_attempts: Option<u32>,
-    rate: Option<Rate>,
-) -> Result<(), Wrong> {
-    count("concurrency", concurrency.unwrap_or(1), MOST_SENDERS)?;
-    long_enough("timeout", timeout.unwrap_or(Duration::MAX))?;
-    count("max_attempts", max_attempts.unwrap_or(1), MOST)?;
-    let Some(rate) = rate else {
-        return Ok(());
-    };
-    if Rate::checked(rate.per_second).is_none() {
-        return wrong("rate", Rate::BOUNDS);
-    }
-    count("burst", rate.burst, MOST)
-}
-
-fn count(
+fn count_within(
     key: &'static str,
     value: impl Copy + fmt::Debug + TryInto<u32>,
     most: u32,
@@ -391,60 +266,19 @@ impl fmt::Debug for Destination {
         f.debug_struct("Destination")
             .field("name", &self.name)
             .field("url", &self.shown_url())
-            .field("mode", &self.mode)
             .field("secrets", &self.secrets.len())
             .field("headers", &headers)
-            .field("timeout", &self.timeout)
-            .field("concurrency", &self.concurrency)
-            .field("rate", &self.rate)
+            .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
 }
-
-/// Whether later messages with the ordering key of a dead letter are sent or wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum OnDead {
-    /// The relay sends the next message.
-    #[default]
-    Continue,
-    /// Later messages wait until an operator requeues or discards the dead letter.
-    Block,
-}
-
-by_word!(
-    OnDead,
-    "continue or block",
-    Continue = "continue",
-    Block = "block"
-);
-
-/// How a message becomes a request: the content modes of CloudEvents over HTTP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Mode {
-    /// The payload is the body. Everything else is in headers.
-    #[default]
-    Binary,
-    /// The body is one JSON document with everything. Choose this mode for signed requests: headers are not signed.
-    Structured,
-    /// The body is a JSON array of documents: one request for many messages.
-    Batched,
-}
-
-by_word!(
-    Mode,
-    "binary, structured or batched",
-    Binary = "binary",
-    Structured = "structured",
-    Batched = "batched",
-);
 
 #[cfg(test)]
 mod tests {
     use secrecy::ExposeSecret;
 
     use super::*;
+    use crate::backoff::Backoff;
 
     /// The pattern below lists every field, so a new field does not compile without an assertion.
     #[test]
@@ -480,6 +314,7 @@ mod tests {
             .max_attempts(4)
             .backoff(Backoff::Table(vec![seconds(5)]))
             .on_dead(OnDead::Block)
+            .expires_after(seconds(8))
             .retry_after_cap(seconds(6))
             .breaker(of_nine)
             .classes(of_404.clone())
@@ -489,23 +324,14 @@ mod tests {
             .https_only(true)
             .tls(system.clone())
             .proxy(Proxy::Direct);
-        assert!(destination.clone().breaker(None).breaker.is_none());
+        assert!(destination.clone().breaker(None).policy.breaker.is_none());
         let Destination {
             name,
             url,
-            mode,
+            policy,
             request_batch,
             secrets,
             headers,
-            timeout,
-            concurrency,
-            rate,
-            max_attempts,
-            backoff,
-            on_dead,
-            retry_after_cap,
-            breaker,
-            classes,
             max_payload_bytes,
             internal,
             allow,
@@ -517,20 +343,25 @@ mod tests {
             (name.as_str(), url.host_str()),
             ("billing", Some("billing.test"))
         );
-        assert_eq!((mode, request_batch), (Some(Mode::Batched), batch));
         assert_eq!(secrets.len(), 2);
         assert_eq!(
             (headers[0].0.as_str(), headers[0].1.expose_secret()),
             ("authorization", "hunter2")
         );
-        assert_eq!((timeout, concurrency), (Some(seconds(1)), Some(2)));
-        assert_eq!((rate, max_attempts), (Some(Rate::per_second(3.0)), Some(4)));
-        assert_eq!(backoff, Some(Backoff::Table(vec![seconds(5)])));
-        assert_eq!(
-            (on_dead, retry_after_cap),
-            (Some(OnDead::Block), seconds(6))
-        );
-        assert_eq!((breaker, classes), (Some(of_nine), of_404));
+        let expected = DeliveryPolicy {
+            mode: Some(Mode::Batched),
+            timeout: Some(seconds(1)),
+            concurrency: Some(2),
+            rate: Some(Rate::per_second(3.0)),
+            max_attempts: Some(4),
+            backoff: Some(Backoff::Table(vec![seconds(5)])),
+            on_dead: Some(OnDead::Block),
+            expires_after: Some(seconds(8)),
+            classes: of_404,
+            retry_after_cap: seconds(6),
+            breaker: Some(of_nine),
+        };
+        assert_eq!((policy, request_batch), (expected, batch));
         assert_eq!((max_payload_bytes, internal), (Some(7), Some(false)));
         assert_eq!((allow, https_only), (vec![network], Some(true)));
         assert_eq!((tls, proxy), (system, Some(Proxy::Direct)));

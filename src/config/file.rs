@@ -8,19 +8,19 @@ mod destination;
 mod fuzz;
 #[cfg(test)]
 mod refusals;
-mod section;
 #[cfg(test)]
 mod tests;
 mod values;
 
 use std::path::Path;
 
-use toml::{Table, Value};
+use serde_json::Value;
 
-use self::section::{Section, both, unknown_key};
-use self::values::{content, count, list, switch, text, unshown, wrong_type};
+use self::values::{content, list, switch};
+use super::section::{Section, both, unknown_key};
 use super::settings::{Kind, Place};
 use super::text::within;
+use super::values::{count, text, unshown, wrong_type};
 use super::{Config, ConfigError, Route, SETTINGS, Setting};
 
 const DESTINATIONS: &str = "destinations";
@@ -96,7 +96,12 @@ impl Config {
 }
 
 fn apply_text(text: &str, config: &mut Config) -> Result<(), ConfigError> {
-    let table: Table = text.parse().map_err(|error| not_toml(text, &error))?;
+    let table: toml::Table = text.parse().map_err(|error| not_toml(text, &error))?;
+    let not_json = |error: serde_json::Error| ConfigError::new("not TOML", error.to_string());
+    let table = serde_json::to_value(table).map_err(not_json)?;
+    let Value::Object(table) = table else {
+        return Err(ConfigError::new("not TOML", "expected keys and values"));
+    };
     for key in Setting::in_own_files().map(key_of) {
         let of_file = format!("{key}_file");
         if table.contains_key(&key) && table.contains_key(&of_file) {
@@ -124,13 +129,13 @@ fn not_toml(text: &str, error: &toml::de::Error) -> ConfigError {
         .and_then(|line| line.split_once('='))
         .map(|(key, _)| key.trim())
         // Inside a multi-line string the line may hold anything: only known keys are shown.
-        .filter(|key| keys().iter().any(|known| known == key) || destination::KEYS.contains(key))
+        .filter(|key| keys().iter().any(|known| known == key) || destination::keys().contains(key))
         .map_or_else(String::new, |key| format!(", at the key {key}"));
     ConfigError::new("not TOML", format!("line {line}{key}: {}", error.message()))
 }
 
 fn destinations(value: Value, config: &mut Config) -> Result<(), ConfigError> {
-    let Value::Table(destinations) = value else {
+    let Value::Object(destinations) = value else {
         let reason = "expected [destinations.NAME] tables";
         return Err(ConfigError::new(DESTINATIONS, reason));
     };

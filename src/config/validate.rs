@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use secrecy::ExposeSecret;
 
-use super::destination::check_limits;
 use super::error::ConfigError;
 use super::{Config, DEFAULT_DESTINATION, SETTINGS};
 use crate::header::check_header;
@@ -131,16 +130,13 @@ impl Config {
                     "a destination has this name: choose another name",
                 ));
             }
-            check_limits(
-                local.concurrency,
-                local.timeout,
-                local.max_attempts,
-                local.rate,
-            )
-            .map_err(|(of, reason)| ConfigError::new(format!("handlers.{name}.{of}"), reason))?;
+            let check = local.policy.check();
+            check.map_err(|(of, reason)| {
+                ConfigError::new(format!("handlers.{name}.{of}"), reason)
+            })?;
         }
-        let urls = all.iter().map(|destination| destination.concurrency);
-        let locals = self.in_process.iter().map(|local| local.concurrency);
+        let urls = all.iter().map(|one| one.policy.concurrency);
+        let locals = self.in_process.iter().map(|one| one.policy.concurrency);
         let threads = urls
             .chain(locals)
             .map(|threads| threads.unwrap_or(self.concurrency))

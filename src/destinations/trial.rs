@@ -74,7 +74,7 @@ impl DestinationTest {
         config: &Config,
     ) -> Result<Self, DestinationError> {
         let config = config.for_registered();
-        let destination = one.destination(&config, secrets)?;
+        let destination = one.destination(config.longest_send(), secrets)?;
         let dispatcher = Customers::new(config).dispatcher(destination);
         let dispatcher = dispatcher.map_err(|error| match error {
             CustomerError::Invalid(error) => DestinationError::Invalid(error),

@@ -549,9 +549,9 @@ impl RelayBuilder {
     /// Gives handlers that use the database a pool of their own, unless the application has set a source.
     fn give_connections(&mut self) -> Result<(), ConfigError> {
         let wanting = self.handlers.iter().filter(|(_, group)| group.wants_pool);
-        let calls = |group: &Handlers| group.concurrency.unwrap_or(self.config.concurrency);
+        let calls = |group: &Handlers| group.policy.concurrency.unwrap_or(self.config.concurrency);
         if self.connections.is_some() {
-            for (name, group) in wanting.filter(|(_, group)| group.concurrency.is_none()) {
+            for (name, group) in wanting.filter(|(_, group)| group.policy.concurrency.is_none()) {
                 log::warn!(event = "handlers_share_pool", handlers = name; "handlers of {name} may take up to {} connections of the application's pool at once: set Handlers::concurrency well below the size of the pool, or leave out RelayBuilder::connections to give handlers a pool of their own", calls(group));
             }
             return Ok(());

@@ -8,11 +8,11 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, never};
 
 use super::gate::{Answers, Gate};
-use super::job::Job;
+use super::job::{Job, Terms};
 use super::registry::Limits;
 use super::to::To;
 use super::verdict::Retries;
-use crate::config::{Config, Destination, InProcess, Mode, OnDead, Rate, RequestBatch};
+use crate::config::{Config, DeliveryPolicy, Destination, Mode, Rate, RequestBatch};
 use crate::dispatch::{Customers, Dispatcher};
 use crate::handlers::Group;
 use crate::message::Message;
@@ -45,7 +45,7 @@ pub(crate) struct Bulkhead {
     /// The limits of a request in batched mode.
     pub(crate) request_batch: Option<RequestBatch>,
     pub(crate) retries: Retries,
-    pub(crate) on_dead: OnDead,
+    pub(crate) terms: Terms,
     /// The most messages of one claim.
     pub(crate) batch: usize,
     /// The destination's share of memory, in bytes.
@@ -98,23 +98,19 @@ impl Bulkhead {
         let urls = urls
             .map(|(destination, dispatcher)| Self::of(destination, config, most_bytes, dispatcher));
         let groups = config.in_process.iter().zip(groups).map(|(local, group)| {
-            let local = local.clone();
-            Self::plain(local, config, most_bytes, Serves::Group(group))
+            let serves = Serves::Group(group);
+            Self::plain(&local.name, &local.policy, config, most_bytes, serves)
         });
         let rest = rest.map(|dispatcher| {
-            let local = InProcess {
-                name: REST.to_owned(),
-                ..InProcess::default()
-            };
-            Self::plain(local, config, most_bytes, Serves::Dispatcher(dispatcher))
+            let serves = Serves::Dispatcher(dispatcher);
+            Self::plain(REST, &DeliveryPolicy::default(), config, most_bytes, serves)
         });
         let registered = customers.is_some().then(|| {
-            let local = InProcess {
-                name: REGISTERED.to_owned(),
+            let policy = DeliveryPolicy {
                 concurrency: Some(config.registered_threads),
-                ..InProcess::default()
+                ..DeliveryPolicy::default()
             };
-            Self::plain(local, config, most_bytes, Serves::Registered)
+            Self::plain(REGISTERED, &policy, config, most_bytes, Serves::Registered)
         });
         let opened = urls.chain(groups).chain(rest).chain(registered).enumerate();
         opened
@@ -131,25 +127,35 @@ impl Bulkhead {
     }
 
     /// A bulkhead without a URL.
-    fn plain(local: InProcess, config: &Config, most_bytes: usize, serves: Serves) -> Self {
+    fn plain(
+        name: &str,
+        policy: &DeliveryPolicy,
+        config: &Config,
+        most_bytes: usize,
+        serves: Serves,
+    ) -> Self {
+        let retries = Retries {
+            max_attempts: policy.max_attempts.unwrap_or(config.max_attempts),
+            backoff: (policy.backoff.clone()).unwrap_or_else(|| config.backoff.clone()),
+        };
         Self {
-            gate: Gate::open(&local.name, local.rate),
-            name: local.name.into(),
+            gate: Gate::open(name, policy.rate),
+            name: name.into(),
             number: 0,
             serves,
-            concurrency: local.concurrency.unwrap_or(config.concurrency),
+            concurrency: policy.concurrency.unwrap_or(config.concurrency),
             request_batch: None,
-            retries: Retries {
-                max_attempts: local.max_attempts.unwrap_or(config.max_attempts),
-                backoff: local.backoff.unwrap_or_else(|| config.backoff.clone()),
+            retries,
+            terms: Terms {
+                on_dead: policy.on_dead.unwrap_or(config.on_dead),
+                expires_after: policy.expires_after,
             },
-            on_dead: config.on_dead,
-            batch: local
+            batch: policy
                 .rate
                 .map_or(config.batch, |rate| of_a_second(rate, 1, config.batch)),
             most_bytes,
             bytes: AtomicUsize::new(0),
-            send_timeout: local.timeout.unwrap_or(config.send_timeout),
+            send_timeout: policy.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
             jobs: never(),
         }
@@ -161,29 +167,22 @@ impl Bulkhead {
         most_bytes: usize,
         dispatcher: Arc<dyn Dispatcher>,
     ) -> Self {
-        let mode = destination.mode.unwrap_or(config.mode);
+        let policy = &destination.policy;
+        let mode = policy.mode.unwrap_or(config.mode);
         let request_batch = (mode == Mode::Batched).then_some(destination.request_batch);
         let per_request = request_batch.map_or(1, |batch| batch.size);
-        let batch = match destination.rate {
+        let batch = match policy.rate {
             Some(rate) => of_a_second(rate, per_request, config.batch),
             // Batched senders empty a batch quickly, and larger statements cost less for each message.
             None if request_batch.is_some() => 2 * config.batch,
             None => config.batch,
         };
-        let local = InProcess {
-            name: destination.name.clone(),
-            concurrency: destination.concurrency,
-            timeout: destination.timeout,
-            max_attempts: destination.max_attempts,
-            backoff: destination.backoff.clone(),
-            ..InProcess::default()
-        };
+        let serves = Serves::Dispatcher(dispatcher);
         Self {
             gate: Gate::new(destination),
             request_batch,
-            on_dead: destination.on_dead.unwrap_or(config.on_dead),
             batch,
-            ..Self::plain(local, config, most_bytes, Serves::Dispatcher(dispatcher))
+            ..Self::plain(&destination.name, policy, config, most_bytes, serves)
         }
     }
 
@@ -209,6 +208,7 @@ impl Bulkhead {
     pub(super) fn limits(&self) -> Limits {
         Limits {
             retries: self.retries.clone(),
+            terms: self.terms,
             concurrency: self.concurrency,
             prefetch: self.prefetch(),
         }

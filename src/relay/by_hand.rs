@@ -151,6 +151,7 @@ impl ByHand {
             let mut ways = Ways {
                 routes: &self.routes,
                 bulkheads: &self.bulkheads,
+                on_dead: self.config.on_dead,
                 registry: Arc::default(),
                 rooms: Rooms::default(),
                 met: Err(Unasked::Released),

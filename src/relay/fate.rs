@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::bulkhead::Bulkhead;
-use super::job::{Job, is_expired};
+use super::job::{Job, Terms, is_expired};
 use super::registry::{Customer, Registry};
 use super::room::Rooms;
 use super::to::To;
 use super::verdict::Verdict;
+use crate::config::OnDead;
 use crate::dispatch::Failure;
 use crate::message::Message;
 use crate::routes::{Routes, Way};
@@ -24,6 +25,8 @@ use crate::store::relay::split::Parts;
 pub(super) struct Ways<'a> {
     pub(super) routes: &'a Routes,
     pub(super) bulkheads: &'a [Bulkhead],
+    /// Whether dead letters of no destination block their ordering keys.
+    pub(super) on_dead: OnDead,
     pub(super) registry: Arc<Registry>,
     /// The room of registered destinations.
     pub(super) rooms: Rooms,
@@ -71,9 +74,10 @@ enum Where<'a> {
 
 impl Ways<'_> {
     /// Decides where a claimed message goes, and makes it a job.
-    pub(super) fn job(&mut self, claimed: Claimed, lease: LeaseId, now: Instant) -> Job {
+    pub(super) fn job(&mut self, mut claimed: Claimed, lease: LeaseId, now: Instant) -> Job {
         let registry = Arc::clone(&self.registry);
         let place = self.find(&registry, &claimed.message);
+        let terms = self.terms(&registry, &place);
         let registration = match &place {
             Where::Customer(one) => Some(one.registration),
             _ => None,
@@ -88,6 +92,7 @@ impl Ways<'_> {
             Where::Nowhere => (To::Nowhere, None),
         };
         let unsent = unsent(&claimed, place, self.bulkheads, now);
+        terms.limit(&mut claimed.message);
         if let (To::Registered(id), None) = (to, &unsent) {
             self.rooms.take(id);
         }
@@ -96,8 +101,41 @@ impl Ways<'_> {
             to,
             customer,
             registration,
+            terms,
             lease,
             message: claimed.message,
+        }
+    }
+
+    /// What the place's policy says about settling. A message to be fanned out is a dead letter for all its destinations,
+    /// so it blocks its key if it would at any of them.
+    fn terms(&self, registry: &Registry, place: &Where<'_>) -> Terms {
+        let of_none = Terms {
+            on_dead: self.on_dead,
+            expires_after: None,
+        };
+        let of_customer = |one: &Customer| one.limits.as_ref().map_or(of_none, |one| one.terms);
+        match place {
+            Where::Bulkhead(number) => self.bulkheads[*number].terms,
+            Where::Customer(one) => of_customer(one),
+            Where::Split(parts) => {
+                let of_part = |name: &String| {
+                    let configured = self.bulkheads.iter().find(|one| *one.name == **name);
+                    let registered = || registry.named(name).map(|one| of_customer(one));
+                    configured.map(|one| one.terms).or_else(registered)
+                };
+                let mut parts = parts.to.iter().map(|name| of_part(name).unwrap_or(of_none));
+                let blocks = parts.any(|terms| terms.on_dead == OnDead::Block);
+                Terms {
+                    on_dead: if blocks {
+                        OnDead::Block
+                    } else {
+                        OnDead::Continue
+                    },
+                    ..of_none
+                }
+            }
+            _ => of_none,
         }
     }
 
@@ -316,6 +354,7 @@ mod tests {
         let mut ways = Ways {
             routes: &Routes::new(&config),
             bulkheads: &bulkheads,
+            on_dead: OnDead::Continue,
             registry: Arc::default(),
             rooms: Rooms::default(),
             met: Err(Unasked::Released),
@@ -367,6 +406,7 @@ mod tests {
             let mut ways = Ways {
                 routes: &Routes::new(&Config::default()),
                 bulkheads: &bulkheads,
+                on_dead: OnDead::Continue,
                 registry: Arc::new(Registry::beside(Routes::new(&config), topics)),
                 rooms: Rooms::default(),
                 met: Ok(Met::new()),
@@ -395,6 +435,7 @@ mod tests {
             let mut ways = Ways {
                 routes: &Routes::new(&Config::default()),
                 bulkheads: &bulkheads,
+                on_dead: OnDead::Continue,
                 registry: Arc::clone(&registry),
                 rooms: Rooms::default(),
                 met,

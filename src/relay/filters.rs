@@ -25,7 +25,7 @@ use self::memory::{Judged, Memory};
 use self::shares::Shares;
 use super::database::Database;
 use super::filtering::Filtering;
-use super::job::{Job, is_expired};
+use super::job::{Job, Terms, is_expired};
 use super::pauses::disable;
 use super::registry::{Customer, Registry};
 use super::settlement::{Outcomes, Settlement};
@@ -34,6 +34,7 @@ use super::to::To;
 use super::told::Told;
 use super::verdict::Verdict;
 use crate::clock;
+use crate::config::Config;
 use crate::dispatch::Failure;
 use crate::status::ReasonCode;
 use crate::store::brief::Tried;
@@ -319,7 +320,7 @@ impl<'a, D: Database> Filters<'a, D> {
 
     fn settle(&self, one: Filtering, verdict: Verdict) {
         self.leave(std::slice::from_ref(&one));
-        let job = one.into_job();
+        let job = one.into_job(&self.shared.config);
         let settlement = Settlement::unsent(job, &self.shared.bulkheads, verdict);
         // Without settlers the relay has ended, and its messages are taken over when the lease expires.
         let _ = self.outcomes.send(settlement);
@@ -339,7 +340,7 @@ impl<'a, D: Database> Filters<'a, D> {
 
 impl Filtering {
     /// The message as a job that is not decided.
-    pub(super) fn into_job(self) -> Job {
+    pub(super) fn into_job(self, config: &Config) -> Job {
         Job {
             message: self.claimed.message,
             lease: self.lease,
@@ -347,6 +348,10 @@ impl Filtering {
             customer: None,
             registration: None,
             unsent: None,
+            terms: Terms {
+                on_dead: config.on_dead,
+                expires_after: None,
+            },
         }
     }
 }

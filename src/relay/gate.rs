@@ -17,7 +17,7 @@ pub(super) use self::failing::{Answers, RowNews};
 use super::breaker::{Window, sign};
 use super::bucket::Bucket;
 use crate::clock;
-use crate::config::{Breaker, Destination, Rate};
+use crate::config::{Breaker, DeliveryPolicy, Destination, Rate};
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::lock::lock;
 use crate::status::ReasonCode;
@@ -168,8 +168,8 @@ pub(super) enum Admission {
 
 impl Gate {
     pub(crate) fn new(destination: &Destination) -> Self {
-        let Destination { rate, breaker, .. } = destination;
-        Self::with(&destination.name, Phase::Trying(None), *rate, *breaker)
+        let DeliveryPolicy { rate, breaker, .. } = destination.policy;
+        Self::with(&destination.name, Phase::Trying(None), rate, breaker)
     }
 
     /// A gate that only an operator closes.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::config::{Config, ConfigError, InProcess, Route};
-use crate::handlers::{DEFAULT_TIMEOUT, Handlers};
+use crate::handlers::Handlers;
 
 /// The default group, for handlers that are added without a group.
 pub(super) const HANDLERS: &str = "handlers";
@@ -39,11 +39,7 @@ pub(super) fn add_groups(
         config.in_process.push(InProcess {
             name: name.clone(),
             topics: handlers.topics().map(str::to_owned).collect(),
-            concurrency: handlers.concurrency,
-            timeout: Some(handlers.timeout.unwrap_or(DEFAULT_TIMEOUT)),
-            max_attempts: handlers.max_attempts,
-            backoff: handlers.backoff.clone(),
-            rate: handlers.rate,
+            policy: handlers.policy.clone(),
         });
     }
     for (topic, names) in by_topic {

@@ -172,6 +172,7 @@ mod tests {
     use crossbeam_channel::bounded;
 
     use super::*;
+    use crate::relay::job::Terms;
     use crate::relay::planner::tests::claimed;
     use crate::relay::to::To;
     use crate::store::relay::lease::LeaseId;
@@ -189,6 +190,7 @@ mod tests {
                 customer: None,
                 registration: None,
                 unsent: None,
+                terms: Terms::default(),
             });
         }
         assert!(intake.is_full());

@@ -186,7 +186,8 @@ impl Maker {
         };
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
         let wrong = |error: ConfigError| error.to_string();
-        let destination = row.destination(&self.config, secrets).map_err(wrong)?;
+        let destination = row.destination(self.config.longest_send(), secrets);
+        let destination = destination.map_err(wrong)?;
         let made = match unreadable.or(not_here.map(str::to_owned)) {
             Some(why) => Err(CustomerError::NotHere(why)),
             None => self.customers.dispatcher(destination.clone()),

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
+use super::job::Terms;
 use super::to::To;
 use super::verdict::Retries;
 use crate::message::Message;
@@ -40,6 +41,7 @@ pub(crate) struct Customer {
 #[derive(Debug)]
 pub(crate) struct Limits {
     pub(super) retries: Retries,
+    pub(super) terms: Terms,
     pub(super) concurrency: usize,
     /// The most messages of a claim, until the time of sends is known.
     pub(super) prefetch: usize,

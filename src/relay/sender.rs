@@ -252,6 +252,7 @@ impl SenderThread<'_> {
             customer: None,
             registration: None,
             unsent: None,
+            terms: self.desk.bulkhead.terms,
         };
         let sent = messages.into_iter().zip(leases).map(job).collect();
         let answered = Answered::new(sent, outcomes);

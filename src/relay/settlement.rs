@@ -11,9 +11,10 @@ use uuid::Uuid;
 pub(super) use self::report::{Failures, log_conflict, log_settled};
 
 use super::bulkhead::Bulkhead;
-use super::job::Job;
+use super::job::{Job, Terms};
 use super::to::To;
 use super::verdict::Verdict;
+use crate::config::OnDead;
 use crate::dispatch::Failure;
 use crate::message::Message;
 use crate::status::ReasonCode;
@@ -61,6 +62,7 @@ pub(crate) struct Settlement {
     customer: Option<Arc<str>>,
     registration: Option<Uuid>,
     verdict: Verdict,
+    terms: Terms,
     latency: Duration,
     /// How many destinations of a fan-out have their parts.
     placed: usize,
@@ -83,6 +85,7 @@ impl Settlement {
             customer: job.customer,
             registration: job.registration,
             verdict,
+            terms: job.terms,
             latency,
             placed: 0,
             repeated: false,
@@ -129,6 +132,11 @@ impl Settlement {
             }
             _ => 0,
         }
+    }
+
+    /// Whether the message, as a dead letter, blocks the later messages of its ordering key.
+    pub(super) fn blocks_key(&self) -> bool {
+        self.terms.on_dead == OnDead::Block
     }
 
     /// The reason why the message was not delivered.
@@ -358,12 +366,8 @@ pub(super) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Opti
     })
 }
 
-/// The failed attempt to record. `blocks_key`: the dead letter blocks its ordering key.
-pub(super) fn failed(
-    settlement: &Settlement,
-    bulkheads: &[Bulkhead],
-    blocks_key: bool,
-) -> Option<Failed> {
+/// The failed attempt to record.
+pub(super) fn failed(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Failed> {
     let (failure, delay, counted) = match &settlement.verdict {
         Verdict::Retry(failure, delay, counted) => (failure, *delay, *counted),
         Verdict::Dead(failure, counted) => (failure, Duration::ZERO, *counted),
@@ -381,7 +385,8 @@ pub(super) fn failed(
         took: settlement.latency,
         delay: delay.min(LONGEST_DELAY),
         counted,
-        blocks_key,
+        expires_after: (settlement.terms.expires_after).map(|after| after.min(LONGEST_DELAY)),
+        blocks_key: settlement.blocks_key(),
     })
 }
 

@@ -13,7 +13,6 @@ use self::aside::Aside;
 use self::next::look_at_the_next;
 use self::splits::{Splits, Unfinished};
 use super::database::Database;
-use super::filtering::Filtering;
 use super::pauses;
 use super::session::{AfterRefusal, Session};
 use super::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};
@@ -75,7 +74,7 @@ pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlem
             match told {
                 Told::Continued(jobs) => settler.release(&jobs),
                 Told::Filtered(filtered) => {
-                    let jobs = filtered.into_iter().map(Filtering::into_job);
+                    let jobs = filtered.into_iter().map(|one| one.into_job(&shared.config));
                     settler.release(&jobs.collect::<Vec<_>>());
                 }
                 Told::Returned(_) | Told::Vanished(_) => {}

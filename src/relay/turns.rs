@@ -353,6 +353,7 @@ mod tests {
 
     use super::*;
     use crate::relay::gate::Gate;
+    use crate::relay::job::Terms;
     use crate::relay::planner::tests::claimed;
     use crate::relay::to::To;
     use crate::store::relay::lease::LeaseId;
@@ -367,6 +368,7 @@ mod tests {
             customer: None,
             registration: None,
             unsent: None,
+            terms: Terms::default(),
         }
     }
 

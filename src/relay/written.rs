@@ -7,7 +7,7 @@ use diesel::{Connection, PgConnection};
 
 use super::bulkhead::Bulkhead;
 use super::settlement::{Kind, Settlement, delivered, failed};
-use crate::config::{Config, OnDead};
+use crate::config::Config;
 use crate::status::Status;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
@@ -47,7 +47,6 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
     let (config, bulkheads) = (settle.config, settle.bulkheads);
     let (name, lease, group) = (&config.table, settle.lease, settle.group);
     let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
-    let blocks = |settlement| blocks_key(config, bulkheads, settlement);
     let changed = match settle.kind {
         Kind::Delivered | Kind::NoSubscriber => {
             let status = match settle.kind {
@@ -65,14 +64,14 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
         Kind::Retry => {
             let failed: Vec<Failed> = group
                 .iter()
-                .filter_map(|one| failed(one, bulkheads, false))
+                .filter_map(|one| failed(one, bulkheads))
                 .collect();
             settle::retry(conn, name, lease, &failed)
         }
         Kind::Dead => {
             let dead: Vec<Failed> = group
                 .iter()
-                .filter_map(|one| failed(one, bulkheads, blocks(one)))
+                .filter_map(|one| failed(one, bulkheads))
                 .collect();
             bury(conn, settle, &dead)
         }
@@ -92,7 +91,7 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             // dead-lettered.
             let in_conflict = |one: &&Settlement| done.in_conflict.contains(&one.sequence());
             let died = group.iter().filter(in_conflict);
-            let died = died.filter_map(|one| failed(&one.in_conflict(), bulkheads, blocks(one)));
+            let died = died.filter_map(|one| failed(&one.in_conflict(), bulkheads));
             let died: Vec<Failed> = died.collect();
             if !died.is_empty() {
                 written.in_conflict = bury(conn, settle, &died)?;
@@ -124,17 +123,4 @@ fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryR
         own::tell_dead(conn, name, messages, dead, &buried)?;
         Ok(buried)
     })
-}
-
-/// Whether this message, as a dead letter, blocks the later messages of its ordering key. A message to be fanned out
-/// is a dead letter for all its destinations, so the setting of any of them suffices.
-pub(super) fn blocks_key(config: &Config, bulkheads: &[Bulkhead], settlement: &Settlement) -> bool {
-    let blocks = |bulkhead: Option<&Bulkhead>| {
-        bulkhead.map_or(config.on_dead, |bulkhead| bulkhead.on_dead) == OnDead::Block
-    };
-    let named = |name: &String| bulkheads.iter().find(|one| *one.name == **name);
-    match settlement.destinations() {
-        [] => blocks(settlement.to.bulkhead(bulkheads)),
-        all => all.iter().any(|name| blocks(named(name))),
-    }
 }

@@ -39,9 +39,13 @@ impl Serves {
         let routes = config.all_routes().into_iter();
         let destinations = config.all_destinations().into_iter();
         let groups = config.in_process.iter();
-        let of_groups = groups.clone().map(|one| (one.name.clone(), one.rate));
+        let of_groups = groups
+            .clone()
+            .map(|one| (one.name.clone(), one.policy.rate));
         let rates = config.all_destinations().into_iter();
-        let rates = rates.map(|one| (one.name, one.rate)).chain(of_groups);
+        let rates = rates
+            .map(|one| (one.name, one.policy.rate))
+            .chain(of_groups);
         let rates = rates.filter_map(|(name, rate)| Some((name, rate?.to_string())));
         Self {
             rates: rates.collect(),

@@ -13,6 +13,7 @@ use diesel::sql_types::{BigInt, Text};
 use diesel::upsert::excluded;
 use diesel::{PgConnection, PgTextExpressionMethods, delete, insert_into, update};
 use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::filter::filter;
@@ -21,7 +22,7 @@ use super::place::from_micros;
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
 use super::statement::statement;
 use super::table::destination;
-use crate::config::words;
+use crate::config::{DeliveryPolicy, PolicyOption, words};
 use crate::name::OutboxName;
 use crate::registered_destination::RegisteredDestination;
 use crate::schema::values::{Filter, Time};
@@ -69,6 +70,8 @@ struct StoredRow {
     concurrency: Option<i32>,
     rate: Option<String>,
     timeout: Option<PgInterval>,
+    #[diesel(deserialize_as = MaybeJson)]
+    policy: Option<String>,
     description: Option<String>,
     disabled_reason: Option<String>,
     #[diesel(deserialize_as = Time)]
@@ -94,6 +97,7 @@ macro_rules! row {
             destination::concurrency,
             destination::rate,
             destination::timeout,
+            destination::policy,
             destination::description,
             destination::disabled_reason,
             destination::created_at,
@@ -107,26 +111,35 @@ macro_rules! row {
 impl From<StoredRow> for RegisteredDestination {
     fn from(row: StoredRow) -> Self {
         let mut problem = None;
-        let (headers, mode, rate) = (
-            row.headers
-                .and_then(|json| read("headers", headers(&json), &mut problem)),
-            row.mode
-                .and_then(|word| read("mode", word.parse(), &mut problem)),
-            row.rate
-                .and_then(|text| read("rate", text.parse(), &mut problem)),
-        );
+        let headers = row
+            .headers
+            .and_then(|json| read("headers", headers(&json), &mut problem));
+        let mut policy = DeliveryPolicy {
+            timeout: row.timeout.map(length),
+            ..DeliveryPolicy::default()
+        };
+        let columns = [
+            ("mode", row.mode.map(Value::from)),
+            ("concurrency", row.concurrency.map(Value::from)),
+            ("rate", row.rate.map(Value::from)),
+        ];
+        for (name, value) in columns {
+            if let (Some(option), Some(value)) = (PolicyOption::named(name), value) {
+                let set = option.set(&mut policy, name, value);
+                problem = problem.or(set.err().map(|error| error.to_string()));
+            }
+        }
+        if let Some(json) = row.policy {
+            let read = policy.read_column(&json);
+            problem = problem.or(read.err().map(|error| error.to_string()));
+        }
         let mut found = Self {
             topics: row.topics,
             tenant_id: row.tenant_id,
             filter: row.filter,
             enabled: row.enabled,
             headers: headers.unwrap_or_default(),
-            mode,
-            concurrency: row
-                .concurrency
-                .and_then(|sends| usize::try_from(sends).ok()),
-            rate,
-            timeout: row.timeout.map(length),
+            policy,
             description: row.description,
             disabled_reason: row.disabled_reason,
             created_at: Some(row.created_at),
@@ -197,7 +210,8 @@ pub(crate) fn put(
         .map(|(name, value)| (name.as_str(), value.expose_secret()))
         .collect();
     let headers = (!headers.is_empty()).then(|| serde_json::json!(headers).to_string());
-    let concurrency = one
+    let policy = &one.policy;
+    let concurrency = policy
         .concurrency
         .map(|sends| i32::try_from(sends).unwrap_or(i32::MAX));
     insert_into(registered(name))
@@ -210,10 +224,11 @@ pub(crate) fn put(
             destination::enabled.eq(one.enabled),
             destination::secret.eq(secret),
             destination::headers.eq(headers.as_deref().map(Json)),
-            destination::mode.eq(one.mode.map(|mode| mode.to_string())),
+            destination::mode.eq(policy.mode.map(|mode| mode.to_string())),
             destination::concurrency.eq(concurrency),
-            destination::rate.eq(one.rate.map(|rate| rate.to_string())),
-            destination::timeout.eq(one.timeout.map(interval)),
+            destination::rate.eq(policy.rate.map(|rate| rate.to_string())),
+            destination::timeout.eq(policy.timeout.map(interval)),
+            destination::policy.eq(policy.column().as_deref().map(Json)),
             destination::description.eq(&one.description),
             destination::disabled_reason.eq(&one.disabled_reason),
         ))
@@ -230,6 +245,7 @@ pub(crate) fn put(
             destination::concurrency.eq(excluded(destination::concurrency)),
             destination::rate.eq(excluded(destination::rate)),
             destination::timeout.eq(excluded(destination::timeout)),
+            destination::policy.eq(excluded(destination::policy)),
             destination::description.eq(excluded(destination::description)),
             destination::disabled_reason.eq(excluded(destination::disabled_reason)),
         ))

@@ -167,7 +167,11 @@ fn a_destination_can_choose_that_gone_is_the_end_of_a_message() {
         &database,
         vec![destination("billing", &receiver, |destination| {
             for status in [404, 410] {
-                destination.classes.set(status, Class::Dead).expect("a 4xx");
+                destination
+                    .policy
+                    .classes
+                    .set(status, Class::Dead)
+                    .expect("a 4xx");
             }
         })],
     )
@@ -348,7 +352,7 @@ fn a_breaker_parks_the_messages_of_a_failing_destination_without_costing_attempt
     let relay = relay_to(
         &database,
         vec![destination("billing", &receiver, |destination| {
-            destination.breaker = Some(breaker(10, Duration::from_millis(300)));
+            destination.policy.breaker = Some(breaker(10, Duration::from_millis(300)));
         })],
     )
     .start()
@@ -384,8 +388,8 @@ fn relays_share_a_breaker_and_one_of_them_probes() {
     let relays: Vec<RelayHandle> = (0..3)
         .map(|_| {
             let settings = destination("billing", &receiver, |destination| {
-                destination.breaker = Some(breaker(5, Duration::from_secs(1)));
-                destination.concurrency = Some(1);
+                destination.policy.breaker = Some(breaker(5, Duration::from_secs(1)));
+                destination.policy.concurrency = Some(1);
             });
             relay_to(&database, vec![settings])
                 .start()
@@ -411,7 +415,7 @@ fn who_locks_the_row_of_one_pause_holds_up_no_other_destination() {
     let (broken, good) = (Receiver::answering(|_| 500), Receiver::ok());
     let settings = |open| {
         let failing = destination("broken", &broken, |one| {
-            one.breaker = Some(breaker(5, open));
+            one.policy.breaker = Some(breaker(5, open));
         });
         vec![failing, destination("good", &good, |_| {})]
     };
@@ -469,7 +473,7 @@ fn a_destination_gets_no_more_than_its_rate() {
     let relay = relay_to(
         &database,
         vec![destination("billing", &receiver, |destination| {
-            destination.rate = Some(Rate::per_second(20.0));
+            destination.policy.rate = Some(Rate::per_second(20.0));
         })],
     )
     .start()
@@ -493,7 +497,7 @@ fn a_shutdown_does_not_wait_for_a_slow_rate() {
     let relay = relay_to(
         &database,
         vec![destination("billing", &receiver, |destination| {
-            destination.rate = Some(Rate::per_second(0.01));
+            destination.policy.rate = Some(Rate::per_second(0.01));
         })],
     )
     .start()
@@ -529,7 +533,7 @@ fn a_destination_has_no_more_sends_at_once_than_its_concurrency() {
     let relay = relay_to(
         &database,
         vec![destination("billing", &receiver, |destination| {
-            destination.concurrency = Some(3);
+            destination.policy.concurrency = Some(3);
         })],
     )
     .start()
@@ -549,7 +553,7 @@ fn a_hanging_destination_with_all_its_threads_taken_does_not_slow_the_others() {
 #[test]
 fn a_destination_that_hangs_with_large_requests_delays_no_other() {
     beside_a_hanging_one(|destination| {
-        destination.mode = Some(Mode::Batched);
+        destination.policy.mode = Some(Mode::Batched);
         destination.request_batch.size = 1000;
         destination.request_batch.linger = Duration::from_millis(100);
     });
@@ -676,11 +680,11 @@ fn a_destination_has_attempts_and_delays_of_its_own() {
         &database,
         vec![
             destination("patient", &receiver, |destination| {
-                destination.max_attempts = Some(4);
-                destination.backoff = Some("10ms".parse().expect("a table"));
+                destination.policy.max_attempts = Some(4);
+                destination.policy.backoff = Some("10ms".parse().expect("a table"));
             }),
             destination("hasty", &receiver, |destination| {
-                destination.max_attempts = Some(1);
+                destination.policy.max_attempts = Some(1);
             }),
         ],
     )

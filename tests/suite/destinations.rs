@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use diesel::Connection;
-use diesel_outbox::config::{Mode, Rate};
+use diesel_outbox::config::{Class, Classes, DeliveryPolicy, Mode, OnDead, Rate};
 use diesel_outbox::destinations::{DestinationError, DestinationFilter, RegisteredDestination};
 use secrecy::ExposeSecret;
 use serde_json::json;
@@ -24,6 +24,8 @@ fn a_destination_is_read_as_it_was_put() {
     let (outbox, mut conn) = (database.outbox(), database.connect());
     let destinations = outbox.destinations();
     let tenant = Uuid::now_v7();
+    let mut gone_is_dead = Classes::default();
+    gone_is_dead.set(410, Class::Dead).expect("a 4xx");
     let put = hook("acme")
         .topics(["order.*", "member.joined"])
         .tenant(tenant)
@@ -33,6 +35,11 @@ fn a_destination_is_read_as_it_was_put() {
         .concurrency(2)
         .rate(Rate::per_second(1.5))
         .timeout(Duration::from_millis(2_500))
+        .max_attempts(3)
+        .backoff("5s,1m".parse().expect("a table"))
+        .on_dead(OnDead::Block)
+        .expires_after(HOUR)
+        .classes(gone_is_dead)
         .description("their shop");
     destinations.put(&mut conn, &put).expect("put");
     let found = destinations.get(&mut conn, "acme").expect("an answer");
@@ -50,10 +57,13 @@ fn a_destination_is_read_as_it_was_put() {
         ("x-team", "billing")
     );
     assert_eq!(
-        (found.mode, found.concurrency),
+        (found.policy.mode, found.policy.concurrency),
         (Some(Mode::Structured), Some(2))
     );
-    assert_eq!((found.rate, found.timeout), (put.rate, put.timeout));
+    assert_eq!(
+        (&found.policy, found.problem.as_deref()),
+        (&put.policy, None)
+    );
     assert_eq!(found.description.as_deref(), Some("their shop"));
     assert_eq!(found.problem, None);
     assert!(found.created_at.expect("a time") <= SystemTime::now() + HOUR);
@@ -69,7 +79,8 @@ fn a_destination_is_read_as_it_was_put() {
     let after = destinations.get(&mut conn, "acme").expect("an answer");
     let after = after.expect("it is there");
     assert_eq!((after.topics, after.filter), (vec!["*".to_owned()], None));
-    assert_eq!((after.headers.len(), after.timeout), (0, None));
+    assert_eq!(after.headers.len(), 0);
+    assert_eq!(after.policy, DeliveryPolicy::default());
     assert_eq!(after.created_at, found.created_at);
     assert!(after.updated_at > found.updated_at);
     assert_eq!(secret(&mut conn).expose_secret(), before.expose_secret());
@@ -372,8 +383,8 @@ fn the_commands_register_show_change_and_remove_a_destination() {
         "header values are not shown"
     );
     assert_eq!(
-        (&one["rate"], &one["timeout_seconds"]),
-        (&json!("10/s"), &json!(3.0))
+        (&one["rate"], &one["timeout"]),
+        (&json!("10/s"), &json!("3s"))
     );
     // Only the given options are changed.
     run(&["put", "acme", "--description", "their shop"]).code(0);
@@ -437,7 +448,10 @@ fn the_commands_register_show_change_and_remove_a_destination() {
             &["put", "b", "https://b.example", "--rate", "fast"],
             "--rate",
         ),
-        (&["put", "b", "https://b.example", "--as", "soap"], "--as"),
+        (
+            &["put", "b", "https://b.example", "--mode", "soap"],
+            "--mode",
+        ),
         (
             &["put", "b", "https://b.example", "--header", "secret"],
             "--header",
@@ -536,7 +550,7 @@ fn a_tenant_gets_a_thousand_destinations_by_default() {
 
 /// R46: flags of settings that name a value of the destination mean that value.
 #[test]
-fn put_takes_secret_mode_and_concurrency_and_clears_values() {
+fn put_takes_the_secret_and_the_policy_and_clears_values() {
     let db = Database::new();
     let run = |arguments: &[&str]| {
         let mut command = db.binary(&["destination"]);
@@ -563,6 +577,16 @@ fn put_takes_secret_mode_and_concurrency_and_clears_values() {
         "5/s",
         "--timeout",
         "3s",
+        "--max-attempts",
+        "3",
+        "--backoff",
+        "5s,1m",
+        "--on-dead",
+        "block",
+        "--expires-after",
+        "1day",
+        "--classes",
+        "404=dead 410=retry",
         "--header",
         "x-a: b",
         "--topic",
@@ -576,6 +600,19 @@ fn put_takes_secret_mode_and_concurrency_and_clears_values() {
         (&put["mode"], &put["concurrency"]),
         (&"structured".into(), &7.into())
     );
+    assert_eq!(
+        (&put["max_attempts"], &put["backoff"], &put["on_dead"]),
+        (&json!(3), &json!("5s,1m"), &json!("block"))
+    );
+    let classes = json!({ "404": "dead", "410": "retry" });
+    assert_eq!(
+        (&put["expires_after"], &put["classes"]),
+        (&json!("1day"), &classes)
+    );
+    let shown = run(&["show", "acme"]).code(0).stdout;
+    for part in ["max attempts", "5s,1m", "404=dead 410=retry"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
     let shown = run(&["show", "acme", "--reveal"]).code(0).stdout;
     assert_eq!(shown.trim(), secret);
     let listed = run(&["list"]).code(0).stdout;
@@ -591,6 +628,11 @@ fn put_takes_secret_mode_and_concurrency_and_clears_values() {
         "concurrency",
         "rate",
         "timeout",
+        "max-attempts",
+        "backoff",
+        "on-dead",
+        "expires-after",
+        "classes",
         "description",
     ] {
         clear.extend(["--clear", field]);
@@ -602,7 +644,12 @@ fn put_takes_secret_mode_and_concurrency_and_clears_values() {
         "mode",
         "concurrency",
         "rate",
-        "timeout_seconds",
+        "timeout",
+        "max_attempts",
+        "backoff",
+        "on_dead",
+        "expires_after",
+        "classes",
         "description",
     ] {
         assert!(cleared[field].is_null(), "{field}: {cleared}");

@@ -202,7 +202,7 @@ fn a_destination_without_a_breaker_passes_over_the_breakers_of_other_relays() {
         _ => stream.write_all(&status(200)),
     });
     let mut destination = Destination::new("billing", &receiver.url()).expect("a URL");
-    destination.breaker = None;
+    destination.policy.breaker = None;
     database.execute(
         "INSERT INTO {o} (topic, payload) SELECT 'billing', '1' FROM generate_series(1, 10)",
     );

@@ -272,7 +272,7 @@ fn the_time_of_an_event_is_when_it_occurred_in_each_mode_and_however_it_was_enqu
                  ('a', '1', '1955-11-05Z'), ('a', '1', NULL)",
         );
         let destination = Destination::new("hook", &receiver.url()).map(|mut destination| {
-            destination.mode = Some(mode);
+            destination.policy.mode = Some(mode);
             destination
         });
         let relay = database

@@ -227,7 +227,7 @@ fn a_message_that_stands_in_another_ones_way_is_an_operators_to_judge() {
 /// `billing` blocks the key of a dead letter; `audit` does not.
 fn billing_blocks(database: &Database, billing: &Receiver, audit: &Receiver) -> RelayBuilder {
     let mut of_billing = Destination::new("billing", &billing.url()).expect("a URL");
-    of_billing.on_dead = Some(OnDead::Block);
+    of_billing.policy.on_dead = Some(OnDead::Block);
     database
         .relay()
         .destination(of_billing)
@@ -337,7 +337,7 @@ fn a_message_that_expires_or_is_delayed_does_so_at_each_destination() {
 
 fn batched(database: &Database, receiver: &Receiver, size: usize) -> RelayBuilder {
     let mut destination = Destination::new("billing", &receiver.url()).expect("a URL");
-    destination.mode = Some(Mode::Batched);
+    destination.policy.mode = Some(Mode::Batched);
     destination.request_batch.size = size;
     destination.request_batch.linger = Duration::from_millis(20);
     database

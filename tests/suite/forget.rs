@@ -206,7 +206,7 @@ fn keys_that_the_tenant_has_held_continue() {
     let (tenant, receiver) = (Uuid::now_v7(), Receiver::answering(|_| 400));
     let of_key = |topic: &str| NewMessage::new(topic, &json!({})).expect("JSON");
     let mut destination = Destination::new("only", &receiver.url()).expect("a URL");
-    destination.on_dead = Some(OnDead::Block);
+    destination.policy.on_dead = Some(OnDead::Block);
     let relay = database.relay().destination(destination).route("*", "only");
     let relay = relay.start().expect("a relay");
     database.enqueue_message(of_key("order.lost").ordering_key("k").tenant_id(tenant));

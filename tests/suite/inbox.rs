@@ -460,9 +460,9 @@ fn a_message_delivered_twice_is_handled_once() {
         let duplicates = Arc::new(Mutex::new(0));
         let receiver = booking(&consumer, &duplicates);
         let mut destination = Destination::new("booking", &receiver.url()).expect("a URL");
-        destination.mode = Some(mode);
+        destination.policy.mode = Some(mode);
         destination.secrets = vec![SECRET.parse().expect("a secret")];
-        destination.breaker = None;
+        destination.policy.breaker = None;
         let outbox = consumer.database.outbox();
         consumer
             .connect()

@@ -55,6 +55,7 @@ mod own_events;
 mod own_migrations;
 mod pages;
 mod pause_commands;
+mod policies;
 mod pooler;
 mod prometheus;
 mod proxy;

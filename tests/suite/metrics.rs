@@ -226,7 +226,7 @@ fn breakers_wake_ups_and_errors_are_counted() {
     let mut destination = Destination::new("billing", &receiver.url()).expect("a URL");
     let mut breaker = Breaker::default();
     (breaker.min_sends, breaker.open) = (5, Duration::from_secs(300));
-    destination.breaker = Some(breaker);
+    destination.policy.breaker = Some(breaker);
     let relay = database
         .relay()
         .poll_interval(Duration::from_secs(600))

@@ -125,7 +125,7 @@ fn a_key_keeps_its_order_through_retries_and_across_relays_and_topics() {
         .map(|_| {
             let mut destination =
                 Destination::new("receiver", &receiver.url()).expect("a destination");
-            destination.breaker = None;
+            destination.policy.breaker = None;
             let relay = database.relay().destination(destination);
             relay
                 .route("*", "receiver")

@@ -124,7 +124,7 @@ fn behind(proxy: &str, url: &str) -> Destination {
     let mut breaker = Breaker::default();
     breaker.open = Duration::from_millis(50);
     breaker.open_cap = Duration::from_millis(100);
-    destination.breaker = Some(breaker);
+    destination.policy.breaker = Some(breaker);
     destination
 }
 

@@ -1199,8 +1199,8 @@ fn any_bytes_that_a_receiver_answers_have_an_outcome() {
     });
     database.enqueue_many(ANSWERS);
     let mut destination = Destination::new("odd", &receiver.url()).expect("a URL");
-    destination.breaker = None;
-    destination.retry_after_cap = Duration::from_millis(10);
+    destination.policy.breaker = None;
+    destination.policy.retry_after_cap = Duration::from_millis(10);
     let relay = relay(&database)
         .max_attempts(1)
         .destination(destination)

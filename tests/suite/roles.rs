@@ -329,7 +329,7 @@ fn a_relay_works_with_its_role() {
     });
     let gone = Receiver::answering(|_| 410);
     let mut audit = Destination::new("audit", &receiver.url()).expect("a URL");
-    audit.mode = Some(Mode::Structured);
+    audit.policy.mode = Some(Mode::Structured);
     let relay = ground
         .relay()
         .poll_interval(NEVER)

@@ -99,7 +99,7 @@ fn a_secret_without_a_public_key_is_reported_and_never_shown() {
 fn a_destination_may_have_secrets_of_both_kinds() {
     let (database, receiver) = (Database::new(), Receiver::ok());
     let mut destination = Destination::new("hook", &receiver.url()).expect("a URL");
-    destination.mode = Some(Mode::Structured);
+    destination.policy.mode = Some(Mode::Structured);
     destination.secrets = [SYMMETRIC, PRIVATE]
         .map(|one| one.parse().expect("a secret"))
         .to_vec();

@@ -109,7 +109,7 @@ fn messages_behind_a_proxy_that_is_down_are_tried_one_at_a_time() {
     let mut destination = Destination::new("shop", "http://127.0.0.1:9/").expect("a URL");
     // Nobody listens on this address.
     destination.proxy = Some(Proxy::parse("proxy", "http://127.0.77.9:1").expect("a URL"));
-    destination.mode = Some(Mode::Batched);
+    destination.policy.mode = Some(Mode::Batched);
     destination.request_batch.size = 100;
     database.enqueue_many(1000);
     let relay = database

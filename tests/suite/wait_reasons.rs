@@ -171,7 +171,7 @@ fn a_message_that_waits_for_its_rate_limit_says_so() {
     let db = Database::new();
     let receiver = Receiver::ok();
     let mut destination = Destination::new("slow", &receiver.url()).expect("a URL");
-    destination.rate = Some("1/h".parse().expect("a rate"));
+    destination.policy.rate = Some("1/h".parse().expect("a rate"));
     let relay = db.relay().destination(destination).route("*", "slow");
     let relay = relay.start().expect("a relay");
     db.enqueue("order.paid", json!(1));

@@ -62,7 +62,7 @@ fn assert_signed(request: &Request, secrets: &[&str]) {
 
 fn destination(url: &str, mode: Mode) -> Destination {
     let mut destination = Destination::new("hook", url).expect("a URL");
-    destination.mode = Some(mode);
+    destination.policy.mode = Some(mode);
     destination.secrets = [NEW_SECRET, OLD_SECRET]
         .map(|secret| secret.parse().expect("a secret"))
         .to_vec();

@@ -41,8 +41,8 @@ pub(super) fn as_json(config: &Config) -> Value {
             "mode": mode(d, config).to_string(),
             "secrets": secrets(d, config),
             "concurrency": concurrency(d, config),
-            "rate": d.rate.map(|r| json!({ "per_second": r.per_second, "burst": r.burst })),
-            "breaker": d.breaker.is_some(),
+            "rate": d.policy.rate.map(|r| json!({ "per_second": r.per_second, "burst": r.burst })),
+            "breaker": d.policy.breaker.is_some(),
             "on_dead": on_dead(d, config).to_string(),
             "addresses": addresses(d, config),
             "tls": tls(d, config),
@@ -67,11 +67,11 @@ fn line(destination: &Destination, config: &Config) -> String {
         1 => "1 thread".to_owned(),
         count => format!("{count} threads"),
     };
-    let rate = destination.rate.map_or_else(
+    let rate = destination.policy.rate.map_or_else(
         || "no rate limit".to_owned(),
         |rate| format!("{}/s (burst {})", rate.per_second, rate.burst),
     );
-    let breaker = destination.breaker.map_or_else(
+    let breaker = destination.policy.breaker.map_or_else(
         || "no breaker".to_owned(),
         |breaker| {
             format!(
@@ -145,7 +145,7 @@ fn is_public(destination: &Destination) -> bool {
 }
 
 fn mode(destination: &Destination, config: &Config) -> Mode {
-    destination.mode.unwrap_or(config.mode)
+    destination.policy.mode.unwrap_or(config.mode)
 }
 
 fn shown_mode(destination: &Destination, config: &Config) -> String {
@@ -167,12 +167,12 @@ fn secrets(destination: &Destination, config: &Config) -> usize {
 }
 
 fn concurrency(destination: &Destination, config: &Config) -> usize {
-    destination.concurrency.unwrap_or(config.concurrency)
+    destination.policy.concurrency.unwrap_or(config.concurrency)
 }
 
 /// What a dead letter does to its ordering key.
 fn on_dead(destination: &Destination, config: &Config) -> OnDead {
-    destination.on_dead.unwrap_or(config.on_dead)
+    destination.policy.on_dead.unwrap_or(config.on_dead)
 }
 
 /// The addresses that the destination may resolve to.

@@ -62,7 +62,7 @@ fn main() -> Result<(), AnyError> {
     let mut shipping = Destination::new("shipping", &format!("http://{address}/events"))?;
     shipping.secrets = vec![secret];
     // Headers are not signed, so structured mode puts all attributes into the signed body.
-    shipping.mode = Some(Mode::Structured);
+    shipping.policy.mode = Some(Mode::Structured);
     let relay = Relay::builder(&database_url)
         .destination(shipping)
         .route("order.*", "shipping")

@@ -5,6 +5,7 @@ pub(super) mod change;
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::{Pausable, Place};
+use diesel_outbox::config::PolicyOption;
 use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter,
     Destinations, RegisteredDestination,
@@ -322,10 +323,11 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
                     dt { "Topics" } dd { (one.topics.join(", ")) }
                     @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (tenant) } }
                     @if let Some(filter) = &one.filter { dt { "Filter" } dd { code { (filter) } } }
-                    @if let Some(mode) = one.mode { dt { "Mode" } dd { (mode) } }
-                    @if let Some(sends) = one.concurrency { dt { "Concurrent sends" } dd { (sends) } }
-                    @if let Some(rate) = one.rate { dt { "Rate" } dd { (rate) } }
-                    @if let Some(timeout) = one.timeout { dt { "Timeout" } dd { (humantime::format_duration(timeout)) } }
+                    @for option in PolicyOption::of_registered() {
+                        @if let Some(text) = option.text(&one.policy) {
+                            dt title=(option.help) { (heading(option)) } dd { (text) }
+                        }
+                    }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
                     @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Failing since", one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
                         @if let Some(time) = time {
@@ -336,6 +338,15 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
             }
         }
     }
+}
+
+/// `Max attempts` for `max_attempts`.
+fn heading(option: &PolicyOption) -> String {
+    let mut heading = option.name.replace('_', " ");
+    if let Some(first) = heading.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    heading
 }
 
 fn actions(visitor: &Visitor, one: &RegisteredDestination) -> Markup {

@@ -32,11 +32,11 @@ by_word!(
 /// use diesel_outbox::{Destination, config::Class};
 ///
 /// let mut billing = Destination::new("billing", "https://billing.example/events")?;
-/// assert_eq!(billing.classes.of(404), Class::Retry);
+/// assert_eq!(billing.policy.classes.of(404), Class::Retry);
 /// // This receiver returns 404 for a customer who has left.
-/// billing.classes.set(404, Class::Dead)?;
+/// billing.policy.classes.set(404, Class::Dead)?;
 /// // The token has expired: an operator must renew it.
-/// billing.classes.set(401, Class::Pause)?;
+/// billing.policy.classes.set(401, Class::Pause)?;
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +57,16 @@ impl Classes {
     /// The class of a status.
     pub fn of(&self, status: u16) -> Class {
         self.by_status.get(&status).copied().unwrap_or(Class::Retry)
+    }
+
+    /// The statuses whose class is not the default.
+    pub(super) fn changed(&self) -> impl Iterator<Item = (u16, Class)> {
+        let default = Self::default();
+        let all = self
+            .by_status
+            .iter()
+            .map(|(status, class)| (*status, *class));
+        all.filter(move |(status, class)| default.of(*status) != *class)
     }
 
     /// Sets the class of a status.

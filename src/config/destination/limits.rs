@@ -31,8 +31,8 @@ impl Default for RequestBatch {
 /// use diesel_outbox::{Destination, config::Rate};
 ///
 /// let mut mailer = Destination::new("mailer", "https://mail.example/send")?;
-/// mailer.rate = Some(Rate::per_second(25.0));
-/// assert_eq!(mailer.rate.map(|rate| rate.burst), Some(3));
+/// mailer.policy.rate = Some(Rate::per_second(25.0));
+/// assert_eq!(mailer.policy.rate.map(|rate| rate.burst), Some(3));
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 ///

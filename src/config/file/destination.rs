@@ -4,39 +4,25 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use secrecy::SecretString;
-use toml::Value;
+use serde_json::Value;
 
-use super::section::{Section, shown};
-use super::values::{
-    bytes, content, count, duration, list, number, parsed, path, switch, text, unshown, word,
-    wrong_type,
-};
+use super::values::{bytes, content, list, path, switch};
+use crate::config::section::{Section, shown};
+use crate::config::values::{count, duration, parsed, text, unshown, word, wrong_type};
 use crate::config::{
-    Breaker, Class, Classes, ConfigError, Destination, Proxy, Rate, SigningSecret, Tls,
-    parse_secrets,
+    ConfigError, DeliveryPolicy, Destination, Proxy, SigningSecret, Tls, parse_secrets,
 };
 use crate::message::MAX_PAYLOAD_BYTES;
 
-/// The keys of a destination.
-pub(super) const KEYS: &[&str] = &[
+/// The keys of a destination, beside the options of its policy.
+const OWN_KEYS: &[&str] = &[
     "url",
     "url_file",
     "secret",
     "secret_file",
-    "mode",
     "batch_size",
     "batch_linger",
     "headers",
-    "timeout",
-    "concurrency",
-    "rate",
-    "burst",
-    "max_attempts",
-    "backoff",
-    "on_dead",
-    "retry_after_cap",
-    "breaker",
-    "classes",
     "max_payload",
     "internal",
     "allow",
@@ -44,7 +30,6 @@ pub(super) const KEYS: &[&str] = &[
     "tls",
     "proxy",
 ];
-const BREAKER_KEYS: &[&str] = &["failure_ratio", "min_sends", "window", "open", "open_cap"];
 const TLS_KEYS: &[&str] = &[
     "roots",
     "client_cert_file",
@@ -54,13 +39,19 @@ const TLS_KEYS: &[&str] = &[
 const LONGEST_NAME: usize = 255;
 const URL: &str = "expected a URL such as https://shop.example/events";
 
+/// The keys of a destination.
+pub(super) fn keys() -> Vec<&'static str> {
+    let options = DeliveryPolicy::OPTIONS.iter().map(|option| option.name);
+    OWN_KEYS.iter().copied().chain(options).collect()
+}
+
 pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError> {
     let at = format!("destinations.{}", shown(name));
     if name.is_empty() || name.len() > LONGEST_NAME || name.contains(char::is_control) {
         let reason = "a name must have 1 to 255 bytes and no control characters";
         return Err(ConfigError::new(at, reason));
     }
-    let mut section = Section::new(at, value, KEYS)?;
+    let mut section = Section::new(at, value, &keys())?;
     section.one_of("url_file", "url")?;
     let of_file = section.take("url_file", content)?;
     let (key, url) = match of_file {
@@ -70,8 +61,7 @@ pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError>
     let mut destination = Destination::new(name, &url)
         .map_err(|error| unshown(&section.key(key), error.reason(), &url, URL))?;
     request(&mut section, &mut destination)?;
-    limits(&mut section, &mut destination)?;
-    failures(&mut section, &mut destination)?;
+    destination.policy.read(&mut section)?;
     way(&mut section, &mut destination)?;
     destination
         .check()
@@ -81,7 +71,6 @@ pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError>
 
 /// The request.
 fn request(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
-    destination.mode = section.take("mode", word("expected binary, structured or batched"))?;
     let batch = &mut destination.request_batch;
     section.set("batch_size", &mut batch.size, count)?;
     section.set("batch_linger", &mut batch.linger, duration)?;
@@ -93,36 +82,6 @@ fn request(section: &mut Section, destination: &mut Destination) -> Result<(), C
     section.set("headers", &mut destination.headers, headers)?;
     destination.max_payload_bytes = section.take("max_payload", bytes(MAX_PAYLOAD_BYTES))?;
     Ok(())
-}
-
-/// Timeout, threads and rate limit.
-fn limits(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
-    destination.timeout = section.take("timeout", duration)?;
-    destination.concurrency = section.take("concurrency", count)?;
-    destination.rate = section.take("rate", rate)?;
-    match (section.take("burst", count)?, &mut destination.rate) {
-        (None, _) => {}
-        (Some(burst), Some(rate)) => rate.burst = burst,
-        (Some(_), None) => {
-            return Err(ConfigError::new(
-                section.key("burst"),
-                "requires rate, which is not set",
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// What failed sends mean.
-fn failures(section: &mut Section, destination: &mut Destination) -> Result<(), ConfigError> {
-    destination.max_attempts = section.take("max_attempts", count)?;
-    let takes = "expected exponential(base, cap) or a table 5s,10s,20s";
-    destination.backoff = section.take("backoff", word(takes))?;
-    destination.on_dead = section.take("on_dead", word("expected continue or block"))?;
-    let cap = &mut destination.retry_after_cap;
-    section.set("retry_after_cap", cap, duration)?;
-    section.set("breaker", &mut destination.breaker, breaker)?;
-    section.set("classes", &mut destination.classes, classes)
 }
 
 /// Allowed addresses, TLS and proxy.
@@ -164,7 +123,7 @@ fn headers(key: &str, value: Value) -> Result<Vec<(String, SecretString)>, Confi
         }
         let value = match value {
             Value::String(value) => value,
-            Value::Table(_) => {
+            Value::Object(_) => {
                 let mut file = Section::new(key, value, &["file"])?;
                 file.required("file", content)?
             }
@@ -173,45 +132,6 @@ fn headers(key: &str, value: Value) -> Result<Vec<(String, SecretString)>, Confi
         headers.push((name, value.into()));
     }
     Ok(headers)
-}
-
-fn rate(key: &str, value: Value) -> Result<Rate, ConfigError> {
-    let rate = Rate::checked(number(key, value)?);
-    rate.ok_or_else(|| ConfigError::new(key, Rate::BOUNDS))
-}
-
-/// `false`, or a table with the limits of the breaker.
-fn breaker(key: &str, value: Value) -> Result<Option<Breaker>, ConfigError> {
-    let mut breaker = Breaker::default();
-    match value {
-        Value::Boolean(false) => return Ok(None),
-        Value::Boolean(true) => return Ok(Some(breaker)),
-        Value::Table(_) => {}
-        other => return Err(wrong_type(key, &other, "false or a table")),
-    }
-    let mut section = Section::new(key.to_owned(), value, BREAKER_KEYS)?;
-    section.set("failure_ratio", &mut breaker.failure_ratio, number)?;
-    section.set("min_sends", &mut breaker.min_sends, count)?;
-    section.set("window", &mut breaker.window, duration)?;
-    section.set("open", &mut breaker.open, duration)?;
-    section.set("open_cap", &mut breaker.open_cap, duration)?;
-    Ok(Some(breaker))
-}
-
-/// `404 = "dead"`.
-fn classes(key: &str, value: Value) -> Result<Classes, ConfigError> {
-    let mut classes = Classes::default();
-    for (key, status, value) in Section::open(key.to_owned(), value)?.entries() {
-        let class: Class = word("expected retry, dead or pause")(&key, value)?;
-        let status = Some(status).filter(|status| status.len() == 3);
-        let status = status.and_then(|status| status.parse().ok());
-        let is_set = status.is_some_and(|status| classes.set(status, class).is_ok());
-        if !is_set {
-            let reason = "not a status from 400 to 499: other statuses have a fixed meaning";
-            return Err(ConfigError::new(key, reason));
-        }
-    }
-    Ok(classes)
 }
 
 /// Networks such as `10.0.0.0/8`, or plain addresses.
@@ -234,7 +154,7 @@ fn tls(key: &str, value: Value) -> Result<Tls, ConfigError> {
     let mut section = Section::new(key.to_owned(), value, TLS_KEYS)?;
     let version = |key: &str, value| {
         let value = match value {
-            Value::Float(number) => Value::String(number.to_string()),
+            Value::Number(number) if number.is_f64() => Value::String(number.to_string()),
             other => other,
         };
         word("expected 1.2 or 1.3")(key, value)

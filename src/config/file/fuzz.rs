@@ -107,9 +107,10 @@ proptest! {
         ],
     ) {
         let top = keys();
-        let key = match at % (top.len() + destination::KEYS.len()) {
+        let own = destination::keys();
+        let key = match at % (top.len() + own.len()) {
             at if at < top.len() => top[at].clone(),
-            at => format!("destinations.a.{}", destination::KEYS[at - top.len()]),
+            at => format!("destinations.a.{}", own[at - top.len()]),
         };
         let mut text = format!("{key} = {value}\n");
         if key.starts_with("destinations.a.") && key != "destinations.a.url" {

@@ -168,19 +168,24 @@ fn every_key_of_a_destination_is_read() {
     assert_eq!(billing.name, "billing");
     assert_eq!(billing.url.host_str(), Some("billing.example"));
     assert_eq!(billing.secrets.len(), 2);
-    assert_eq!(billing.mode, Some(Mode::Structured));
+    assert_eq!(billing.policy.mode, Some(Mode::Structured));
     assert_eq!(billing.request_batch.size, 10);
     assert_eq!(billing.request_batch.linger, Duration::from_millis(20));
-    assert_eq!(billing.timeout, Some(Duration::from_secs(2)));
-    assert_eq!(billing.concurrency, Some(8));
-    let rate = billing.rate.expect("a rate");
+    assert_eq!(billing.policy.timeout, Some(Duration::from_secs(2)));
+    assert_eq!(billing.policy.concurrency, Some(8));
+    let rate = billing.policy.rate.expect("a rate");
     assert_eq!((rate.per_second, rate.burst), (50.0, 7));
-    assert_eq!(billing.max_attempts, Some(5));
+    assert_eq!(billing.policy.max_attempts, Some(5));
     assert_eq!(
-        billing.backoff.as_ref().map(ToString::to_string).as_deref(),
+        billing
+            .policy
+            .backoff
+            .as_ref()
+            .map(ToString::to_string)
+            .as_deref(),
         Some("exponential(1s, 1m)")
     );
-    assert_eq!(billing.retry_after_cap, Duration::from_secs(600));
+    assert_eq!(billing.policy.retry_after_cap, Duration::from_secs(600));
     assert_eq!(billing.max_payload_bytes, Some(64 * 1024));
     assert_eq!(billing.internal, Some(false));
     let allow: Vec<String> = billing.allow.iter().map(ToString::to_string).collect();
@@ -199,12 +204,12 @@ fn every_key_of_a_destination_is_read() {
             ("x-key", "ToKeN555-of-file")
         ]
     );
-    let breaker = billing.breaker.expect("a breaker");
+    let breaker = billing.policy.breaker.expect("a breaker");
     assert_eq!((breaker.failure_ratio, breaker.min_sends), (0.25, 20));
     assert_eq!(breaker.window, Duration::from_secs(60));
     assert_eq!(breaker.open, Duration::from_secs(2));
     assert_eq!(breaker.open_cap, Duration::from_secs(120));
-    let classes = [404, 401, 400, 422].map(|status| billing.classes.of(status));
+    let classes = [404, 401, 400, 422].map(|status| billing.policy.classes.of(status));
     let [dead, pause, retry] = [Class::Dead, Class::Pause, Class::Retry];
     assert_eq!(classes, [dead, pause, retry, dead]);
     assert_eq!(billing.tls.roots, Some(Roots::System));
@@ -213,10 +218,10 @@ fn every_key_of_a_destination_is_read() {
     assert_eq!(billing.tls.min_version, TlsVersion::V1_3);
 
     assert_eq!(audit.secrets.len(), 2);
-    assert_eq!(audit.rate.map(|rate| rate.per_second), Some(0.5));
+    assert_eq!(audit.policy.rate.map(|rate| rate.per_second), Some(0.5));
     assert_eq!(audit.max_payload_bytes, Some(1000));
     assert_eq!(audit.internal, Some(true));
-    assert_eq!(audit.breaker, None);
+    assert_eq!(audit.policy.breaker, None);
     assert_eq!(audit.proxy, Some(Proxy::Direct));
 }
 
@@ -226,9 +231,7 @@ fn a_key_that_is_not_set_has_the_default_of_the_library() {
     let expected = crate::config::Destination::new("a", "http://a.example/").expect("a URL");
     let read = &config.destinations[0];
     assert_eq!(format!("{read:?}"), format!("{expected:?}"));
-    assert_eq!(read.breaker, expected.breaker);
-    assert_eq!(read.retry_after_cap, expected.retry_after_cap);
+    assert_eq!(read.policy, expected.policy);
     assert_eq!(read.request_batch, expected.request_batch);
-    assert_eq!(read.classes, expected.classes);
     assert_eq!(read.tls, expected.tls);
 }

@@ -71,7 +71,7 @@ impl Form {
         let bad = |key: &str, reason: String| {
             ConfigError::new(format!("destinations.{name}.{key}"), reason)
         };
-        let mode = destination.mode.unwrap_or(config.mode);
+        let mode = destination.policy.mode.unwrap_or(config.mode);
         let content_type = match mode {
             Mode::Binary => "application/json",
             Mode::Structured => "application/cloudevents+json",

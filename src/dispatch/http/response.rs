@@ -16,7 +16,7 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
     let status = response.status.unwrap_or_default();
     let class = match status {
         200..=299 => return Outcome::Delivered(response),
-        400..=499 => destination.classes.of(status),
+        400..=499 => destination.policy.classes.of(status),
         _ => Class::Retry,
     };
     let code = match (status, class) {
@@ -32,7 +32,7 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
     let retry_after = retry_after
         .filter(|_| may_ask_to_wait)
         .and_then(|value| parse_retry_after(&value, now))
-        .map(|wait| wait.min(destination.retry_after_cap));
+        .map(|wait| wait.min(destination.policy.retry_after_cap));
     let pause = match (class, status) {
         (Class::Pause, _) => Some(Pause::UntilResumed),
         // The receiver asks for a pause of the whole destination, not only of this message.
@@ -155,7 +155,11 @@ mod tests {
             (401, Class::Pause),
             (422, Class::Retry),
         ] {
-            destination.classes.set(status, class).expect("a 4xx");
+            destination
+                .policy
+                .classes
+                .set(status, class)
+                .expect("a 4xx");
         }
         let outcome = |status| outcome_of(status, None, &destination);
         assert!(matches!(outcome(404), Outcome::Dead(f) if f.code == ReasonCode::Rejected));
@@ -167,7 +171,7 @@ mod tests {
     #[test]
     fn a_wait_is_limited_by_its_cap() {
         let mut destination = destination();
-        destination.retry_after_cap = Duration::from_secs(3);
+        destination.policy.retry_after_cap = Duration::from_secs(3);
         let Outcome::Retry(failure) = outcome_of(429, Some("86400"), &destination) else {
             panic!("429 is not retried");
         };
@@ -211,7 +215,7 @@ mod tests {
         fn any_response_has_an_outcome(status in any::<u16>(), value in ".{0,40}") {
             let destination = destination();
             if let Outcome::Retry(failure) = outcome_of(status, Some(&value), &destination) {
-                prop_assert!(failure.retry_after.unwrap_or_default() <= destination.retry_after_cap);
+                prop_assert!(failure.retry_after.unwrap_or_default() <= destination.policy.retry_after_cap);
             }
         }
     }

@@ -143,7 +143,7 @@ impl Target {
         config: &Config,
         common: &mut Common,
     ) -> Result<Self, ConfigError> {
-        let timeout = destination.timeout.unwrap_or(config.send_timeout);
+        let timeout = destination.policy.timeout.unwrap_or(config.send_timeout);
         let (uri, authorization) = address_of(&destination)?;
         let egress = match common.sharing {
             None => Egress::of(&destination, config),

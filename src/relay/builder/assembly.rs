@@ -8,7 +8,7 @@ use metrics::gauge;
 use super::RelayBuilder;
 use crate::config::{Config, ConfigError};
 use crate::dispatch::{Customers, HttpDispatcher};
-use crate::handlers::{Connections, DEFAULT_TIMEOUT, Group, HandlerError, Pooled, inbox_of};
+use crate::handlers::{Connections, Group, HandlerError, Pooled, inbox_of};
 use crate::metrics::POOL_IN_USE;
 use crate::relay::StartError;
 use crate::relay::bulkhead::Dispatchers;
@@ -63,7 +63,7 @@ impl RelayBuilder {
         let connections = Arc::new(Connections::new(pool, in_use));
         let groups = self.handlers.into_iter().map(|(name, handlers)| {
             let inbox = inbox_of(&config.table, &name);
-            let timeout = handlers.timeout.unwrap_or(DEFAULT_TIMEOUT);
+            let timeout = handlers.policy.timeout.unwrap_or(config.send_timeout);
             let connections = connections.clone();
             Arc::new(Group::new(&name, inbox, timeout, handlers, connections))
         });

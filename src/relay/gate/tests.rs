@@ -98,7 +98,7 @@ fn a_slow_first_send_holds_the_others_for_a_moment_only() {
 #[test]
 fn a_breaker_opens_probes_and_closes() {
     let gate = gate(|destination| {
-        destination.breaker = Some(Breaker {
+        destination.policy.breaker = Some(Breaker {
             min_sends: 2,
             open: Duration::from_millis(1),
             ..Breaker::default()
@@ -125,7 +125,7 @@ fn a_breaker_opens_probes_and_closes() {
 
 #[test]
 fn without_a_breaker_failures_close_nothing() {
-    let gate = gate(|destination| destination.breaker = None);
+    let gate = gate(|destination| destination.policy.breaker = None);
     for _ in 0..200 {
         send(&gate, &failed(ReasonCode::Timeout));
     }
@@ -182,7 +182,7 @@ fn news_that_is_not_recorded_yet_is_not_forgotten() {
 
 #[test]
 fn who_waits_for_the_rate_goes_when_it_is_not_wanted_any_more() {
-    let gate = gate(|destination| destination.rate = Some(Rate::per_second(0.001)));
+    let gate = gate(|destination| destination.policy.rate = Some(Rate::per_second(0.001)));
     send(&gate, &delivered());
     let is_wanted = std::sync::atomic::AtomicBool::new(true);
     std::thread::scope(|scope| {
@@ -207,7 +207,7 @@ fn a_right_to_probe_that_is_not_used_comes_to_its_end() {
 
 #[test]
 fn a_breaker_of_others_neither_closes_nor_holds_a_gate_without_one() {
-    let gate = gate(|destination| destination.breaker = None);
+    let gate = gate(|destination| destination.policy.breaker = None);
     let now = Instant::now();
     let open = row(BREAKER_OPEN, Some(Duration::from_secs(60)));
     gate.learn(Some(&open), now);

@@ -13,7 +13,7 @@ use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::told::{Returned, Told};
 use crate::relay::wanted::Want;
-use crate::relay::written::{Settle, Written, blocks_key};
+use crate::relay::written::{Settle, Written};
 use crate::store::relay::claim::Claimed;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
@@ -132,9 +132,8 @@ impl<D: Database> Settler<'_, D> {
 
 /// Tells the claimer the keys that continue and whose next message was not claimed here.
 pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &HashSet<i64>) {
-    let rests = |settlement: &&Settlement| {
-        is_done(shared, settlement) && !seen_to.contains(&settlement.sequence())
-    };
+    let rests =
+        |settlement: &&Settlement| is_done(settlement) && !seen_to.contains(&settlement.sequence());
     let has_parts = shared.policy().has_parts;
     let keys: Vec<Key> = group
         .iter()
@@ -156,10 +155,10 @@ fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
 }
 
 /// Whether the key's next message may be sent after this settle.
-fn is_done(shared: &Shared, settlement: &Settlement) -> bool {
+fn is_done(settlement: &Settlement) -> bool {
     match settlement.kind() {
         Kind::Delivered | Kind::NoSubscriber | Kind::Deduplicated => true,
-        Kind::Dead => !blocks_key(&shared.config, &shared.bulkheads, settlement),
+        Kind::Dead => !settlement.blocks_key(),
         Kind::Retry | Kind::Split | Kind::Released => false,
     }
 }
@@ -167,7 +166,7 @@ fn is_done(shared: &Shared, settlement: &Settlement) -> bool {
 /// The key that continues after this settle, and how many of its messages were claimed in a row.
 fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
     // The claim may be the cause of a failure, so a repeated settle does not claim.
-    if !is_done(shared, settlement) || settlement.repeated {
+    if !is_done(settlement) || settlement.repeated {
         return None;
     }
     let in_a_row = settlement.message.in_a_row;

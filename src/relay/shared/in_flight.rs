@@ -255,6 +255,7 @@ impl Shared {
         let mut ways = Ways {
             routes: &self.routes,
             bulkheads: &self.bulkheads,
+            on_dead: self.config.on_dead,
             registry: self.registered.registry(),
             rooms: self.rooms(),
             met,

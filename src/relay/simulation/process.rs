@@ -255,7 +255,7 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
     };
     for name in ["a", "b"] {
         let mut destination = Destination::new(name, "http://a").expect("a URL");
-        destination.breaker = Some(Breaker {
+        destination.policy.breaker = Some(Breaker {
             min_sends: 10,
             window: Duration::from_secs(5),
             open: Duration::from_millis(300),
@@ -266,7 +266,7 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
         config.routes.push(Route::new(name, name));
     }
     if stage.history.has_batches {
-        config.destinations[0].mode = Some(Mode::Batched);
+        config.destinations[0].policy.mode = Some(Mode::Batched);
         config.destinations[0].request_batch.size = 4;
     }
     config.routes.push(Route::to_each("fan", ["a", "b"]));

@@ -19,7 +19,7 @@ use crate::relay::planner::Part;
 use crate::relay::registered;
 use crate::relay::registry::Registry;
 use crate::relay::settlement::{Kind, Settlement, failed};
-use crate::relay::written::{Settle, Written, blocks_key};
+use crate::relay::written::{Settle, Written};
 use crate::routes::{Refuses, Routes, Serves};
 use crate::status::ReasonCode;
 use crate::store::destinations;
@@ -1169,13 +1169,18 @@ impl Tables {
                     ..freed(&row)
                 }),
                 Kind::Retry => {
-                    let Some(failed) = failed(one, settle.bulkheads, false) else {
+                    let Some(failed) = failed(one, settle.bulkheads) else {
                         continue;
                     };
                     // The clock advances from row to row.
                     let row_at = now + i64::try_from(changed.len()).unwrap_or(0);
                     Some(Row {
                         available_at: row_at + micros(failed.delay),
+                        expires_at: {
+                            let after = failed.expires_after.map(micros);
+                            let end = after.map(|after| row.available_at + after);
+                            row.expires_at.into_iter().chain(end).min()
+                        },
                         attempts: match broken {
                             Some(Broken::RetriesForFree) => row.attempts,
                             _ => row.attempts + failed.counted,
@@ -1187,9 +1192,8 @@ impl Tables {
                     })
                 }
                 Kind::Dead => {
-                    let blocks_key = blocks_key(settle.config, settle.bulkheads, one);
                     let dying = dying.as_ref().unwrap_or(one);
-                    let Some(failed) = failed(dying, settle.bulkheads, blocks_key) else {
+                    let Some(failed) = failed(dying, settle.bulkheads) else {
                         continue;
                     };
                     changes.ledger.push(entry(failed.counted, false));

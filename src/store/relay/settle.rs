@@ -89,6 +89,8 @@ pub(crate) struct Failed {
     pub(crate) delay: Duration,
     /// The attempts to count: 1, or 0 if nothing was sent.
     pub(crate) counted: i32,
+    /// How long after it became due the message expires. Unused if the message is dead-lettered.
+    pub(crate) expires_after: Option<Duration>,
     /// Whether the dead letter blocks its ordering key.
     pub(crate) blocks_key: bool,
 }
@@ -157,9 +159,14 @@ pub(crate) fn retry(
 ) -> QueryResult<Vec<i64>> {
     let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
     let delays: Vec<i64> = messages.iter().map(|m| millis(m.delay)).collect();
+    let ends: Vec<Option<i64>> = messages
+        .iter()
+        .map(|m| m.expires_after.map(millis))
+        .collect();
     let changed = format!(
         "UPDATE {outbox} o
             SET available_at = clock_timestamp() + {delay} * interval '1 millisecond',
+                expires_at = least(o.expires_at, o.available_at + {expires_after} * interval '1 millisecond'),
                 attempts = o.attempts + {counted}, last_attempt_at = clock_timestamp(),
                 last_error_code = {code}, last_error = {error}, destination = {names},
                 registration = coalesce({registration}, o.registration),
@@ -169,6 +176,7 @@ pub(crate) fn retry(
         RETURNING o.*",
         outbox = name.outbox(),
         delay = of_row("$12::bigint[]", "$1"),
+        expires_after = of_row("$14::bigint[]", "$1"),
         counted = of_row("$3::int[]", "$1"),
         code = of_row("$4::text[]", "$1"),
         error = of_row("$5::text[]", "$1"),
@@ -186,6 +194,7 @@ pub(crate) fn retry(
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Array<BigInt>, _>(delays)
     .bind::<Array<Text>, _>(names(&messages))
+    .bind::<Array<Nullable<BigInt>>, _>(ends)
     .giving::<BigInt>()
     .load(conn)
 }

@@ -95,7 +95,7 @@ const RELAY: Role = Role {
             idempotency_key, digest, tenant_id, available_at, expires_at, created_at, \
             occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from, split_to, \
             registration"),
-        ("", "UPDATE", "destination, available_at, attempts, locked_by, locked_at, last_attempt_at, \
+        ("", "UPDATE", "destination, available_at, expires_at, attempts, locked_by, locked_at, last_attempt_at, \
             last_error_code, last_error, split_to, registration"),
         ("_ledger", "SELECT, INSERT", ""),
         ("_attempt", "SELECT, INSERT", ""),
@@ -128,7 +128,7 @@ const READER: Role = Role {
         ("_pause", "SELECT", ""),
         ("_topic", "SELECT", ""),
         ("_destination", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
-            timeout, description, disabled_reason, created_at, updated_at, failing_since, id"),
+            timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, id"),
         ("_messages", "SELECT", ""),
     ],
 };

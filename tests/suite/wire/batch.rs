@@ -192,7 +192,7 @@ fn messages_of_other_destinations_get_requests_of_their_own() {
     let (first, second, single) = (Receiver::ok(), Receiver::ok(), Receiver::ok());
     let named = |name: &str, receiver: &Receiver, mode| {
         let mut destination = Destination::new(name, &receiver.url()).expect("a URL");
-        destination.mode = Some(mode);
+        destination.policy.mode = Some(mode);
         destination
     };
     let dispatcher = dispatcher(vec![

@@ -15,7 +15,7 @@ const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 fn form(mode: Mode) -> Form {
     let mut destination = Destination::new("a", "http://a").expect("a URL");
-    destination.mode = Some(mode);
+    destination.policy.mode = Some(mode);
     destination.secrets = vec![SECRET.parse().expect("a secret")];
     Form::new(&destination, &Config::default(), "/shop").expect("a form")
 }

@@ -38,7 +38,7 @@ fn now() -> SystemTime {
 
 fn form(mode: Mode, change: impl FnOnce(&mut Destination)) -> Form {
     let mut destination = Destination::new("a", "http://a").expect("a URL");
-    destination.mode = Some(mode);
+    destination.policy.mode = Some(mode);
     change(&mut destination);
     Form::new(&destination, &Config::default(), "diesel-outbox/outbox").expect("a form")
 }

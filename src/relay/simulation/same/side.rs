@@ -8,13 +8,13 @@ use uuid::Uuid;
 
 use super::question::{Ask, Question, Strip};
 use super::{LONG, Row, TURN, turns};
-use crate::config::Config;
+use crate::config::{Config, OnDead};
 use crate::message::Message;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::database::{Answer, Database};
 use crate::relay::doubt::Doubt;
 use crate::relay::gate::News;
-use crate::relay::job::Job;
+use crate::relay::job::{Job, Terms};
 use crate::relay::planner::{Part, Streams};
 use crate::relay::registration;
 use crate::relay::session::AfterRefusal;
@@ -311,6 +311,14 @@ impl<'a, D: Database> Side<'a, D> {
                         customer: None,
                         registration: None,
                         unsent: None,
+                        terms: Terms {
+                            on_dead: if *blocks_key {
+                                OnDead::Block
+                            } else {
+                                OnDead::Continue
+                            },
+                            expires_after: None,
+                        },
                     };
                     Settlement::unsent(job, self.bulkheads, Verdict::clone(verdict))
                 };
@@ -320,8 +328,7 @@ impl<'a, D: Database> Side<'a, D> {
                 let group: Vec<Settlement> = messages.into_iter().map(settlement).collect();
                 let settle = Settle {
                     config: self.config,
-                    // The dead letters of an unknown destination block their keys.
-                    bulkheads: if *blocks_key { &[] } else { self.bulkheads },
+                    bulkheads: self.bulkheads,
                     lease,
                     kind: group[0].kind(),
                     group: &group,

@@ -65,6 +65,7 @@ fn failed(claim: Claim) -> Failed {
         took: Duration::from_millis(7),
         delay: Duration::ZERO,
         counted: 1,
+        expires_after: None,
         blocks_key: false,
     }
 }

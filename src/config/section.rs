@@ -1,9 +1,9 @@
-//! A table of the file with known keys. Errors show the full name of a key.
+//! A table of `outbox.toml`, or the object of the column `policy`. Errors show the full name of a key.
 
-use toml::{Table, Value};
+use serde_json::{Map, Value};
 
+use super::ConfigError;
 use super::values::wrong_type;
-use crate::config::ConfigError;
 
 /// Longer keys are not shown, and neither are keys with the prefix of a secret.
 const LONGEST_SHOWN: usize = 64;
@@ -12,7 +12,7 @@ const SECRETS: [&str; 2] = ["whsec_", "whsk_"];
 /// A table and its path in the file. Reading a key removes the key.
 pub(super) struct Section {
     at: String,
-    table: Table,
+    table: Map<String, Value>,
 }
 
 impl Section {
@@ -29,7 +29,7 @@ impl Section {
     /// A table whose keys the user chooses.
     pub(super) fn open(at: String, value: Value) -> Result<Self, ConfigError> {
         match value {
-            Value::Table(table) => Ok(Self { at, table }),
+            Value::Object(table) => Ok(Self { at, table }),
             other => Err(wrong_type(&at, &other, "a table")),
         }
     }
@@ -63,6 +63,7 @@ impl Section {
     }
 
     /// As [`take`](Self::take), but a missing key is an error.
+    #[cfg(feature = "file")]
     pub(super) fn required<T>(
         &mut self,
         name: &str,
@@ -73,6 +74,7 @@ impl Section {
     }
 
     /// Returns an error if both of two exclusive keys are set.
+    #[cfg(feature = "file")]
     pub(super) fn one_of(&self, key: &str, other: &str) -> Result<(), ConfigError> {
         if self.table.contains_key(key) && self.table.contains_key(other) {
             return Err(both(&self.key(key), other));
@@ -91,6 +93,7 @@ impl Section {
 }
 
 /// The error of two exclusive keys that are both set.
+#[cfg(feature = "file")]
 pub(super) fn both(key: &str, other: &str) -> ConfigError {
     ConfigError::new(key, format!("{other} is also set: remove one of them"))
 }

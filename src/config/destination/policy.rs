@@ -1,0 +1,658 @@
+//! The delivery policy of a destination: limits, retries, and what responses mean.
+//!
+//! An option is written in this file only: a field of [`DeliveryPolicy`], a row of [`DeliveryPolicy::OPTIONS`], an arm
+//! of `setters`, and its range in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_destination`, the commands
+//! and the pages read the rows.
+
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use self::Place::{Configured, Registered};
+use super::{Breaker, Class, Classes, Rate, Wrong, count_within, long_enough, wrong};
+use crate::backoff::Backoff;
+use crate::config::error::ConfigError;
+use crate::config::section::Section;
+use crate::config::text::{by_word, words, written};
+use crate::config::values::{count, duration, number, word, wrong_type};
+
+/// How a message becomes a request: the content modes of CloudEvents over HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Mode {
+    /// The payload is the body. Everything else is in headers.
+    #[default]
+    Binary,
+    /// The body is one JSON document with everything. Choose this mode for signed requests: headers are not signed.
+    Structured,
+    /// The body is a JSON array of documents: one request for many messages.
+    Batched,
+}
+
+by_word!(
+    Mode,
+    "binary, structured or batched",
+    Binary = "binary",
+    Structured = "structured",
+    Batched = "batched",
+);
+
+/// Whether later messages with the ordering key of a dead letter are sent or wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnDead {
+    /// The relay sends the next message.
+    #[default]
+    Continue,
+    /// Later messages wait until an operator requeues or discards the dead letter.
+    Block,
+}
+
+by_word!(
+    OnDead,
+    "continue or block",
+    Continue = "continue",
+    Block = "block"
+);
+
+/// The limits and the delivery policy of a destination: configured, registered, or a group of handlers.
+///
+/// A field that is `None` has its default: see [`OPTIONS`](Self::OPTIONS). The destinations have a setter for each
+/// option.
+///
+/// ```
+/// use diesel_outbox::config::{DeliveryPolicy, OnDead};
+/// use diesel_outbox::destinations::RegisteredDestination;
+/// use diesel_outbox::Destination;
+///
+/// let billing = Destination::new("billing", "https://billing.example/events")?
+///     .max_attempts(10)
+///     .on_dead(OnDead::Block);
+/// let hook = RegisteredDestination {
+///     policy: billing.policy.clone(),
+///     ..RegisteredDestination::new("acme", "https://acme.example/hooks")
+/// };
+/// assert_eq!(hook.policy.max_attempts, Some(10));
+///
+/// for option in DeliveryPolicy::OPTIONS {
+///     if let Some(text) = option.text(&hook.policy) {
+///         println!("{}: {text} ({})", option.name, option.help);
+///     }
+/// }
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct DeliveryPolicy {
+    /// The CloudEvents mode of requests. Handlers have none.
+    pub mode: Option<Mode>,
+    /// The time limit of one send, or of one call of a handler.
+    pub timeout: Option<Duration>,
+    /// The number of concurrent sends: sender threads, except for registered destinations, which share threads.
+    pub concurrency: Option<usize>,
+    /// The rate limit in requests per second. `None`: no limit.
+    pub rate: Option<Rate>,
+    /// Failed attempts after which a message is dead-lettered.
+    pub max_attempts: Option<u32>,
+    /// The delay between attempts.
+    pub backoff: Option<Backoff>,
+    /// Whether later messages with the ordering key of a dead letter are sent or wait.
+    pub on_dead: Option<OnDead>,
+    /// How long after it became due a message expires: it is dead-lettered (`EXPIRED`). `None`: only when the message
+    /// itself says so.
+    pub expires_after: Option<Duration>,
+    /// What 4xx responses mean for a message. Handlers have none.
+    pub classes: Classes,
+    /// The longest wait that `Retry-After` may ask for.
+    pub retry_after_cap: Duration,
+    /// The circuit breaker. `None`: no breaker. Handlers have none.
+    pub breaker: Option<Breaker>,
+}
+
+impl Default for DeliveryPolicy {
+    fn default() -> Self {
+        Self {
+            mode: None,
+            timeout: None,
+            concurrency: None,
+            rate: None,
+            max_attempts: None,
+            backoff: None,
+            on_dead: None,
+            expires_after: None,
+            classes: Classes::default(),
+            retry_after_cap: Duration::from_secs(3600),
+            breaker: Some(Breaker::default()),
+        }
+    }
+}
+
+/// Adds setters of these options to a type with a field `policy`.
+macro_rules! setters {
+    ($holder:ty: $($option:ident),+ $(,)?) => {
+        /// Setters of the delivery policy, which can be chained. The relay checks the values when it reads the
+        /// destination.
+        impl $holder {
+            $(setters!(@ $option);)+
+        }
+    };
+    (@ mode) => { setters! {
+        /// Sets the CloudEvents mode of requests. Defaults to `OUTBOX_MODE`.
+        mode: $crate::config::Mode
+    } };
+    (@ timeout) => { setters! {
+        /// Sets the time limit of one send. Defaults to `OUTBOX_SEND_TIMEOUT`.
+        timeout: std::time::Duration
+    } };
+    (@ concurrency) => { setters! {
+        /// Sets how many sends or calls run at once, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`. For a registered
+        /// destination: 1 to 64, and 4 by default.
+        concurrency: usize
+    } };
+    (@ rate) => { setters! {
+        /// Sets the rate limit in requests or calls per second. Defaults to no limit. Each relay counts its own; the
+        /// limit of a registered destination is for all relays together.
+        rate: $crate::config::Rate
+    } };
+    (@ max_attempts) => { setters! {
+        /// Sets after how many failed attempts a message is dead-lettered, at least 1. Defaults to
+        /// `OUTBOX_MAX_ATTEMPTS`.
+        max_attempts: u32
+    } };
+    (@ backoff) => { setters! {
+        /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`.
+        backoff: $crate::Backoff
+    } };
+    (@ on_dead) => { setters! {
+        /// Sets whether later messages with the ordering key of a dead letter are sent or wait. Defaults to
+        /// `OUTBOX_ON_DEAD`.
+        on_dead: $crate::config::OnDead
+    } };
+    (@ expires_after) => { setters! {
+        /// Sets how long after it became due a message expires: it is dead-lettered (`EXPIRED`). A requeued message
+        /// becomes due again. Defaults to never.
+        expires_after: std::time::Duration
+    } };
+    (@ classes) => { setters! {
+        /// Sets what 4xx responses mean for a message. Defaults to [`Classes::default`](crate::config::Classes).
+        classes: $crate::config::Classes
+    } };
+    (@ retry_after_cap) => { setters! {
+        /// Sets the longest wait that `Retry-After` may ask for. Defaults to one hour.
+        retry_after_cap: std::time::Duration
+    } };
+    (@ breaker) => { setters! {
+        /// Sets the circuit breaker. `None`: no breaker. Defaults to [`Breaker::default`](crate::config::Breaker).
+        breaker: impl Into<Option<$crate::config::Breaker>>
+    } };
+    ($(#[$doc:meta])+ $option:ident: $type:ty) => {
+        $(#[$doc])+
+        #[must_use]
+        pub fn $option(mut self, $option: $type) -> Self {
+            self.policy.$option = $option.into();
+            self
+        }
+    };
+}
+pub(crate) use setters;
+
+/// An option of a [`DeliveryPolicy`]: name, default, and what it does.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct PolicyOption {
+    /// The name: a field of the policy, a key of `outbox.toml` and, for registered destinations, a column or a key of
+    /// the column `policy`.
+    pub name: &'static str,
+    /// The name of the value in `--help`.
+    pub value_name: &'static str,
+    /// What the option does, in one line.
+    pub help: &'static str,
+    /// The default of a configured destination: a value, or the setting that has it.
+    pub default: &'static str,
+    place: Place,
+    set: fn(&mut DeliveryPolicy, &str, Value) -> Result<(), ConfigError>,
+    clear: fn(&mut DeliveryPolicy),
+    value: fn(&DeliveryPolicy) -> Option<Value>,
+}
+
+/// Which destinations have an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Configured destinations only.
+    Configured,
+    /// Registered ones, too, with this default. They have the option in a column of its own, or in `policy`.
+    Registered(&'static str, Stored),
+}
+
+/// Where the table of registered destinations has an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    Column,
+    Policy,
+}
+
+/// A row of the table: an option whose field has its name.
+macro_rules! option {
+    ($name:ident, $value_name:literal, $default:literal, $place:expr, $read:expr, $help:literal) => {
+        PolicyOption {
+            name: stringify!($name),
+            value_name: $value_name,
+            help: $help,
+            default: $default,
+            place: $place,
+            set: |policy, key, value| {
+                policy.$name = $read(key, value)?.into();
+                Ok(())
+            },
+            clear: |policy| policy.$name = DeliveryPolicy::default().$name,
+            value: |policy| {
+                let is_set = policy.$name != DeliveryPolicy::default().$name;
+                is_set.then(|| policy.$name.as_value())
+            },
+        }
+    };
+}
+
+impl DeliveryPolicy {
+    /// All options. A row is: field, value, default, default and place of registered destinations, reader, help.
+    #[rustfmt::skip]
+    pub const OPTIONS: &'static [PolicyOption] = &[
+        option!(mode, "MODE", "OUTBOX_MODE", Registered("OUTBOX_MODE", Stored::Column),
+            word::<Mode>("expected binary, structured or batched"),
+            "CloudEvents mode of requests: binary, structured or batched"),
+        option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Registered("OUTBOX_SEND_TIMEOUT", Stored::Column), duration,
+            "Time limit of one send"),
+        option!(concurrency, "COUNT", "OUTBOX_CONCURRENCY", Registered("4", Stored::Column), count_or_text::<usize>,
+            "Maximum number of concurrent sends per relay, 1 to 1024 (registered: 1 to 64)"),
+        option!(rate, "RATE", "", Registered("", Stored::Column), rate,
+            "Rate limit such as 10/s, 600/min or 100/h; of a registered destination: for all relays together"),
+        PolicyOption {
+            name: "burst", value_name: "COUNT", default: "a tenth of rate, at least 1", place: Configured,
+            help: "Requests sent at once after an idle time",
+            set: |policy, key, value| {
+                let of_rate = policy.rate.as_mut();
+                let rate = of_rate.ok_or_else(|| ConfigError::new(key, "requires rate, which is not set"))?;
+                rate.burst = count_or_text(key, value)?;
+                Ok(())
+            },
+            clear: |policy| policy.rate = policy.rate.and_then(|rate| Rate::checked(rate.per_second)),
+            value: |policy| {
+                let rate = policy.rate.filter(|rate| Rate::checked(rate.per_second) != Some(*rate))?;
+                Some(rate.burst.into())
+            },
+        },
+        option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Registered("OUTBOX_MAX_ATTEMPTS", Stored::Policy), count_or_text::<u32>,
+            "Failed attempts after which a message is dead-lettered"),
+        option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Registered("OUTBOX_BACKOFF", Stored::Policy),
+            word::<Backoff>("expected exponential(base, cap) or a table 5s,10s,20s"),
+            "Delay between attempts: exponential(base, cap), or a table 5s,10s,20s"),
+        option!(on_dead, "WORD", "OUTBOX_ON_DEAD", Registered("OUTBOX_ON_DEAD", Stored::Policy),
+            word::<OnDead>("expected continue or block"),
+            "Whether later messages with the ordering key of a dead letter are sent or wait: continue or block"),
+        option!(expires_after, "DURATION", "", Registered("", Stored::Policy), duration,
+            "How long after it became due a message expires (EXPIRED)"),
+        option!(classes, "CLASSES", "400=dead 410=pause 413=dead 415=dead 422=dead",
+            Registered("400=dead 410=pause 413=dead 415=dead 422=dead", Stored::Policy), classes,
+            "Meaning of 4xx responses, such as 404=dead 401=pause: retry, dead or pause"),
+        option!(retry_after_cap, "DURATION", "1h", Configured, duration,
+            "Longest wait that Retry-After may ask for"),
+        option!(breaker, "TABLE", "a table of its own defaults", Configured, breaker,
+            "Circuit breaker: false, or a table"),
+    ];
+
+    /// Reads the options that a table has.
+    pub(in crate::config) fn read(&mut self, section: &mut Section) -> Result<(), ConfigError> {
+        for option in Self::OPTIONS {
+            section.take(option.name, |key, value| (option.set)(self, key, value))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the column `policy` of a registered destination.
+    pub(crate) fn read_column(&mut self, json: &str) -> Result<(), ConfigError> {
+        // The parser's own error would show a part of the text.
+        let not_json = |_| ConfigError::new("policy", "not a JSON object");
+        let value: Value = serde_json::from_str(json).map_err(not_json)?;
+        let known: Vec<&str> = of_column().map(|option| option.name).collect();
+        self.read(&mut Section::new("policy".to_owned(), value, &known)?)
+    }
+
+    /// The column `policy` of a registered destination.
+    pub(crate) fn column(&self) -> Option<String> {
+        let set =
+            of_column().filter_map(|option| Some((option.name.to_owned(), option.value(self)?)));
+        let set: Map<String, Value> = set.collect();
+        (!set.is_empty()).then(|| Value::Object(set).to_string())
+    }
+
+    /// Checks each value: code may have set any.
+    pub(crate) fn check(&self) -> Result<(), Wrong> {
+        count_within(
+            "concurrency",
+            self.concurrency.unwrap_or(1),
+            super::MOST_SENDERS,
+        )?;
+        long_enough("timeout", self.timeout.unwrap_or(Duration::MAX))?;
+        count_within("max_attempts", self.max_attempts.unwrap_or(1), super::MOST)?;
+        long_enough("expires_after", self.expires_after.unwrap_or(Duration::MAX))?;
+        if let Some(rate) = self.rate {
+            if Rate::checked(rate.per_second).is_none() {
+                return wrong("rate", Rate::BOUNDS);
+            }
+            count_within("burst", rate.burst, super::MOST)?;
+        }
+        if let Some(breaker) = self.breaker {
+            if !(breaker.failure_ratio > 0.0 && breaker.failure_ratio <= 1.0) {
+                return wrong("breaker.failure_ratio", "must be above 0 and at most 1");
+            }
+            count_within("breaker.min_sends", breaker.min_sends, super::MOST)?;
+            long_enough("breaker.window", breaker.window)?;
+            long_enough("breaker.open", breaker.open)?;
+            if breaker.open > breaker.open_cap {
+                let cap = humantime::format_duration(breaker.open_cap);
+                let reason = format!("must not be longer than open_cap, which is {cap}");
+                return Err(("breaker.open", reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The options in the column `policy`.
+fn of_column() -> impl Iterator<Item = &'static PolicyOption> {
+    let is_there = |option: &&PolicyOption| option.stored() == Some(Stored::Policy);
+    DeliveryPolicy::OPTIONS.iter().filter(is_there)
+}
+
+impl PolicyOption {
+    /// The option of this name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        DeliveryPolicy::OPTIONS
+            .iter()
+            .find(|option| option.name == name)
+    }
+
+    /// The options of registered destinations.
+    pub fn of_registered() -> impl Iterator<Item = &'static Self> {
+        DeliveryPolicy::OPTIONS
+            .iter()
+            .filter(|option| option.stored().is_some())
+    }
+
+    /// The default of a registered destination: a value, or the setting that has it. `None`: registered destinations do
+    /// not have the option.
+    pub fn registered_default(&self) -> Option<&'static str> {
+        match self.place {
+            Configured => None,
+            Registered(default, _) => Some(default),
+        }
+    }
+
+    fn stored(&self) -> Option<Stored> {
+        match self.place {
+            Configured => None,
+            Registered(_, stored) => Some(stored),
+        }
+    }
+
+    /// Sets the option to a value, as `outbox.toml` has it. Text is allowed for every option, as in `5` for a number.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] names the `key`, and never shows the value.
+    pub fn set(
+        &self,
+        policy: &mut DeliveryPolicy,
+        key: &str,
+        value: impl Into<Value>,
+    ) -> Result<(), ConfigError> {
+        (self.set)(policy, key, value.into())
+    }
+
+    /// Sets the option to its default.
+    pub fn clear(&self, policy: &mut DeliveryPolicy) {
+        (self.clear)(policy);
+    }
+
+    /// The value, as `outbox.toml` has it. `None`: the default.
+    pub fn value(&self, policy: &DeliveryPolicy) -> Option<Value> {
+        (self.value)(policy)
+    }
+
+    /// The value as text, which [`set`](Self::set) reads again. `None`: the default.
+    pub fn text(&self, policy: &DeliveryPolicy) -> Option<String> {
+        self.value(policy).map(|value| shown(&value))
+    }
+}
+
+/// `404=dead 410=pause` for a table.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Object(table) => {
+            let pairs = table
+                .iter()
+                .map(|(key, value)| format!("{key}={}", shown(value)));
+            pairs.collect::<Vec<_>>().join(" ")
+        }
+        other => other.to_string(),
+    }
+}
+
+impl Serialize for DeliveryPolicy {
+    /// The options that are set, as `outbox.toml` has them.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let set = Self::OPTIONS.iter();
+        serializer.collect_map(set.filter_map(|option| Some((option.name, option.value(self)?))))
+    }
+}
+
+/// A value as `outbox.toml` has it.
+trait AsValue {
+    fn as_value(&self) -> Value;
+}
+
+macro_rules! as_value {
+    ($($type:ty),+: |$value:ident| $written:expr) => {
+        $(impl AsValue for $type {
+            fn as_value(&self) -> Value {
+                let $value = self;
+                $written.into()
+            }
+        })+
+    };
+}
+
+as_value!(u32, usize: |count| *count);
+as_value!(Duration: |time| written(*time));
+as_value!(Mode, Rate, Backoff, OnDead: |word| word.to_string());
+as_value!(Classes: |classes| {
+    let changed = classes.changed().map(|(status, class)| (status.to_string(), class.to_string().into()));
+    changed.collect::<Map<String, Value>>()
+});
+as_value!(Breaker: |breaker| serde_json::json!({
+    "failure_ratio": breaker.failure_ratio,
+    "min_sends": breaker.min_sends,
+    "window": written(breaker.window),
+    "open": written(breaker.open),
+    "open_cap": written(breaker.open_cap),
+}));
+
+impl<T: AsValue> AsValue for Option<T> {
+    fn as_value(&self) -> Value {
+        self.as_ref().map_or(Value::Bool(false), AsValue::as_value)
+    }
+}
+
+/// A whole number, also as text.
+fn count_or_text<T: TryFrom<i64>>(key: &str, value: Value) -> Result<T, ConfigError> {
+    let number = value
+        .as_str()
+        .and_then(|text| text.trim().parse::<i64>().ok());
+    count(key, number.map_or(value, Value::from))
+}
+
+/// Requests per second, or text such as `600/min`.
+fn rate(key: &str, value: Value) -> Result<Rate, ConfigError> {
+    if let Value::String(text) = &value {
+        let parsed = text.parse::<Rate>();
+        return parsed.map_err(|error| ConfigError::new(key, error.reason()));
+    }
+    let rate = Rate::checked(number(key, value)?);
+    rate.ok_or_else(|| ConfigError::new(key, Rate::BOUNDS))
+}
+
+/// `404 = "dead"`, or text such as `404=dead 401=pause`.
+fn classes(key: &str, value: Value) -> Result<Classes, ConfigError> {
+    let value = match value {
+        Value::String(text) => {
+            let pair = |pair: &str| {
+                let (status, class) = pair.split_once('=')?;
+                Some((status.to_owned(), class.into()))
+            };
+            let pairs = words(&text)
+                .map(pair)
+                .collect::<Option<Map<String, Value>>>();
+            let pairs = pairs.filter(|pairs| !pairs.is_empty());
+            let expected = "expected a table, or text such as 404=dead 401=pause";
+            Value::Object(pairs.ok_or_else(|| ConfigError::new(key, expected))?)
+        }
+        other => other,
+    };
+    let mut classes = Classes::default();
+    for (key, status, value) in Section::open(key.to_owned(), value)?.entries() {
+        let class: Class = word("expected retry, dead or pause")(&key, value)?;
+        let status = Some(status).filter(|status| status.len() == 3);
+        let status = status.and_then(|status| status.parse().ok());
+        let is_set = status.is_some_and(|status| classes.set(status, class).is_ok());
+        if !is_set {
+            let reason = "not a status from 400 to 499: other statuses have a fixed meaning";
+            return Err(ConfigError::new(key, reason));
+        }
+    }
+    Ok(classes)
+}
+
+const BREAKER_KEYS: &[&str] = &["failure_ratio", "min_sends", "window", "open", "open_cap"];
+
+/// `false`, or a table with the limits of the breaker.
+fn breaker(key: &str, value: Value) -> Result<Option<Breaker>, ConfigError> {
+    let mut breaker = Breaker::default();
+    match value {
+        Value::Bool(false) => return Ok(None),
+        Value::Bool(true) => return Ok(Some(breaker)),
+        Value::Object(_) => {}
+        other => return Err(wrong_type(key, &other, "false or a table")),
+    }
+    let mut section = Section::new(key.to_owned(), value, BREAKER_KEYS)?;
+    section.set("failure_ratio", &mut breaker.failure_ratio, number)?;
+    section.set("min_sends", &mut breaker.min_sends, count)?;
+    section.set("window", &mut breaker.window, duration)?;
+    section.set("open", &mut breaker.open, duration)?;
+    section.set("open_cap", &mut breaker.open_cap, duration)?;
+    Ok(Some(breaker))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A policy with another value than the default in each field. The pattern lists every field, so that a new option
+    /// does not compile without a value here.
+    fn full() -> DeliveryPolicy {
+        let mut policy = DeliveryPolicy::default();
+        let DeliveryPolicy {
+            mode,
+            timeout,
+            concurrency,
+            rate,
+            max_attempts,
+            backoff,
+            on_dead,
+            expires_after,
+            classes,
+            retry_after_cap,
+            breaker,
+        } = &mut policy;
+        *mode = Some(Mode::Batched);
+        *timeout = Some(Duration::from_millis(2_500));
+        *concurrency = Some(2);
+        *rate = Some(Rate {
+            burst: 7,
+            ..Rate::per_second(1.5)
+        });
+        *max_attempts = Some(4);
+        *backoff = Some(Backoff::Table(vec![Duration::from_secs(5)]));
+        *on_dead = Some(OnDead::Block);
+        *expires_after = Some(Duration::from_secs(86_400));
+        classes.set(404, Class::Dead).expect("a 4xx");
+        classes.set(410, Class::Retry).expect("a 4xx");
+        *retry_after_cap = Duration::from_secs(6);
+        *breaker = None;
+        policy
+    }
+
+    #[test]
+    fn each_option_is_read_as_it_is_written() {
+        let (full, mut read) = (full(), DeliveryPolicy::default());
+        for option in DeliveryPolicy::OPTIONS {
+            assert_eq!(option.value(&read), None, "{}", option.name);
+            let value = option.value(&full).expect(option.name);
+            option
+                .set(&mut read, option.name, value)
+                .expect(option.name);
+        }
+        assert_eq!(read, full);
+        let json = serde_json::to_value(&full).expect("JSON");
+        assert_eq!(json["rate"], "1.5/s");
+        assert_eq!(
+            json["classes"],
+            serde_json::json!({ "404": "dead", "410": "retry" })
+        );
+        assert_eq!(
+            json.as_object().map(Map::len),
+            Some(DeliveryPolicy::OPTIONS.len())
+        );
+        for option in DeliveryPolicy::OPTIONS {
+            option.clear(&mut read);
+        }
+        assert_eq!(read, DeliveryPolicy::default());
+    }
+
+    /// Flags have text only.
+    #[test]
+    fn each_option_of_registered_destinations_is_read_from_its_text() {
+        let (full, mut read) = (full(), DeliveryPolicy::default());
+        for option in PolicyOption::of_registered() {
+            let text = option.text(&full).expect(option.name);
+            option.set(&mut read, option.name, text).expect(option.name);
+            assert_eq!(option.value(&read), option.value(&full));
+        }
+    }
+
+    #[test]
+    fn the_column_has_the_options_that_have_no_column_of_their_own() {
+        let full = full();
+        let column = full.column().expect("a column");
+        assert_eq!(
+            column,
+            r#"{"backoff":"5s","classes":{"404":"dead","410":"retry"},"expires_after":"1day","max_attempts":4,"on_dead":"block"}"#
+        );
+        let mut read = DeliveryPolicy::default();
+        read.read_column(&column).expect("good");
+        assert_eq!(read.column(), Some(column));
+        assert_eq!(DeliveryPolicy::default().column(), None);
+        for (column, key) in [
+            ("[1", "policy"),
+            ("5", "policy"),
+            (r#"{"timeout":"5s"}"#, "policy.timeout"),
+            (r#"{"max_attempt":1}"#, "policy.max_attempt"),
+            (r#"{"max_attempts":null}"#, "policy.max_attempts"),
+            (r#"{"classes":{"404":"whatever"}}"#, "policy.classes.404"),
+        ] {
+            let error = read.read_column(column).expect_err(column);
+            assert_eq!(error.key(), key, "{error}");
+            assert!(!error.to_string().contains("whatever"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The delivery policy of each registered destination, from its row to the receiver.
+
+use std::time::Duration;
+
+use diesel_outbox::config::{Class, Classes, OnDead};
+use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::{NewMessage, RelayHandle};
+use serde_json::json;
+
+use crate::support::{Database, Receiver, end, eventually, finish};
+
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// A relay that retries a message after 50 ms, four times.
+fn started(database: &Database) -> RelayHandle {
+    let relay = database.relay().registered_threads(8).max_attempts(4);
+    let relay = relay.registered_https_only(false);
+    relay
+        .registered_public_only(false)
+        .start()
+        .expect("a relay")
+}
+
+fn hook(name: &str, receiver: &Receiver) -> RegisteredDestination {
+    RegisteredDestination::new(name, format!("{}/{name}", receiver.url()))
+}
+
+fn put(database: &Database, hook: &RegisteredDestination) {
+    let conn = &mut database.connect();
+    let put = database.outbox().destinations().put(conn, hook);
+    put.expect("put");
+}
+
+/// How many requests each destination got.
+fn sends(receiver: &Receiver, names: &[&str]) -> Vec<usize> {
+    let requests = receiver.requests();
+    let of = |name: &&str| {
+        let path = format!("/events/{name} ");
+        requests
+            .iter()
+            .filter(|one| one.line.contains(&path))
+            .count()
+    };
+    names.iter().map(of).collect()
+}
+
+/// The dead letters of each destination: reason and attempts.
+fn dead(database: &Database) -> String {
+    let text = database.text(
+        "SELECT string_agg(destination || ' ' || reason || ' ' || attempts, ', ' ORDER BY destination, sequence)
+           FROM {o}_dead",
+    );
+    text.unwrap_or_default()
+}
+
+/// R46: rows by plain SQL, by the library and without a policy.
+#[test]
+fn each_row_has_its_own_number_of_attempts() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 500);
+    put(&database, &hook("default", &receiver));
+    put(&database, &hook("once", &receiver).max_attempts(1));
+    database.execute(&format!(
+        "INSERT INTO {{o}}_destination (name, url, policy)
+         VALUES ('twice', '{}/twice', '{{\"max_attempts\": 2, \"backoff\": \"10ms\"}}')",
+        receiver.url()
+    ));
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({}));
+    eventually("all are dead letters", || database.count("dead") == 3);
+    end(&relay);
+    assert_eq!(sends(&receiver, &["default", "once", "twice"]), [4, 1, 2]);
+    assert_eq!(
+        dead(&database),
+        "default SERVER_ERROR 4, once SERVER_ERROR 1, twice SERVER_ERROR 2"
+    );
+}
+
+/// R46
+#[test]
+fn each_row_has_its_own_delay_between_attempts() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 500);
+    put(
+        &database,
+        &hook("slow", &receiver).backoff("1h".parse().expect("a table")),
+    );
+    put(
+        &database,
+        &hook("quick", &receiver).backoff("10ms".parse().expect("a table")),
+    );
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({}));
+    eventually("one is a dead letter", || database.count("dead") == 1);
+    end(&relay);
+    assert_eq!(dead(&database), "quick SERVER_ERROR 4");
+    let minutes = "SELECT (extract(epoch FROM available_at - last_attempt_at) / 60)::bigint
+                     FROM {o} WHERE destination = 'slow'";
+    assert_eq!(database.number(minutes), 60);
+}
+
+/// R46
+#[test]
+fn each_row_says_what_4xx_responses_mean() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 404);
+    let mut classes = Classes::default();
+    classes.set(404, Class::Dead).expect("a 4xx");
+    put(&database, &hook("final", &receiver).classes(classes));
+    put(&database, &hook("retried", &receiver));
+    database.execute(&format!(
+        "INSERT INTO {{o}}_destination (name, url, policy)
+         VALUES ('paused', '{}/paused', '{{\"classes\": {{\"404\": \"pause\"}}}}')",
+        receiver.url()
+    ));
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({}));
+    eventually("two are dead letters", || database.count("dead") == 2);
+    eventually("one destination is paused", || {
+        database.number("SELECT count(*) FROM {o}_pause WHERE name = 'paused'") == 1
+    });
+    end(&relay);
+    assert_eq!(dead(&database), "final REJECTED 1, retried CLIENT_ERROR 4");
+    assert_eq!(sends(&receiver, &["final", "retried", "paused"]), [1, 4, 1]);
+}
+
+/// R46, G5: a dead letter blocks its key at the destination that wants so, and nowhere else.
+#[test]
+fn a_dead_letter_blocks_its_key_where_the_row_says_so() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| match request.json() {
+        first if first == json!(0) => 500,
+        _ => 200,
+    });
+    let once = |name| hook(name, &receiver).max_attempts(1);
+    put(&database, &once("blocks").on_dead(OnDead::Block));
+    put(&database, &once("continues"));
+    for n in 0..3 {
+        let message = NewMessage::new("order.paid", &json!(n)).expect("JSON");
+        database.enqueue_message(message.ordering_key("customer-7"));
+    }
+    let relay = started(&database);
+    eventually("one destination continues", || {
+        (database.count("dead"), database.count("delivered")) == (2, 2)
+    });
+    let blocked = "SELECT string_agg(destination, ' ') FROM {o}_dead WHERE blocks_key";
+    assert_eq!(database.text(blocked).as_deref(), Some("blocks"));
+    assert_eq!(sends(&receiver, &["blocks", "continues"]), [1, 3]);
+    finish(database.binary(&["dead", "discard", "--all", "--yes"])).code(0);
+    eventually("the blocked messages are sent", || {
+        database.count("delivered") == 4
+    });
+    end(&relay);
+}
+
+/// R46: a message expires where the row says so, whether it waits unsent or for its next attempt.
+#[test]
+fn a_message_expires_in_the_time_of_the_row() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| match request.line.contains("/fails ") {
+        true => 500,
+        false => 200,
+    });
+    let brief = Duration::from_secs(2);
+    let table = |text: &str| text.parse().expect("a table");
+    put(
+        &database,
+        &hook("fails", &receiver)
+            .expires_after(brief)
+            .max_attempts(1_000)
+            .backoff(table("100ms")),
+    );
+    put(&database, &hook("late", &receiver).expires_after(MOMENT));
+    put(&database, &hook("patient", &receiver));
+    // Two messages wait for their destinations, as during a pause.
+    for name in ["late", "patient"] {
+        let message = NewMessage::new("order.paid", &json!(1)).expect("JSON");
+        database.enqueue_message(message.destination(name));
+    }
+    database.execute("UPDATE {o} SET available_at = now() - interval '1 hour'");
+    let relay = started(&database);
+    let message = NewMessage::new("order.paid", &json!(2)).expect("JSON");
+    database.enqueue_message(message.destination("fails"));
+    eventually("two have expired", || database.count("dead") == 2);
+    eventually("one is delivered", || database.count("delivered") == 1);
+    end(&relay);
+    let reasons =
+        "SELECT string_agg(destination || ' ' || reason, ', ' ORDER BY destination) FROM {o}_dead";
+    assert_eq!(
+        database.text(reasons).as_deref(),
+        Some("fails EXPIRED, late EXPIRED")
+    );
+    let sent = sends(&receiver, &["fails", "late", "patient"]);
+    assert!(sent[0] >= 2, "{sent:?}");
+    assert_eq!(sent[1..], [0, 1]);
+
+    // An operator's decision counts: a requeued message becomes due again.
+    database.execute(&format!(
+        "UPDATE {{o}}_destination SET url = '{}/late', policy = '{{\"expires_after\": \"1min\"}}'",
+        receiver.url()
+    ));
+    finish(database.binary(&["dead", "requeue", "--all"])).code(0);
+    let relay = started(&database);
+    eventually("all are delivered", || database.count("delivered") == 3);
+    end(&relay);
+}
+
+/// R46: as other values that cannot be read.
+#[test]
+fn a_policy_that_cannot_be_read_is_the_problem_of_its_row() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, policy)
+         VALUES ('typo', 'https://a.example/', '{\"max_attempt\": 3}'),
+                ('range', 'https://a.example/', '{\"max_attempts\": 0}')",
+    );
+    let show = |name: &str| finish(database.binary(&["destination", "show", name, "--json"]));
+    let typo = show("typo").code(0).json();
+    assert_eq!(
+        typo["problem"],
+        "policy.max_attempt: unknown key: did you mean max_attempts?"
+    );
+    let range = show("range").code(0).json();
+    let problem = range["problem"].as_str().unwrap_or_default();
+    assert!(
+        problem.contains("destinations.range.max_attempts"),
+        "{problem}"
+    );
+    // A change of another value would lose the policy.
+    let put = database.binary(&["destination", "put", "typo", "--description", "x"]);
+    let error = finish(put).code(2).stderr;
+    assert!(error.contains("Fix the value with SQL"), "{error}");
+    let refused = database.refused("UPDATE {o}_destination SET policy = '[]'");
+    assert!(refused.contains("policy_is_an_object"), "{refused}");
+
+    let relay = started(&database);
+    eventually("no relay can use the rows", || {
+        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 2
+    });
+    end(&relay);
+    let why = database.text("SELECT disabled_reason FROM {o}_destination WHERE name = 'typo'");
+    assert!(why.is_some_and(|why| why.contains("did you mean max_attempts?")));
+}
