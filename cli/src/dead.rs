@@ -12,6 +12,7 @@ use diesel_outbox::{ConfigError, ReasonCode};
 use serde_json::{Value, json};
 
 use crate::confirm::confirmed;
+use crate::connection::connect;
 use crate::number::whole;
 use crate::output;
 use crate::settings::SettingFlags;
@@ -195,8 +196,7 @@ impl Which {
 
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let mut conn = admin::connect(config.database_url()?, "dead", Duration::from_secs(120))?;
-    admin::check_schema(&mut conn, &config.table)?;
+    let mut conn = connect(&config, "dead", Duration::from_secs(120))?;
     match action {
         Action::List {
             which,

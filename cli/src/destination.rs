@@ -24,8 +24,9 @@ use uuid::Uuid;
 
 use self::policy::PolicyFlags;
 
+use crate::connection::connect;
+use crate::output;
 use crate::settings::SettingFlags;
-use crate::{output, pause};
 
 /// The actions of `destination`.
 #[derive(Debug, clap::Subcommand)]
@@ -172,7 +173,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let outbox = Outbox::from(config.table.clone());
     let destinations = outbox.destinations().with_keys(&config.secret_keys);
-    let mut conn = pause::connect(&config, "destination")?;
+    let mut conn = connect(&config, "destination", Duration::from_secs(30))?;
     let conn = &mut conn;
     match action {
         Action::List(how) => list(conn, destinations, how),

@@ -13,6 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use secrecy::SecretString;
 use serde_json::json;
 
+use crate::connection::connect;
 use crate::number::whole;
 use crate::settings::SettingFlags;
 use crate::{descriptors, logging, output, pauses, signals};
@@ -52,8 +53,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
     let signals = signals::channel()?;
     let due = {
-        let mut conn = admin::connect(config.database_url()?, "drain", Duration::from_secs(60))?;
-        admin::check_schema(&mut conn, &config.table)?;
+        let mut conn = connect(&config, "drain", Duration::from_secs(60))?;
         match options.topics.as_slice() {
             [] => program::count_due(&mut conn, &config.table)?,
             topics => count(&program::due(&mut conn, &config.table, topics)?),

@@ -10,6 +10,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::confirm::confirmed;
+use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::{output, signals};
 
@@ -39,8 +40,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let patience = parse_duration("--wait", &options.wait)?;
-    let mut conn = admin::connect(config.database_url()?, "forget", Duration::from_secs(600))?;
-    admin::check_schema(&mut conn, &config.table)?;
+    let mut conn = connect(&config, "forget", Duration::from_secs(600))?;
     let question = format!(
         "forget the tenant {} in the outbox {}? This cannot be undone",
         options.tenant, config.table

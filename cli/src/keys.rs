@@ -8,6 +8,7 @@ use diesel_outbox::admin;
 use diesel_outbox::program::{self, BlockedKey, LeaseRow, MessageRecord};
 use serde_json::{Value, json};
 
+use crate::connection::connect;
 use crate::number::whole;
 use crate::settings::SettingFlags;
 use crate::{message, output};
@@ -47,8 +48,7 @@ struct List {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let mut conn = admin::connect(config.database_url()?, "keys", Duration::from_secs(120))?;
-    admin::check_schema(&mut conn, &config.table)?;
+    let mut conn = connect(&config, "keys", Duration::from_secs(120))?;
     match &options.action {
         Some(Action::Show { key, list }) => {
             let limit = i64::from(list.limit);

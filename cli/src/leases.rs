@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use diesel_outbox::admin;
 use diesel_outbox::program::{self, LeaseRow};
 use serde_json::{Value, json};
 
+use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
 
@@ -20,8 +20,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let mut conn = admin::connect(config.database_url()?, "leases", Duration::from_secs(30))?;
-    admin::check_schema(&mut conn, &config.table)?;
+    let mut conn = connect(&config, "leases", Duration::from_secs(30))?;
     let leases = program::leases(&mut conn, &config.table)?;
     if options.json {
         return output::json(&Value::Array(leases.iter().map(as_json).collect()));

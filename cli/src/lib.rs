@@ -7,6 +7,7 @@ pub mod admin;
 mod check;
 pub mod cli;
 mod confirm;
+mod connection;
 mod dead;
 mod descriptors;
 mod destination;

@@ -14,6 +14,7 @@ use diesel_outbox::{ReasonCode, Status};
 use diesel_outbox_pages::message::{self, APPLICATION, REPLAYED, for_destination};
 use serde_json::{Value, json};
 
+use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
 
@@ -40,8 +41,7 @@ pub(crate) enum Action {
 
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let mut conn = admin::connect(config.database_url()?, "message", Duration::from_secs(120))?;
-    admin::check_schema(&mut conn, &config.table)?;
+    let mut conn = connect(&config, "message", Duration::from_secs(120))?;
     match action {
         Action::Show { which, json } => show_message(&mut conn, &config, which, *json),
         Action::List(options) => waiting::list(&mut conn, &config, options),

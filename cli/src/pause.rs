@@ -13,6 +13,7 @@ use diesel_outbox::{ConfigError, Outbox};
 use diesel_outbox_pages::pause::{OPERATOR, check_reason, find};
 use serde_json::Value;
 
+use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::{output, pauses};
 
@@ -57,6 +58,8 @@ pub(crate) struct How {
     json: bool,
 }
 
+/// The time limit of a statement.
+const LONGEST: Duration = Duration::from_secs(30);
 /// How many registered destinations an error can name.
 const SOME_REGISTERED: usize = 10;
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
@@ -64,7 +67,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     match action {
         Action::Destination { name, force, how } => {
             let duration = how.duration()?;
-            let mut conn = connect(&config, "pause")?;
+            let mut conn = connect(&config, "pause", LONGEST)?;
             check_name(&mut conn, &config, name, *force)?;
             pause(
                 &mut conn,
@@ -77,22 +80,15 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         }
         Action::Topic { topic, how } => {
             let duration = how.duration()?;
-            let mut conn = connect(&config, "pause")?;
+            let mut conn = connect(&config, "pause", LONGEST)?;
             if !is_named(&mut conn, &config, Pausable::Topic, topic)? {
                 check_topic(topic)?;
                 warn_of_unknown(Pausable::Topic, topic);
             }
             pause(&mut conn, &config, Pausable::Topic, topic, how, duration)
         }
-        Action::List { json } => list(&mut connect(&config, "pause")?, &config, *json),
+        Action::List { json } => list(&mut connect(&config, "pause", LONGEST)?, &config, *json),
     }
-}
-
-/// Connects, and checks that the outbox exists.
-pub(crate) fn connect(config: &Config, purpose: &str) -> Result<PgConnection> {
-    let mut conn = admin::connect(config.database_url()?, purpose, Duration::from_secs(30))?;
-    admin::check_schema(&mut conn, &config.table)?;
-    Ok(conn)
 }
 
 impl How {

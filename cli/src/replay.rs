@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use crate::confirm::confirmed;
+use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
 use crate::{dead, output, signals};
@@ -75,8 +76,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         let why = format!("{run:?} is not a run name: give 1 to 22 letters, digits and -");
         ConfigError::new("--run", why)
     })?;
-    let mut conn = admin::connect(config.database_url()?, "replay", Duration::from_secs(600))?;
-    admin::check_schema(&mut conn, &config.table)?;
+    let mut conn = connect(&config, "replay", Duration::from_secs(600))?;
     let filter = filter.idempotency_keys(keys(&mut conn, &config, &options.ids)?);
     let found = program::count_replayable(&mut conn, &config.table, &filter)?;
     if found.without_payload > 0 && !options.json {

@@ -1,12 +1,15 @@
 //! `diesel-outbox resume`
 
+use std::time::Duration;
+
 use anyhow::{Result, bail};
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox_pages::pause::find;
 use serde_json::json;
 
+use crate::connection::connect;
 use crate::settings::SettingFlags;
-use crate::{output, pause, pauses};
+use crate::{output, pauses};
 
 /// The actions of `resume`.
 #[derive(Debug, clap::Subcommand)]
@@ -35,7 +38,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Destination { name, json } => (Pausable::Destination, name, *json),
         Action::Topic { topic, json } => (Pausable::Topic, topic, *json),
     };
-    let mut conn = pause::connect(&config, "resume")?;
+    let mut conn = connect(&config, "resume", Duration::from_secs(30))?;
     let pauses = admin::pauses(&mut conn, &config.table)?;
     let pause = find(&pauses, kind, name);
     // Also deletes an expired pause, which would have to be deleted later anyway.

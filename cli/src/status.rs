@@ -12,6 +12,7 @@ use diesel_outbox::program::{self, Overview};
 use diesel_outbox::{DatabaseError, Status};
 use serde_json::{Value, json};
 
+use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::{keys, leases, output, pauses};
 
@@ -60,8 +61,7 @@ struct Snapshot {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let mut conn = admin::connect(config.database_url()?, "status", Duration::from_secs(120))?;
-    admin::check_schema(&mut conn, &config.table)?;
+    let mut conn = connect(&config, "status", Duration::from_secs(120))?;
     if let Some(interval) = options.watch {
         return watch::run(conn, &config, options, interval);
     }

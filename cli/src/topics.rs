@@ -7,6 +7,7 @@ use diesel_outbox::admin;
 use diesel_outbox::program::{self, ServedTopic};
 use serde_json::{Value, json};
 
+use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
 
@@ -37,8 +38,7 @@ enum Action {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let mut conn = admin::connect(config.database_url()?, "topics", Duration::from_secs(30))?;
-    admin::check_schema(&mut conn, &config.table)?;
+    let mut conn = connect(&config, "topics", Duration::from_secs(30))?;
     match &options.action {
         Action::List { json } => {
             let topics = program::served_topics(&mut conn, &config.table)?;

@@ -1,0 +1,14 @@
+//! The connection of a command.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use diesel::PgConnection;
+use diesel_outbox::{Config, admin};
+
+/// Connects, and checks that the outbox exists and has this version. `longest`: the time limit of a statement.
+pub(crate) fn connect(config: &Config, purpose: &str, longest: Duration) -> Result<PgConnection> {
+    let mut conn = admin::connect(config.database_url()?, purpose, longest)?;
+    admin::check_schema(&mut conn, &config.table)?;
+    Ok(conn)
+}
