@@ -31,11 +31,11 @@ use secrecy::SecretString;
 use url::Url;
 
 pub(crate) use self::admin::Admin;
-pub(crate) use self::destination::{Destination, setters};
 pub use self::destination::{
     Breaker, Class, Classes, DeliveryPolicy, Mode, OnDead, PolicyOption, Proxy, Rate, RequestBatch,
     Roots, Tls, TlsVersion,
 };
+pub(crate) use self::destination::{Destination, setters};
 pub use self::environment::from_env;
 pub(crate) use self::error::ConfigError;
 pub(crate) use self::log_format::LogFormat;
@@ -47,11 +47,11 @@ pub(crate) use self::secret::parse_secrets;
 pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
 pub use self::secret_keys::SecretKeys;
 pub(crate) use self::settings::{SETTINGS, Setting};
-pub(crate) use self::text::{url as parse_url, words};
-pub(crate) use self::validate::SHORTEST_SEEN;
+pub(crate) use self::text::{shown_url, url as parse_url, words};
+pub(crate) use self::validate::{LONGEST_SEND, SHORTEST_SEEN};
 
 use self::settings::{Place, unknown};
-use self::text::{content, shown_database, shown_url, written};
+use self::text::{content, shown_database, written};
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
 
@@ -121,6 +121,14 @@ pub struct Config {
     pub registered_ports: Vec<u16>,
     /// How long a registered destination may fail before the relay disables it.
     pub registered_disable_after: Duration,
+    /// The CloudEvents mode of requests to registered destinations.
+    pub registered_mode: Mode,
+    /// The time limit of one send to a registered destination.
+    pub registered_timeout: Duration,
+    /// Failed attempts at a registered destination after which a message is dead-lettered.
+    pub registered_max_attempts: u32,
+    /// The delay between attempts at a registered destination.
+    pub registered_backoff: Backoff,
     /// The most messages in one claim or settle.
     pub batch: usize,
     /// How long an idle relay waits between polls.
@@ -207,6 +215,10 @@ impl Default for Config {
             registered_public_only: false,
             registered_ports: Vec::new(),
             registered_disable_after: Duration::ZERO,
+            registered_mode: Mode::Binary,
+            registered_timeout: Duration::ZERO,
+            registered_max_attempts: 0,
+            registered_backoff: Backoff::default(),
             batch: 0,
             poll_interval: Duration::ZERO,
             lease: Duration::ZERO,
@@ -294,13 +306,11 @@ impl Config {
         self.destinations.iter().cloned().chain(default).collect()
     }
 
-    /// The longest timeout of all destinations. Handlers do not count: this process starts no second call of a message
-    /// while its handler runs, and in other processes the lease id fences the result.
+    /// The longest timeout of all configured destinations. Handlers do not count: this process starts no second call of
+    /// a message while its handler runs, and in other processes the lease id fences the result.
     pub(crate) fn longest_send(&self) -> Duration {
-        let timeouts = self
-            .destinations
-            .iter()
-            .filter_map(|one| one.policy.timeout);
+        let destinations = self.destinations.iter();
+        let timeouts = destinations.filter_map(|one| one.policy.timeout);
         timeouts.fold(self.send_timeout, Duration::max)
     }
 
@@ -312,6 +322,10 @@ impl Config {
             public_only: self.registered_public_only,
             secrets: Vec::new(),
             concurrency: REGISTERED_CONCURRENCY,
+            mode: self.registered_mode,
+            send_timeout: self.registered_timeout,
+            max_attempts: self.registered_max_attempts,
+            backoff: self.registered_backoff.clone(),
             ..self.clone()
         }
     }

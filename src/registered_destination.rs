@@ -1,17 +1,18 @@
 //! A registered destination: a row of `outbox_destination`.
 
 use std::fmt;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
-use crate::config::{ConfigError, DeliveryPolicy, Destination, SigningSecret, parse_url, setters};
+use crate::config::{
+    ConfigError, DeliveryPolicy, Destination, LONGEST_SEND, SigningSecret, parse_url, setters,
+};
 use crate::header::check_header;
 
 /// The maximum number of concurrent sends to one registered destination.
 const MOST_CONCURRENCY: usize = 64;
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 const MOST_TOPICS: usize = 100;
 
 /// A registered destination: a row of `outbox_destination`.
@@ -59,8 +60,7 @@ pub struct RegisteredDestination {
     pub enabled: bool,
     /// Headers of every request. The values are secret.
     pub headers: Vec<(String, SecretString)>,
-    /// Limits, retries, and what responses mean. A relay limits the timeout to `OUTBOX_SEND_TIMEOUT`, or to the longest
-    /// timeout of its configured destinations if that is longer.
+    /// Limits, retries, and what responses mean. The timeout is at most 5 minutes.
     pub policy: DeliveryPolicy,
     /// A description for people.
     pub description: Option<String>,
@@ -143,14 +143,12 @@ impl RegisteredDestination {
         self
     }
 
-    /// Converts the row into a destination of a relay whose sends take at most `longest_send`. The relay's settings may
-    /// still refuse the destination.
+    /// Converts the row into a destination. The settings of a relay may still refuse it.
     ///
     /// # Errors
     /// A [`ConfigError`] if no relay can use the row.
     pub(crate) fn destination(
         &self,
-        longest_send: Duration,
         secrets: Vec<SigningSecret>,
     ) -> Result<Destination, ConfigError> {
         self.check()?;
@@ -158,9 +156,6 @@ impl RegisteredDestination {
         destination.secrets = secrets;
         destination.headers = self.headers.clone();
         destination.policy = self.policy.clone();
-        // The lease is long enough for sends of this length, but not for longer sends.
-        let timeout = &mut destination.policy.timeout;
-        *timeout = timeout.map(|timeout| timeout.min(longest_send));
         Ok(destination)
     }
 
@@ -216,11 +211,8 @@ impl RegisteredDestination {
             let reason = format!("must be 1 to {MOST_CONCURRENCY}");
             return Err(at("concurrency", reason));
         }
-        if policy
-            .timeout
-            .is_some_and(|timeout| timeout > LONGEST_TIMEOUT)
-        {
-            return Err(at("timeout", "must be 1ms to 1h".to_owned()));
+        if policy.timeout.is_some_and(|timeout| timeout > LONGEST_SEND) {
+            return Err(at("timeout", "must be 1ms to 5m".to_owned()));
         }
         Ok(())
     }

@@ -200,6 +200,9 @@ reason_codes! {
     Failed = "FAILED",
 }
 
+/// In the error of a redirect, before the URL that the receiver redirects to.
+pub(crate) const REDIRECTS_TO: &str = ", which redirects to ";
+
 impl fmt::Display for ReasonCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())

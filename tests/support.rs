@@ -21,6 +21,7 @@ use crossbeam_channel::{Sender, bounded};
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{BigInt, Nullable, Text};
 use diesel::{Connection, PgConnection, QueryableByName, RunQueryDsl, sql_query};
+use diesel_outbox::config::Mode;
 use diesel_outbox::{
     Backoff, Dispatcher, Message, NewMessage, Outbox, OutboxName, Outcome, Relay, RelayBuilder,
     RelayHandle, Response,
@@ -132,6 +133,9 @@ impl Database {
             .send_timeout(Duration::from_millis(1000))
             .lease(Duration::from_secs(3))
             .backoff(Backoff::Table(vec![Duration::from_millis(50)]))
+            .registered_backoff(Backoff::Table(vec![Duration::from_millis(50)]))
+            .registered_mode(Mode::Binary)
+            .registered_timeout(Duration::from_millis(1000))
     }
 
     /// The binary with settings for this outbox and short times.
@@ -143,7 +147,10 @@ impl Database {
             .env("OUTBOX_POLL_INTERVAL", "50ms")
             .env("OUTBOX_SEND_TIMEOUT", "1s")
             .env("OUTBOX_LEASE", "3s")
-            .env("OUTBOX_BACKOFF", "100ms");
+            .env("OUTBOX_BACKOFF", "100ms")
+            .env("OUTBOX_REGISTERED_BACKOFF", "100ms")
+            .env("OUTBOX_REGISTERED_MODE", "binary")
+            .env("OUTBOX_REGISTERED_TIMEOUT", "1s");
         command
     }
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::{Config, admin};
+use diesel_outbox::admin;
+use diesel_outbox::config::Config;
 
 /// Connects, and checks that the outbox exists and has this version. `longest`: the time limit of a statement.
 pub(crate) fn connect(config: &Config, purpose: &str, longest: Duration) -> Result<PgConnection> {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel_outbox::Status;
-use diesel_outbox::admin;
 use diesel_outbox::program::{self, BlockedKey, LeaseRow, MessageRecord};
 use serde_json::{Value, json};
 

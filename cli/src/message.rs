@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, WaitReason};
+use diesel_outbox::admin::WaitReason;
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, HistoryEntry, MessageKey, MessageRecord};
 use diesel_outbox::{ReasonCode, Status};

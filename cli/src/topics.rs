@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use diesel_outbox::admin;
 use diesel_outbox::program::{self, ServedTopic};
 use serde_json::{Value, json};
 

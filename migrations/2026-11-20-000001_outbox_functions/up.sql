@@ -529,7 +529,7 @@ BEGIN
             CONSTRAINT outbox_destination_headers_are_at_most_8_kib CHECK (octet_length(headers::text) <= 8192),
             CONSTRAINT outbox_destination_mode_is_known CHECK (mode IN ('binary', 'structured', 'batched')),
             CONSTRAINT outbox_destination_concurrency_is_1_to_64 CHECK (concurrency BETWEEN 1 AND 64),
-            CONSTRAINT outbox_destination_timeout_is_1_ms_to_1_h CHECK (timeout BETWEEN interval '1 ms' AND interval '1 h'),
+            CONSTRAINT outbox_destination_timeout_is_1_ms_to_5_min CHECK (timeout BETWEEN interval '1 ms' AND interval '5 min'),
             CONSTRAINT outbox_destination_policy_is_an_object CHECK (json_typeof(policy) = 'object'),
             CONSTRAINT outbox_destination_policy_is_at_most_4_kib CHECK (octet_length(policy::text) <= 4096),
             CONSTRAINT outbox_destination_description_is_at_most_1_kib CHECK (octet_length(description) <= 1024),

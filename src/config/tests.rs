@@ -117,6 +117,21 @@ fn the_reference_lists_every_setting_with_its_default() {
 }
 
 #[test]
+fn the_reference_lists_every_option_of_a_policy() {
+    let page = include_str!("../../docs/settings.md");
+    for option in DeliveryPolicy::OPTIONS {
+        let start = format!("| `{}` | ", option.name);
+        let row = page.lines().find(|line| line.starts_with(&start));
+        let row = row.unwrap_or_else(|| panic!("docs/settings.md has no row of {}", option.name));
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let registered = option.registered_default().unwrap_or("none");
+        assert_eq!(cells[2].trim_matches('`'), option.default, "{row}");
+        assert_eq!(cells[3].trim_matches('`'), registered, "{row}");
+        assert_eq!(cells[4], option.help, "{row}");
+    }
+}
+
+#[test]
 fn no_password_is_shown() {
     let mut config = Config::default();
     config

@@ -196,7 +196,7 @@ const MASK: &str = "***";
 
 /// A URL for display: scheme, host, port and the first segment of the path. Receivers such as Slack and
 /// Discord put tokens into the path, so the rest of the path is masked like a password.
-pub(super) fn shown_url(url: &Url) -> String {
+pub(crate) fn shown_url(url: &Url) -> String {
     let user = match url.username().is_empty() && url.password().is_none() {
         true => String::new(),
         false => format!("{MASK}@"),

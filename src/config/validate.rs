@@ -61,6 +61,12 @@ impl Config {
         }
         self.admin.validate()?;
         let longest_send = self.longest_send();
+        if self.registered_timeout > LONGEST_SEND {
+            return Err(ConfigError::new(
+                "OUTBOX_REGISTERED_TIMEOUT",
+                "must not be longer than 5 minutes",
+            ));
+        }
         if longest_send > LONGEST_SEND {
             return Err(ConfigError::new(
                 "OUTBOX_SEND_TIMEOUT",

@@ -57,12 +57,13 @@ impl TestAnswer {
     ///     match (answer.http_status, answer.public_error()) {
     ///         (_, None) => "your server accepted the test".to_owned(),
     ///         (Some(status), Some(error)) => format!("{status}: {error}"),
-    ///         (None, Some(error)) => error.to_owned(),
+    ///         (None, Some(error)) => error,
     ///     }
     /// }
     /// ```
-    pub fn public_error(&self) -> Option<&'static str> {
-        self.reason.map(in_public)
+    pub fn public_error(&self) -> Option<String> {
+        let reason = self.reason?;
+        Some(in_public(Some(reason), self.error.as_deref()))
     }
 }
 
@@ -74,7 +75,7 @@ impl DestinationTest {
         config: &Config,
     ) -> Result<Self, DestinationError> {
         let config = config.for_registered();
-        let destination = one.destination(config.longest_send(), secrets)?;
+        let destination = one.destination(secrets)?;
         let dispatcher = Customers::new(config).dispatcher(destination);
         let dispatcher = dispatcher.map_err(|error| match error {
             CustomerError::Invalid(error) => DestinationError::Invalid(error),

@@ -108,6 +108,7 @@ impl Bulkhead {
         let registered = customers.is_some().then(|| {
             let policy = DeliveryPolicy {
                 concurrency: Some(config.registered_threads),
+                timeout: Some(config.registered_timeout),
                 ..DeliveryPolicy::default()
             };
             Self::plain(REGISTERED, &policy, config, most_bytes, Serves::Registered)

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::failing::Failing;
 pub(super) use self::failing::{Answers, RowNews};
+use self::failing::{Failing, is_gone};
 use super::breaker::{Window, sign};
 use super::bucket::Bucket;
 use crate::clock;
@@ -306,7 +306,10 @@ impl Gate {
         self.count_good(&mut state, now);
         let before = state.phase;
         let mut can_send_again = false;
-        let news = match (pause_of(outcome), own_trouble(outcome)) {
+        // The row of a registered destination that is gone is disabled; a configured destination is paused.
+        let is_ended = state.failing.is_some() && is_gone(outcome);
+        let pause = pause_of(outcome).filter(|_| !is_ended);
+        let news = match (pause, own_trouble(outcome)) {
             (Some((pause, failure)), _) => state.pause(pause, failure.code, now),
             (None, Some(failure)) => {
                 self.hold(&mut state, failure, now);

@@ -19,6 +19,8 @@ use crate::store::brief::Tried;
 use crate::store::destinations::AsSeen;
 use crate::store::relay::pause::{Pausable, Paused};
 
+/// Why a registered destination is disabled after a 410.
+const GONE: &str = "GONE: the receiver responded with 410";
 /// The time that a probe has to be claimed and finished, in addition to the time of its send.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
@@ -73,7 +75,7 @@ fn follow_row(
     let after = shared.config.registered_disable_after;
     let failed_for = match news {
         RowNews::Fails(since) => Some(clock::now().saturating_duration_since(since)),
-        RowNews::Works | RowNews::HasFailedLong => None,
+        RowNews::Works | RowNews::HasFailedLong | RowNews::Gone => None,
     };
     let told = match news {
         RowNews::Fails(_) | RowNews::Works => db.tell_failing(seen, failed_for).map(|told| {
@@ -86,6 +88,7 @@ fn follow_row(
             let why = format!("has failed for {}", humantime::format_duration(after));
             disable(db, seen, &why, Some(after)).map(|told| matches!(told, Tried::Done(_)))
         }
+        RowNews::Gone => disable(db, seen, GONE, None).map(|told| matches!(told, Tried::Done(_))),
     };
     if !matches!(told, Ok(true)) {
         gate.keep_row_news(news);

@@ -186,7 +186,7 @@ impl Maker {
         };
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
         let wrong = |error: ConfigError| error.to_string();
-        let destination = row.destination(self.config.longest_send(), secrets);
+        let destination = row.destination(secrets);
         let destination = destination.map_err(wrong)?;
         let made = match unreadable.or(not_here.map(str::to_owned)) {
             Some(why) => Err(CustomerError::NotHere(why)),

@@ -34,6 +34,7 @@ fn relay(database: &Database) -> RelayBuilder {
         .registered_https_only(false)
         .registered_public_only(false)
         .send_timeout(Duration::from_secs(10))
+        .registered_timeout(Duration::from_secs(10))
         .lease(Duration::from_secs(30))
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use diesel_outbox::config::Config;
+use diesel_outbox::config::{Config, Mode};
 use diesel_outbox::destinations::{
     Delivery, DeliveryFilter, DestinationError, RegisteredDestination,
 };
@@ -19,7 +19,7 @@ fn relay(database: &Database) -> RelayBuilder {
         .registered_threads(4)
         .registered_https_only(false)
         .registered_public_only(false)
-        .max_attempts(1)
+        .registered_max_attempts(1)
 }
 
 /// A relay whose ledger keeps payloads.
@@ -32,7 +32,8 @@ fn keeping(database: &Database) -> RelayBuilder {
         ("OUTBOX_REGISTERED_THREADS", "4"),
         ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
         ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
-        ("OUTBOX_MAX_ATTEMPTS", "1"),
+        ("OUTBOX_REGISTERED_MAX_ATTEMPTS", "1"),
+        ("OUTBOX_REGISTERED_MODE", "binary"),
         ("OUTBOX_POLL_INTERVAL", "20ms"),
     ] {
         config.set(setting, value).expect(setting);
@@ -99,8 +100,8 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
     );
     let hour = std::time::Duration::from_secs(3600);
     let relay = relay(&database)
-        .max_attempts(2)
-        .backoff(diesel_outbox::Backoff::Table(vec![hour]))
+        .registered_max_attempts(2)
+        .registered_backoff(diesel_outbox::Backoff::Table(vec![hour]))
         .start()
         .expect("a relay");
     let message = |n: i32| NewMessage::new("order.paid", &json!(n)).expect("JSON");
@@ -133,10 +134,16 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
     assert!(pending.next_attempt_at.is_some() && pending.settled_at.is_none());
     assert_eq!((retrying.attempts, retrying.http_status), (1, Some(503)));
     assert_eq!(retrying.reason.as_deref(), Some("SERVER_ERROR"));
-    assert_eq!(retrying.public_error(), Some("the server failed"));
+    assert_eq!(
+        retrying.public_error().as_deref(),
+        Some("the server failed")
+    );
     assert!(retrying.next_attempt_at > Some(retrying.created_at.clone()));
     assert_eq!((dead.attempts, dead.http_status), (1, Some(422)));
-    assert_eq!(dead.public_error(), Some("the server refused the request"));
+    assert_eq!(
+        dead.public_error().as_deref(),
+        Some("the server refused the request")
+    );
     assert!(dead.settled_at.is_some() && dead.next_attempt_at.is_none());
     assert_eq!((delivered.attempts, delivered.http_status), (1, Some(200)));
     assert_eq!(delivered.tenant_id, Some(tenant));
@@ -415,6 +422,7 @@ fn open_config() -> Config {
     let mut config = Config::default();
     config.registered_https_only = false;
     config.registered_public_only = false;
+    config.registered_mode = Mode::Binary;
     config
 }
 
@@ -464,7 +472,7 @@ fn a_test_is_sent_at_once_and_signed_as_messages_are() {
     let answer = tested(&database, &open_config()).expect("sent");
     assert!(!answer.went_well);
     assert_eq!(answer.http_status, Some(503));
-    assert_eq!(answer.public_error(), Some("the server failed"));
+    assert_eq!(answer.public_error().as_deref(), Some("the server failed"));
     let unknown = destinations.test(conn, "other", &open_config());
     assert!(unknown.expect("an answer").is_none());
 }
@@ -503,7 +511,11 @@ fn a_test_reveals_nothing_of_the_network() {
         let answer = tested(&database, config).expect("sent");
         (answer.public_error(), answer.http_status, answer.body)
     };
-    let unreachable = (Some("the server could not be reached"), None, None);
+    let unreachable = (
+        Some("the server could not be reached".to_owned()),
+        None,
+        None,
+    );
     assert_eq!(said(url("localhost", &port), &open_config()), unreachable);
     assert_eq!(said(url("localhost", &port), &public_only), unreachable);
     assert_eq!(

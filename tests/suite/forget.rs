@@ -161,6 +161,7 @@ fn messages_in_flight_are_waited_for_and_their_destination_kept() {
         .registered_https_only(false)
         .registered_public_only(false)
         .send_timeout(Duration::from_secs(30))
+        .registered_timeout(Duration::from_secs(30))
         .lease(Duration::from_secs(100))
         .start()
         .expect("a relay");

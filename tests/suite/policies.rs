@@ -1,10 +1,11 @@
 //! The delivery policy of each registered destination, from its row to the receiver.
 
-use std::time::Duration;
+use std::io::Write;
+use std::time::{Duration, Instant};
 
 use diesel_outbox::config::{Class, Classes, OnDead};
-use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox::{NewMessage, RelayHandle};
+use diesel_outbox::destinations::{DeliveryFilter, RegisteredDestination};
+use diesel_outbox::{NewMessage, Relay, RelayHandle};
 use serde_json::json;
 
 use crate::support::{Database, Receiver, end, eventually, finish};
@@ -13,7 +14,10 @@ const MOMENT: Duration = Duration::from_millis(10);
 
 /// A relay that retries a message after 50 ms, four times.
 fn started(database: &Database) -> RelayHandle {
-    let relay = database.relay().registered_threads(8).max_attempts(4);
+    let relay = database
+        .relay()
+        .registered_threads(8)
+        .registered_max_attempts(4);
     let relay = relay.registered_https_only(false);
     relay
         .registered_public_only(false)
@@ -199,7 +203,7 @@ fn a_message_expires_in_the_time_of_the_row() {
         "UPDATE {{o}}_destination SET url = '{}/late', policy = '{{\"expires_after\": \"1min\"}}'",
         receiver.url()
     ));
-    finish(database.binary(&["dead", "requeue", "--all"])).code(0);
+    finish(database.binary(&["dead", "requeue", "--all", "--yes"])).code(0);
     let relay = started(&database);
     eventually("all are delivered", || database.count("delivered") == 3);
     end(&relay);
@@ -240,4 +244,90 @@ fn a_policy_that_cannot_be_read_is_the_problem_of_its_row() {
     end(&relay);
     let why = database.text("SELECT disabled_reason FROM {o}_destination WHERE name = 'typo'");
     assert!(why.is_some_and(|why| why.contains("did you mean max_attempts?")));
+}
+
+/// R46: the defaults of registered destinations are their own.
+#[test]
+fn a_registered_destination_has_the_defaults_of_webhooks() {
+    let database = Database::new();
+    let (receiver, gate) = Receiver::held();
+    put(&database, &hook("slow", &receiver));
+    let relay = Relay::builder(crate::support::database_url().as_str())
+        .outbox(&database.name())
+        .poll_interval(Duration::from_millis(20))
+        .send_timeout(Duration::from_millis(500))
+        .registered_threads(4)
+        .registered_https_only(false)
+        .registered_public_only(false)
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    let request = &receiver.wait_for(1)[0];
+    // Longer than a send to a configured destination may take.
+    let arrived = Instant::now();
+    eventually("a second has passed", || {
+        arrived.elapsed() > Duration::from_secs(1)
+    });
+    gate.open();
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
+    assert_eq!(receiver.count(), 1);
+    assert_eq!(
+        request.header("content-type"),
+        Some("application/cloudevents+json")
+    );
+    end(&relay);
+}
+
+/// R46: customers see where their URL redirects to.
+#[test]
+fn a_redirect_is_not_followed_and_says_where_to() {
+    let database = Database::new();
+    let receiver = Receiver::start(|_, stream| {
+        let head = "HTTP/1.1 308 Permanent Redirect\r\nlocation: https://new.example/hooks\r\n";
+        stream.write_all(format!("{head}content-length: 0\r\n\r\n").as_bytes())
+    });
+    put(&database, &hook("moved", &receiver).max_attempts(1));
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({}));
+    eventually("the message is a dead letter", || {
+        database.count("dead") == 1
+    });
+    end(&relay);
+    let page = database
+        .outbox()
+        .destinations()
+        .deliveries(
+            &mut database.connect(),
+            "moved",
+            &DeliveryFilter::default(),
+            1,
+        )
+        .expect("a page");
+    let words = "the server redirects to https://new.example/hooks, and redirects are not followed";
+    assert_eq!(page.rows[0].public_error().as_deref(), Some(words));
+}
+
+/// R46: signatures cover no headers.
+#[test]
+fn check_warns_where_binary_requests_are_signed() {
+    let database = Database::new();
+    put(
+        &database,
+        &RegisteredDestination::new("acme", "https://acme.example/"),
+    );
+    let check = |mode: &str| {
+        let mut command = database.binary(&["check"]);
+        command.env("OUTBOX_REGISTERED_MODE", mode);
+        command.env("OUTBOX_REGISTERED_THREADS", "4");
+        finish(command).stdout
+    };
+    let binary = check("binary");
+    assert!(
+        binary.contains("signed requests in binary mode"),
+        "{binary}"
+    );
+    let structured = check("structured");
+    assert!(!structured.contains("binary mode"), "{structured}");
 }

@@ -417,7 +417,7 @@ fn a_name_that_one_relay_may_not_follow_costs_its_messages_nothing() {
     put(&database, &RegisteredDestination::new("acme", url));
     let strict = relay(&database)
         .registered_public_only(true)
-        .max_attempts(1);
+        .registered_max_attempts(1);
     let strict = strict.start().expect("a relay");
     let enqueue = |n| database.enqueue_message(of_tenant(Uuid::now_v7(), n));
     (0..5).map(enqueue).for_each(drop);
@@ -550,7 +550,10 @@ fn a_failed_send_is_retried_at_its_destination_only() {
     let (good, bad) = (Receiver::ok(), Receiver::answering(|_| 500));
     put(&database, &RegisteredDestination::new("good", good.url()));
     put(&database, &RegisteredDestination::new("bad", bad.url()));
-    let relay = relay(&database).max_attempts(3).start().expect("a relay");
+    let relay = relay(&database)
+        .registered_max_attempts(3)
+        .start()
+        .expect("a relay");
     database.enqueue("order.paid", json!({}));
     eventually("both messages are settled", || {
         (database.count("delivered"), database.count("dead")) == (1, 1)
@@ -569,7 +572,10 @@ fn attempts_are_counted_over_the_row_that_follows() {
         &database,
         &RegisteredDestination::new("only", receiver.url()),
     );
-    let relay = relay(&database).max_attempts(4).start().expect("a relay");
+    let relay = relay(&database)
+        .registered_max_attempts(4)
+        .start()
+        .expect("a relay");
     database.enqueue("order.paid", json!({}));
     eventually("the message is dead-lettered", || {
         database.count("dead") == 1
@@ -694,6 +700,7 @@ fn hanging_destinations_leave_threads_to_the_others() {
     let relay = relay(&database)
         .registered_threads(8)
         .send_timeout(Duration::from_secs(10))
+        .registered_timeout(Duration::from_secs(10))
         .lease(Duration::from_secs(60))
         .start()
         .expect("a relay");
@@ -743,8 +750,9 @@ fn slow_successes_of_one_tenant_leave_threads_to_the_others() {
     let relay = relay(&database)
         .registered_threads(8)
         .send_timeout(Duration::from_secs(10))
+        .registered_timeout(Duration::from_secs(10))
         .lease(Duration::from_secs(60))
-        .max_attempts(1)
+        .registered_max_attempts(1)
         .start()
         .expect("a relay");
     database.enqueue_message(of_tenant(other, 0));
@@ -812,22 +820,40 @@ fn order_is_kept_at_each_of_them() {
     }
 }
 
-/// R46: `Retry-After` and 410 mean the same as for configured destinations.
+/// R46: the customer has removed the endpoint. The messages wait, in case that was a mistake.
 #[test]
-fn a_destination_that_is_gone_is_paused_and_its_messages_wait() {
+fn a_destination_that_is_gone_is_disabled_and_its_messages_wait() {
     let database = Database::new();
-    let receiver = Receiver::answering(|_| 410);
+    let (receiver, alarms) = (Receiver::answering(|_| 410), Receiver::ok());
     put(
         &database,
         &RegisteredDestination::new("gone", receiver.url()),
     );
-    let relay = started(&database);
+    put(
+        &database,
+        &RegisteredDestination::new("alarms", alarms.url()).topics(["outbox.*"]),
+    );
+    let relay = relay(&database).own_events(true).start().expect("a relay");
     database.enqueue("order.paid", json!({}));
-    eventually("the destination is paused", || {
-        database.number("SELECT count(*) FROM {o}_pause WHERE name = 'gone'") == 1
+    eventually("the destination is disabled", || {
+        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
     });
+    let told = alarms.wait_for(1);
     end(&relay);
-    assert_eq!(database.count("dead"), 0);
+    assert_eq!(
+        told[0].header("ce-type"),
+        Some("outbox.destination.disabled")
+    );
+    let reason = told[0].json()["reason"].as_str().map(str::to_owned);
+    assert!(reason.is_some_and(|reason| reason.starts_with("GONE")));
+    let stored = "SELECT disabled_reason FROM {o}_destination WHERE name = 'gone'";
+    assert_eq!(
+        database.text(stored).as_deref(),
+        Some("GONE: the receiver responded with 410")
+    );
+    assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
+    let waiting = database.number("SELECT count(*) FROM {o} WHERE destination = 'gone'");
+    assert_eq!((database.count("dead"), waiting), (0, 1));
 }
 
 /// R46: messages for registered destinations have a route, in every report.
@@ -885,7 +911,7 @@ fn a_destination_that_fails_at_ordinary_traffic_is_disabled_however_it_fails() {
     let after = Duration::from_secs(3);
     let relay = relay(&database)
         .registered_disable_after(after)
-        .max_attempts(1_000_000)
+        .registered_max_attempts(1_000_000)
         .start()
         .expect("a relay");
     let began = Instant::now();
@@ -1001,8 +1027,11 @@ fn a_destination_that_one_relay_alone_cannot_reach_is_not_disabled() {
     );
     let after = Duration::from_secs(3);
     let with = |timeout| {
-        let relay = relay(&database).max_attempts(1_000_000);
-        let relay = relay.registered_disable_after(after).send_timeout(timeout);
+        let relay = relay(&database).registered_max_attempts(1_000_000);
+        let relay = relay
+            .registered_disable_after(after)
+            .send_timeout(timeout)
+            .registered_timeout(timeout);
         relay.start().expect("a relay")
     };
     let hasty = with(Duration::from_millis(100));
@@ -1218,7 +1247,7 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
     let relay = relay(&database)
         .registered_https_only(true)
         .registered_public_only(true)
-        .max_attempts(1_000_000)
+        .registered_max_attempts(1_000_000)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -1321,7 +1350,7 @@ fn a_failed_message_names_its_destination() {
         &RegisteredDestination::new("acme", receiver.url()),
     );
     let relay = relay(&database)
-        .backoff(Backoff::Table(vec![Duration::from_secs(1)]))
+        .registered_backoff(Backoff::Table(vec![Duration::from_secs(1)]))
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({ "n": 1 }));
@@ -1368,7 +1397,7 @@ fn a_repeated_key_is_not_sent_again_after_a_retry() {
         &RegisteredDestination::new("acme", receiver.url()),
     );
     let relay = relay(&database)
-        .backoff(Backoff::Table(vec![Duration::from_millis(10)]))
+        .registered_backoff(Backoff::Table(vec![Duration::from_millis(10)]))
         .start()
         .expect("a relay");
     let message = || {
@@ -1514,7 +1543,7 @@ fn a_failed_message_stays_with_its_registration() {
     let (first, second) = (Receiver::answering(|_| 500), Receiver::ok());
     put(&database, &RegisteredDestination::new("hook", first.url()));
     let relay = relay(&database)
-        .backoff(Backoff::Table(vec![Duration::from_secs(2)]))
+        .registered_backoff(Backoff::Table(vec![Duration::from_secs(2)]))
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));

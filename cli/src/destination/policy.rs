@@ -2,8 +2,9 @@
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use diesel_outbox::ConfigError;
-use diesel_outbox::config::{DeliveryPolicy, PolicyOption, SETTINGS};
+use diesel_outbox::config::{DeliveryPolicy, PolicyOption};
 use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::program::SETTINGS;
 
 /// The given options, with their values.
 #[derive(Debug, Clone, Default)]

@@ -127,7 +127,7 @@ pub fn test(name: &str, answer: &TestAnswer) -> Response {
         html! {
             p {
                 @if let Some(status) = answer.http_status { "Your server responded with " (status) } @else { "No response" }
-                " after " (took) ". " (answer.public_error().unwrap_or("The event was accepted."))
+                " after " (took) ". " (answer.public_error().as_deref().unwrap_or("The event was accepted."))
             }
             pre { (answer.body.as_deref().unwrap_or_default()) }
             p { a href=(format!("/webhooks/{name}")) { "Back" } }

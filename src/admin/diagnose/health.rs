@@ -11,7 +11,7 @@ use crate::store::operate::{status, troubles};
 use crate::store::pinned::located_by_default;
 use crate::store::relay::served::{self, RefusedDestination};
 use crate::store::relay::sleep_lock;
-use crate::store::setup::doctor::disabled::{Disabled, disabled};
+use crate::store::setup::doctor::disabled::{Disabled, disabled, signed_in_binary};
 use crate::store::setup::doctor::{server, snapshots, tables};
 use crate::store::write::inbox as receiving;
 
@@ -328,6 +328,12 @@ pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResul
                 _ => format!("{count} registered destinations are disabled and get no new messages; the last, {name}: {why}"),
             },
             "`diesel-outbox destination list --disabled` shows them; `diesel-outbox destination enable NAME` sends again",
+        );
+    }
+    if let Some((count, name)) = signed_in_binary(conn, &config.table, config.registered_mode)? {
+        found.warning(
+            format!("{count} registered destinations get signed requests in binary mode, the first is {name}: the headers are not signed"),
+            "set OUTBOX_REGISTERED_MODE=structured, or the mode of the rows: `diesel-outbox destination put NAME --mode structured`",
         );
     }
     let refused = served::refused(conn, &config.table)?;

@@ -138,11 +138,13 @@ macro_rules! setters {
         }
     };
     (@ mode) => { setters! {
-        /// Sets the CloudEvents mode of requests. Defaults to `OUTBOX_MODE`.
+        /// Sets the CloudEvents mode of requests. Defaults to `OUTBOX_MODE`, for a registered destination to
+        /// `OUTBOX_REGISTERED_MODE`.
         mode: $crate::config::Mode
     } };
     (@ timeout) => { setters! {
-        /// Sets the time limit of one send. Defaults to `OUTBOX_SEND_TIMEOUT`.
+        /// Sets the time limit of one send. Defaults to `OUTBOX_SEND_TIMEOUT`, for a registered destination to
+        /// `OUTBOX_REGISTERED_TIMEOUT`.
         timeout: std::time::Duration
     } };
     (@ concurrency) => { setters! {
@@ -157,11 +159,12 @@ macro_rules! setters {
     } };
     (@ max_attempts) => { setters! {
         /// Sets after how many failed attempts a message is dead-lettered, at least 1. Defaults to
-        /// `OUTBOX_MAX_ATTEMPTS`.
+        /// `OUTBOX_MAX_ATTEMPTS`, for a registered destination to `OUTBOX_REGISTERED_MAX_ATTEMPTS`.
         max_attempts: u32
     } };
     (@ backoff) => { setters! {
-        /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`.
+        /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`, for a registered destination to
+        /// `OUTBOX_REGISTERED_BACKOFF`.
         backoff: $crate::Backoff
     } };
     (@ on_dead) => { setters! {
@@ -258,10 +261,10 @@ impl DeliveryPolicy {
     /// All options. A row is: field, value, default, default and place of registered destinations, reader, help.
     #[rustfmt::skip]
     pub const OPTIONS: &'static [PolicyOption] = &[
-        option!(mode, "MODE", "OUTBOX_MODE", Registered("OUTBOX_MODE", Stored::Column),
+        option!(mode, "MODE", "OUTBOX_MODE", Registered("OUTBOX_REGISTERED_MODE", Stored::Column),
             word::<Mode>("expected binary, structured or batched"),
             "CloudEvents mode of requests: binary, structured or batched"),
-        option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Registered("OUTBOX_SEND_TIMEOUT", Stored::Column), duration,
+        option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Registered("OUTBOX_REGISTERED_TIMEOUT", Stored::Column), duration,
             "Time limit of one send"),
         option!(concurrency, "COUNT", "OUTBOX_CONCURRENCY", Registered("4", Stored::Column), count_or_text::<usize>,
             "Maximum number of concurrent sends per relay, 1 to 1024 (registered: 1 to 64)"),
@@ -282,9 +285,9 @@ impl DeliveryPolicy {
                 Some(rate.burst.into())
             },
         },
-        option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Registered("OUTBOX_MAX_ATTEMPTS", Stored::Policy), count_or_text::<u32>,
+        option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Registered("OUTBOX_REGISTERED_MAX_ATTEMPTS", Stored::Policy), count_or_text::<u32>,
             "Failed attempts after which a message is dead-lettered"),
-        option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Registered("OUTBOX_BACKOFF", Stored::Policy),
+        option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Registered("OUTBOX_REGISTERED_BACKOFF", Stored::Policy),
             word::<Backoff>("expected exponential(base, cap) or a table 5s,10s,20s"),
             "Delay between attempts: exponential(base, cap), or a table 5s,10s,20s"),
         option!(on_dead, "WORD", "OUTBOX_ON_DEAD", Registered("OUTBOX_ON_DEAD", Stored::Policy),

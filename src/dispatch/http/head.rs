@@ -11,8 +11,8 @@ const MOST_BYTES: usize = 256 * 1024;
 const LONGEST_LINE: usize = 8 * 1024;
 /// The most spaces before a status.
 const MOST_SPACES: usize = 8;
-/// The most bytes that are kept of `Retry-After`.
-const LONGEST_VALUE: usize = 128;
+/// The most bytes that are kept of `Retry-After` and `Location`.
+const LONGEST_VALUE: usize = 512;
 
 /// The head of a response, as far as it has arrived.
 #[derive(Debug, Default)]
@@ -60,6 +60,7 @@ struct Fields {
     keeps_alive: bool,
     idle: Option<Duration>,
     retry_after: Vec<u8>,
+    location: Vec<u8>,
     has_challenge: bool,
     /// The field that a folded line continues.
     last: Option<Field>,
@@ -72,6 +73,7 @@ enum Field {
     Connection,
     KeepAlive,
     RetryAfter,
+    Location,
     Challenge,
 }
 
@@ -83,6 +85,7 @@ impl Field {
             ("connection", Self::Connection),
             ("keep-alive", Self::KeepAlive),
             ("retry-after", Self::RetryAfter),
+            ("location", Self::Location),
             ("proxy-authenticate", Self::Challenge),
         ];
         let is_name = |(known, _): &&(&str, Self)| name.eq_ignore_ascii_case(known.as_bytes());
@@ -214,10 +217,15 @@ impl Head {
         if fields.has_challenge {
             add(b"proxy-authenticate: any\r\n");
         }
-        if !fields.retry_after.is_empty() {
-            add(b"retry-after: ");
-            add(&fields.retry_after);
-            add(b"\r\n");
+        for (name, value) in [
+            (&b"retry-after: "[..], &fields.retry_after),
+            (b"location: ", &fields.location),
+        ] {
+            if !value.is_empty() {
+                add(name);
+                add(value);
+                add(b"\r\n");
+            }
         }
         add(b"\r\n");
     }
@@ -279,14 +287,18 @@ impl Fields {
                 let timeout = items().find_map(|item| seconds(&item.to_ascii_lowercase()));
                 self.idle = timeout.map(Duration::from_secs).or(self.idle);
             }
-            Field::RetryAfter if self.retry_after.is_empty() => {
-                let is_text = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
-                let text = value.iter().copied().filter(is_text);
-                self.retry_after = text.take(LONGEST_VALUE).collect();
-            }
-            Field::RetryAfter | Field::Challenge => {}
+            Field::RetryAfter if self.retry_after.is_empty() => self.retry_after = kept(value),
+            Field::Location if self.location.is_empty() => self.location = kept(value),
+            Field::RetryAfter | Field::Location | Field::Challenge => {}
         }
     }
+}
+
+/// The text of a value, as far as it is kept.
+fn kept(value: &[u8]) -> Vec<u8> {
+    let is_text = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
+    let text = value.iter().copied().filter(is_text);
+    text.take(LONGEST_VALUE).collect()
 }
 
 fn number(text: &[u8]) -> Option<u64> {

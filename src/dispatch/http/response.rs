@@ -3,15 +3,16 @@
 use std::time::{Duration, SystemTime};
 
 use super::target::Answer;
-use crate::config::{Class, Destination};
+use crate::config::{Class, Destination, shown_url};
 use crate::dispatch::{Failure, Outcome, Pause};
-use crate::status::ReasonCode;
+use crate::status::{REDIRECTS_TO, ReasonCode};
 
 /// The outcome of a response.
 pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime) -> Outcome {
     let Answer {
         response,
         retry_after,
+        location,
     } = answer;
     let status = response.status.unwrap_or_default();
     let class = match status {
@@ -39,8 +40,17 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
         (Class::Retry, 429 | 503) => retry_after.filter(|wait| !wait.is_zero()).map(Pause::For),
         _ => None,
     };
+    // The URL is shown without what may be a token: the error is logged.
+    let to = location.and_then(|to| destination.url.join(&to).ok());
+    let error = match to.filter(|_| code == ReasonCode::Redirect) {
+        Some(to) => format!(
+            "the receiver returned {status}{REDIRECTS_TO}{}",
+            shown_url(&to)
+        ),
+        None => format!("the receiver returned {status}"),
+    };
     let failure = Failure {
-        error: format!("the receiver returned {status}"),
+        error,
         response,
         retry_after,
         pause,
@@ -100,6 +110,7 @@ mod tests {
         let answer = Answer {
             response: Response::new(Some(status), None),
             retry_after: retry_after.map(str::to_owned),
+            location: None,
         };
         outcome(answer, destination, SystemTime::now())
     }
@@ -166,6 +177,33 @@ mod tests {
         assert!(matches!(outcome(410), Outcome::Dead(f) if f.code == ReasonCode::Gone));
         assert!(matches!(outcome(401), Outcome::Retry(f) if f.pause == Some(Pause::UntilResumed)));
         assert!(matches!(outcome(422), Outcome::Retry(f) if f.pause.is_none()));
+    }
+
+    #[test]
+    fn a_redirect_says_where_to_without_what_may_be_a_token() {
+        let destination = destination();
+        for (location, shown) in [
+            ("https://b.example/hooks", "https://b.example/hooks"),
+            ("/events/", "http://a/events/"),
+            (
+                "https://u:pw@b.example/hooks/T0/B0?token=1",
+                "https://***@b.example/hooks/***?***",
+            ),
+        ] {
+            let answer = Answer {
+                response: Response::new(Some(308), None),
+                retry_after: None,
+                location: Some(location.to_owned()),
+            };
+            let Outcome::Retry(failure) = outcome(answer, &destination, SystemTime::now()) else {
+                panic!("a redirect is retried");
+            };
+            let expected = format!("the receiver returned 308, which redirects to {shown}");
+            assert_eq!(
+                (failure.code, failure.error),
+                (ReasonCode::Redirect, expected)
+            );
+        }
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ::http::header::{AUTHORIZATION, HeaderMap, HeaderValue, PROXY_AUTHORIZATION, RETRY_AFTER};
+use ::http::header::{
+    AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, PROXY_AUTHORIZATION, RETRY_AFTER,
+};
 use ::http::{Method, Request, Uri};
 use ureq::Agent;
 use ureq::unversioned::transport::Connector;
@@ -77,6 +79,8 @@ pub(super) struct Answer {
     pub(super) response: Response,
     /// The header as received.
     pub(super) retry_after: Option<String>,
+    /// The header as received.
+    pub(super) location: Option<String>,
 }
 
 /// The state that all destinations of a dispatcher share.
@@ -313,10 +317,13 @@ impl Target {
         if let Some(via) = &self.via {
             via.check_response(answer.status(), answer.headers())?;
         }
-        let retry_after = answer.headers().get(RETRY_AFTER);
-        let retry_after = retry_after.and_then(|value| value.to_str().ok());
+        let header = |name| {
+            let value: &HeaderValue = answer.headers().get(name)?;
+            value.to_str().ok().map(str::to_owned)
+        };
         Ok(Answer {
-            retry_after: retry_after.map(str::to_owned),
+            retry_after: header(RETRY_AFTER),
+            location: header(LOCATION),
             response: Response {
                 status: Some(answer.status().as_u16()),
                 body: beginning(answer.into_body().into_reader()),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::RelayBuilder;
 use crate::backoff::Backoff;
-use crate::config::SecretKeys;
+use crate::config::{Mode, SecretKeys};
 
 impl RelayBuilder {
     /// Sets the number of sender threads, 1 to 1024, for each destination without its own number. Defaults to 16.
@@ -114,6 +114,70 @@ impl RelayBuilder {
     pub fn registered_disable_after(self, time: Duration) -> Self {
         self.with("OUTBOX_REGISTERED_DISABLE_AFTER", |config| {
             config.registered_disable_after = time;
+        })
+    }
+
+    /// Sets the CloudEvents mode of requests to registered destinations without their own mode. Defaults to
+    /// [`Mode::Structured`], because signatures cover no headers.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    /// use diesel_outbox::config::Mode;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_mode(Mode::Binary);
+    /// ```
+    #[must_use]
+    pub fn registered_mode(self, mode: Mode) -> Self {
+        self.with("OUTBOX_REGISTERED_MODE", |config| {
+            config.registered_mode = mode;
+        })
+    }
+
+    /// Sets the time limit of one send to a registered destination without its own limit, at most 5 minutes. Defaults
+    /// to 15 s.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    /// use std::time::Duration;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_timeout(Duration::from_secs(5));
+    /// ```
+    #[must_use]
+    pub fn registered_timeout(self, timeout: Duration) -> Self {
+        self.with("OUTBOX_REGISTERED_TIMEOUT", |config| {
+            config.registered_timeout = timeout;
+        })
+    }
+
+    /// Sets the number of failed attempts at a registered destination, 1 to 1,000,000, after which a message is
+    /// dead-lettered. Defaults to 10.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_max_attempts(5);
+    /// ```
+    #[must_use]
+    pub fn registered_max_attempts(self, attempts: u32) -> Self {
+        self.with("OUTBOX_REGISTERED_MAX_ATTEMPTS", |config| {
+            config.registered_max_attempts = attempts;
+        })
+    }
+
+    /// Sets the delay between attempts at a registered destination. Defaults to
+    /// `5s,5m,30m,2h,5h,10h,14h,20h,24h`: ten attempts in three days.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let backoff = "5s,1m,1h".parse()?;
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_backoff(backoff);
+    /// # Ok::<(), diesel_outbox::BadBackoff>(())
+    /// ```
+    #[must_use]
+    pub fn registered_backoff(self, backoff: Backoff) -> Self {
+        self.with("OUTBOX_REGISTERED_BACKOFF", |config| {
+            config.registered_backoff = backoff;
         })
     }
 

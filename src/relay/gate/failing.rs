@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::Gate;
 use crate::clock;
-use crate::dispatch::{Failure, Outcome};
+use crate::dispatch::{Failure, Outcome, Pause};
 use crate::relay::breaker::{Sign, sign};
+use crate::status::ReasonCode;
 
 /// After a recovery, a new failure is written no sooner than this: a destination that fails now and then costs few
 /// writes.
@@ -85,6 +86,12 @@ fn shows(outcome: &Outcome, answers: &Answers, now: Instant) -> Shows {
     }
 }
 
+/// Whether the receiver says that the endpoint is gone, and the destination takes that as its end.
+pub(super) fn is_gone(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Retry(failure)
+        if failure.code == ReasonCode::Gone && failure.pause == Some(Pause::UntilResumed))
+}
+
 /// A change that the row of the destination must show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::relay) enum RowNews {
@@ -94,6 +101,8 @@ pub(in crate::relay) enum RowNews {
     Works,
     /// All sends have failed for so long that the destination is to be disabled.
     HasFailedLong,
+    /// The receiver says that the endpoint is gone, so the destination is to be disabled.
+    Gone,
 }
 
 /// A duration, measured at a time.
@@ -141,6 +150,10 @@ impl Failing {
 
     /// Learns the result of a send.
     pub(super) fn record(&mut self, outcome: &Outcome, now: Instant) {
+        if self.news == Some(RowNews::Gone) || is_gone(outcome) {
+            self.news = Some(RowNews::Gone);
+            return;
+        }
         match shows(outcome, &self.answers, now) {
             Shows::Nothing => {}
             Shows::Works => {

@@ -250,6 +250,12 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
             true => stage.history.senders,
             false => 0,
         },
+        registered_timeout: stage.history.send_timeout(),
+        registered_max_attempts: 4,
+        registered_backoff: Backoff::exponential(
+            Duration::from_millis(200),
+            Duration::from_secs(2),
+        ),
         registered_https_only: false,
         ..Config::default()
     };

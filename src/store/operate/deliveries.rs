@@ -23,7 +23,7 @@ use super::waiting::is_so;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
-use crate::status::{ReasonCode, Status};
+use crate::status::{REDIRECTS_TO, ReasonCode, Status};
 use crate::store::destinations;
 use crate::store::filter::filter;
 use crate::store::looking::looking_briefly;
@@ -125,22 +125,29 @@ impl Delivery {
     /// fn describe(delivery: &Delivery) -> String {
     ///     match (delivery.http_status, delivery.public_error()) {
     ///         (Some(status), Some(error)) => format!("{status}: {error}"),
-    ///         (_, Some(error)) => error.to_owned(),
+    ///         (_, Some(error)) => error,
     ///         (_, None) => delivery.state.to_string(),
     ///     }
     /// }
     /// ```
-    pub fn public_error(&self) -> Option<&'static str> {
-        let code = self.reason.as_deref()?;
-        Some(code.parse().map_or("the delivery failed", in_public))
+    pub fn public_error(&self) -> Option<String> {
+        let code = self.reason.as_deref()?.parse();
+        Some(in_public(code.ok(), self.error.as_deref()))
     }
 }
 
-/// The text that a customer may see for this reason.
-pub(crate) fn in_public(code: ReasonCode) -> &'static str {
+/// The text that a customer may see for this reason and this error.
+pub(crate) fn in_public(code: Option<ReasonCode>, error: Option<&str>) -> String {
     use ReasonCode as Code;
 
-    match code {
+    let Some(code) = code else {
+        return "the delivery failed".to_owned();
+    };
+    let to = error.and_then(|error| Some(error.split_once(REDIRECTS_TO)?.1));
+    if let (Code::Redirect, Some(to)) = (code, to) {
+        return format!("the server redirects to {to}, and redirects are not followed");
+    }
+    let words = match code {
         Code::Dns | Code::Connect | Code::BlockedAddress | Code::Proxy => {
             "the server could not be reached"
         }
@@ -161,7 +168,8 @@ pub(crate) fn in_public(code: ReasonCode) -> &'static str {
         Code::ByHand => "the message was settled by an operator",
         Code::DestinationRemoved => "the destination was removed",
         _ => "the delivery failed",
-    }
+    };
+    words.to_owned()
 }
 
 /// The deliveries to this destination, newest first. If the name is registered, only those of its registration, and those
@@ -605,11 +613,15 @@ mod tests {
             delivery.public_error()
         };
         let unreachable = said("CONNECT");
-        assert_eq!(unreachable, Some("the server could not be reached"));
+        assert_eq!(
+            unreachable.as_deref(),
+            Some("the server could not be reached")
+        );
         for reason in ["DNS", "BLOCKED_ADDRESS", "PROXY"] {
             assert_eq!(said(reason), unreachable);
         }
-        assert_eq!(said("A_CODE_OF_LATER"), Some("the delivery failed"));
+        let later = said("A_CODE_OF_LATER");
+        assert_eq!(later.as_deref(), Some("the delivery failed"));
         for code in ReasonCode::ALL {
             assert!(said(code.as_str()).is_some_and(|error| !error.contains(char::is_numeric)));
         }
