@@ -272,8 +272,14 @@ fn establish(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Backend {
     pub(crate) pid: i32,
-    /// In microseconds since 2000.
+    /// In microseconds since 2000; 0 if the role of the session must not see it, because it has taken another role.
     pub(crate) started: i64,
+}
+
+impl Backend {
+    pub(crate) fn started(self) -> Option<PgTimestamp> {
+        (self.started != 0).then_some(PgTimestamp(self.started))
+    }
 }
 
 /// The server process of a connection.

@@ -210,7 +210,7 @@ pub(crate) fn renew(
             lease::expires_at.eq(clock_timestamp() + interval(lease)),
             lease::takeover_after.eq(takeover_after.map(interval)),
             lease::listener_pid.eq(listener.map(|one| one.pid)),
-            lease::listener_started.eq(listener.map(|one| PgTimestamp(one.started))),
+            lease::listener_started.eq(listener.and_then(Backend::started)),
         ))
         .execute(conn)
         .map(|rows| rows == 1)

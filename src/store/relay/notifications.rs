@@ -219,8 +219,8 @@ impl Raw {
     /// The server process. Text, like all that this connection asks.
     fn backend(&mut self) -> Result<Backend, DatabaseError> {
         let found = self.execute(
-            "SELECT pid || ' ' || ((extract(epoch FROM backend_start)
-                                    - extract(epoch FROM timestamptz '2000-01-01 00:00:00Z')) * 1000000)::bigint
+            "SELECT pid || ' ' || coalesce(((extract(epoch FROM backend_start)
+                                    - extract(epoch FROM timestamptz '2000-01-01 00:00:00Z')) * 1000000)::bigint, 0)
                FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid()",
         )?;
         let parsed = found.as_deref().and_then(|found| {
