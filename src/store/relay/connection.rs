@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use diesel::PgExpressionMethods;
 use diesel::connection::{CacheSize, SimpleConnection};
 use diesel::dsl::exists;
 use diesel::pg::data_types::PgTimestamp;
@@ -296,7 +297,7 @@ pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<Backend> {
 pub(crate) fn is_at_work(conn: &mut PgConnection, backend: Backend) -> QueryResult<bool> {
     let found = pg_stat_activity::table
         .filter(pg_stat_activity::pid.eq(backend.pid))
-        .filter(pg_stat_activity::backend_start.eq(PgTimestamp(backend.started)));
+        .filter(pg_stat_activity::backend_start.is_not_distinct_from(backend.started()));
     select(exists(found)).get_result(conn)
 }
 
