@@ -375,7 +375,8 @@ fn errors_of_the_builder_name_its_methods_and_those_of_the_environment_its_varia
         assert!(!allowed.contains("OUTBOX_"), "{error}");
     }
     // The lease and the send timeout contradict each other.
-    let error = builder().send_timeout(Duration::from_secs(40)).start();
+    let short = builder().lease(Duration::from_secs(10));
+    let error = short.send_timeout(Duration::from_secs(40)).start();
     let error = error.expect_err("too long").to_string();
     assert!(error.contains("RelayBuilder::lease: "), "{error}");
     assert!(error.contains("RelayBuilder::send_timeout"), "{error}");
@@ -385,10 +386,11 @@ fn errors_of_the_builder_name_its_methods_and_those_of_the_environment_its_varia
         .set("DATABASE_URL", "postgres://nobody@localhost/nothing")
         .expect("a URL");
     config.set("OUTBOX_SEND_TIMEOUT", "40s").expect("a time");
+    config.set("OUTBOX_LEASE", "10s").expect("a time");
     let error = Relay::from_config(config.clone()).start();
     let error = error.expect_err("too long").to_string();
     assert!(error.contains("OUTBOX_LEASE: "), "{error}");
-    let error = Relay::from_config(config).lease(Duration::from_secs(50));
+    let error = Relay::from_config(config).lease(Duration::from_secs(11));
     let error = error.start().expect_err("too long").to_string();
     assert!(error.contains("RelayBuilder::lease: "), "{error}");
     assert!(error.contains("(OUTBOX_SEND_TIMEOUT"), "{error}");
