@@ -121,13 +121,13 @@ fn messages_of_a_killed_relay_are_delivered_by_another_in_seconds() {
     is_taken_over_soon(true, DEFAULTS);
 }
 
-/// R15, R55: a long timeout delays no takeover.
+/// R15: a long timeout delays no takeover.
 #[test]
 fn messages_of_a_killed_relay_whose_sends_may_take_minutes_are_delivered_as_soon() {
     is_taken_over_soon(true, PATIENT);
 }
 
-/// R55, G4: a relay that no longer sees its lease closes the connection of its send before another relay sends the
+/// R15, G4: a relay that no longer sees its lease closes the connection of its send before another relay sends the
 /// message. The receiver would respond after minutes.
 #[test]
 fn a_relay_that_is_cut_off_closes_its_sends() {

@@ -408,7 +408,7 @@ pub(super) mod tests {
         (Socket::new(Arc::new(stream), buffers), peer)
     }
 
-    /// R55: the lease, and not the timeout, limits a send.
+    /// R14: the lease, and not the timeout, limits a send.
     #[test]
     fn a_send_ends_when_its_lease_has_not_been_seen() {
         use crate::clock::BootTime;
