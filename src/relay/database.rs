@@ -22,8 +22,8 @@ use crate::store::brief::{Locks, Tried, briefly, without_waiting};
 use crate::store::destinations::{self, AsSeen};
 use crate::store::expired;
 use crate::store::filters::{Evaluated, Pairs, evaluate};
+use crate::store::relay::backend::{Backend, is_at_work};
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
-use crate::store::relay::connection::{self, Backend};
 use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::relay::own;
@@ -389,7 +389,7 @@ impl Database for Session {
     fn end_if_at_work(&mut self, Doubt { lease, backend }: Doubt) -> Answer<bool> {
         self.run(|conn, name| {
             let is_at_work = match backend {
-                Some(backend) => connection::is_at_work(conn, backend)?,
+                Some(backend) => is_at_work(conn, backend)?,
                 None => true,
             };
             if is_at_work {

@@ -1,6 +1,6 @@
 //! Claims whose results were lost: the claim may have succeeded, failed, or may still be running in the server.
 
-use crate::store::relay::connection::Backend;
+use crate::store::relay::backend::Backend;
 use crate::store::relay::lease::LeaseId;
 
 /// No server process.

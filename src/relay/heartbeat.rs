@@ -8,7 +8,8 @@ use super::database::Database;
 use super::shared::Shared;
 use super::threads::Post;
 use crate::clock::BootTime;
-use crate::store::relay::connection::{Backend, Plans};
+use crate::store::relay::backend::Backend;
+use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::{LeaseId, Registration};
 
 /// How the heartbeat ends the lease, as the last message to the heartbeat says.

@@ -15,9 +15,8 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::brief::has_timed_out;
 use crate::store::pinned::{pin, pinned};
-use crate::store::relay::connection::{
-    Backend, Connected, Limits, Plans, Source, backend, lock_limit,
-};
+use crate::store::relay::backend::{Backend, backend};
+use crate::store::relay::connection::{Connected, Limits, Plans, Source, lock_limit};
 use crate::store::setup::rights;
 
 /// How long a pooler lets a client wait for a server connection: the default of PgBouncer's `query_wait_timeout`.

@@ -29,7 +29,8 @@ use super::wanted::Wanted;
 use crate::config::Config;
 use crate::lock::lock;
 use crate::routes::Routes;
-use crate::store::relay::connection::{Backend, Plans, Source};
+use crate::store::relay::backend::Backend;
+use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease::LeaseId;
 
 /// The time limit of a claim. A claim that takes longer is given up and retried.

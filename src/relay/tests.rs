@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::dispatch::{Dispatcher, Outcome, Response};
 use crate::handlers::{Connections, Group, Handlers, no_connection};
 use crate::message::Message;
-use crate::store::relay::connection::Backend;
+use crate::store::relay::backend::Backend;
 use crate::store::tests::Outbox;
 use crate::testing::RecordingDispatcher;
 

@@ -3,21 +3,16 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use diesel::PgExpressionMethods;
 use diesel::connection::{CacheSize, SimpleConnection};
-use diesel::dsl::exists;
-use diesel::pg::data_types::PgTimestamp;
 use diesel::r2d2::ManageConnection;
 use diesel::result::QueryResult;
-use diesel::{Connection, ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select};
+use diesel::{Connection, PgConnection};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, with_parameters, without_password};
 use super::notifications::has_own_process;
 use crate::error::DatabaseError;
 use crate::lock::lock;
-use crate::store::catalogue::pg_stat_activity;
-use crate::store::sql::pg_backend_pid;
 
 /// How long it counts that a URL leads to a server process of one's own. A relay opens all its connections at once, and
 /// each check opens another.
@@ -269,56 +264,11 @@ fn establish(
     })
 }
 
-/// A server process. The number of a process that has ended is used again, soon where many processes start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Backend {
-    pub(crate) pid: i32,
-    /// In microseconds since 2000; 0 if the role of the session must not see it, because it has taken another role.
-    pub(crate) started: i64,
-}
-
-impl Backend {
-    pub(crate) fn started(self) -> Option<PgTimestamp> {
-        (self.started != 0).then_some(PgTimestamp(self.started))
-    }
-}
-
-/// The server process of a connection.
-pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<Backend> {
-    let (pid, started) = pg_stat_activity::table
-        .filter(pg_stat_activity::pid.eq(pg_backend_pid()))
-        .select((pg_stat_activity::pid, pg_stat_activity::backend_start))
-        .get_result::<(i32, Option<PgTimestamp>)>(conn)?;
-    let started = started.map_or(0, |started| started.0);
-    Ok(Backend { pid, started })
-}
-
-/// Whether this server process still exists: it may finish a statement whose client is gone.
-pub(crate) fn is_at_work(conn: &mut PgConnection, backend: Backend) -> QueryResult<bool> {
-    let found = pg_stat_activity::table
-        .filter(pg_stat_activity::pid.eq(backend.pid))
-        .filter(pg_stat_activity::backend_start.is_not_distinct_from(backend.started()));
-    select(exists(found)).get_result(conn)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use diesel::{RunQueryDsl, select};
 
-    /// A chaos test found this: the number of a claim's process was used again after a restart of the server, so the
-    /// relay believed that the claim was still running.
-    #[test]
-    fn a_process_with_the_number_of_another_is_not_that_one() {
-        let conn = &mut crate::store::tests::Outbox::new().connect();
-        let backend = backend(conn).expect("a process");
-        assert!(backend.started > 0);
-        assert_eq!(is_at_work(conn, backend), Ok(true));
-        let earlier = Backend {
-            started: backend.started - 1,
-            ..backend
-        };
-        assert_eq!(is_at_work(conn, earlier), Ok(false));
-    }
+    use super::*;
 
     #[test]
     fn a_managers_connection_has_the_settings_that_a_url_gives() {

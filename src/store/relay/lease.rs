@@ -24,7 +24,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
 use diesel::{PgConnection, delete, select, update};
 
-use super::connection::Backend;
+use super::backend::Backend;
 use super::keyed_lock::keep_lock;
 use super::topics;
 use crate::name::OutboxName;

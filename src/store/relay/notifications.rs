@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, with_parameters, without_password};
-use super::connection::Backend;
+use super::backend::Backend;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::millis;
