@@ -3,6 +3,7 @@
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 /// Wakes a thread. Several rings before the thread wakes count as one.
+#[derive(Clone)]
 pub(crate) struct Bell {
     rope: Sender<()>,
     pub(super) ear: Receiver<()>,

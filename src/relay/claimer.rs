@@ -129,7 +129,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         match done {
             Ok(None) => Turn::Continue,
             Ok(Some(wait)) => Turn::Wait(wait),
-            Err(_) => Turn::Pause(self.db.wait()),
+            Err(_) => Turn::Pause(self.db.after().wait),
         }
     }
 
@@ -171,8 +171,7 @@ impl<'a, D: Database> Claimer<'a, D> {
                 self.publish();
             }
             Told::Filtered(filtered) => self.filtered(filtered),
-            Told::Returned(returned) => self.planner.hear(Report::Returned(returned)),
-            Told::Vanished(leases) => self.planner.hear(Report::Vanished(leases)),
+            Told::Report(report) => self.planner.hear(report),
         }
     }
 
@@ -181,19 +180,19 @@ impl<'a, D: Database> Claimer<'a, D> {
         let shared = self.shared;
         // Read first: a look that begins now answers the question, and a released message that is no longer in flight
         // is already counted as released.
-        let in_flight = shared.seen_by_claimer();
-        let (doors, room_to_split) = doors(shared, &self.intakes, &self.split_payloads);
-        let registered = shared.rooms();
+        let custody = shared.custody.seen();
+        let (doors, room_to_split) =
+            doors(shared, &self.intakes, &self.outcomes, &self.split_payloads);
         let lease = shared.lease.current();
         View {
+            custody,
             lease,
             may_send: lease.is_some_and(|lease| shared.lease.may_send(lease)),
             doors,
-            registered,
+            registered: shared.rooms(),
             room_to_split,
             is_queue_full: self.intakes.iter().any(Intake::is_full),
             left_to_claim: self.left_to_claim(),
-            ..in_flight
         }
     }
 
@@ -241,11 +240,11 @@ impl<'a, D: Database> Claimer<'a, D> {
     /// Plans again after the flag is set that makes senders ring for room: room made before the flag must not be
     /// missed.
     fn look_again(&mut self) -> Answer<Option<Wait>> {
-        self.shared.wanted.want(Want::Room);
+        self.shared.custody.wanted.want(Want::Room);
         let view = self.view();
         let step = self.planner.look_again(clock::now(), &view);
         if !step.waits_for_room() {
-            self.shared.wanted.no_more(Want::Room);
+            self.shared.custody.wanted.no_more(Want::Room);
         }
         self.act(step, &view)
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
-use super::doubt::Doubt;
+use super::doubt::{Doubt, RanBy};
 use super::gate::News;
 use super::planner::{Part, Streams, Surveyed};
 use super::registered::{Changes, Failing};
@@ -22,7 +22,7 @@ use crate::store::brief::{Locks, Tried, briefly, without_waiting};
 use crate::store::destinations::{self, AsSeen};
 use crate::store::expired;
 use crate::store::filters::{Evaluated, Pairs, evaluate};
-use crate::store::relay::backend::{Backend, is_at_work};
+use crate::store::relay::backend::{self, Backend};
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key};
@@ -31,7 +31,7 @@ use crate::store::relay::page::Page;
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::store::relay::search::{self, Ask};
 use crate::store::relay::served;
-use crate::store::relay::settle::{self, Claim, Trace};
+use crate::store::relay::settle::{self, Trace};
 use crate::store::relay::streams::{streams, streams_behind, streams_beside};
 use crate::store::relay::topics;
 use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
@@ -39,21 +39,52 @@ use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
 /// The result of a call.
 pub(super) type Answer<T> = Result<T, DatabaseError>;
 
-pub(super) trait Database {
-    /// The server process of the last statements.
-    fn backend(&self) -> Option<Backend>;
-
+/// The connection after a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct After {
+    /// The server process of the last statements, if it is known.
+    pub(super) backend: Option<Backend>,
     /// How long to wait before the next attempt.
-    fn wait(&self) -> Duration;
-
+    pub(super) wait: Duration,
     /// Whether the cause of the last error was a problem of the outbox.
-    fn is_missing(&self) -> bool;
-
+    pub(super) is_missing: bool,
     /// Whether the last error came after a time limit.
-    fn has_timed_out(&self) -> bool;
+    pub(super) has_timed_out: bool,
+}
 
-    /// Reports that a failed statement was refused for its values, and that the database is available.
-    fn was_only_refused(&self);
+/// What to claim.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Which<'a> {
+    /// At most this many messages without keys of these lanes.
+    Plain(&'a [Lane], usize),
+    /// At most this many messages of these lanes that are the first of their keys. The messages of each lane go to one
+    /// destination.
+    Due(&'a [Lane], &'a [String], usize),
+    /// These messages without keys.
+    Chosen(&'a [i64]),
+    /// Those of these messages that are the first of their keys.
+    First(&'a [Candidate]),
+}
+
+/// The result of a claim.
+pub(super) struct Taken {
+    /// `None`: another relay is claiming keyed messages.
+    pub(super) batch: Option<Batch>,
+    /// The position that the claim has reached in each keyed lane that has more messages.
+    pub(super) reached: HashMap<Stream, Position>,
+}
+
+/// What other relays must know of a relay.
+pub(super) enum Published<'a> {
+    /// The topics that it serves.
+    Topics(&'a Serves),
+    /// The registered destinations that it refuses, as JSON.
+    Refusals(Option<String>),
+}
+
+pub(super) trait Database {
+    /// The connection after the last call.
+    fn after(&self) -> After;
 
     /// Queries the streams, the ended leases, the state of this lease, and the pauses. `locks`: of the table of pauses.
     fn survey(
@@ -62,7 +93,7 @@ pub(super) trait Database {
         streams: &Streams,
         moment: Duration,
         locks: Locks,
-    ) -> Answer<(Surveyed, Tried<Vec<Paused>>)>;
+    ) -> Answer<Surveyed>;
 
     /// The changes of registered destinations since `known` and since the stamp `failing`, the removed ones, and what
     /// other relays serve. `locks`: of the tables of destinations, pauses and topics.
@@ -94,33 +125,14 @@ pub(super) trait Database {
         failed_for: Option<Duration>,
     ) -> Answer<Tried<Option<Duration>>>;
 
-    /// Records the topics that this relay serves.
-    fn record_topics(&mut self, serves: &Serves) -> Answer<()>;
+    /// Records what other relays must know of this one.
+    fn publish(&mut self, lease: LeaseId, what: Published<'_>) -> Answer<()>;
 
-    /// Records in the lease which registered destinations this relay refuses, as JSON.
-    fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()>;
-
-    /// Claims messages without a key, at most `room`.
-    fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch>;
-
-    /// Claims messages in these lanes that are the first of their keys. Also returns the position that the query
-    /// reached in each lane. `None`: another relay is claiming keyed messages.
-    fn claim_due(
-        &mut self,
-        by: Claimant<'_>,
-        lanes: &[Lane],
-        goes_to: &[String],
-        room: usize,
-    ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)>;
+    /// Claims messages.
+    fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> Answer<Taken>;
 
     /// A page of what a search asks for. `None`: the query took too long.
     fn find(&mut self, expired: &[i64], ask: &Ask, moment: Duration) -> Answer<Option<Page>>;
-
-    /// Claims these keyed messages. `None`: another relay is claiming keyed messages.
-    fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>>;
-
-    /// Claims these messages without keys.
-    fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch>;
 
     /// Whether a claim whose result was lost is still running. If so, ends its lease.
     fn end_if_at_work(&mut self, doubt: Doubt) -> Answer<bool>;
@@ -137,9 +149,6 @@ pub(super) trait Database {
 
     /// Those of these messages that another session has locked. Waits for no row.
     fn locked(&mut self, sequences: &[i64]) -> Answer<Vec<i64>>;
-
-    /// Releases these messages.
-    fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()>;
 
     /// The current state of messages that a settle did not find.
     fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>>;
@@ -196,24 +205,13 @@ impl Session {
 }
 
 impl Database for Session {
-    fn backend(&self) -> Option<Backend> {
-        self.backend
-    }
-
-    fn wait(&self) -> Duration {
-        self.wait()
-    }
-
-    fn is_missing(&self) -> bool {
-        self.is_missing
-    }
-
-    fn has_timed_out(&self) -> bool {
-        self.has_timed_out
-    }
-
-    fn was_only_refused(&self) {
-        self.threads.set_connected(self.post, self.conn.is_some());
+    fn after(&self) -> After {
+        After {
+            backend: self.backend,
+            wait: self.wait(),
+            is_missing: self.is_missing,
+            has_timed_out: self.has_timed_out,
+        }
     }
 
     fn survey(
@@ -222,7 +220,7 @@ impl Database for Session {
         asked: &Streams,
         moment: Duration,
         locks: Locks,
-    ) -> Answer<(Surveyed, Tried<Vec<Paused>>)> {
+    ) -> Answer<Surveyed> {
         let found = self.run(|conn, name| {
             let began = Instant::now();
             let streams = match asked {
@@ -246,10 +244,13 @@ impl Database for Session {
                 is_active: standing.is_active,
                 time: standing.now,
                 server: standing.server,
-                ..Surveyed::default()
+                paused: Tried::Locked,
             })
         })?;
-        Ok((found, self.run_heeding(locks, pause::all)?))
+        Ok(Surveyed {
+            paused: self.run_heeding(locks, pause::all)?,
+            ..found
+        })
     }
 
     fn registered(
@@ -335,39 +336,38 @@ impl Database for Session {
         })
     }
 
-    fn record_topics(&mut self, serves: &Serves) -> Answer<()> {
-        self.run(|conn, name| topics::record(conn, name, serves))
-    }
-
-    fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()> {
-        self.run(|conn, name| lease::publish_refusals(conn, name, lease, refuses.as_deref()))
-    }
-
-    fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {
-        self.run(|conn, name| claim::claim(conn, name, by, lanes, room))
-    }
-
-    fn claim_due(
-        &mut self,
-        by: Claimant<'_>,
-        lanes: &[Lane],
-        goes_to: &[String],
-        room: usize,
-    ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)> {
-        self.run(|conn, name| {
-            let goes_to: Vec<&str> = goes_to.iter().map(String::as_str).collect();
-            let found = ordered::due(conn, name, by, lanes, &goes_to)?;
-            let (mut due, mut reached) = (Vec::new(), HashMap::new());
-            for (lane, found) in lanes.iter().zip(found) {
-                due.extend(found.candidates);
-                reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
+    fn publish(&mut self, lease: LeaseId, what: Published<'_>) -> Answer<()> {
+        self.run(|conn, name| match &what {
+            Published::Topics(serves) => topics::record(conn, name, serves),
+            Published::Refusals(refuses) => {
+                lease::publish_refusals(conn, name, lease, refuses.as_deref())
             }
-            due.truncate(room);
-            let batch = match due.is_empty() {
-                true => Some(Batch::default()),
-                false => ordered::claim(conn, name, by, &due)?,
+        })
+    }
+
+    fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> Answer<Taken> {
+        self.run(|conn, name| {
+            let mut reached = HashMap::new();
+            let batch = match which {
+                Which::Plain(lanes, room) => Some(claim::claim(conn, name, by, lanes, room)?),
+                Which::Chosen(sequences) => Some(claim::claim_chosen(conn, name, by, sequences)?),
+                Which::First(candidates) => ordered::claim(conn, name, by, candidates)?,
+                Which::Due(lanes, goes_to, room) => {
+                    let goes_to: Vec<&str> = goes_to.iter().map(String::as_str).collect();
+                    let mut due = Vec::new();
+                    let found = ordered::due(conn, name, by, lanes, &goes_to)?;
+                    for (lane, found) in lanes.iter().zip(found) {
+                        due.extend(found.candidates);
+                        reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
+                    }
+                    due.truncate(room);
+                    match due.is_empty() {
+                        true => Some(Batch::default()),
+                        false => ordered::claim(conn, name, by, &due)?,
+                    }
+                }
             };
-            Ok((batch, reached))
+            Ok(Taken { batch, reached })
         })
     }
 
@@ -378,19 +378,12 @@ impl Database for Session {
         })
     }
 
-    fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
-        self.run(|conn, name| ordered::claim(conn, name, by, candidates))
-    }
-
-    fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch> {
-        self.run(|conn, name| claim::claim_chosen(conn, name, by, sequences))
-    }
-
-    fn end_if_at_work(&mut self, Doubt { lease, backend }: Doubt) -> Answer<bool> {
+    fn end_if_at_work(&mut self, Doubt { lease, ran_by, .. }: Doubt) -> Answer<bool> {
         self.run(|conn, name| {
-            let is_at_work = match backend {
-                Some(backend) => is_at_work(conn, backend)?,
-                None => true,
+            let is_at_work = match ran_by {
+                RanBy::Process(backend) => backend::is_at_work(conn, backend)?,
+                RanBy::Any => true,
+                RanBy::None => false,
             };
             if is_at_work {
                 lease::expire(conn, name, lease)?;
@@ -441,10 +434,6 @@ impl Database for Session {
 
     fn locked(&mut self, sequences: &[i64]) -> Answer<Vec<i64>> {
         self.run(|conn, name| settle::locked(conn, name, sequences))
-    }
-
-    fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()> {
-        self.run(|conn, name| settle::release(conn, name, lease, claims).map(drop))
     }
 
     fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>> {

@@ -3,26 +3,33 @@
 use crate::store::relay::backend::Backend;
 use crate::store::relay::lease::LeaseId;
 
-/// No server process.
-const NOBODY: Backend = Backend { pid: 0, started: 0 };
-
 /// A claim whose result was lost, or a settle that the server has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Doubt {
     pub(crate) lease: LeaseId,
-    /// The server process that ran the claim. `None`: it may be any process.
-    pub(crate) backend: Option<Backend>,
+    pub(crate) ran_by: RanBy,
+    /// The number of this doubt among all of this relay: a later one may have the same lease and process.
+    pub(crate) number: u64,
+}
+
+/// The server process that ran a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RanBy {
+    Process(Backend),
+    /// It may be any process.
+    Any,
+    /// None of this server, which is another one than before.
+    None,
+}
+
+impl From<Option<Backend>> for RanBy {
+    /// The process is not known behind a pooler.
+    fn from(backend: Option<Backend>) -> Self {
+        backend.map_or(Self::Any, Self::Process)
+    }
 }
 
 impl Doubt {
-    /// A doubt after the change to another server. No earlier statement is running in the new server.
-    pub(super) fn of_another_server(lease: LeaseId) -> Self {
-        Self {
-            lease,
-            backend: Some(NOBODY),
-        }
-    }
-
     /// Combines two doubts: the claimer and a settler can both lose a result, and two processes may still be running.
     pub(super) fn beside(self, before: Option<Self>) -> Self {
         let Some(before) = before.filter(|before| before.lease >= self.lease) else {
@@ -30,14 +37,15 @@ impl Doubt {
         };
         // This doubt is about a statement that hung for long: its lease has ended, and its messages are taken over. Or
         // the earlier statement may be running in the server that has just been found to be another one.
-        if before.lease > self.lease || self.backend == Some(NOBODY) {
-            return before;
+        let number = self.number;
+        if before.lease > self.lease || self.ran_by == RanBy::None {
+            return Self { number, ..before };
         }
-        let is_one = [self.backend, Some(NOBODY)].contains(&before.backend);
-        Self {
-            backend: self.backend.filter(|_| is_one),
-            ..self
-        }
+        let ran_by = match before.ran_by == self.ran_by || before.ran_by == RanBy::None {
+            true => self.ran_by,
+            false => RanBy::Any,
+        };
+        Self { ran_by, ..self }
     }
 }
 
@@ -47,22 +55,26 @@ mod tests {
 
     #[test]
     fn of_two_doubts_about_one_lease_no_process_is_forgotten() {
-        let doubt = |lease, backend: Option<i32>| Doubt {
+        let doubt = |lease, ran_by| Doubt {
             lease: LeaseId(lease),
-            backend: backend.map(|pid| Backend { pid, started: 1 }),
+            ran_by,
+            number: 1,
         };
-        let settler = doubt(1, Some(10));
+        let process = |pid| RanBy::Process(Backend { pid, started: 1 });
+        let settler = doubt(1, process(10));
         assert_eq!(settler.beside(None), settler);
         assert_eq!(settler.beside(Some(settler)), settler);
-        assert_eq!(doubt(1, Some(11)).beside(Some(settler)), doubt(1, None));
-        assert_eq!(settler.beside(Some(doubt(1, None))), doubt(1, None));
+        let any = doubt(1, RanBy::Any);
+        assert_eq!(doubt(1, process(11)).beside(Some(settler)), any);
+        assert_eq!(settler.beside(Some(any)), any);
         // The older lease has ended, and its messages are taken over.
-        assert_eq!(doubt(2, Some(11)).beside(Some(settler)), doubt(2, Some(11)));
-        let nobody = Doubt::of_another_server(LeaseId(1));
+        let newer = doubt(2, process(11));
+        assert_eq!(newer.beside(Some(settler)), newer);
+        let nobody = doubt(1, RanBy::None);
         assert_eq!(nobody.beside(Some(settler)), settler);
         assert_eq!(nobody.beside(Some(nobody)), nobody);
         assert_eq!(settler.beside(Some(nobody)), settler);
         // The same if the older lease is reported later.
-        assert_eq!(settler.beside(Some(doubt(2, Some(11)))), doubt(2, Some(11)));
+        assert_eq!(settler.beside(Some(newer)), newer);
     }
 }

@@ -21,7 +21,7 @@ impl Incarnation {
         };
         let Some(mut running) = running else {
             return Err(ShutdownError::Deadline {
-                messages: self.shared.unsettled(),
+                messages: self.shared.custody.unsettled(),
                 threads: "another thread that shuts the relay down".to_owned(),
             });
         };
@@ -47,9 +47,9 @@ impl Incarnation {
         let has_stopped = threads.wait_for_ends(until, Some(HEARTBEAT));
         // A claim in progress may still succeed. Its messages then need the lease row for a takeover. `unsettled` is
         // read after the wait, so messages that were claimed before the end of the wait count as left.
-        let left = self.shared.unsettled();
+        let left = self.shared.custody.unsettled();
         // The lease may hold messages unknown to this relay. Other relays take them over when the lease expires.
-        let is_in_doubt = self.shared.doubt().is_some();
+        let is_in_doubt = self.shared.custody.doubt().is_some();
         let has_panicked = threads.state().panicked().is_some();
         let ending = if left == 0 && !has_panicked && has_stopped && !is_in_doubt {
             Ending::Clean

@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::bulkhead::Bulkhead;
+use super::filtering::Filtering;
 use super::job::{Job, Terms, is_expired};
 use super::registry::{Customer, Registry};
 use super::room::Rooms;
+use super::shared::Shared;
 use super::to::To;
-use super::verdict::Verdict;
+use super::verdict::{Attempt, Retries, Verdict};
+use crate::clock;
 use crate::config::OnDead;
 use crate::dispatch::Failure;
 use crate::message::Message;
@@ -55,70 +58,120 @@ const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
 /// Whether messages match the filters of registered destinations, by sequence and number of the destination.
 pub(super) type Met = HashMap<(i64, u32), bool>;
 
-/// Where one message goes.
-enum Where<'a> {
-    Bulkhead(usize),
-    Customer(&'a Arc<Customer>),
-    Split(Parts),
-    /// No registered destination subscribes to the message, and no route serves it.
-    NoSubscriber,
-    /// The message names a registered destination that was removed.
-    Removed,
-    /// The message is for another destination of the same name: for a registered one, and this relay has the other one,
-    /// or the other way round.
-    Namesake,
-    /// A query is needed first.
-    Unknown(Unasked),
-    Nowhere,
+/// What becomes of one message.
+struct Fate<'a> {
+    to: To,
+    /// The name and the registration of the registered destination.
+    customer: Option<(Arc<str>, Option<Uuid>)>,
+    /// How often the message is sent. If it is not sent: how it is settled.
+    sent: Result<&'a Retries, Verdict>,
 }
 
-impl Ways<'_> {
+impl Fate<'_> {
+    fn settled(to: To, verdict: Verdict) -> Self {
+        Self {
+            to,
+            customer: None,
+            sent: Err(verdict),
+        }
+    }
+
+    /// A message that this relay does not send has its verdict until it expires.
+    fn not_sent(to: To, verdict: Verdict, message: &Message, now: Instant) -> Self {
+        let verdict = match is_expired(message, now) {
+            true => Verdict::expired(),
+            false => verdict,
+        };
+        Self::settled(to, verdict)
+    }
+
+    fn nowhere(message: &Message, now: Instant) -> Self {
+        Self::not_sent(To::Nowhere, Verdict::Released, message, now)
+    }
+
+    /// A query is needed first. A settler claimed the message as the next of its key, or the claimer claimed it because
+    /// it has expired.
+    fn unknown(why: Unasked, message: &Message, now: Instant) -> Self {
+        let verdict = match why {
+            Unasked::Released => Verdict::Released,
+            Unasked::Locked => {
+                let error = "which registered destinations want the message is not known: another session has locked their table";
+                let failure = Failure::new(ReasonCode::FilterNotEvaluated, error);
+                Verdict::Retry(failure, WHILE_LOCKED, Attempt::NotCounted)
+            }
+        };
+        Self::not_sent(To::Split, verdict, message, now)
+    }
+
+    /// The message is for another destination of the same name: for a registered one, and this relay has the other one,
+    /// or the other way round.
+    fn namesake(message: &Message, now: Instant) -> Self {
+        let name = &message.destination;
+        let error = format!(
+            "the message is for another destination {name:?} than that of this relay: a registered and a configured destination have the same name"
+        );
+        let failure = Failure::new(ReasonCode::UnknownDestination, error);
+        let verdict = Verdict::Retry(failure, LEFT_TO_OTHERS, Attempt::NotCounted);
+        Self::not_sent(To::Split, verdict, message, now)
+    }
+
+    /// The message names a registered destination that was removed.
+    fn removed(message: &Message) -> Self {
+        let error = "the registered destination of the message was removed, was registered again, or belongs to another tenant now";
+        let failure = Failure::new(ReasonCode::DestinationRemoved, error);
+        Self {
+            customer: Some((message.destination.as_str().into(), None)),
+            ..Self::settled(To::Split, Verdict::Dead(failure, Attempt::NotCounted))
+        }
+    }
+}
+
+impl<'a> Fate<'a> {
+    fn of_customer(one: &'a Customer) -> Option<Self> {
+        let limits = one.limits.as_ref()?;
+        Some(Self {
+            to: To::Registered(one.id),
+            customer: Some((Arc::clone(&one.name), Some(one.registration))),
+            sent: Ok(&limits.retries),
+        })
+    }
+}
+
+impl<'a> Ways<'a> {
     /// Decides where a claimed message goes, and makes it a job.
     pub(super) fn job(&mut self, mut claimed: Claimed, lease: LeaseId, now: Instant) -> Job {
         let registry = Arc::clone(&self.registry);
-        let place = self.find(&registry, &claimed.message);
-        let terms = self.terms(&registry, &place);
-        let registration = match &place {
-            Where::Customer(one) => Some(one.registration),
-            _ => None,
-        };
-        let (to, customer) = match &place {
-            Where::Bulkhead(number) => (To::Bulkhead(*number), None),
-            Where::Customer(one) => (To::Registered(one.id), Some(Arc::clone(&one.name))),
-            Where::Removed => (To::Split, Some(claimed.message.destination.as_str().into())),
-            Where::Split(_) | Where::NoSubscriber | Where::Unknown(_) | Where::Namesake => {
-                (To::Split, None)
-            }
-            Where::Nowhere => (To::Nowhere, None),
-        };
-        let unsent = unsent(&claimed, place, self.bulkheads, now);
+        let Fate { to, customer, sent } = self.find(&registry, &claimed.message, now);
+        let terms = self.terms(&registry, to, sent.as_ref().err());
+        let unsent = unsent(&claimed, sent);
         terms.limit(&mut claimed.message);
         if let (To::Registered(id), None) = (to, &unsent) {
             self.rooms.take(id);
         }
+        let (customer, registration) = customer.unzip();
         Job {
             unsent,
             to,
             customer,
-            registration,
+            registration: registration.flatten(),
             terms,
             lease,
             message: claimed.message,
         }
     }
 
-    /// What the place's policy says about settling. A message to be fanned out is a dead letter for all its destinations,
-    /// so it blocks its key if it would at any of them.
-    fn terms(&self, registry: &Registry, place: &Where<'_>) -> Terms {
+    /// What the policy of the message's destination says about settling. A message to be fanned out is a dead letter for
+    /// all its destinations, so it blocks its key if it would at any of them.
+    fn terms(&self, registry: &Registry, to: To, settled: Option<&Verdict>) -> Terms {
         let of_none = Terms {
             on_dead: self.on_dead,
             expires_after: None,
         };
         let of_customer = |one: &Customer| one.limits.as_ref().map_or(of_none, |one| one.terms);
-        match place {
-            Where::Bulkhead(number) => self.bulkheads[*number].terms,
-            Where::Customer(one) => of_customer(one),
-            Where::Split(parts) => {
+        match (to, settled) {
+            (To::Bulkhead(number), _) => self.bulkheads[number].terms,
+            (To::Registered(id), _) => registry.get(id).map_or(of_none, |one| of_customer(one)),
+            (To::Split, Some(Verdict::Split(parts))) => {
                 let of_part = |name: &String| {
                     let configured = self.bulkheads.iter().find(|one| *one.name == **name);
                     let registered = || registry.named(name).map(|one| of_customer(one));
@@ -139,58 +192,71 @@ impl Ways<'_> {
         }
     }
 
-    fn find<'r>(&self, registry: &'r Registry, message: &'r Message) -> Where<'r> {
+    fn find<'r>(&self, registry: &'r Registry, message: &'r Message, now: Instant) -> Fate<'r>
+    where
+        'a: 'r,
+    {
         let Message {
             topic, destination, ..
         } = message;
+        let (nowhere, unknown) = (
+            || Fate::nowhere(message, now),
+            |why| Fate::unknown(why, message, now),
+        );
         let way = self.routes.find(topic, destination);
         let customers = match (way, destination.is_empty()) {
-            (Way::NotTaken, _) => return Where::Nowhere,
+            (Way::NotTaken, _) => return nowhere(),
             (Way::UnknownDestination, false) => {
+                let removed = || match self.met {
+                    Ok(_) => Fate::removed(message),
+                    Err(why) => unknown(why),
+                };
                 return match registry.named(destination) {
-                    Some(_) if message.registration == Some(NOT_REGISTERED) => Where::Namesake,
-                    Some(one) if one.is_another(message) => match self.met {
-                        Ok(_) => Where::Removed,
-                        Err(why) => Where::Unknown(why),
-                    },
-                    Some(one) if one.is_enabled() => Where::Customer(one),
-                    None if registry.is_removed(destination) => match self.met {
-                        Ok(_) => Where::Removed,
-                        Err(why) => Where::Unknown(why),
-                    },
-                    Some(_) | None => Where::Nowhere,
+                    Some(_) if message.registration == Some(NOT_REGISTERED) => {
+                        Fate::namesake(message, now)
+                    }
+                    Some(one) if one.is_another(message) => removed(),
+                    Some(one) => Fate::of_customer(one).unwrap_or_else(nowhere),
+                    None if registry.is_removed(destination) => removed(),
+                    None => nowhere(),
                 };
             }
             (_, false) if !matches!(message.registration, None | Some(NOT_REGISTERED)) => {
-                return Where::Namesake;
+                return Fate::namesake(message, now);
             }
             (_, false) => Vec::new(),
-            (Way::NoRoute, true) if registry.awaits_route(topic) => return Where::Nowhere,
+            (Way::NoRoute, true) if registry.awaits_route(topic) => return nowhere(),
             (_, true) => match self.customers(registry, message) {
                 Ok(customers) => customers,
-                Err(why) => return Where::Unknown(why),
+                Err(why) => return unknown(why),
             },
         };
         // A message that is fanned out in part has parts, so it goes nowhere itself.
         let is_begun = destination.is_empty() && message.split_to.is_some();
         let name = |number: &usize| self.bulkheads[*number].name.to_string();
         let mut names: Vec<String> = match (way, customers.as_slice()) {
-            (Way::To(number), []) if !is_begun => return Where::Bulkhead(number),
+            (Way::To(number), []) if !is_begun => {
+                return Fate {
+                    to: To::Bulkhead(number),
+                    customer: None,
+                    sent: Ok(&self.bulkheads[number].retries),
+                };
+            }
             (Way::To(number), _) => vec![name(&number)],
             (Way::Split(numbers), _) => numbers.iter().map(name).collect(),
             // Without an answer to the query, a destination that was just registered may be unknown here.
             (Way::NoRoute, []) if registry.is_without_subscriber(topic) => {
                 return match self.met {
-                    Ok(_) if is_begun => Where::Split(Parts::default()),
-                    Ok(_) => Where::NoSubscriber,
-                    Err(why) => Where::Unknown(why),
+                    Ok(_) if is_begun => Fate::settled(To::Split, Verdict::Split(Parts::default())),
+                    Ok(_) => Fate::settled(To::Split, Verdict::NoSubscriber),
+                    Err(why) => unknown(why),
                 };
             }
             // Another relay has a route for the topic: the message gets a row for that relay's destination. A release would
             // let this relay claim the message again and again.
-            (_, []) if !registry.hands_on(topic) => return Where::Nowhere,
+            (_, []) if !registry.hands_on(topic) => return nowhere(),
             (_, [only]) if !is_begun && self.may_go_at_once(registry, message, only) => {
-                return Where::Customer(only);
+                return Fate::of_customer(only).unwrap_or_else(nowhere);
             }
             _ => {
                 let others = registry.others_route(topic).unwrap_or_default();
@@ -213,10 +279,11 @@ impl Ways<'_> {
                 false => named.map(|one| one.registration),
             }
         };
-        Where::Split(Parts {
+        let parts = Parts {
             registrations: names.iter().map(registration).collect(),
             to: names,
-        })
+        };
+        Fate::settled(To::Split, Verdict::Split(parts))
     }
 
     /// The registered destinations of a message, unless some filters are not evaluated.
@@ -265,13 +332,97 @@ impl Job {
     }
 }
 
-/// How to settle a message without a send; `None`: the message is sent.
-fn unsent(
-    claimed: &Claimed,
-    place: Where<'_>,
-    bulkheads: &[Bulkhead],
-    now: Instant,
-) -> Option<Verdict> {
+impl Shared {
+    /// Takes claimed messages in, and decides where each message goes. `met` contains the matching filters of
+    /// registered destinations, if they were looked up.
+    pub(super) fn took(
+        &self,
+        claimed: Vec<Claimed>,
+        lease: LeaseId,
+        met: Result<Met, Unasked>,
+    ) -> Vec<Job> {
+        self.count_claimed(&claimed);
+        let claimed = claimed.into_iter().map(|one| (one, lease));
+        let jobs = self.decide(claimed, met);
+        self.custody.began(lease, jobs.iter().map(|job| job.to));
+        jobs
+    }
+
+    /// Takes claimed messages in whose filters must be evaluated first. They go nowhere until then.
+    pub(super) fn took_to_filter(&self, claimed: &[Claimed], lease: LeaseId) {
+        self.count_claimed(claimed);
+        let messages = claimed.iter().map(|one| &*one.message);
+        self.custody.began_to_filter(lease, messages);
+    }
+
+    /// Decides where messages go whose filters are evaluated.
+    pub(super) fn filtered(&self, filtered: Vec<Filtering>) -> Vec<Job> {
+        let mut met = Met::new();
+        for one in &filtered {
+            let sequence = one.message().sequence.0;
+            met.extend((one.answers.iter()).map(|(id, matches)| ((sequence, *id), *matches)));
+        }
+        let claimed = filtered.into_iter().map(|one| (one.claimed, one.lease));
+        let jobs = self.decide(claimed, Ok(met));
+        self.custody.filtered(jobs.iter().map(|job| job.to));
+        jobs
+    }
+
+    fn count_claimed(&self, claimed: &[Claimed]) {
+        let is_taken_over = |one: &&Claimed| one.taken_over != TakenOver::No;
+        let taken_over = claimed.iter().filter(is_taken_over).count() as u64;
+        for Claimed { message, .. } in claimed.iter().filter(is_taken_over) {
+            log::debug!(event = "taken_over", sequence = message.sequence.0, topic = message.topic, attempts = message.attempts; "took over message {} of {} from a relay that crashed or lost its lease ({} attempts so far)", message.message_id, message.topic, message.attempts);
+        }
+        if taken_over > 0 {
+            log::warn!(event = "takeover", messages = taken_over; "took over {taken_over} messages from a relay that crashed or lost its lease: this relay continues with them");
+        }
+        let count = claimed.len() as u64;
+        self.count(|stats| {
+            stats.claimed += count;
+            stats.taken_over += taken_over;
+        });
+        self.metrics.claimed.increment(count);
+        self.metrics.taken_over.increment(taken_over);
+    }
+
+    fn decide(
+        &self,
+        claimed: impl Iterator<Item = (Claimed, LeaseId)>,
+        met: Result<Met, Unasked>,
+    ) -> Vec<Job> {
+        let now = clock::now();
+        let mut ways = Ways {
+            routes: &self.routes,
+            bulkheads: &self.bulkheads,
+            on_dead: self.config.on_dead,
+            registry: self.registered.registry(),
+            rooms: self.rooms(),
+            met,
+        };
+        let jobs = claimed.map(|(one, lease)| ways.job(one, lease, now));
+        let jobs: Vec<Job> = jobs.collect();
+        for Job { to, message, .. } in &jobs {
+            if let Some(bulkhead) = to.bulkhead(&self.bulkheads) {
+                bulkhead.load(message);
+            }
+        }
+        jobs
+    }
+
+    /// How many messages may be claimed for each registered destination.
+    pub(super) fn rooms(&self) -> Rooms {
+        if !self.registered.registry().is_in_use() {
+            return Rooms::default();
+        }
+        let held = self.custody.of_registered();
+        Rooms::now(&self.registered, held, self.config.batch)
+    }
+}
+
+/// How to settle a message without a send; `None`: the message is sent. The ledger may know the message, and a message
+/// that was taken over may have no attempt left.
+fn unsent(claimed: &Claimed, sent: Result<&Retries, Verdict>) -> Option<Verdict> {
     let message = &claimed.message;
     match claimed.known {
         Known::No => {}
@@ -279,42 +430,12 @@ fn unsent(
         Known::OtherContent => {
             let error = "a message with the same idempotency key but a different topic or payload was delivered before";
             let failure = Failure::new(ReasonCode::IdempotencyConflict, error);
-            return Some(Verdict::Dead(failure, 0));
+            return Some(Verdict::Dead(failure, Attempt::NotCounted));
         }
     }
-    let retries = match place {
-        Where::Bulkhead(number) => &bulkheads[number].retries,
-        Where::Customer(one) => &one.limits.as_ref()?.retries,
-        Where::Split(parts) => return Some(Verdict::Split(parts)),
-        Where::NoSubscriber => return Some(Verdict::NoSubscriber),
-        Where::Removed => {
-            let error = "the registered destination of the message was removed, was registered again, or belongs to another tenant now";
-            let failure = Failure::new(ReasonCode::DestinationRemoved, error);
-            return Some(Verdict::Dead(failure, 0));
-        }
-        Where::Namesake => {
-            let name = &message.destination;
-            let error = format!(
-                "the message is for another destination {name:?} than that of this relay: a registered and a configured destination have the same name"
-            );
-            let failure = Failure::new(ReasonCode::UnknownDestination, error);
-            return Some(match is_expired(message, now) {
-                true => Verdict::expired(),
-                false => Verdict::Retry(failure, LEFT_TO_OTHERS, 0),
-            });
-        }
-        // A settler claimed the message as the next of its key, or the claimer claimed it because it has expired.
-        Where::Unknown(Unasked::Locked) if !is_expired(message, now) => {
-            let error = "which registered destinations want the message is not known: another session has locked their table";
-            let failure = Failure::new(ReasonCode::FilterNotEvaluated, error);
-            return Some(Verdict::Retry(failure, WHILE_LOCKED, 0));
-        }
-        Where::Unknown(_) | Where::Nowhere => {
-            return Some(match is_expired(message, now) {
-                true => Verdict::expired(),
-                false => Verdict::Released,
-            });
-        }
+    let retries = match sent {
+        Ok(retries) => retries,
+        Err(verdict) => return Some(verdict),
     };
     let error = "the relay that had claimed the message died or lost its lease";
     let abandoned = || Failure::new(ReasonCode::Abandoned, error);
@@ -322,7 +443,7 @@ fn unsent(
         TakenOver::Again => Some(Verdict::of_failure(abandoned(), message.attempts, retries)),
         // The takeover used the last attempt that the destination allows.
         TakenOver::Once if message.attempts >= retries.max_attempts => {
-            Some(Verdict::Dead(abandoned(), 0))
+            Some(Verdict::Dead(abandoned(), Attempt::NotCounted))
         }
         TakenOver::Once | TakenOver::No => None,
     }
@@ -390,7 +511,10 @@ mod tests {
         };
         assert_eq!(named(None).to, To::Bulkhead(1));
         let other = named(Some(Uuid::now_v7())).unsent;
-        assert!(matches!(other, Some(Verdict::Retry(_, _, 0))), "{other:?}");
+        assert!(
+            matches!(other, Some(Verdict::Retry(_, _, Attempt::NotCounted))),
+            "{other:?}"
+        );
     }
 
     /// R50: otherwise the relay would claim the message again and again, and the other relay would not get it.
@@ -446,11 +570,13 @@ mod tests {
         };
         let failed = dies(Err(Unasked::Released));
         assert!(matches!(failed, Some(Verdict::Released)));
-        let Some(Verdict::Retry(failure, WHILE_LOCKED, 0)) = dies(Err(Unasked::Locked)) else {
+        let Some(Verdict::Retry(failure, WHILE_LOCKED, Attempt::NotCounted)) =
+            dies(Err(Unasked::Locked))
+        else {
             panic!("expected a message that waits");
         };
         assert_eq!(failure.code, ReasonCode::FilterNotEvaluated);
-        let Some(Verdict::Dead(failure, 0)) = dies(Ok(Met::new())) else {
+        let Some(Verdict::Dead(failure, Attempt::NotCounted)) = dies(Ok(Met::new())) else {
             panic!("expected a dead letter");
         };
         assert_eq!(failure.code, ReasonCode::DestinationRemoved);
@@ -463,7 +589,7 @@ mod tests {
             let known = unsent(topic, |one| one.known = Known::Delivered);
             assert!(matches!(known, Some(Verdict::Deduplicated)));
             let other = unsent(topic, |one| one.known = Known::OtherContent);
-            let Some(Verdict::Dead(failure, 0)) = other else {
+            let Some(Verdict::Dead(failure, Attempt::NotCounted)) = other else {
                 panic!("{other:?}");
             };
             assert_eq!(failure.code, ReasonCode::IdempotencyConflict);
@@ -482,11 +608,14 @@ mod tests {
         assert!(taken(0, TakenOver::No).is_none());
         assert!(taken(2, TakenOver::Once).is_none());
         let dead = taken(3, TakenOver::Once);
-        assert!(matches!(dead, Some(Verdict::Dead(_, 0))));
+        assert!(matches!(dead, Some(Verdict::Dead(_, Attempt::NotCounted))));
         let again = taken(1, TakenOver::Again);
-        assert!(matches!(again, Some(Verdict::Retry(_, _, 1))));
+        assert!(matches!(
+            again,
+            Some(Verdict::Retry(_, _, Attempt::Counted))
+        ));
         let last = taken(2, TakenOver::Again);
-        assert!(matches!(last, Some(Verdict::Dead(_, 1))));
+        assert!(matches!(last, Some(Verdict::Dead(_, Attempt::Counted))));
     }
 
     /// R6, R44
@@ -495,7 +624,10 @@ mod tests {
         let nowhere = unsent("none", |_| {});
         assert!(matches!(nowhere, Some(Verdict::Released)));
         let expired = unsent("none", |one| one.message.expires = Some(Instant::now()));
-        assert!(matches!(expired, Some(Verdict::Dead(_, 0))));
+        assert!(matches!(
+            expired,
+            Some(Verdict::Dead(_, Attempt::NotCounted))
+        ));
         let later = Instant::now() + Duration::from_secs(60);
         let waiting = unsent("none", |one| one.message.expires = Some(later));
         assert!(matches!(waiting, Some(Verdict::Released)));

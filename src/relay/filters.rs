@@ -10,7 +10,7 @@
 //! * An evaluation that does not end is no answer. The message is released without an attempt, and is due again later.
 //!   Until then, the filter is not evaluated for other messages either. See [`Memory`].
 //! * While many messages of a topic wait here, the relay claims no more of the topic. See
-//!   [`Load`](super::filter_load::Load).
+//!   [`Custody`](super::custody::Custody).
 
 mod memory;
 mod shares;
@@ -32,7 +32,7 @@ use super::settlement::{Outcomes, Settlement};
 use super::shared::Shared;
 use super::to::To;
 use super::told::Told;
-use super::verdict::Verdict;
+use super::verdict::{Attempt, Verdict};
 use crate::clock;
 use crate::config::Config;
 use crate::dispatch::Failure;
@@ -221,7 +221,7 @@ impl<'a, D: Database> Filters<'a, D> {
                 for (one, _) in asked {
                     self.put_off(one, &why, until);
                 }
-                return Some(self.db.wait());
+                return Some(self.db.after().wait);
             }
         };
         self.failures = 0;
@@ -305,7 +305,11 @@ impl<'a, D: Database> Filters<'a, D> {
             false => {
                 let failure = Failure::new(ReasonCode::FilterNotEvaluated, why);
                 let delay = until.saturating_duration_since(now);
-                Verdict::Retry(failure, delay + SPREAD.mul_f64(fastrand::f64()), 0)
+                Verdict::Retry(
+                    failure,
+                    delay + SPREAD.mul_f64(fastrand::f64()),
+                    Attempt::NotCounted,
+                )
             }
         };
         self.settle(one, verdict);
@@ -328,13 +332,8 @@ impl<'a, D: Database> Filters<'a, D> {
 
     /// Counts messages as no longer waiting here.
     fn leave(&self, ones: &[Filtering]) {
-        if self
-            .shared
-            .filter_load
-            .leave(ones.iter().map(Filtering::message))
-        {
-            self.shared.signals.doorbell.ring();
-        }
+        let messages = ones.iter().map(Filtering::message);
+        self.shared.custody.leave_filters(messages);
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::shared::{Shared, Waited};
+use super::custody::Waited;
+use super::shared::Shared;
 use super::{DestinationState, Health, Incarnation, ShutdownError, Stats, monitor};
 use crate::lock::lock;
 

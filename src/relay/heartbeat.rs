@@ -154,7 +154,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                 // check sees only after the commit. A renewal waits for that transaction at the row.
                 self.is_locked = false;
                 self.next = asked;
-                self.db.wait().min(self.every).min(LONGEST_WAIT)
+                self.db.after().wait.min(self.every).min(LONGEST_WAIT)
             }
         }
     }

@@ -8,6 +8,7 @@ use super::bulkhead::{Bulkhead, FIRST_BATCH, Serves};
 use super::gate::Room;
 use super::job::Job;
 use super::planner::Door;
+use super::settlement::Outcomes;
 use super::shared::Shared;
 
 /// The entry to the queue of a bulkhead.
@@ -124,20 +125,13 @@ impl Payloads {
 pub(super) fn doors(
     shared: &Shared,
     intakes: &[Intake],
+    outcomes: &Outcomes,
     to_split: &Payloads,
 ) -> (Vec<Door>, usize) {
-    // Messages that are neither in a queue nor with a sender wait for a settler. Only a stop of the settlers stops the
-    // claimer: a slow destination does not affect the others.
-    let turns = shared.registered.turns();
-    let (taken, moving) = (turns.waiting(), turns.waiting_of_quick());
-    drop(turns);
-    let queued: usize = intakes.iter().map(Intake::len).sum::<usize>() + taken;
-    let queued = queued + shared.filter_load.count();
-    let splitting = shared.to_split();
-    let settling = shared
-        .in_flight_beside_handlers()
-        .saturating_sub(queued + shared.most_sending() + splitting);
-    let stands_still = settling > 2 * shared.batch();
+    // Only a stop of the settlers stops the claimer: a slow destination does not affect the others.
+    let stands_still = outcomes.waiting() > 2 * shared.batch();
+    let moving = shared.registered.turns().waiting_of_quick();
+    let (splitting, has_many_to_filter) = shared.custody.to_split();
     let doors = shared.bulkheads.iter().zip(intakes);
     let doors = doors.map(|(bulkhead, intake)| {
         let room = bulkhead.gate.room();
@@ -159,7 +153,7 @@ pub(super) fn doors(
     // Some of these messages may go to registered destinations at once. Others are fanned out piece by piece, and
     // wait for one another.
     let is_behind = splitting > shared.config.batch / 2;
-    let is_full = moving > 2 * shared.config.batch || shared.filter_load.is_full();
+    let is_full = has_many_to_filter || moving > 2 * shared.config.batch;
     let to_split = match stands_still || is_behind || is_full {
         true => 0,
         false => to_split.batch(shared.config.batch, bytes.unwrap_or(0)),

@@ -96,7 +96,7 @@ impl Metrics {
     }
 
     /// Sets the gauges of the topics that are paused now, and clears the gauges of topics that were paused before.
-    pub(super) fn set_paused(&self, before: &[String], paused: &[String]) {
+    pub(super) fn set_paused(&self, before: &HashSet<String>, paused: &HashSet<String>) {
         let label = |topic: &String| names::topic_label(&self.outbox, topic);
         let set = |topic, value: f64| {
             gauge!(names::TOPIC_PAUSED, "outbox" => Arc::clone(&self.outbox), "topic" => topic)

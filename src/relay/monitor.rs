@@ -1,6 +1,7 @@
 //! The monitor thread: checks every second whether the other threads make progress, and updates the gauges. It
 //! also closes connections that receivers have closed. The monitor has no database connection.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use crossbeam_channel::RecvTimeoutError;
@@ -54,17 +55,16 @@ pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
     shared.config.enabled
         && shared.limit.is_none()
         && !state.stands_by
-        && shared.in_flight_beside_handlers() == 0
+        && shared.custody.count_beside_handlers() == 0
         && shared.lease.current().is_some()
-        && shared.doubt().is_none()
+        && shared.custody.doubt().is_none()
         && state.troubles().next().is_none()
 }
 
 /// Whether due messages of the topic may be claimed and sent at once.
 pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
-    let policy = shared.policy();
-    let is_held = shared.held_topics().contains(topic) || shared.filter_load.full().contains(topic);
-    if is_held || policy.closed().any(|closed| *closed == topic.topic) {
+    let is_taken = || !shared.policy().not_taken.contains(&topic.topic);
+    if shared.custody.kept_back().has(topic) || !is_taken() {
         return false;
     }
     match To::of(&shared.routes, &shared.registered.registry(), topic) {
@@ -75,18 +75,29 @@ pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
     }
 }
 
+/// The number of messages of a bulkhead in flight.
+fn in_flight_of(shared: &Shared, bulkhead: &Bulkhead) -> usize {
+    match bulkhead.serves {
+        Serves::Registered => {
+            let held = shared.custody.of_registered();
+            held.values().map(|held| held.in_flight).sum()
+        }
+        _ => shared.custody.of_bulkhead(bulkhead.number),
+    }
+}
+
 /// Whether claimed messages are neither sent nor settled, without a known reason.
 fn is_stuck(shared: &Shared) -> bool {
     // A rate limit may be as low as one message an hour.
     let is_held =
-        |bulkhead: &Bulkhead| shared.in_flight_of(bulkhead) > 0 && bulkhead.gate.is_limited();
+        |bulkhead: &Bulkhead| in_flight_of(shared, bulkhead) > 0 && bulkhead.gate.is_limited();
     // A thread that sends or waits for the database has its own time limit.
-    shared.in_flight_beside_handlers() > 0
+    shared.custody.count_beside_handlers() > 0
         && !shared.threads.is_busy()
         && !shared.bulkheads.iter().any(is_held)
         && !shared.registered.turns().only_waits()
         && shared.threads.state().troubles().next().is_none()
-        && shared.doubt().is_none()
+        && shared.custody.doubt().is_none()
 }
 
 /// The current problems, the worst first.
@@ -131,7 +142,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
         }
     }
     if let Some(stayed) = watch.overdue(watch.stalled, patience(shared)) {
-        let (count, stayed) = (shared.in_flight_beside_handlers(), seconds(stayed));
+        let (count, stayed) = (shared.custody.count_beside_handlers(), seconds(stayed));
         let what = format!(
             "{count} claimed messages have been neither sent nor settled for {stayed}, because of a bug or an observer that hangs: restart the relay"
         );
@@ -151,7 +162,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
         let what = "the relay has no valid lease: it claims and sends nothing until it has one";
         found(ProblemKind::NoLease, what.to_owned());
     }
-    for (Topic { topic, .. }, count) in shared.held_counts() {
+    for (Topic { topic, .. }, count) in shared.custody.refused_topics() {
         let what = format!(
             "the database refuses to record the results of {count} messages of {topic}, and the log has the error: the relay claims no more of this topic until they are recorded"
         );
@@ -298,7 +309,7 @@ pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
         threads: bulkhead.concurrency,
         busy: shared.threads.busy(bulkhead.number),
         queued: bulkhead.jobs.len(),
-        in_flight: shared.in_flight_of(bulkhead),
+        in_flight: in_flight_of(shared, bulkhead),
         state: bulkhead.gate.standing().as_str(),
     };
     shared.in_use().map(state).collect()
@@ -313,7 +324,7 @@ pub(crate) fn record(shared: &Shared) {
     let flag = |gauge, is_so: bool| count(gauge, usize::from(is_so));
     for (bulkhead, metrics) in shared.bulkheads.iter().zip(&metrics.destinations) {
         let standing = bulkhead.gate.standing();
-        count(&metrics.in_flight, shared.in_flight_of(bulkhead));
+        count(&metrics.in_flight, in_flight_of(shared, bulkhead));
         count(&metrics.queued, bulkhead.jobs.len());
         count(&metrics.threads, bulkhead.concurrency);
         count(&metrics.threads_busy, shared.threads.busy(bulkhead.number));
@@ -321,7 +332,7 @@ pub(crate) fn record(shared: &Shared) {
         flag(&metrics.paused, standing == Standing::Paused);
     }
     if has_ended {
-        metrics.set_paused(&shared.policy().paused, &[]);
+        metrics.set_paused(&shared.custody.kept_back().topics, &HashSet::new());
     }
     count(&metrics.connections, state.connections());
     let lease_left = shared.lease.left().as_secs_f64();

@@ -18,7 +18,17 @@ pub(super) struct Last {
     pub(super) took: Duration,
 }
 
+/// Searches take at most a twentieth of the time. If an old snapshot keeps a million dead entries in an index, a search
+/// may read them all.
+pub(super) const REST: u32 = 20;
+
 impl Pace {
+    /// The pace of a search that begins no sooner than this after its last end.
+    pub(super) const fn of_search(interval: Duration) -> Self {
+        let rest = REST;
+        Self { interval, rest }
+    }
+
     /// When the work may start again.
     pub(super) fn next(self, last: Last) -> Instant {
         last.ended + self.interval.max(self.rest * last.took)

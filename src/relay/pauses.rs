@@ -2,7 +2,7 @@
 //!
 //! A gate decides whether messages may be sent to its destination now.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,6 @@ use super::bulkhead::Bulkhead;
 use super::database::Database;
 use super::gate::{Due, News, RowNews};
 use super::lease_clock::CLOSES_AFTER;
-use super::planner::KeptBack;
 use super::registered::Member;
 use super::shared::Shared;
 use crate::clock;
@@ -149,7 +148,7 @@ fn probe(
     let hold = 2 * bulkhead.send_timeout.min(CLOSES_AFTER) + PROBE_TIME;
     match db.take_probe(&bulkhead.name, hold)? {
         Tried::Done((true, _)) => bulkhead.gate.begin_probe(hold),
-        Tried::Done((false, rows)) => drop(learn(shared, &rows)),
+        Tried::Done((false, rows)) => learn(shared, &rows),
         Tried::Locked => bulkhead.gate.wait_for_row(clock::now()),
     }
     Ok(())
@@ -182,8 +181,9 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
     }
 }
 
-/// Tells the gates the state of the table. Returns the paused topics and the paused destinations without a gate.
-pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
+/// Takes in the state of the table: tells it to the gates, and keeps back the paused topics and the paused destinations
+/// without a gate.
+pub(super) fn learn(shared: &Shared, rows: &[Paused]) {
     let now = clock::now();
     let of_kind = |kind: Pausable| rows.iter().filter(move |row| row.kind == kind.as_str());
     let destinations: HashMap<&str, &Paused> = of_kind(Pausable::Destination)
@@ -204,16 +204,11 @@ pub(super) fn learn(shared: &Shared, rows: &[Paused]) -> KeptBack {
         let mut bulkheads = shared.bulkheads.iter();
         bulkheads.any(|one| *one.name == *row.name) || registry.named(&row.name).is_some()
     };
-    KeptBack {
-        topics: of_kind(Pausable::Topic)
-            .filter(is_on)
-            .map(|row| row.name.clone())
-            .collect(),
-        destinations: of_kind(Pausable::Destination)
-            .filter(is_on)
-            .filter(|row| !has_gate(row))
-            .map(|row| row.name.clone())
-            .collect(),
-        held: HashSet::new(),
-    }
+    let topics = of_kind(Pausable::Topic).filter(is_on);
+    let destinations = of_kind(Pausable::Destination).filter(is_on);
+    let destinations = destinations.filter(|row| !has_gate(row));
+    shared.set_paused(
+        topics.map(|row| row.name.clone()).collect(),
+        destinations.map(|row| row.name.clone()).collect(),
+    );
 }

@@ -57,11 +57,9 @@ mod contention;
 mod database_clock;
 mod directory;
 mod freed;
-mod kept_back;
 mod lanes;
 mod late;
 mod leases;
-mod pace;
 mod patrol;
 mod picks;
 mod ranges;
@@ -80,11 +78,10 @@ mod walk;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-pub(super) use self::kept_back::KeptBack;
 pub(super) use self::lanes::Brought;
-pub(super) use self::picks::{Claims, Picked};
-pub(super) use self::reports::Report;
-pub(super) use self::search::Outcome;
+pub(super) use self::picks::{Claims, OfKeys, Picked};
+pub(super) use self::reports::{Report, Returned};
+pub(super) use self::search::{Ended, Found, Outcome};
 pub(super) use self::searches::SearchKind;
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
 pub(super) use self::undoing::Part;
@@ -100,7 +97,7 @@ use self::searches::Searches;
 use self::surveys::{Look, Surveys};
 use self::undoing::Undoing;
 use super::doubt::Doubt;
-use super::to::To;
+use super::to::{Group, To};
 use crate::routes::Routes;
 use crate::store::relay::claim::{Lane, Topic};
 use crate::store::relay::lease::LeaseId;
@@ -155,7 +152,7 @@ pub(super) enum Undo {
     Part(Part),
     /// Nothing about this lease is in doubt any more. `released`: the number of released messages.
     End {
-        lease: LeaseId,
+        doubt: Doubt,
         released: Option<usize>,
     },
 }
@@ -163,7 +160,7 @@ pub(super) enum Undo {
 impl Step {
     /// Whether a sender must ring when it makes room.
     pub(super) fn waits_for_room(&self) -> bool {
-        matches!(self, Self::Wait(wait) if wait.what == Awaited::Room || wait.or_room)
+        matches!(self, Self::Wait(wait) if wait.what.is_room())
     }
 }
 
@@ -172,13 +169,19 @@ impl Step {
 pub(super) struct Wait {
     pub(super) what: Awaited,
     pub(super) until: Instant,
-    /// Whether `until` is the end of the poll interval, rather than the time of owed work.
-    pub(super) is_poll: bool,
-    /// Whether room at a registered destination ends the wait, too. Some of these destinations never have room, and new
-    /// messages must not wait for them.
-    pub(super) or_room: bool,
+    /// What is due then.
+    pub(super) due: Due,
     /// The question that this wait answers: nothing is due.
     pub(super) answers: Option<u64>,
+}
+
+/// What is due at the end of a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    /// The next poll.
+    Poll,
+    /// Work that was left out until then.
+    Owed,
 }
 
 /// The subject of a wait.
@@ -197,6 +200,16 @@ pub(super) enum Awaited {
     Room,
     /// Messages that are due and can be sent.
     Work,
+    /// The same, or room at a registered destination. Some of these destinations never have room, and new messages must
+    /// not wait for them.
+    WorkOrRoom,
+}
+
+impl Awaited {
+    /// Whether room ends the wait.
+    pub(super) fn is_room(self) -> bool {
+        matches!(self, Self::Room | Self::WorkOrRoom)
+    }
 }
 
 /// The stage of a round. Every round reaches its claim, whatever is reported meanwhile.
@@ -211,21 +224,12 @@ enum Stage {
 /// The facts that other threads need from the planner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Policy {
-    /// Topics that an operator has paused.
-    pub(super) paused: Vec<String>,
     /// Topics that this relay does not serve.
     pub(super) not_taken: Vec<String>,
     /// Topics whose destinations have no room for the next message of a settled key.
     pub(super) full: Vec<String>,
     /// Whether some keyed messages name a destination: then one key has a separate order for each destination.
     pub(super) has_parts: bool,
-}
-
-impl Policy {
-    /// Topics that must not be claimed from.
-    pub(super) fn closed(&self) -> impl Iterator<Item = &String> {
-        self.paused.iter().chain(&self.not_taken)
-    }
 }
 
 /// Knows the state of the outbox, and decides the next step.
@@ -330,7 +334,7 @@ impl<'a> Planner<'a> {
         }
         let poll = self.next_poll(now);
         if !self.settings.is_enabled {
-            return wait(Awaited::Nothing, poll, Some(view.question));
+            return wait(Awaited::Nothing, poll, Some(view.custody.question));
         }
         let Some(lease) = view.lease else {
             return wait(Awaited::Lease, poll.min(now + LEASE_INTERVAL), None);
@@ -356,15 +360,17 @@ impl<'a> Planner<'a> {
     /// still be running in the server, its lease is ended first: another lease then takes over what the claim takes
     /// later.
     fn resolve(&self, lease: LeaseId, view: &View) -> Option<Undo> {
-        let doubt = view.doubt?;
+        let doubt = view.custody.doubt?;
         if doubt.lease != lease {
             // The lease has expired: its messages are taken over.
-            return Some(Undo::End {
-                lease: doubt.lease,
-                released: None,
-            });
+            let released = None;
+            return Some(Undo::End { doubt, released });
         }
-        let is_undone = self.undoing.as_ref().is_some_and(|one| one.is_of(lease));
+        // Another doubt begins anew: the messages of its claim may be in ranges that were passed.
+        let is_undone = self
+            .undoing
+            .as_ref()
+            .is_some_and(|one| one.doubt() == doubt);
         (!is_undone).then_some(Undo::Resolve(doubt))
     }
 
@@ -385,24 +391,34 @@ impl<'a> Planner<'a> {
             return None;
         }
         self.stage = Stage::Claim;
-        if !self.surveys.is_due(now, view.is_asked) {
+        if !self.surveys.is_due(now, view.custody.is_asked) {
             if self.surveys.take_news() {
-                self.begin_look(now, view.is_nothing_in_flight);
+                self.begin_look(now, view.custody.is_nothing_in_flight);
             }
             return None;
         }
         let (lanes, moment) = (&self.lanes, self.settings.moment);
         let newest = self.searches.late.before_newest();
         let looks = &mut self.surveys.looks;
-        let streams = looks.next(now, || lanes.streams(), view.is_asked, newest, moment);
-        let look = Self::look(now, view.question, view.is_nothing_in_flight);
+        let streams = looks.next(
+            now,
+            || lanes.streams(),
+            view.custody.is_asked,
+            newest,
+            moment,
+        );
+        let look = Self::look(
+            now,
+            view.custody.question,
+            view.custody.is_nothing_in_flight,
+        );
         Some(Step::Survey(Survey { streams, look }))
     }
 
     /// Releases the next part of the lease's unknown messages.
     pub(super) fn undo_a_part(&mut self) -> Option<Undo> {
         let undoing = self.undoing.as_ref()?;
-        let lease = undoing.lease();
+        let doubt = undoing.doubt();
         let released = match undoing.next() {
             Ok(part) => return Some(Undo::Part(part)),
             Err(released) => Some(released),
@@ -411,7 +427,7 @@ impl<'a> Planner<'a> {
         self.lanes.forget_places();
         self.searches.walk.restart();
         self.surveys.want();
-        Some(Undo::End { lease, released })
+        Some(Undo::End { doubt, released })
     }
 
     /// Returns one claim, or a wait if this relay must not claim.
@@ -423,12 +439,15 @@ impl<'a> Planner<'a> {
         if !self.is_active {
             return self.wait_for(now, Awaited::Turn, view, None);
         }
-        if self.lanes.hold(view.held.clone()) {
-            // The walk has skipped the keys of topics that were held.
+        if self.lanes.keep_back(&view.custody.kept_back) {
+            // The walk has skipped the keys that were kept back.
             self.searches.walk.restart();
         }
         if view.left_to_claim == Some(0) {
-            let answers = view.is_nothing_in_flight.then_some(self.look.question);
+            let answers = view
+                .custody
+                .is_nothing_in_flight
+                .then_some(self.look.question);
             return self.wait_for(now, Awaited::Work, view, answers);
         }
         if self.has_keys_left(|to| view.is_open(to)) && self.searches.walk.is_glance_due(now) {
@@ -444,7 +463,7 @@ impl<'a> Planner<'a> {
     fn claim_where_room_is(&mut self, now: Instant, view: &View) -> Step {
         let (is_asked, clock) = (self.is_asked(view), self.now(now));
         let has_room = |to| view.room_of(to) > 0;
-        let mut asked = self.lanes.allot(clock, |to| view.room_of(to), is_asked);
+        let mut asked = self.lanes.allot(clock, |group| view.room(group), is_asked);
         let has_keyed = self.lanes.has_keyed(has_room);
         let rest = self.contention.left(now);
         let is_resting = has_keyed && !rest.is_zero();
@@ -490,7 +509,7 @@ impl<'a> Planner<'a> {
 
     /// Whether a question is open that this look can answer.
     fn is_asked(&self, view: &View) -> bool {
-        view.is_asked && self.look.nothing_in_flight
+        view.custody.is_asked && self.look.nothing_in_flight
     }
 
     /// Decides what to wait for when every lane with room was asked: for room if a lane has none, otherwise for work.
@@ -500,7 +519,7 @@ impl<'a> Planner<'a> {
         let is_open = |to| view.is_open(to);
         let freed = &mut self.searches.freed;
         let has_freed = self.lanes.has_keyed(has_room) && freed.has_some(has_room);
-        let asked = self.lanes.allot(clock, |to| view.room_of(to), is_asked);
+        let asked = self.lanes.allot(clock, |group| view.room(group), is_asked);
         if has_freed || !asked.is_empty() {
             freed.wait_has_ended(has_room);
             return Step::Again;
@@ -509,16 +528,12 @@ impl<'a> Planner<'a> {
             self.lanes.is_anything_left(clock, is_open)
                 || (self.has_keys_left(is_open) && self.lanes.has_keyed(is_open))
         };
-        let is_registered = |to: To| to.group() == To::ALL_REGISTERED;
+        let is_registered = |to: To| to.group() == Group::Registered;
         if view.is_queue_full || is_left(&|to| is_open(to) && !is_registered(to)) {
             return self.wait_for(now, Awaited::Room, view, None);
         }
         if is_left(&is_open) {
-            let mut step = self.wait_for(now, Awaited::Work, view, None);
-            if let Step::Wait(wait) = &mut step {
-                wait.or_room = true;
-            }
-            return step;
+            return self.wait_for(now, Awaited::WorkOrRoom, view, None);
         }
         if view.has_pause_to_end(now) {
             // A pause has expired since the gates were read: its messages may be sent.
@@ -538,18 +553,21 @@ impl<'a> Planner<'a> {
     /// no question.
     fn wait_for(&mut self, now: Instant, what: Awaited, view: &View, answers: Option<u64>) -> Step {
         if self.undoing.is_some() {
-            self.begin_look(now, view.is_nothing_in_flight);
+            self.begin_look(now, view.custody.is_nothing_in_flight);
             return Step::Again;
         }
         if self.surveys.is_wanted() {
             return Step::Again;
         }
         let until = self.next_look(now, view);
+        let due = match until == self.next_poll(now) {
+            true => Due::Poll,
+            false => Due::Owed,
+        };
         Step::Wait(Wait {
             what,
             until,
-            is_poll: until == self.next_poll(now),
-            or_room: false,
+            due,
             answers,
         })
     }
@@ -577,8 +595,7 @@ impl<'a> Planner<'a> {
         Wait {
             what: Awaited::Settles,
             until: self.next_poll(now),
-            is_poll: true,
-            or_room: false,
+            due: Due::Poll,
             answers: None,
         }
     }
@@ -625,8 +642,7 @@ fn wait(what: Awaited, until: Instant, answers: Option<u64>) -> Step {
     Step::Wait(Wait {
         what,
         until,
-        is_poll: false,
-        or_room: false,
+        due: Due::Owed,
         answers,
     })
 }

@@ -19,7 +19,6 @@ use super::threads::{MARGIN, Stay, Within};
 use super::to::To;
 use super::turns::Sent;
 use super::verdict::Verdict;
-use super::wanted::Want;
 use crate::config::RequestBatch;
 use crate::dispatch::{Dispatcher, Failure, Outcome, caught, fence};
 use crate::handlers::Group;
@@ -130,9 +129,8 @@ impl SenderThread<'_> {
 
     fn ring_for_room(&self) {
         let Bulkhead { jobs, .. } = self.desk.bulkhead;
-        if self.shared.wanted.is(Want::Room) && jobs.len() <= self.desk.bulkhead.prefetch() {
-            self.shared.signals.doorbell.ring();
-        }
+        let is_room = || jobs.len() <= self.desk.bulkhead.prefetch();
+        self.shared.custody.made_room(is_room);
     }
 
     fn send_alone(&self, job: Job) -> Result<(), NobodyListens> {
@@ -189,10 +187,10 @@ impl SenderThread<'_> {
         let (shared, number) = (Arc::clone(self.shared), self.desk.bulkhead.number);
         let outcomes = self.desk.outcomes.clone();
         let claim = Claim::of(&message);
-        shared.begin_handling(lease, claim);
+        shared.custody.begin_handling(lease, claim);
         let span = begun.spans.within(Span::current);
         let conclude = move |outcome| {
-            shared.end_handling(lease, claim);
+            shared.custody.end_handling(lease, claim);
             let dispatches = RefCell::new(Dispatches::new(&shared.metrics.outbox));
             let desk = Desk::new(&shared, &shared.bulkheads[number], &dispatches, &outcomes);
             if desk.ended(begun, outcome).is_err() {

@@ -13,7 +13,7 @@ pub(super) use self::report::{Failures, log_conflict, log_settled};
 use super::bulkhead::Bulkhead;
 use super::job::{Job, Terms};
 use super::to::To;
-use super::verdict::Verdict;
+use super::verdict::{Attempt, Verdict};
 use crate::config::OnDead;
 use crate::dispatch::Failure;
 use crate::message::Message;
@@ -49,6 +49,11 @@ impl Outcomes {
             Some(_) => &self.keyed,
         };
         settlers.send(settlement).map_err(|_| NobodyListens)
+    }
+
+    /// The number of messages that no settler has taken.
+    pub(super) fn waiting(&self) -> usize {
+        self.plain.len() + self.keyed.len()
     }
 }
 
@@ -127,7 +132,7 @@ impl Settlement {
     /// The number of the failed attempt; 0: no counted attempt has failed.
     pub(super) fn failed_attempt(&self) -> u32 {
         match self.verdict {
-            Verdict::Retry(_, _, counted) | Verdict::Dead(_, counted) if counted > 0 => {
+            Verdict::Retry(_, _, Attempt::Counted) | Verdict::Dead(_, Attempt::Counted) => {
                 self.message.attempts.saturating_add(1)
             }
             _ => 0,
@@ -190,7 +195,7 @@ impl Settlement {
         Self {
             message: self.message.clone(),
             customer: self.customer.clone(),
-            verdict: Verdict::Dead(failure, 0),
+            verdict: Verdict::Dead(failure, Attempt::NotCounted),
             ..*self
         }
     }
@@ -368,9 +373,9 @@ pub(super) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Opti
 
 /// The failed attempt to record.
 pub(super) fn failed(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Failed> {
-    let (failure, delay, counted) = match &settlement.verdict {
-        Verdict::Retry(failure, delay, counted) => (failure, *delay, *counted),
-        Verdict::Dead(failure, counted) => (failure, Duration::ZERO, *counted),
+    let (failure, delay, attempt) = match &settlement.verdict {
+        Verdict::Retry(failure, delay, attempt) => (failure, *delay, *attempt),
+        Verdict::Dead(failure, attempt) => (failure, Duration::ZERO, *attempt),
         _ => return None,
     };
     Some(Failed {
@@ -384,7 +389,7 @@ pub(super) fn failed(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<
         response: failure.response.body.as_deref().map(storable),
         took: settlement.latency,
         delay: delay.min(LONGEST_DELAY),
-        counted,
+        counted: i32::from(attempt == Attempt::Counted),
         expires_after: (settlement.terms.expires_after).map(|after| after.min(LONGEST_DELAY)),
         blocks_key: settlement.blocks_key(),
     })

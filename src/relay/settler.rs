@@ -14,11 +14,12 @@ use self::next::look_at_the_next;
 use self::splits::{Splits, Unfinished};
 use super::database::Database;
 use super::pauses;
+use super::planner::{Report, Returned};
 use super::session::{AfterRefusal, Session};
 use super::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};
 use super::shared::Shared;
 use super::threads::Post;
-use super::told::{Returned, Told};
+use super::told::Told;
 use crate::clock;
 use crate::error::DatabaseError;
 use crate::store::relay::claim::Topic;
@@ -72,12 +73,12 @@ pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlem
         // Handles the entries that the claimer has left in its inbox.
         for told in shared.signals.told.1.try_iter() {
             match told {
-                Told::Continued(jobs) => settler.release(&jobs),
+                Told::Continued(jobs) => settler.release(jobs),
                 Told::Filtered(filtered) => {
                     let jobs = filtered.into_iter().map(|one| one.into_job(&shared.config));
-                    settler.release(&jobs.collect::<Vec<_>>());
+                    settler.release(jobs.collect());
                 }
-                Told::Returned(_) | Told::Vanished(_) => {}
+                Told::Report(_) => {}
             }
         }
     }
@@ -191,7 +192,7 @@ impl<'a, D: Database> Settler<'a, D> {
                 if self.shared.is_abandoned() {
                     return Err(GivenUp);
                 }
-                self.shared.pause(self.db.wait());
+                self.shared.pause(self.db.after().wait);
             }
         }
         Ok(())
@@ -205,7 +206,7 @@ impl<'a, D: Database> Settler<'a, D> {
         let until = clock::now() + LINGER;
         let is_worth_it = || {
             let waiting = outcomes.len();
-            let unsent = shared.count_in_flight().saturating_sub(waiting);
+            let unsent = shared.custody.count().saturating_sub(waiting);
             let least = match self.keys {
                 Keys::Continue => KEYED_WORK * waiting,
                 Keys::None => 0,
@@ -248,9 +249,9 @@ impl<'a, D: Database> Settler<'a, D> {
         error: &DatabaseError,
     ) -> Vec<Settlement> {
         group.iter_mut().for_each(|one| one.repeated = true);
-        if self.db.has_timed_out() {
+        if self.db.after().has_timed_out {
             self.set_locked_apart(group)
-        } else if error.is_refusal() && !self.db.is_missing() {
+        } else if error.is_refusal() && !self.db.after().is_missing {
             self.isolate(group)
         } else {
             group
@@ -259,7 +260,7 @@ impl<'a, D: Database> Settler<'a, D> {
 
     /// Whether the database refused the last statement for its values. A timeout says nothing about values.
     fn is_refused(&self, error: &DatabaseError) -> bool {
-        error.is_refusal() && !self.db.has_timed_out()
+        error.is_refusal() && !self.db.after().has_timed_out
     }
 
     /// Settles messages of one lease and kind. Returns the messages of which only a part of the fan-out is done.
@@ -318,7 +319,7 @@ impl<'a, D: Database> Settler<'a, D> {
             let topics = topics.chain(unfinished.topics(group));
             // Parts with a key wait until their message is gone.
             let keys = ended.iter().flat_map(|one| one.keys_before());
-            shared.tell_claimer(Told::Returned(Returned::new(topics, keys)));
+            shared.tell_claimer(Told::Report(Report::Returned(Returned::new(topics, keys))));
         } else {
             look_at_the_next(shared, group, &seen_to);
         }
@@ -326,9 +327,10 @@ impl<'a, D: Database> Settler<'a, D> {
             // The new rows of the fan-out are ready to be claimed.
             shared.signals.news.ring();
         }
+        let (custody, pool) = (&shared.custody, shared.registered.pool());
         match &self.topic_aside {
-            None => shared.finished(lease, ended.iter().map(|one| one.to)),
-            Some(topic) => shared.finished_aside(lease, topic, &ended),
+            None => custody.settled(lease, ended.iter().map(|one| one.to), &pool),
+            Some(topic) => custody.settled_aside(lease, topic, &ended, &pool),
         }
         Ok(unfinished)
     }

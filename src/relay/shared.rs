@@ -1,19 +1,17 @@
 //! The state that the threads of one relay share.
 
-mod in_flight;
-
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
 use secrecy::SecretString;
 
-use self::in_flight::InFlight;
-pub(super) use self::in_flight::Waited;
 use super::bell::Bell;
 use super::bulkhead::{Bulkhead, Serves};
-use super::filter_load::{Load, Troubles};
+use super::custody::{Custody, Waited};
+use super::filter_troubles::Troubles;
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::observer::Observers;
@@ -25,7 +23,6 @@ use super::stats::Stats;
 use super::threads::{Post, Threads};
 use super::told::Told;
 use super::unrouted::Unrouted;
-use super::wanted::Wanted;
 use crate::config::Config;
 use crate::lock::lock;
 use crate::routes::Routes;
@@ -38,9 +35,9 @@ pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(30);
 /// The longest time for which another statement of the claimer delays a claim.
 const MOMENT: Duration = Duration::from_millis(250);
 
-/// State that one thread publishes and others read.
+/// What one thread publishes and others read.
 #[derive(Debug, Default)]
-struct Known {
+struct Published {
     /// Published by the claimer.
     policy: Arc<Policy>,
     /// Published by the claimer. Shared state and not a message: a settler must know whether the claimer queried keyed
@@ -83,14 +80,9 @@ pub(crate) struct Shared {
     stats: Mutex<Stats>,
     pub(crate) metrics: Metrics,
     pub(crate) threads: Arc<Threads>,
-    in_flight: Mutex<InFlight>,
-    /// The messages that wait for their filters.
-    pub(super) filter_load: Load,
+    pub(super) custody: Custody,
     pub(super) filter_troubles: Troubles,
-    /// Signals that the claimer has answered a question.
-    answered: Condvar,
-    known: Mutex<Known>,
-    pub(super) wanted: Wanted,
+    published: Mutex<Published>,
     /// Whether the relay is shutting down: it claims nothing more, and sends no queued message.
     stopping: AtomicBool,
     pub(super) signals: Signals,
@@ -146,7 +138,8 @@ impl Shared {
         signals: Signals,
     ) -> Self {
         let metrics = Metrics::new(&config.table, &bulkheads);
-        let filter_load = Load::new(config.batch);
+        let most_aside = 2 * most_of_a_settle(&config, &bulkheads);
+        let custody = Custody::new(config.batch, most_aside, signals.doorbell.clone());
         Self {
             observers: Observers::default(),
             routes: Routes::new(&config),
@@ -161,12 +154,9 @@ impl Shared {
             claim_limit: CLAIM_LIMIT,
             lease,
             stats: Mutex::default(),
-            in_flight: Mutex::default(),
-            filter_load,
+            custody,
             filter_troubles: Troubles::default(),
-            answered: Condvar::new(),
-            known: Mutex::default(),
-            wanted: Wanted::default(),
+            published: Mutex::default(),
             stopping: AtomicBool::new(false),
             signals,
         }
@@ -188,7 +178,7 @@ impl Shared {
 
     pub(crate) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        self.wake_askers();
+        self.custody.wake_askers();
         self.signals.doorbell.ring();
         self.signals.sleep.tell_listener();
         self.bulkheads
@@ -198,13 +188,7 @@ impl Shared {
 
     /// The most messages of one settle.
     pub(crate) fn batch(&self) -> usize {
-        let of_bulkheads = self.bulkheads.iter().map(|bulkhead| bulkhead.batch);
-        of_bulkheads.fold(self.config.batch, usize::max)
-    }
-
-    /// The most messages that all senders together can hold.
-    pub(crate) fn most_sending(&self) -> usize {
-        self.in_use().map(Bulkhead::most_sending).sum()
+        most_of_a_settle(&self.config, &self.bulkheads)
     }
 
     /// All bulkheads. The bulkhead of registered destinations is left out while no destination is registered.
@@ -248,51 +232,69 @@ impl Shared {
 
     /// The policy that the claimer published last. A caller that needs several parts reads them from one copy.
     pub(super) fn policy(&self) -> Arc<Policy> {
-        Arc::clone(&lock(&self.known).policy)
+        Arc::clone(&lock(&self.published).policy)
     }
 
     pub(super) fn set_policy(&self, policy: Policy) {
-        let policy = Arc::new(policy);
-        let before = std::mem::replace(&mut lock(&self.known).policy, Arc::clone(&policy));
-        self.metrics.set_paused(&before.paused, &policy.paused);
+        lock(&self.published).policy = Arc::new(policy);
     }
 
     pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {
-        lock(&self.known).unrouted = unrouted;
+        lock(&self.published).unrouted = unrouted;
     }
 
     /// The messages that no relay serves, by topic, the most messages first.
     pub(crate) fn unrouted(&self) -> Vec<Unrouted> {
-        lock(&self.known).unrouted.clone()
+        lock(&self.published).unrouted.clone()
     }
 
     pub(super) fn set_failed_reload(&self, error: String) {
-        lock(&self.known).failed_reload = Some(error);
+        lock(&self.published).failed_reload = Some(error);
     }
 
     /// Why the last reload failed. A reload that succeeds replaces this relay.
     pub(super) fn failed_reload(&self) -> Option<String> {
-        lock(&self.known).failed_reload.clone()
+        lock(&self.published).failed_reload.clone()
     }
 
     /// Records the listener's new connection, and makes the heartbeat write it into the lease.
     pub(crate) fn set_listener(&self, backend: Backend) {
-        lock(&self.known).listener = Some(backend);
+        lock(&self.published).listener = Some(backend);
         self.signals.pulse.ring();
     }
 
     /// The server process of the listener's last connection.
     pub(super) fn listener(&self) -> Option<Backend> {
-        lock(&self.known).listener
+        lock(&self.published).listener
     }
 
     pub(crate) fn keyed_looks(&self) -> KeyedLooks {
-        lock(&self.known).keyed_looks
+        lock(&self.published).keyed_looks
     }
 
     /// Records that the claimer begins or ends a query of keyed lanes.
     pub(crate) fn count_keyed_look(&self) {
-        lock(&self.known).keyed_looks.0 += 1;
+        lock(&self.published).keyed_looks.0 += 1;
+    }
+
+    /// Sets the paused topics, and the paused destinations without a gate.
+    pub(super) fn set_paused(&self, topics: HashSet<String>, destinations: HashSet<String>) {
+        let before = self.custody.set_paused(topics.clone(), destinations);
+        self.metrics.set_paused(&before, &topics);
+    }
+
+    /// Asks whether nothing is due. Returns the number of the question.
+    pub(super) fn ask(&self) -> u64 {
+        let question = self.custody.ask();
+        self.signals.news.ring();
+        question
+    }
+
+    /// Waits until no message is due and none is in flight.
+    pub(super) fn wait_until_idle(&self, until: Option<Instant>) -> Waited {
+        let question = self.ask();
+        let is_stopping = || self.is_stopping();
+        self.custody.wait_for_answer(question, until, is_stopping)
     }
 
     pub(crate) fn listens(&self) -> bool {
@@ -330,4 +332,9 @@ impl Shared {
             log::error!(event = "lease_lost", lease = lease.0; "lease {} expired before it was renewed: other relays take over its messages, and this relay registers a new lease", lease.0);
         }
     }
+}
+
+fn most_of_a_settle(config: &Config, bulkheads: &[Bulkhead]) -> usize {
+    let of_bulkheads = bulkheads.iter().map(|bulkhead| bulkhead.batch);
+    of_bulkheads.fold(config.batch, usize::max)
 }

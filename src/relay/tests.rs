@@ -8,7 +8,7 @@ use diesel::connection::SimpleConnection;
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
 use super::bulkhead::Dispatchers;
-use super::doubt::Doubt;
+use super::doubt::RanBy;
 use super::{Relay, RelayHandle};
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, Outcome, Response};
@@ -123,18 +123,19 @@ fn messages_of_a_lost_answer_are_released_however_large_the_outbox_is() {
          SELECT 'lost', '1', {lease}, now() FROM generate_series(1, 100)"
     ));
     // A server process that no longer exists.
-    let backend = Some(Backend {
+    let backend = Backend {
         pid: i32::MAX,
         started: 0,
-    });
-    relay.shared().begin_doubt(Doubt { lease, backend });
+    };
+    let ran_by = RanBy::Process(backend);
+    relay.shared().custody.begin_doubt(lease, ran_by);
     ground.run(
         "INSERT INTO {outbox} (topic, payload) SELECT 'new', '1' FROM generate_series(1, 100)",
     );
     ground.wait("new", 100);
     ground.wait("lost", 100);
     assert!(relay.wait_until_idle(PATIENCE), "nothing is left");
-    assert_eq!(relay.shared().doubt(), None);
+    assert_eq!(relay.shared().custody.doubt(), None);
     assert_eq!(relay.shared().lease.current(), Some(lease));
     relay.shutdown(PATIENCE).expect("an end");
     let left = sql_query(format!(

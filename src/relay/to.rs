@@ -17,15 +17,18 @@ pub(crate) enum To {
     Nowhere,
 }
 
-impl To {
-    /// All registered destinations together. No registered destination has the number 0.
-    pub(super) const ALL_REGISTERED: Self = Self::Registered(0);
+/// What shares room: all registered destinations are one group, every other way is its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Group {
+    Only(To),
+    Registered,
+}
 
-    /// The group that shares room in the planner: all registered destinations are one group.
-    pub(super) fn group(self) -> Self {
+impl To {
+    pub(super) fn group(self) -> Group {
         match self {
-            Self::Registered(_) => Self::ALL_REGISTERED,
-            to => to,
+            Self::Registered(_) => Group::Registered,
+            to => Group::Only(to),
         }
     }
 }

@@ -14,13 +14,20 @@ pub(crate) enum Verdict {
     /// Settled as delivered without a send: no registered destination wants the message.
     NoSubscriber,
     Deduplicated,
-    /// Retry after this delay. The number is the counted attempts: 1, or 0 if no attempt is counted.
-    Retry(Failure, Duration, i32),
-    /// Dead-letter. The number is the counted attempts: 1, or 0 if nothing was sent.
-    Dead(Failure, i32),
+    /// Retry after this delay.
+    Retry(Failure, Duration, Attempt),
+    Dead(Failure, Attempt),
     /// Fan out: insert a message for each of these destinations.
     Split(Parts),
     Released,
+}
+
+/// Whether a failure counts as an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    Counted,
+    /// Nothing was sent, or the failure is not the message's.
+    NotCounted,
 }
 
 impl Verdict {
@@ -34,16 +41,19 @@ impl Verdict {
                 let delay = failure
                     .retry_after
                     .unwrap_or_else(|| delay(&failure, made, retries));
-                Self::Retry(failure, delay, 0)
+                Self::Retry(failure, delay, Attempt::NotCounted)
             }
-            Outcome::Dead(failure) => Self::Dead(failure, 1),
+            Outcome::Dead(failure) => Self::Dead(failure, Attempt::Counted),
         }
     }
 
     /// The verdict on a message that expired before its send.
     pub(super) fn expired() -> Self {
         let error = "expired before delivery";
-        Self::Dead(Failure::new(ReasonCode::Expired, error), 0)
+        Self::Dead(
+            Failure::new(ReasonCode::Expired, error),
+            Attempt::NotCounted,
+        )
     }
 
     /// The verdict after a failed attempt: a retry, or a dead letter. `attempts` is the number of earlier attempts.
@@ -52,10 +62,10 @@ impl Verdict {
         // If an operator must act, the message is kept until then.
         let is_kept = failure.pause == Some(Pause::UntilResumed);
         if made >= retries.max_attempts && !is_kept {
-            return Self::Dead(failure, 1);
+            return Self::Dead(failure, Attempt::Counted);
         }
         let delay = delay(&failure, made, retries);
-        Self::Retry(failure, delay, 1)
+        Self::Retry(failure, delay, Attempt::Counted)
     }
 }
 
@@ -89,7 +99,7 @@ mod tests {
             .map(|_| {
                 let failure = Failure::new(ReasonCode::Connect, "");
                 match Verdict::of_failure(failure, 3, &retries) {
-                    Verdict::Retry(_, delay, 1) => delay,
+                    Verdict::Retry(_, delay, Attempt::Counted) => delay,
                     other => panic!("{other:?}"),
                 }
             })

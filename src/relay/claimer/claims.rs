@@ -1,6 +1,5 @@
 //! The claimer's claims.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::Claimer;
@@ -8,92 +7,78 @@ use super::hand_over::By;
 use crate::clock;
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
-use crate::relay::database::{Answer, Database};
-use crate::relay::doubt::Doubt;
+use crate::relay::database::{Answer, Database, Taken, Which};
 use crate::relay::filtering::Filtering;
-use crate::relay::planner::{Brought, Claims, Outcome, Picked, SearchKind, View};
+use crate::relay::planner::{
+    Brought, Claims, Ended, Found, OfKeys, Outcome, Picked, SearchKind, View,
+};
 use crate::store::brief::has_timed_out;
-use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Position, Stream};
+use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane};
 use crate::store::relay::search::Ask;
 
 impl<D: Database> Claimer<'_, D> {
     /// Runs two claims with separate results. The messages of the first claim are handed over even if the second claim
     /// fails.
     pub(super) fn claim(&mut self, plain: &[Lane], keyed: &[Lane], room: usize) -> Answer<()> {
-        let count = match plain.is_empty() {
-            true => 0,
-            false => self.claim_plain(plain, room)?,
-        };
-        if keyed.is_empty() || count >= room {
-            return Ok(());
+        let mut left = room;
+        if !plain.is_empty() {
+            left -= self
+                .claim_lanes(plain, left, Which::Plain(plain, left))?
+                .min(left);
         }
-        self.claim_keyed(keyed, room - count)
-    }
-
-    /// Returns the number of claimed messages.
-    fn claim_plain(&mut self, asked: &[Lane], room: usize) -> Answer<usize> {
-        let began = clock::now();
-        let batch = self.claiming(|db, by| db.claim(by, asked, room));
-        let Some(batch) = self.unless_too_slow(batch, began)? else {
-            (self.planner).was_too_slow(clock::now(), asked, clock::since(began));
-            return Ok(0);
-        };
-        let count = batch.claimed.len();
-        self.learn_and_take(asked, room, batch, &HashMap::new(), began);
-        Ok(count)
-    }
-
-    fn claim_keyed(&mut self, asked: &[Lane], room: usize) -> Answer<()> {
-        let goes_to = |lane: &Lane| self.planner.goes_to(&lane.stream.topic);
-        let goes_to: Vec<String> = asked.iter().map(goes_to).collect();
-        let began = clock::now();
-        self.shared.count_keyed_look();
-        let harvest = self.claiming(|db, by| db.claim_due(by, asked, &goes_to, room));
-        self.shared.count_keyed_look();
-        let Some((batch, reached)) = self.unless_too_slow(harvest, began)? else {
-            (self.planner).was_too_slow(clock::now(), asked, clock::since(began));
-            return Ok(());
-        };
-        self.tell_contention(batch.as_ref());
-        if let Some(batch) = batch {
-            self.learn_and_take(asked, room, batch, &reached, began);
+        if !keyed.is_empty() && left > 0 {
+            let goes_to = |lane: &Lane| self.planner.goes_to(&lane.stream.topic);
+            let goes_to: Vec<String> = keyed.iter().map(goes_to).collect();
+            self.claim_lanes(keyed, left, Which::Due(keyed, &goes_to, left))?;
         }
         Ok(())
     }
 
-    fn learn_and_take(
-        &mut self,
-        asked: &[Lane],
-        room: usize,
-        batch: Batch,
-        reached: &HashMap<Stream, Position>,
-        began: Instant,
-    ) {
+    /// Returns the number of claimed messages.
+    fn claim_lanes(&mut self, asked: &[Lane], room: usize, which: Which<'_>) -> Answer<usize> {
+        let began = clock::now();
+        let taken = self.claiming(which);
+        let taken = self.unless_too_slow(taken, began)?;
+        let took = clock::since(began);
+        let Some(Taken { batch, reached }) = taken else {
+            let ended = Ended::Lanes(asked, Outcome::TooSlow);
+            self.planner.searched(clock::now(), ended, took);
+            return Ok(0);
+        };
+        let of_keys = of_keys(which, &batch);
+        let batch = batch.unwrap_or_default();
         let brought = Brought {
-            asked,
             room,
             batch: &batch,
-            reached,
-            took: clock::since(began),
+            of_keys,
+            reached: &reached,
+            took,
         };
-        self.planner.claimed(clock::now(), &brought);
-        self.take(batch.claimed, clock::since(began));
+        let ended = Ended::Lanes(asked, Outcome::Done(brought));
+        self.planner.searched(clock::now(), ended, took);
+        let count = batch.claimed.len();
+        self.take(batch.claimed, took);
+        Ok(count)
     }
 
     /// Asks for messages, and claims those that the planner picks.
     pub(super) fn search(&mut self, by: SearchKind, ask: Ask, view: &View) -> Answer<()> {
         let began = clock::now();
-        let result = self.find_and_claim(&ask, view, began);
-        let (outcome, result) = match result {
+        let (outcome, result) = match self.find_and_claim(&ask, view, began) {
             Ok(outcome) => (outcome, Ok(())),
             Err(error) => (Outcome::Failed, Err(error)),
         };
-        let took = clock::since(began);
-        (self.planner).searched(clock::now(), (by, ask), outcome, took);
+        let (ended, took) = (Ended::Search(by, ask, outcome), clock::since(began));
+        self.planner.searched(clock::now(), ended, took);
         result
     }
 
-    fn find_and_claim(&mut self, ask: &Ask, view: &View, began: Instant) -> Answer<Outcome> {
+    fn find_and_claim(
+        &mut self,
+        ask: &Ask,
+        view: &View,
+        began: Instant,
+    ) -> Answer<Outcome<Box<Found>>> {
         let (leases, moment) = (self.planner.expired(), self.shared.moment());
         let Some(page) = self.db.find(leases, ask, moment)? else {
             return Ok(Outcome::TooSlow);
@@ -102,46 +87,39 @@ impl<D: Database> Claimer<'_, D> {
         let claims = self.claim_picked(&picked);
         Ok(match self.unless_too_slow(claims, began)? {
             None => Outcome::TooSlow,
-            Some(claims) => Outcome::Done {
+            Some(claims) => Outcome::Done(Box::new(Found {
                 page,
                 picked,
                 claims,
-            },
+            })),
         })
     }
 
     fn claim_picked(&mut self, picked: &Picked) -> Answer<Claims> {
         let mut claims = Claims::default();
         if !picked.plain.is_empty() {
-            let began = clock::now();
-            let batch = self.claiming(|db, by| db.claim_chosen(by, &picked.plain))?;
-            self.take_into(&mut claims, batch, began);
+            self.claim_into(&mut claims, Which::Chosen(&picked.plain))?;
         }
         if !picked.keyed.is_empty() {
-            let began = clock::now();
-            let batch = self.claiming(|db, by| db.claim_keyed(by, &picked.keyed))?;
-            self.tell_contention(batch.as_ref());
-            match batch {
-                Some(batch) => self.take_into(&mut claims, batch, began),
-                None => claims.is_beaten = true,
-            }
+            self.claim_into(&mut claims, Which::First(&picked.keyed))?;
         }
         Ok(claims)
     }
 
-    fn take_into(&mut self, claims: &mut Claims, batch: Batch, began: Instant) {
+    fn claim_into(&mut self, claims: &mut Claims, which: Which<'_>) -> Answer<()> {
+        let began = clock::now();
+        let Taken { batch, .. } = self.claiming(which)?;
+        claims.of_keys = of_keys(which, &batch);
+        let batch = batch.unwrap_or_default();
         let sequence = |one: &Claimed| one.message.sequence.0;
         claims.claimed.extend(batch.claimed.iter().map(sequence));
         claims.is_cut |= batch.is_cut;
         self.take(batch.claimed, clock::since(began));
-    }
-
-    fn tell_contention(&mut self, batch: Option<&Batch>) {
-        (self.planner).contended(clock::now(), fastrand::f64(), batch);
+        Ok(())
     }
 
     /// Runs a claim. A claim whose result is lost may have succeeded, or may still be running.
-    fn claiming<T>(&mut self, claim: impl FnOnce(&mut D, Claimant<'_>) -> Answer<T>) -> Answer<T> {
+    fn claiming(&mut self, which: Which<'_>) -> Answer<Taken> {
         let lease = self.planner.lease();
         let claimant = Claimant {
             lease,
@@ -149,11 +127,17 @@ impl<D: Database> Claimer<'_, D> {
             max_attempts: self.shared.config.max_attempts,
             bytes: claim_bytes(&self.shared.bulkheads),
         };
-        let result = claim(&mut self.db, claimant);
+        let is_keyed_look = matches!(which, Which::Due(..));
+        if is_keyed_look {
+            self.shared.count_keyed_look();
+        }
+        let result = self.db.claim(claimant, which);
+        if is_keyed_look {
+            self.shared.count_keyed_look();
+        }
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
-            let backend = self.db.backend();
-            self.shared.begin_doubt(Doubt { lease, backend });
-            self.planner.lost_answer();
+            let backend = self.db.after().backend;
+            self.shared.custody.begin_doubt(lease, backend.into());
         }
         result
     }
@@ -190,5 +174,14 @@ impl<D: Database> Claimer<'_, D> {
         self.filter(filtered, lease);
         let jobs = shared.took(others, lease, met);
         self.hand_over(By::Claimer, jobs);
+    }
+}
+
+/// How a claim of keyed messages has ended.
+fn of_keys(which: Which<'_>, batch: &Option<Batch>) -> OfKeys {
+    match (which, batch) {
+        (Which::Plain(..) | Which::Chosen(_), _) => OfKeys::None,
+        (Which::Due(..) | Which::First(_), Some(_)) => OfKeys::Done,
+        (Which::Due(..) | Which::First(_), None) => OfKeys::Beaten(fastrand::f64()),
     }
 }

@@ -62,8 +62,6 @@ impl<D: Database> Claimer<'_, D> {
     }
 
     fn evaluate(&self, filtering: Vec<Filtering>) {
-        let messages = filtering.iter().map(Filtering::message);
-        self.shared.filter_load.enter(messages);
         // Without that thread the relay has ended, and its messages are taken over when the lease expires.
         let _ = self.to_filter.send(filtering);
     }
@@ -74,6 +72,8 @@ impl<D: Database> Claimer<'_, D> {
         let is_done = |one: &Filtering| one.unanswered(&registry).next().is_none();
         let (done, again): (Vec<_>, Vec<_>) = filtered.into_iter().partition(is_done);
         if !again.is_empty() {
+            let messages = again.iter().map(Filtering::message);
+            self.shared.custody.wait_for_filters(messages);
             self.evaluate(again);
         }
         let jobs = self.shared.filtered(done);

@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use super::Claimer;
 use crate::clock;
-use crate::relay::database::{Answer, Database};
-use crate::relay::doubt::Doubt;
+use crate::relay::database::{Answer, Database, Published};
+use crate::relay::doubt::{Doubt, RanBy};
 use crate::relay::pauses::{self, disable};
 use crate::relay::planner::{Report, Survey, Undo, Wait};
 use crate::relay::registry::Registry;
 use crate::relay::wanted::Want;
 use crate::routes::Serves;
 use crate::store::brief::{Locks, Tried};
-use crate::store::relay::lease::LeaseId;
 
 /// The checks of the rows of registered destinations for changes take at most this part of the time, because each check
 /// reads all rows.
@@ -25,8 +24,7 @@ impl<D: Database> Claimer<'_, D> {
     pub(super) fn survey(&mut self, survey: Survey) -> Answer<()> {
         let moment = self.shared.moment();
         let locks = heeded(self.knows_pauses);
-        let found = (self.db).survey(self.planner.lease(), &survey.streams, moment, locks);
-        let (mut found, paused) = found?;
+        let mut found = (self.db).survey(self.planner.lease(), &survey.streams, moment, locks)?;
         let shared = self.shared;
         for lease in &found.shortened {
             log::info!(event = "session_gone", lease = lease; "the relay with lease {lease} has lost its connection: other relays take over its messages soon, unless it reconnects");
@@ -36,18 +34,18 @@ impl<D: Database> Claimer<'_, D> {
             self.record_topics()?;
         }
         self.look_at_registered()?;
-        if let Tried::Done(paused) = paused {
-            found.kept_back = Some(pauses::learn(shared, &paused));
+        if let Tried::Done(paused) = &found.paused {
+            pauses::learn(shared, paused);
             self.knows_pauses = true;
         }
-        found.held = shared.held_leases();
         if self.planner.is_other_server(found.server) {
             log::info!(event = "server_changed"; "the database was restarted or failed over: checking the messages that it shows as claimed by this relay");
-            shared.begin_doubt(Doubt::of_another_server(self.planner.lease()));
-            self.planner.lost_answer();
+            (shared.custody).begin_doubt(self.planner.lease(), RanBy::None);
         }
         let was_active = self.planner.is_active();
-        if self.planner.surveyed(clock::now(), survey, found) {
+        // Read after the query: this process may have claimed under a lease right before it ended.
+        let held = shared.custody.leases();
+        if self.planner.surveyed(clock::now(), survey, found, &held) {
             shared.signals.count.ring();
         }
         if was_active != self.planner.is_active() {
@@ -60,7 +58,8 @@ impl<D: Database> Claimer<'_, D> {
     /// so a relay that only stood by, or a job that found nothing to do, must not record them.
     pub(super) fn record_topics(&mut self) -> Answer<()> {
         if !self.is_recorded {
-            self.db.record_topics(&Serves::new(&self.shared.config))?;
+            let serves = Serves::new(&self.shared.config);
+            (self.db).publish(self.planner.lease(), Published::Topics(&serves))?;
             self.is_recorded = true;
         }
         Ok(())
@@ -92,7 +91,8 @@ impl<D: Database> Claimer<'_, D> {
             _ => refuses.is_empty(),
         };
         if !is_same {
-            self.db.publish_refusals(lease, refuses.to_json())?;
+            self.db
+                .publish(lease, Published::Refusals(refuses.to_json()))?;
             self.refusals_published = Some((lease, refuses));
         }
         Ok(())
@@ -126,8 +126,9 @@ impl<D: Database> Claimer<'_, D> {
         self.rows_looked = Some((now, now.saturating_duration_since(began)));
         if let Some((bad, is_changed)) = applied {
             if is_changed {
-                shared.forget_removed();
                 let registry = registered.registry();
+                let is_there = |id| registry.get(id).is_some();
+                shared.custody.keep_registered(is_there);
                 self.planner.hear(Report::Registered(registry));
             }
             tell_refusals(&before, &registered.registry());
@@ -159,17 +160,17 @@ impl<D: Database> Claimer<'_, D> {
     /// in the server. If so, ends its lease. If not, releases the messages it took.
     fn resolve(&mut self, doubt: Doubt) -> Answer<Option<Wait>> {
         let (shared, lease) = (self.shared, doubt.lease);
-        shared.wanted.want(Want::Settled);
+        shared.custody.wanted.want(Want::Settled);
         // The doubt is read together with `aside`: since the planner's step, a settler may have lost a result although
         // its settle succeeded.
-        let (Some(aside), Some(doubt)) = shared.only_aside() else {
+        let (Some(aside), Some(doubt)) = shared.custody.only_aside() else {
             return Ok(Some(self.planner.wait_for_settles(clock::now())));
         };
-        shared.wanted.no_more(Want::Settled);
+        shared.custody.wanted.no_more(Want::Settled);
         let is_at_work = self.db.end_if_at_work(doubt)?;
-        self.planner.begin_undo(lease, aside);
+        self.planner.begin_undo(doubt, aside);
         if is_at_work {
-            shared.end_doubt(lease);
+            shared.custody.end_doubt(doubt);
             shared.lease.lost(lease);
             shared.signals.pulse.ring();
         }
@@ -185,12 +186,13 @@ impl<D: Database> Claimer<'_, D> {
                 let count = self.db.release_unknown(&part, self.shared.moment())?;
                 self.planner.undone(&part, count, clock::since(began));
             }
-            Undo::End { lease, released } => self.end_doubt(lease, released),
+            Undo::End { doubt, released } => self.end_doubt(doubt, released),
         }
         Ok(None)
     }
 
-    fn end_doubt(&self, lease: LeaseId, released: Option<usize>) {
+    fn end_doubt(&self, doubt: Doubt, released: Option<usize>) {
+        let (custody, lease) = (&self.shared.custody, doubt.lease);
         if let Some(count) = released {
             // To find nothing is normal: every restart of the server ends like this.
             let level = if count == 0 {
@@ -200,8 +202,8 @@ impl<D: Database> Claimer<'_, D> {
             };
             log::log!(level, event = "claim_undone", lease = lease.0, messages = count; "released {count} messages that the database showed as claimed by this relay (lease {}), but that the relay did not know", lease.0);
         }
-        self.shared.wanted.no_more(Want::Settled);
-        self.shared.end_doubt(lease);
+        custody.wanted.no_more(Want::Settled);
+        custody.end_doubt(doubt);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::clock;
 use crate::relay::database::Database;
 use crate::relay::intake::fill_all;
 use crate::relay::planner::Report;
-use crate::relay::planner::{Awaited, Wait};
+use crate::relay::planner::{Awaited, Due, Wait};
 use crate::relay::wanted::Want;
 
 /// A queue holds half a second of work, so senders that make progress make room within this time.
@@ -35,22 +35,23 @@ impl<D: Database> Claimer<'_, D> {
 
     pub(in crate::relay) fn begin_wait(&self, wait: &Wait) {
         if let Some(question) = wait.answers {
-            self.shared.answer(question);
+            self.shared.custody.answer(question);
         }
-        if wait.what == Awaited::Work {
+        if matches!(wait.what, Awaited::Work | Awaited::WorkOrRoom) {
             self.shared.signals.sleep.ask();
         }
     }
 
     pub(in crate::relay) fn end_wait(&mut self, wait: &Wait, is_rung: bool) {
         let what = wait.what;
-        if what == Awaited::Room || wait.or_room {
-            self.shared.wanted.no_more(Want::Room);
+        if what.is_room() {
+            self.shared.custody.wanted.no_more(Want::Room);
         }
-        if matches!(what, Awaited::Work | Awaited::Turn) && wait.is_poll && !is_rung {
+        let polls = matches!(what, Awaited::Work | Awaited::WorkOrRoom | Awaited::Turn);
+        if polls && wait.due == Due::Poll && !is_rung {
             self.shared.metrics.polled.increment(1);
         }
-        let is_nothing_in_flight = self.shared.is_nothing_in_flight();
+        let is_nothing_in_flight = self.shared.custody.is_nothing_in_flight();
         (self.planner).waited(clock::now(), what, is_rung, is_nothing_in_flight);
     }
 
@@ -94,6 +95,6 @@ impl<D: Database> Claimer<'_, D> {
     /// Hands waiting jobs to the queues of the senders. If a queue still has no room, a sender rings later.
     pub(super) fn fill_queues(&mut self) {
         let shared = self.shared;
-        fill_all(&mut self.intakes, || shared.wanted.want(Want::Room));
+        fill_all(&mut self.intakes, || shared.custody.wanted.want(Want::Room));
     }
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::error::DatabaseError;
+use crate::relay::planner::Report;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::told::Told;
@@ -171,7 +172,7 @@ impl Round {
         if !vanished.is_empty() {
             log::warn!(event = "lease_vanished", leases:? = vanished; "the leases {vanished:?} hold messages, but their rows were removed: taking the messages over");
         }
-        shared.tell_claimer(Told::Vanished(vanished));
+        shared.tell_claimer(Told::Report(Report::Vanished(vanished)));
         Ok(())
     }
 }

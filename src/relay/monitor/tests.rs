@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::bounded;
 use secrecy::SecretString;
 
 use super::{health, is_free_to_claim, look};
@@ -10,7 +10,7 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers};
 use crate::relay::health::ProblemKind;
 use crate::relay::lease_clock::LeaseClock;
-use crate::relay::registered::Registered;
+use crate::relay::registered::{Pool, Registered};
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::threads::{Cause, Life, Post};
 use crate::relay::to::To;
@@ -18,12 +18,8 @@ use crate::store::relay::connection::Source;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
 
+/// The state of a relay without threads, with a lease and without a listener.
 fn shared() -> Shared {
-    shared_and_doorbell().0
-}
-
-/// The state of a relay without threads, with a lease and without a listener, and the bell of its claimer.
-pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
     let config = Config {
         listener: false,
         ..Config::default()
@@ -32,11 +28,9 @@ pub(in crate::relay) fn shared_and_doorbell() -> (Shared, Receiver<()>) {
     let clock = LeaseClock::of(&config);
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
-    let rings = signals.doorbell.ear.clone();
     let source = Source::of_url(SecretString::from(""));
     let registered = Registered::new(&config, None);
-    let shared = Shared::new(config, source, bulkheads, registered, clock, signals);
-    (shared, rings)
+    Shared::new(config, source, bulkheads, registered, clock, signals)
 }
 
 fn kinds(shared: &Shared) -> Vec<ProblemKind> {
@@ -94,7 +88,9 @@ fn claimed_messages_that_do_not_move_need_a_reason() {
         shared.threads.state().watch.stalled.is_some()
     };
     assert!(!is_stalled(), "an idle relay");
-    shared.began(LeaseId(1), [To::Bulkhead(0)].into_iter());
+    shared
+        .custody
+        .began(LeaseId(1), [To::Bulkhead(0)].into_iter());
     assert!(is_stalled(), "no thread sends the message");
     shared.count(|stats| stats.delivered += 1);
     assert!(!is_stalled(), "the relay makes progress");
@@ -119,26 +115,38 @@ fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
         look(&shared);
         shared.threads.state().watch.stalled.is_some()
     };
-    shared.began(lease, [To::Bulkhead(0)].into_iter());
-    assert_eq!(shared.only_aside().0, None, "the message is in flight");
-    assert!(shared.held_leases().contains(&lease));
-    shared.begin_handling(lease, claim);
+    shared.custody.began(lease, [To::Bulkhead(0)].into_iter());
     assert_eq!(
-        shared.only_aside().0,
+        shared.custody.only_aside().0,
+        None,
+        "the message is in flight"
+    );
+    assert!(shared.custody.leases().contains(&lease));
+    shared.custody.begin_handling(lease, claim);
+    assert_eq!(
+        shared.custody.only_aside().0,
         Some(vec![claim]),
         "undoing a lost claim spares the handled message"
     );
     assert!(
-        shared.held_leases().is_empty(),
+        shared.custody.leases().is_empty(),
         "this relay may take over its own lost lease"
     );
     assert!(is_free_to_claim(&shared));
     assert!(!is_stalled());
-    assert_eq!(shared.unsettled(), 1, "a shutdown waits for the handler");
-    shared.end_handling(lease, claim);
-    assert_eq!(shared.only_aside().0, None, "the result is being settled");
-    assert!(shared.held_leases().contains(&lease));
-    shared.finished(lease, [To::Bulkhead(0)].into_iter());
-    assert_eq!(shared.only_aside().0, Some(Vec::new()));
-    assert!(shared.held_leases().is_empty());
+    assert_eq!(
+        shared.custody.unsettled(),
+        1,
+        "a shutdown waits for the handler"
+    );
+    shared.custody.end_handling(lease, claim);
+    assert_eq!(
+        shared.custody.only_aside().0,
+        None,
+        "the result is being settled"
+    );
+    assert!(shared.custody.leases().contains(&lease));
+    (shared.custody).settled(lease, [To::Bulkhead(0)].into_iter(), &Pool::new());
+    assert_eq!(shared.custody.only_aside().0, Some(Vec::new()));
+    assert!(shared.custody.leases().is_empty());
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::search::{EveryOther, Hints, Outcome, Pass, Search};
+use super::search::{EveryOther, Found, Outcome, Pass, Search, WalkAgain};
 use crate::relay::to::To;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::PAGE;
@@ -67,39 +67,29 @@ impl Search for Freed {
         Some(Ask::Keys(next.into_iter().collect()))
     }
 
-    fn learn(&mut self, _: Instant, ask: Ask, outcome: Outcome, _: Duration) -> Hints {
-        let Outcome::Done { picked, claims, .. } = outcome else {
-            // One of the keys may be the reason, so a walk finds them instead.
-            return Hints {
-                wants_walk: true,
-                ..Hints::default()
-            };
-        };
-        let mut freed = picked.cut(&claims);
-        match ask {
-            Ask::Keys(keys) if claims.is_beaten => freed = keys,
-            _ => {
-                for left in picked.left {
+    fn learn(
+        &mut self,
+        _: Instant,
+        ask: Ask,
+        outcome: Outcome<Box<Found>>,
+        _: Duration,
+    ) -> Option<WalkAgain> {
+        match (ask, outcome) {
+            (Ask::Keys(keys), Outcome::Done(done)) if done.claims.of_keys.is_beaten() => {
+                self.keys.extend(keys);
+            }
+            (_, Outcome::Done(done)) => {
+                for left in done.picked.left {
                     match left.key {
-                        Some(key) if left.has_room => freed.push(key),
+                        Some(key) if left.has_room => self.keys.push_back(key),
                         Some(key) => drop(self.waiting.insert(key, left.to)),
                         None => {}
                     }
                 }
             }
+            // One of the keys may be the reason, so a walk finds them instead.
+            (_, Outcome::TooSlow | Outcome::Failed) => return Some(WalkAgain::Soon),
         }
-        Hints {
-            freed,
-            ..Hints::default()
-        }
-    }
-
-    fn again_at(&self, _: &Pass) -> Option<Instant> {
         None
-    }
-
-    /// [`Freed::has_some`] decides, by the room.
-    fn is_done(&self, _: &Pass) -> bool {
-        true
     }
 }

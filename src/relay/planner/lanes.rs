@@ -7,14 +7,15 @@
 mod tests;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
-use super::kept_back::KeptBack;
-use super::pace::pace;
+use super::picks::OfKeys;
 use crate::relay::bulkhead::MOST_LANES;
+use crate::relay::kept_back::KeptBack;
 use crate::relay::pace::{Last, Pace};
-use crate::relay::to::To;
+use crate::relay::to::{Group, To};
 use crate::store::relay::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
 use crate::store::relay::streams::Found;
 
@@ -22,7 +23,7 @@ use crate::store::relay::streams::Found;
 /// were most likely committed in time; [`Late`](super::late::Late) finds the others.
 const OVERLAP: Duration = Duration::from_millis(50);
 /// The pace of the sweeps of a lane.
-const SWEEPS: Pace = pace(Duration::from_secs(1));
+const SWEEPS: Pace = Pace::of_search(Duration::from_secs(1));
 
 /// How long the due times that a query for all streams has found remain usable.
 const LOOK_IS_GOOD: Duration = Duration::from_secs(2);
@@ -51,7 +52,8 @@ const MOST_KEPT: usize = 1000;
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     lanes: Vec<Known>,
-    kept_back: KeptBack,
+    /// What was kept back at the last claim.
+    kept_back: Arc<KeptBack>,
     turn: usize,
     /// When the last query for all streams reported their first messages.
     looked: Option<Instant>,
@@ -93,12 +95,13 @@ pub(super) struct Seen {
 }
 
 /// The result of a claim from some lanes.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(in crate::relay) struct Brought<'a> {
-    pub(in crate::relay) asked: &'a [Lane],
     /// The most messages that the claim could return.
     pub(in crate::relay) room: usize,
+    /// Empty if another relay was claiming keyed messages.
     pub(in crate::relay) batch: &'a Batch,
+    pub(in crate::relay) of_keys: OfKeys,
     /// For keyed lanes that have more messages: where the claim stopped reading.
     pub(in crate::relay) reached: &'a HashMap<Stream, Position>,
     pub(in crate::relay) took: Duration,
@@ -305,22 +308,10 @@ impl Lanes {
         self.lanes.iter().map(|lane| lane.stream.clone()).collect()
     }
 
-    /// Sets the messages that must not be claimed, except the held topics. Returns `true` if some are no longer kept
-    /// back.
-    pub(super) fn keep_back(&mut self, kept_back: KeptBack) -> bool {
-        let before = &self.kept_back;
-        let is_freed = !before.topics.is_subset(&kept_back.topics)
-            || !before.destinations.is_subset(&kept_back.destinations);
-        let held = std::mem::take(&mut self.kept_back.held);
-        self.kept_back = KeptBack { held, ..kept_back };
-        is_freed
-    }
-
-    /// Sets the topics that are held. Returns `true` if some are no longer held.
-    pub(super) fn hold(&mut self, held: HashSet<Topic>) -> bool {
-        let is_freed = !self.kept_back.held.is_subset(&held);
-        self.kept_back.held = held;
-        is_freed
+    /// Sets what must not be claimed. Returns `true` if something is no longer kept back.
+    pub(super) fn keep_back(&mut self, kept_back: &Arc<KeptBack>) -> bool {
+        let before = std::mem::replace(&mut self.kept_back, Arc::clone(kept_back));
+        !Arc::ptr_eq(&before, kept_back) && kept_back.frees(&before)
     }
 
     pub(super) fn kept_back(&self) -> &KeptBack {
@@ -407,15 +398,17 @@ impl Lanes {
         }
     }
 
-    /// Shares the room of each way (`room_of`) between its lanes. Returns the lanes to claim from, or none if every
+    /// Shares the room of each way between its lanes. Returns the lanes to claim from, or none if every
     /// lane was asked in this look. The lanes of a bulkhead may together ask for a quarter more than its room, and for
     /// at least one message each. `is_asked`: a caller asks whether nothing is due.
     pub(super) fn allot(
         &mut self,
         now: Now,
-        room_of: impl Fn(To) -> usize,
+        room: impl Fn(Group) -> usize,
         is_asked: bool,
     ) -> Vec<Lane> {
+        let room_of = |lane: &Known| room(Group::Only(lane.to));
+        let shared_by = |lane: &Known| room(lane.to.group());
         let count = self.lanes.len();
         if count == 0 {
             return Vec::new();
@@ -434,37 +427,37 @@ impl Lanes {
         let (left, done): (Vec<&Known>, Vec<&Known>) = in_turn
             .filter(|lane| is_asked || !lane.is_of_registered() || lane.state.first <= early)
             .filter(|lane| !self.kept_back.has(&lane.stream.topic))
-            .filter(|lane| room_of(lane.to) > 0)
+            .filter(|lane| room_of(lane) > 0)
             .partition(|lane| !lane.state.is_done);
         if left.is_empty() {
             return Vec::new();
         }
         // No more lanes than messages fit: each lane is asked for at least one message.
-        let mut lanes_of: HashMap<To, usize> = HashMap::new();
+        let mut lanes_of: HashMap<Group, usize> = HashMap::new();
         let (quiet, busy): (Vec<&Known>, Vec<&Known>) = left
             .into_iter()
             .chain(done)
             .filter(|lane| {
                 let lanes = lanes_of.entry(lane.to.group()).or_default();
                 *lanes += 1;
-                *lanes <= room_of(lane.to.group())
+                *lanes <= shared_by(lane)
             })
             .take(MOST_LANES)
             .partition(|lane| lane.state.is_quiet);
-        let mut shares: HashMap<To, (usize, usize)> = HashMap::new();
-        for lane in &quiet {
-            shares.entry(lane.to.group()).or_default().0 += 1;
-        }
-        for lane in &busy {
-            shares.entry(lane.to.group()).or_default().1 += 1;
-        }
+        // The lanes of each group: the quiet ones, and the busy ones.
+        let count = |lanes: &[&Known]| {
+            let mut counts: HashMap<Group, usize> = HashMap::new();
+            (lanes.iter()).for_each(|lane| *counts.entry(lane.to.group()).or_default() += 1);
+            counts
+        };
+        let (of_quiet, of_busy) = (count(&quiet), count(&busy));
         let lane = |known: &Known, room: usize| {
             let is_sweep = known
                 .state
                 .is_sweep_due(now.here, known.stream.is_keyed, is_asked);
             Lane {
                 stream: known.stream.clone(),
-                room: room.min(room_of(known.to)).max(1),
+                room: room.min(room_of(known)).max(1),
                 after: if is_sweep {
                     Position::START
                 } else {
@@ -473,16 +466,12 @@ impl Lanes {
             }
         };
         let quiet = quiet.into_iter().map(|known| {
-            let (quiet, _) = shares[&known.to.group()];
-            lane(
-                known,
-                (room_of(known.to.group()) / 4).min(QUIET_ROOM) / quiet.max(1),
-            )
+            let room = (shared_by(known) / 4).min(QUIET_ROOM);
+            lane(known, room / of_quiet[&known.to.group()])
         });
-        let busy = busy.into_iter().map(|known| {
-            let (_, busy) = shares[&known.to.group()];
-            lane(known, room_of(known.to.group()) / busy.max(1))
-        });
+        let busy = busy
+            .into_iter()
+            .map(|known| lane(known, shared_by(known) / of_busy[&known.to.group()]));
         quiet.chain(busy).collect()
     }
 
@@ -497,7 +486,7 @@ impl Lanes {
     }
 
     /// Learns from a claim which lanes have more messages, and where their next claims start.
-    pub(super) fn learn(&mut self, brought: &Brought<'_>, now: Now) {
+    pub(super) fn learn(&mut self, asked: &[Lane], brought: &Brought<'_>, now: Now) {
         type Found = (usize, Option<Position>);
         let mut found: HashMap<(&str, &str), Found> = HashMap::new();
         let is_plain = |one: &&Claimed| one.message.ordering_key.is_none();
@@ -509,7 +498,7 @@ impl Lanes {
             of_lane.0 += 1;
             of_lane.1 = of_lane.1.max(Some(one.position));
         }
-        let asked = brought.asked.iter().map(|lane| (&lane.stream, lane));
+        let asked = asked.iter().map(|lane| (&lane.stream, lane));
         let asked: HashMap<&Stream, &Lane> = asked.collect();
         for known in &mut self.lanes {
             let Some(lane) = asked.get(&known.stream) else {

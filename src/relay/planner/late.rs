@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::pace::pace;
-use super::search::{Hints, Outcome, Pass, Search};
-use crate::relay::pace::Last;
+use super::search::{Found, Outcome, Pass, Search, WalkAgain};
+use crate::relay::pace::{Last, Pace};
 use crate::store::relay::claim::Position;
 use crate::store::relay::late::LookForLate;
 use crate::store::relay::page::{Moment, Place, Writers};
@@ -66,7 +65,7 @@ impl Late {
         };
         // A single slow query may have waited for something else.
         let took = last.took.min(self.before);
-        Some(pace(interval).next(Last { took, ..last }))
+        Some(Pace::of_search(interval).next(Last { took, ..last }))
     }
 
     fn is_of_use(&self, passed: Option<Position>) -> bool {
@@ -134,29 +133,29 @@ impl Search for Late {
         (is_due && self.is_of_use(pass.passed)).then_some(Ask::Late(look))
     }
 
-    fn learn(&mut self, now: Instant, _: Ask, outcome: Outcome, took: Duration) -> Hints {
-        let mut hints = Hints::default();
+    fn learn(
+        &mut self,
+        now: Instant,
+        _: Ask,
+        outcome: Outcome<Box<Found>>,
+        took: Duration,
+    ) -> Option<WalkAgain> {
         match outcome {
-            Outcome::Done { page, .. } => {
-                let Some(Moment { newest, writers }) = page.moment else {
-                    return hints;
-                };
+            Outcome::Done(done) => {
+                let Moment { newest, writers } = done.page.moment?;
                 newest.into_iter().for_each(|newest| self.saw(newest));
-                let upto = match page.next {
+                let upto = match done.page.next {
                     Some(Place::After(sequence)) => Some(sequence),
                     _ => None,
                 };
                 // Sweeps find the messages without a key.
-                hints.restarts_walk = self.read(now, upto, writers, took);
-                hints.free = page.found;
+                let is_first = self.read(now, upto, writers, took);
+                return is_first.then_some(WalkAgain::Now);
             }
-            Outcome::TooSlow => {
-                self.was_too_slow(now, took);
-                hints.wants_patrol = true;
-            }
+            Outcome::TooSlow => self.was_too_slow(now, took),
             Outcome::Failed => {}
         }
-        hints
+        None
     }
 
     /// At once, unless a round that began since then has ended.
@@ -165,17 +164,12 @@ impl Search for Late {
         self.due_at()
             .filter(|_| !is_done && self.is_of_use(pass.passed))
     }
-
-    /// A message that is not visible yet is not waited for.
-    fn is_done(&self, _: &Pass) -> bool {
-        true
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::pace::REST;
     use super::*;
+    use crate::relay::pace::REST;
 
     const TOOK: Duration = Duration::from_millis(1);
     const PASSED: Option<Position> = Some(Position {

@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::pace::pace;
 use super::ranges::Ranges;
 use super::rounds::{Round, Rounds};
-use super::search::{EveryOther, Hints, Outcome, Pass, Search};
+use super::search::{EveryOther, Found, Outcome, Pass, Search, WalkAgain};
 use crate::relay::pace::Pace;
 use crate::store::range::Range;
 use crate::store::relay::page::Place;
@@ -13,7 +12,7 @@ use crate::store::relay::search::Ask;
 
 /// The shortest time between two rounds.
 const INTERVAL: Duration = Duration::from_secs(1);
-const PACE: Pace = pace(INTERVAL);
+const PACE: Pace = Pace::of_search(INTERVAL);
 /// The pace after a round that has left messages: only the patrol finds them.
 const QUICK: Pace = Pace {
     interval: INTERVAL,
@@ -70,7 +69,6 @@ impl Patrol {
 
     /// The range took too long.
     fn was_too_wide(&mut self, now: Instant, range: Range, took: Duration) {
-        self.want(now);
         if range.upto - 1 <= range.after {
             // A single message: its key may have too many dead entries. Continue with the other messages.
             return self.read(now, range.upto, took, true);
@@ -90,28 +88,35 @@ impl Search for Patrol {
         self.turn.is_next(pass.is_idle).then_some(Ask::Range(range))
     }
 
-    fn learn(&mut self, now: Instant, ask: Ask, outcome: Outcome, took: Duration) -> Hints {
+    fn learn(
+        &mut self,
+        now: Instant,
+        ask: Ask,
+        outcome: Outcome<Box<Found>>,
+        took: Duration,
+    ) -> Option<WalkAgain> {
         let Ask::Range(range) = ask else {
-            return Hints::default();
+            return None;
         };
         match outcome {
-            Outcome::Done {
-                page,
-                picked,
-                claims,
-            } => {
+            Outcome::Done(done) => {
+                let Found {
+                    page,
+                    picked,
+                    claims,
+                } = *done;
                 let upto = match page.next {
                     Some(Place::After(sequence)) => sequence,
                     _ => range.upto,
                 };
                 let has_left = picked.left.iter().any(|one| one.is_open);
-                let has_left = has_left || claims.is_cut || claims.is_beaten;
+                let has_left = has_left || claims.is_cut || claims.of_keys.is_beaten();
                 self.read(now, upto, took, has_left);
             }
             Outcome::TooSlow => self.was_too_wide(now, range, took),
             Outcome::Failed => {}
         }
-        Hints::default()
+        None
     }
 
     fn again_at(&self, pass: &Pass) -> Option<Instant> {

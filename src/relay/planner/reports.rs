@@ -1,27 +1,30 @@
 //! The planner's input: the results of its steps, and reports of other threads.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::database_clock::DatabaseClock;
-use super::lanes::{Brought, Seen};
-use super::search::Outcome;
+use super::lanes::Seen;
+use super::picks::OfKeys;
+use super::search::{Ended, Found, Outcome, WalkAgain};
 use super::searches::SearchKind;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
 use super::{Awaited, Planner, Policy, Stage};
+use crate::relay::doubt::Doubt;
 use crate::relay::registry::Registry;
 use crate::relay::to::To;
-use crate::relay::told::Returned;
-use crate::store::relay::claim::{Batch, Lane, Topic};
+use crate::store::relay::claim::Topic;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::ordered::Key;
 use crate::store::relay::page::Free;
 use crate::store::relay::search::Ask;
 use crate::store::relay::settle::Claim;
 
 /// What other threads report to the planner, and what the claimer learns beside its steps.
 #[derive(Debug)]
-pub(in crate::relay) enum Report {
+pub(crate) enum Report {
     /// There may be new messages.
     News,
     /// When the rows of registered destinations must be checked, if this survey leaves them out.
@@ -30,12 +33,37 @@ pub(in crate::relay) enum Report {
     Registered(Arc<Registry>),
     /// Messages were released or have become free.
     Returned(Returned),
-    /// Messages name these leases, but the rows of the leases are gone.
+    /// All leases whose rows are gone while messages still name them.
     Vanished(Vec<i64>),
     /// A message was claimed under a lease, by the claimer or a settler.
     Claimed(LeaseId, Claim),
     /// A settler has claimed a message of this topic, and the queue of its destination has no room.
     NoPlace(String, To),
+}
+
+/// Messages that were released or became free. They may be due at index positions that claims have already passed.
+#[derive(Debug, Default)]
+pub(crate) struct Returned {
+    /// For messages without an ordering key: the earliest time from which a message of the topic can be claimed.
+    pub(crate) topics: HashMap<Topic, i64>,
+    pub(crate) keys: HashSet<Key>,
+}
+
+impl Returned {
+    pub(crate) fn new(
+        topics: impl Iterator<Item = (Topic, i64)>,
+        keys: impl Iterator<Item = Key>,
+    ) -> Self {
+        let mut returned = Self {
+            keys: keys.collect(),
+            ..Self::default()
+        };
+        for (topic, available_at) in topics {
+            let first = returned.topics.entry(topic).or_insert(available_at);
+            *first = available_at.min(*first);
+        }
+        returned
+    }
 }
 
 impl Planner<'_> {
@@ -54,7 +82,7 @@ impl Planner<'_> {
                 self.surveys.want();
             }
             Awaited::Room => {}
-            Awaited::Turn | Awaited::Work => {
+            Awaited::Turn | Awaited::Work | Awaited::WorkOrRoom => {
                 if !is_rung {
                     self.surveys.want();
                 }
@@ -125,13 +153,14 @@ impl Planner<'_> {
         }
     }
 
-    /// Takes in the result of a survey. Begins a new look, unless the current look has found nothing yet. Returns
+    /// Takes in the result of a survey. `held`: the leases whose messages are still in flight in this process. Begins a new look, unless the current look has found nothing yet. Returns
     /// `true` if new topics were found that this relay does not serve.
     pub(in crate::relay) fn surveyed(
         &mut self,
         now: Instant,
         survey: Survey,
         found: Surveyed,
+        held: &HashSet<LeaseId>,
     ) -> bool {
         let began = survey.look.began;
         let is_cut = !matches!(survey.streams, Streams::Behind(_)) && found.streams.is_none();
@@ -148,27 +177,19 @@ impl Planner<'_> {
         }
         self.is_active = found.is_active;
         let undoing = self.undoing.as_ref();
-        let is_held =
-            |lease| found.held.contains(&lease) || undoing.is_some_and(|one| one.is_of(lease));
+        let is_held = |lease| held.contains(&lease) || undoing.is_some_and(|one| one.is_of(lease));
         let has_ended = self.leases.learn(found.ended, is_held);
         if has_ended {
             self.lanes.forget_places();
             self.searches.walk.restart();
         }
         let has_new_nowhere = self.take_over(seen, now);
-        let kept_back = found.kept_back;
-        let kept_back = kept_back.unwrap_or_else(|| self.lanes.kept_back().clone());
         self.published.policy = Policy {
-            paused: kept_back.topics.iter().cloned().collect(),
             not_taken: self.lanes.nowhere().collect(),
             has_parts: self.lanes.has_keyed_parts(),
             full: std::mem::take(&mut self.published.policy.full),
         };
         self.published.is_new = true;
-        if self.lanes.keep_back(kept_back) {
-            // The walk has skipped the keys that were kept back.
-            self.searches.walk.restart();
-        }
         let was_wanted = self.surveys.end(began, now, self.settings.poll_interval);
         // A look over many lanes may take longer than the survey interval. If the look has found nothing yet, it
         // continues: otherwise it would never end. A newly expired lease begins a new look: its messages may be in any
@@ -194,36 +215,9 @@ impl Planner<'_> {
         is_other
     }
 
-    /// Takes in the result of a claim from lanes.
-    pub(in crate::relay) fn claimed(&mut self, now: Instant, brought: &Brought<'_>) {
-        self.look.found_nothing &= brought.batch.claimed.is_empty();
-        self.lanes.learn(brought, self.now(now));
-    }
-
-    /// A claim from these lanes took too long: their floors skip the dead entries, and the patrol searches the rest.
-    pub(in crate::relay) fn was_too_slow(&mut self, now: Instant, asked: &[Lane], took: Duration) {
-        log::warn!(event = "claim_slow", lanes = asked.len(), seconds = took.as_secs_f64(); "a claim took {:.1} s and was cancelled: an old transaction may keep settled messages in the index. Searching in smaller steps", took.as_secs_f64());
-        self.lanes.were_too_slow(asked, took, self.now(now));
-        self.searches.patrol.want(now);
-    }
-
-    /// A keyed claim has ended; `None`: another relay's claim blocked it. `random` is from 0 to 1.
-    pub(in crate::relay) fn contended(&mut self, now: Instant, random: f64, batch: Option<&Batch>) {
-        match batch {
-            Some(_) => self.contention.won(),
-            None => self.contention.lost(now, random),
-        }
-        self.look.found_nothing &= batch.is_some_and(|batch| batch.claimed.is_empty());
-    }
-
-    /// A claim had no answer. Its messages may be in ranges that the undo has already passed.
-    pub(in crate::relay) fn lost_answer(&mut self) {
-        self.undoing = None;
-    }
-
     /// Every known message is settled: all other messages of the lease, except those in `aside`, are released.
-    pub(in crate::relay) fn begin_undo(&mut self, lease: LeaseId, aside: Vec<Claim>) {
-        self.undoing = Some(Undoing::new(lease, aside));
+    pub(in crate::relay) fn begin_undo(&mut self, doubt: Doubt, aside: Vec<Claim>) {
+        self.undoing = Some(Undoing::new(doubt, aside));
     }
 
     /// `count` messages of a part were released; `None`: the statement took too long.
@@ -233,35 +227,64 @@ impl Planner<'_> {
         }
     }
 
-    /// Takes in the outcome of a search.
-    pub(in crate::relay) fn searched(
+    /// Takes in the outcome of a claim from lanes, or of a search.
+    pub(in crate::relay) fn searched(&mut self, now: Instant, ended: Ended<'_>, took: Duration) {
+        let (found, of_keys) = match &ended {
+            Ended::Lanes(_, Outcome::Done(done)) => (done.batch.claimed.len(), done.of_keys),
+            Ended::Search(_, _, Outcome::Done(done)) => {
+                (done.claims.claimed.len(), done.claims.of_keys)
+            }
+            Ended::Lanes(_, Outcome::TooSlow) | Ended::Search(_, _, Outcome::TooSlow) => {
+                // Other searches may take too long, too.
+                self.searches.patrol.want(now);
+                (0, OfKeys::None)
+            }
+            Ended::Lanes(..) | Ended::Search(..) => (0, OfKeys::None),
+        };
+        self.look.found_nothing &= found == 0 && !of_keys.is_beaten();
+        match of_keys {
+            OfKeys::None => {}
+            OfKeys::Done => self.contention.won(),
+            OfKeys::Beaten(random) => self.contention.lost(now, random),
+        }
+        match ended {
+            Ended::Lanes(asked, Outcome::Done(brought)) if !of_keys.is_beaten() => {
+                self.lanes.learn(asked, &brought, self.now(now));
+            }
+            Ended::Lanes(asked, Outcome::TooSlow) => {
+                log::warn!(event = "claim_slow", lanes = asked.len(), seconds = took.as_secs_f64(); "a claim took {:.1} s and was cancelled: an old transaction may keep settled messages in the index. Searching in smaller steps", took.as_secs_f64());
+                self.lanes.were_too_slow(asked, took, self.now(now));
+            }
+            Ended::Lanes(..) => {}
+            Ended::Search(by, ask, outcome) => self.learn_search(now, (by, ask), outcome, took),
+        }
+    }
+
+    fn learn_search(
         &mut self,
         now: Instant,
         (by, ask): (SearchKind, Ask),
-        outcome: Outcome,
+        mut outcome: Outcome<Box<Found>>,
         took: Duration,
     ) {
-        if let Outcome::Done { claims, .. } = &outcome {
-            self.look.found_nothing &= claims.claimed.is_empty() && !claims.is_beaten;
-        }
         // The query of late messages cannot have taken longer: this process stood still.
         let took = match by {
             SearchKind::Late => took.min(self.settings.moment),
             _ => took,
         };
-        let hints = self.searches.learn(now, (by, ask), outcome, took);
-        if hints.wants_patrol {
-            self.searches.patrol.want(now);
+        let mut passed = Vec::new();
+        if let Outcome::Done(done) = &mut outcome {
+            self.searches.free(done.picked.cut(&done.claims));
+            if by == SearchKind::Late {
+                passed = std::mem::take(&mut done.page.found);
+                passed.retain(|one| self.lanes.has_passed(&one.found()));
+            }
         }
-        if hints.restarts_walk {
-            self.searches.walk.restart();
+        match self.searches.learn(now, (by, ask), outcome, took) {
+            Some(WalkAgain::Now) => self.searches.walk.restart(),
+            Some(WalkAgain::Soon) => self.searches.walk.want_round(),
+            None => {}
         }
-        if hints.wants_walk {
-            self.searches.walk.want_round();
-        }
-        self.searches.free(hints.freed);
-        let mut passed = hints.free;
-        passed.retain(|one| self.lanes.has_passed(&one.found()));
         let (keyed, plain): (Vec<Free>, Vec<Free>) =
             (passed.into_iter()).partition(|one| one.ordering_key.is_some());
         self.hear(Report::Returned(Returned::new(

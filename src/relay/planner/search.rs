@@ -6,10 +6,11 @@
 
 use std::time::{Duration, Instant};
 
+use super::lanes::Brought;
 use super::picks::{Claims, Picked};
-use crate::store::relay::claim::Position;
-use crate::store::relay::ordered::Key;
-use crate::store::relay::page::{Free, Page};
+use super::searches::SearchKind;
+use crate::store::relay::claim::{Lane, Position};
+use crate::store::relay::page::Page;
 use crate::store::relay::search::Ask;
 
 /// What the searches see when the planner asks them.
@@ -46,33 +47,36 @@ impl Pass {
     }
 }
 
-/// The result of a query and of the claim of what it has found.
+/// The outcome of a claim from lanes, or of a search: of its query, and of the claim of what the query has found.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly all outcomes are done")]
-pub(in crate::relay) enum Outcome {
-    Done {
-        page: Page,
-        picked: Picked,
-        claims: Claims,
-    },
+pub(in crate::relay) enum Ended<'a> {
+    Lanes(&'a [Lane], Outcome<Brought<'a>>),
+    Search(SearchKind, Ask, Outcome<Box<Found>>),
+}
+
+#[derive(Debug)]
+pub(in crate::relay) enum Outcome<T> {
+    Done(T),
     /// A statement took too long and was cancelled.
     TooSlow,
     Failed,
 }
 
-/// What a search has found out for the others.
-#[derive(Debug, Default)]
-pub(super) struct Hints {
-    /// Other searches may take too long, too: the patrol begins.
-    pub(super) wants_patrol: bool,
-    /// Any key may be free: a new walk begins.
-    pub(super) restarts_walk: bool,
-    /// Another walk is to follow, as soon as one may begin.
-    pub(super) wants_walk: bool,
-    /// Keys to query by name.
-    pub(super) freed: Vec<Key>,
-    /// Messages that claims of their lanes may have passed.
-    pub(super) free: Vec<Free>,
+/// The messages that a query has found, and those of them that were claimed.
+#[derive(Debug)]
+pub(in crate::relay) struct Found {
+    pub(in crate::relay) page: Page,
+    pub(in crate::relay) picked: Picked,
+    pub(in crate::relay) claims: Claims,
+}
+
+/// When another walk begins.
+#[derive(Debug)]
+pub(super) enum WalkAgain {
+    /// At once: any key may be free.
+    Now,
+    /// As soon as one may begin.
+    Soon,
 }
 
 /// The questions that every search answers.
@@ -80,14 +84,24 @@ pub(super) trait Search {
     /// What to ask the database now, if the search is due.
     fn ask(&mut self, pass: &Pass) -> Option<Ask>;
 
-    /// Learns the outcome of the query.
-    fn learn(&mut self, now: Instant, ask: Ask, outcome: Outcome, took: Duration) -> Hints;
+    /// Learns the outcome of the query. Returns whether another walk is needed.
+    fn learn(
+        &mut self,
+        now: Instant,
+        ask: Ask,
+        outcome: Outcome<Box<Found>>,
+        took: Duration,
+    ) -> Option<WalkAgain>;
 
     /// When the search is due again, although no notification announces what it finds. `None`: with the next look.
-    fn again_at(&self, pass: &Pass) -> Option<Instant>;
+    fn again_at(&self, _: &Pass) -> Option<Instant> {
+        None
+    }
 
-    /// Whether the search has left nothing since the look began.
-    fn is_done(&self, pass: &Pass) -> bool;
+    /// Whether the search has left nothing since the look began. Searches whose messages are not waited for never have.
+    fn is_done(&self, _: &Pass) -> bool {
+        true
+    }
 }
 
 /// Every other turn, while others have work, too.

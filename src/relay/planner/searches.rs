@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::search::{Hints, Outcome, Pass, Search};
+use super::search::{Found, Outcome, Pass, Search, WalkAgain};
 use crate::store::relay::ordered::Key;
 use crate::store::relay::search::Ask;
 
@@ -33,9 +33,9 @@ macro_rules! searches {
                 &mut self,
                 now: Instant,
                 (by, ask): (SearchKind, Ask),
-                outcome: Outcome,
+                outcome: Outcome<Box<Found>>,
                 took: Duration,
-            ) -> Hints {
+            ) -> Option<WalkAgain> {
                 match by {
                     $(SearchKind::$Search => self.$name.learn(now, ask, outcome, took),)+
                 }

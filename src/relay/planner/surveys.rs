@@ -1,14 +1,12 @@
 //! Surveys: the periodic query for streams, expired leases and pauses, and for whether this relay is active.
 
-use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use super::kept_back::KeptBack;
 use super::lanes::Seen;
-use super::pace::pace;
 use crate::relay::pace::{Last, Pace};
+use crate::store::brief::Tried;
 use crate::store::relay::claim::Stream;
-use crate::store::relay::lease::LeaseId;
+use crate::store::relay::pause::Paused;
 use crate::store::relay::streams::Found;
 
 /// A query for streams that takes longer than this reads dead index entries.
@@ -19,7 +17,7 @@ const FOR_ALL: Pace = Pace {
     rest: 100,
 };
 /// The pace of slow queries for all but the known streams.
-const BESIDE_KNOWN: Pace = pace(Duration::ZERO);
+const BESIDE_KNOWN: Pace = Pace::of_search(Duration::ZERO);
 
 /// The longest interval between surveys. The interval is otherwise the poll interval, but at least
 /// [`SHORTEST_INTERVAL`].
@@ -158,7 +156,7 @@ pub(in crate::relay) enum Streams {
 }
 
 /// The result of a survey.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::relay) struct Surveyed {
     /// `None`: the query for streams took too long.
     pub(in crate::relay) streams: Option<Vec<Found>>,
@@ -168,16 +166,14 @@ pub(in crate::relay) struct Surveyed {
     pub(in crate::relay) shortened: Vec<i64>,
     /// Expired leases.
     pub(in crate::relay) ended: Vec<i64>,
-    /// Leases whose messages are still in flight in this process.
-    pub(in crate::relay) held: HashSet<LeaseId>,
     /// Whether this relay is active; otherwise it stands by.
     pub(in crate::relay) is_active: bool,
     /// The database's time, in microseconds.
     pub(in crate::relay) time: i64,
     /// A number that identifies the server.
     pub(in crate::relay) server: i64,
-    /// `None`: not known, so as before.
-    pub(in crate::relay) kept_back: Option<KeptBack>,
+    /// The table of pauses.
+    pub(in crate::relay) paused: Tried<Vec<Paused>>,
 }
 
 /// A pass over all lanes, which may take several claims.

@@ -1,12 +1,18 @@
 //! The planner in given states, and its next steps.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use super::search::Search;
 use super::*;
 use crate::config::{Config, Destination, Route};
 use crate::message::{Message, Sequence};
-use crate::relay::told::Returned;
+use crate::relay::custody::InCustody;
+use crate::relay::doubt::RanBy;
+use crate::relay::kept_back::KeptBack;
+use crate::relay::pace::REST;
+use crate::store::brief::Tried;
 use crate::store::range::Range;
-use crate::store::relay::backend::Backend;
 use crate::store::relay::claim::{Batch, Claimed, Known, Position, Stream, TakenOver, Topic};
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::{Free, Moment, Page, Writers};
@@ -41,6 +47,8 @@ struct Ground<'a> {
     planner: Planner<'a>,
     now: Instant,
     view: View,
+    /// The leases whose messages are in flight.
+    held: HashSet<LeaseId>,
 }
 
 fn topic(topic: &str) -> Topic {
@@ -54,6 +62,29 @@ fn stream(of: &str, is_keyed: bool) -> Stream {
     Stream {
         topic: topic(of),
         is_keyed,
+    }
+}
+
+/// A lost result of a claim under [`LEASE`].
+fn doubt(number: u64) -> Doubt {
+    Doubt {
+        lease: LEASE,
+        ran_by: RanBy::Any,
+        number,
+    }
+}
+
+/// A survey that has found nothing.
+fn nothing() -> Surveyed {
+    Surveyed {
+        streams: None,
+        took: Duration::ZERO,
+        shortened: Vec::new(),
+        ended: Vec::new(),
+        is_active: false,
+        time: 0,
+        server: 0,
+        paused: Tried::Locked,
     }
 }
 
@@ -159,13 +190,17 @@ impl<'a> Ground<'a> {
             may_send: true,
             doors: vec![door; 2],
             room_to_split: 100,
-            is_nothing_in_flight: true,
+            custody: InCustody {
+                is_nothing_in_flight: true,
+                ..InCustody::default()
+            },
             ..View::default()
         };
         Self {
             planner: Planner::new(now, settings(), routes, vec!["a", "b"]),
             now,
             view,
+            held: HashSet::new(),
         }
     }
 
@@ -210,14 +245,14 @@ impl<'a> Ground<'a> {
         let found = Surveyed {
             streams: found(streams),
             is_active: true,
-            ..Surveyed::default()
+            ..nothing()
         };
         self.surveyed(found);
     }
 
     fn surveyed(&mut self, found: Surveyed) -> bool {
         let survey = self.begin_survey();
-        self.planner.surveyed(self.now, survey, found)
+        self.planner.surveyed(self.now, survey, found, &self.held)
     }
 
     /// Answers each claim with no messages, until the planner waits.
@@ -247,25 +282,27 @@ impl<'a> Ground<'a> {
     fn found(&mut self, kind: SearchKind, ask: Ask, page: Page, claims: Claims) -> Vec<i64> {
         let picked = self.planner.pick(self.now, &ask, &page, &self.view);
         let sequences = picked.keyed.iter().map(|one| one.sequence).collect();
-        let outcome = Outcome::Done {
+        let outcome = Outcome::Done(Box::new(super::Found {
             page,
             picked,
             claims,
-        };
+        }));
         let took = Duration::from_millis(1);
-        (self.planner).searched(self.now, (kind, ask), outcome, took);
+        let ended = Ended::Search(kind, ask, outcome);
+        self.planner.searched(self.now, ended, took);
         sequences
     }
 
     fn found_late(&mut self, ask: Ask, free: &[Free], took: Duration) {
         let page = late(free);
         let picked = self.planner.pick(self.now, &ask, &page, &self.view);
-        let outcome = Outcome::Done {
+        let outcome = Outcome::Done(Box::new(super::Found {
             page,
             picked,
             claims: Claims::default(),
-        };
-        (self.planner).searched(self.now, (SearchKind::Late, ask), outcome, took);
+        }));
+        let ended = Ended::Search(SearchKind::Late, ask, outcome);
+        self.planner.searched(self.now, ended, took);
     }
 
     /// The next step, which asks for late messages.
@@ -288,14 +325,19 @@ impl<'a> Ground<'a> {
     }
 
     fn bring(&mut self, asked: &[Lane], claimed: Vec<Claimed>) {
+        self.bring_with(asked, claimed, OfKeys::None);
+    }
+
+    fn bring_with(&mut self, asked: &[Lane], claimed: Vec<Claimed>, of_keys: OfKeys) {
         let brought = Brought {
-            asked,
             room: usize::MAX,
             batch: &batch(claimed),
+            of_keys,
             reached: &HashMap::new(),
             took: Duration::ZERO,
         };
-        self.planner.claimed(self.now, &brought);
+        let ended = Ended::Lanes(asked, Outcome::Done(brought));
+        self.planner.searched(self.now, ended, Duration::ZERO);
     }
 }
 
@@ -311,9 +353,13 @@ fn a_round_hears_the_gates_and_surveys_before_it_claims() {
     let found = Surveyed {
         streams: found(&[stream("a", false), stream("a", true)]),
         is_active: true,
-        ..Surveyed::default()
+        ..nothing()
     };
-    assert!(!ground.planner.surveyed(ground.now, survey, found));
+    assert!(
+        !ground
+            .planner
+            .surveyed(ground.now, survey, found, &ground.held)
+    );
     // The walk goes first, for keys with a backlog. Then lanes and walk take turns.
     let walk = Step::Claim(Claim::Found(SearchKind::Walk, Ask::Walk(Key::default())));
     assert_eq!(ground.next(), walk);
@@ -373,7 +419,7 @@ fn a_relay_that_is_not_to_work_or_has_no_lease_waits() {
     ground.view.lease = None;
     let expected = wait(Awaited::Lease, ground.now + LEASE_INTERVAL, None);
     assert_eq!(ground.next(), expected);
-    ground.view.question = 3;
+    ground.view.custody.question = 3;
     ground.planner.settings.is_enabled = false;
     let expected = wait(Awaited::Nothing, ground.now + POLL, Some(3));
     assert_eq!(ground.next(), expected);
@@ -423,7 +469,7 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
         streams: found(&[]),
         took: slow,
         is_active: true,
-        ..Surveyed::default()
+        ..nothing()
     };
     ground.surveyed(slowly());
     assert_eq!(ground.wait().until, ground.now + POLL);
@@ -441,10 +487,11 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
         survey,
         Surveyed {
             is_active: true,
-            ..Surveyed::default()
+            ..nothing()
         },
+        &ground.held,
     );
-    let owed = looked + pace::REST * slow;
+    let owed = looked + REST * slow;
     assert_eq!(ground.wait().until, owed);
     // Found by the simulation (seed 39839): the query came due between two surveys while the relay waited for room, and
     // from then on every wait ended at once.
@@ -470,22 +517,25 @@ fn a_lane_continues_after_the_present_of_the_database() {
         streams: found(&[stream("a", false)]),
         is_active: true,
         time,
-        ..Surveyed::default()
+        ..nothing()
     };
-    ground.planner.surveyed(ground.now, survey, found);
+    ground
+        .planner
+        .surveyed(ground.now, survey, found, &ground.held);
     let asked = |ground: &mut Ground| match ground.step() {
         Step::Claim(Claim::Lanes { plain, .. }) => plain,
         other => panic!("{other:?}"),
     };
     let sweep = asked(&mut ground);
     let brought = Brought {
-        asked: &sweep,
         room: usize::MAX,
         batch: &Batch::default(),
+        of_keys: OfKeys::None,
         reached: &HashMap::new(),
         took: SECOND / 2,
     };
-    ground.planner.claimed(ground.now, &brought);
+    let ended = Ended::Lanes(&sweep, Outcome::Done(brought));
+    ground.planner.searched(ground.now, ended, SECOND / 2);
     assert_eq!(ground.wait().what, Awaited::Work);
     ground.planner.waited(ground.now, Awaited::Work, true, true);
     let after = asked(&mut ground)[0].after;
@@ -511,8 +561,8 @@ fn news_that_never_ends_keeps_no_claim_back() {
 fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
-    ground.view.question = 1;
-    ground.view.is_asked = true;
+    ground.view.custody.question = 1;
+    ground.view.custody.is_asked = true;
     assert_eq!(
         ground.wait().answers,
         Some(0),
@@ -525,7 +575,7 @@ fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
     };
     ground.bring(&plain, vec![claimed(1, "a", None)]);
     assert_eq!(ground.wait().answers, None, "the look has found a message");
-    ground.view.is_nothing_in_flight = false;
+    ground.view.custody.is_nothing_in_flight = false;
     ground
         .planner
         .waited(ground.now, Awaited::Work, true, false);
@@ -539,7 +589,7 @@ fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
 fn a_question_waits_while_the_lease_may_have_expired() {
     let routes = routes();
     let mut ground = Ground::new(&routes);
-    ground.view.question = 1;
+    ground.view.custody.question = 1;
     ground.view.may_send = false;
     ground.survey(&[stream("a", false)]);
     assert_eq!(ground.wait().answers, None);
@@ -547,7 +597,7 @@ fn a_question_waits_while_the_lease_may_have_expired() {
     ground.planner.waited(ground.now, Awaited::Work, true, true);
     assert_eq!(ground.wait().answers, Some(1));
 
-    ground.view.question = 2;
+    ground.view.custody.question = 2;
     ground.planner.hear(Report::News);
     ground.survey(&[stream("a", false)]);
     // Another lease, during the look.
@@ -582,12 +632,12 @@ fn news_soon_after_a_survey_asks_the_known_lanes_first() {
     let found = Surveyed {
         streams: found(&[stream("a", false)]),
         is_active: true,
-        ..Surveyed::default()
+        ..nothing()
     };
     let took = Duration::from_millis(5);
     ground.now += took;
     let surveyed = ground.now;
-    ground.planner.surveyed(surveyed, survey, found);
+    (ground.planner).surveyed(surveyed, survey, found, &ground.held);
     assert_eq!(ground.wait().until, surveyed + POLL);
     ground.planner.hear(Report::News);
     ground.planner.waited(ground.now, Awaited::Work, true, true);
@@ -621,7 +671,7 @@ fn a_lease_that_is_lost_during_a_survey_is_followed_by_another_survey() {
     let mut ground = Ground::new(&routes);
     let found = Surveyed {
         is_active: false,
-        ..Surveyed::default()
+        ..nothing()
     };
     ground.surveyed(found);
     ground.view.lease = None;
@@ -646,7 +696,7 @@ fn work_owed_only_by_claims_ends_no_wait_of_a_relay_that_does_not_claim() {
         ground.surveyed(Surveyed {
             streams: found(&[stream("a", false)]),
             is_active,
-            ..Surveyed::default()
+            ..nothing()
         });
         assert_eq!(ground.wait().until, ground.now + POLL);
     }
@@ -656,7 +706,7 @@ fn work_owed_only_by_claims_ends_no_wait_of_a_relay_that_does_not_claim() {
 fn a_question_waits_for_the_end_of_an_undo() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
-    ground.planner.begin_undo(LEASE, vec![]);
+    ground.planner.begin_undo(doubt(1), vec![]);
     for _ in 0..3 {
         assert!(matches!(ground.step(), Step::Undo(_)));
         assert_eq!(ground.step(), Step::LookAgain);
@@ -670,11 +720,8 @@ fn a_question_waits_for_the_end_of_an_undo() {
 fn an_undo_continues_between_claims_and_keeps_known_messages() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
-    let doubt = Doubt {
-        lease: LEASE,
-        backend: Some(Backend { pid: 1, started: 0 }),
-    };
-    ground.view.doubt = Some(doubt);
+    let doubt = doubt(1);
+    ground.view.custody.doubt = Some(doubt);
     assert_eq!(ground.next(), Step::Undo(Undo::Resolve(doubt)));
     assert_eq!(
         ground.next(),
@@ -683,13 +730,16 @@ fn an_undo_continues_between_claims_and_keeps_known_messages() {
     );
     ground
         .planner
-        .begin_undo(LEASE, vec![settle::Claim { sequence: 5, at: 0 }]);
+        .begin_undo(doubt, vec![settle::Claim { sequence: 5, at: 0 }]);
     let mut after = i64::MIN;
     let released = loop {
         let part = match ground.step() {
             Step::Undo(Undo::Part(part)) => part,
-            Step::Undo(Undo::End { lease, released }) => {
-                assert_eq!(lease, LEASE);
+            Step::Undo(Undo::End {
+                doubt: of,
+                released,
+            }) => {
+                assert_eq!(of, doubt);
                 break released;
             }
             other => panic!("{other:?}"),
@@ -711,7 +761,7 @@ fn an_undo_continues_between_claims_and_keeps_known_messages() {
         assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
     };
     assert!(released.is_some_and(|count| count > 3));
-    ground.view.doubt = None;
+    ground.view.custody.doubt = None;
     assert!(
         matches!(ground.step(), Step::Survey(_)),
         "a new look begins"
@@ -723,19 +773,15 @@ fn an_undo_continues_between_claims_and_keeps_known_messages() {
 fn an_undo_restarts_when_another_answer_is_lost() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
-    ground.planner.begin_undo(LEASE, vec![]);
+    ground.planner.begin_undo(doubt(1), vec![]);
     let Step::Undo(Undo::Part(part)) = ground.step() else {
         panic!("expected a part");
     };
     ground.planner.undone(&part, Some(0), Duration::ZERO);
-    ground.planner.lost_answer();
-    let doubt = Doubt {
-        lease: LEASE,
-        backend: None,
-    };
-    ground.view.doubt = Some(doubt);
-    assert_eq!(ground.step(), Step::Undo(Undo::Resolve(doubt)));
-    ground.planner.begin_undo(LEASE, vec![]);
+    let another = doubt(2);
+    ground.view.custody.doubt = Some(another);
+    assert_eq!(ground.step(), Step::Undo(Undo::Resolve(another)));
+    ground.planner.begin_undo(another, vec![]);
     assert_eq!(ground.step(), Step::LookAgain);
     assert_eq!(ground.step(), Step::Undo(Undo::Part(part)));
 }
@@ -744,11 +790,13 @@ fn an_undo_restarts_when_another_answer_is_lost() {
 fn a_doubt_about_an_ended_lease_ends_at_once() {
     let routes = routes();
     let mut ground = Ground::new(&routes);
-    let lease = LeaseId(LEASE.0 - 1);
-    let backend = None;
-    ground.view.doubt = Some(Doubt { lease, backend });
+    let doubt = Doubt {
+        lease: LeaseId(LEASE.0 - 1),
+        ..doubt(1)
+    };
+    ground.view.custody.doubt = Some(doubt);
     let released = None;
-    assert_eq!(ground.next(), Step::Undo(Undo::End { lease, released }));
+    assert_eq!(ground.next(), Step::Undo(Undo::End { doubt, released }));
 }
 
 /// R12, R14: messages of an expired lease are taken over, except those that this process still has to settle.
@@ -762,10 +810,10 @@ fn leases_that_have_ended_are_taken_over_or_lost() {
     let ended = |ended: &[i64]| Surveyed {
         streams: found(&[stream("a", false)]),
         ended: ended.to_vec(),
-        held: [LeaseId(2), LeaseId(5)].into(),
         is_active: true,
-        ..Surveyed::default()
+        ..nothing()
     };
+    ground.held = [LeaseId(2), LeaseId(5)].into();
     ground.surveyed(ended(&[1, 2]));
     assert_eq!(ground.planner.expired(), [1, 4]);
     let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
@@ -785,7 +833,7 @@ fn a_relay_that_stands_by_waits_for_its_turn_and_then_looks_at_everything() {
     let standing = |is_active| Surveyed {
         streams: found(&[stream("a", false)]),
         is_active,
-        ..Surveyed::default()
+        ..nothing()
     };
     ground.surveyed(standing(false));
     assert_eq!(ground.wait().what, Awaited::Turn);
@@ -804,7 +852,7 @@ fn a_relay_that_stands_by_probes_no_destination() {
     let mut ground = Ground::new(&routes);
     ground.surveyed(Surveyed {
         is_active: false,
-        ..Surveyed::default()
+        ..nothing()
     });
     ground.view.doors[0] = Door {
         room: 0,
@@ -834,7 +882,7 @@ fn a_relay_that_was_beaten_rests_and_claims_messages_without_keys_meanwhile() {
     let routes = routes();
     let both = [stream("a", false), stream("a", true)];
     let mut ground = Ground::with(&routes, &both);
-    ground.planner.contended(ground.now, 1.0, None);
+    ground.bring_with(&[], vec![], OfKeys::Beaten(1.0));
     let rest = Duration::from_millis(1);
     let expected = wait(Awaited::OthersClaim, ground.now + rest, None);
     assert_eq!(ground.step(), expected);
@@ -941,16 +989,11 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
     };
     for topics in [vec!["a".to_owned()], vec![]] {
         assert!(!asks_for_walk(&mut ground));
-        ground.planner.surveys.want();
-        ground.surveyed(Surveyed {
-            streams: found(std::slice::from_ref(&keyed)),
-            is_active: true,
-            kept_back: Some(KeptBack {
-                topics: topics.into_iter().collect(),
-                ..KeptBack::default()
-            }),
-            ..Surveyed::default()
+        ground.view.custody.kept_back = Arc::new(KeptBack {
+            topics: topics.into_iter().collect(),
+            ..KeptBack::default()
         });
+        ground.step();
     }
     assert!(asks_for_walk(&mut ground));
 }
@@ -966,9 +1009,9 @@ fn a_limit_ends_claims_and_answers() {
     };
     assert_eq!(room, 2);
     ground.view.left_to_claim = Some(0);
-    ground.view.is_nothing_in_flight = false;
+    ground.view.custody.is_nothing_in_flight = false;
     assert_eq!(ground.wait().answers, None);
-    ground.view.is_nothing_in_flight = true;
+    ground.view.custody.is_nothing_in_flight = true;
     let wait = ground.wait();
     assert_eq!((wait.what, wait.answers), (Awaited::Work, Some(0)));
 }
@@ -981,7 +1024,8 @@ fn a_slow_search_is_left_to_the_patrol() {
     let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
         panic!("expected a claim");
     };
-    ground.planner.was_too_slow(ground.now, &plain, SECOND);
+    let ended = Ended::Lanes(&plain, Outcome::TooSlow);
+    ground.planner.searched(ground.now, ended, SECOND);
     let mut ranges: Vec<Range> = Vec::new();
     for _ in 0..1000 {
         match ground.step() {
@@ -1008,7 +1052,7 @@ fn a_relay_of_an_empty_outbox_sleeps_until_the_next_poll() {
     for _ in 0..2 {
         let wait = ground.wait();
         assert_eq!((wait.what, wait.until), (Awaited::Work, ground.now + POLL));
-        assert!(wait.is_poll);
+        assert_eq!(wait.due, Due::Poll);
         ground.now += POLL;
         ground
             .planner
@@ -1030,7 +1074,7 @@ fn a_process_that_stood_still_looks_for_late_commits_soon() {
         .waited(ground.now + SECOND, Awaited::Work, true, true);
     let wait = ground.wait();
     assert!(wait.until <= ground.now + 6 * SECOND);
-    assert!(!wait.is_poll, "a query is owed before the poll");
+    assert_eq!(wait.due, Due::Owed, "a query is owed before the poll");
 }
 
 /// R6
@@ -1063,7 +1107,7 @@ fn a_message_committed_late_is_claimed_next() {
         streams: found(&[plain, keyed]),
         is_active: true,
         time: 60_000_000,
-        ..Surveyed::default()
+        ..nothing()
     };
     ground.planner.surveys.want();
     ground.surveyed(surveyed);

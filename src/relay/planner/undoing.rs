@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::ranges::Ranges;
+use crate::relay::doubt::Doubt;
 use crate::store::range::Range;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
@@ -11,7 +12,7 @@ use crate::store::relay::settle::Claim;
 /// A pass over the messages of a lease, to release those that this process does not know.
 #[derive(Debug)]
 pub(super) struct Undoing {
-    lease: LeaseId,
+    doubt: Doubt,
     ranges: Ranges,
     /// Known claims in the ranges still to come: put aside before, or claimed under the lease since.
     known: BTreeSet<Claim>,
@@ -29,9 +30,9 @@ pub(in crate::relay) struct Part {
 }
 
 impl Undoing {
-    pub(super) fn new(lease: LeaseId, aside: Vec<Claim>) -> Self {
+    pub(super) fn new(doubt: Doubt, aside: Vec<Claim>) -> Self {
         Self {
-            lease,
+            doubt,
             ranges: Ranges::new(),
             known: aside.into_iter().collect(),
             count: 0,
@@ -39,7 +40,7 @@ impl Undoing {
     }
 
     pub(super) fn is_of(&self, lease: LeaseId) -> bool {
-        self.lease == lease
+        self.doubt.lease == lease
     }
 
     /// The next part to release; or the number of released messages, at the end of the pass.
@@ -47,14 +48,14 @@ impl Undoing {
         let range = self.ranges.next().ok_or(self.count)?;
         let known = self.known.range(behind(range.after)..behind(range.upto));
         Ok(Part {
-            lease: self.lease,
+            lease: self.doubt.lease,
             range,
             known: known.copied().collect(),
         })
     }
 
-    pub(super) fn lease(&self) -> LeaseId {
-        self.lease
+    pub(super) fn doubt(&self) -> Doubt {
+        self.doubt
     }
 
     /// `count` messages of the range were released; `None`: the statement took too long.

@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::pace::pace;
-use super::search::{Hints, Outcome, Pass, Search};
-use crate::relay::pace::Last;
+use super::search::{Found, Outcome, Pass, Search, WalkAgain};
+use crate::relay::pace::{Last, Pace};
 use crate::store::relay::claim::{Position, Stream, Topic};
 use crate::store::relay::page::Place;
 use crate::store::relay::search::Ask;
@@ -76,38 +75,40 @@ impl Search for Unserved {
         (!pass.is_limited).then(|| Ask::Expired(stream.clone(), self.after))
     }
 
-    fn learn(&mut self, now: Instant, _: Ask, outcome: Outcome, took: Duration) -> Hints {
+    fn learn(
+        &mut self,
+        now: Instant,
+        _: Ask,
+        outcome: Outcome<Box<Found>>,
+        took: Duration,
+    ) -> Option<WalkAgain> {
         match outcome {
             // The rest is behind the same position.
-            Outcome::Done { claims, .. } if claims.is_beaten || claims.is_cut => {}
-            Outcome::Done { page, .. } => self.read(page.next),
+            Outcome::Done(done) if done.claims.of_keys.is_beaten() || done.claims.is_cut => {}
+            Outcome::Done(done) => self.read(done.page.next),
             Outcome::TooSlow | Outcome::Failed => {}
         }
         let interval = match self.streams.is_empty() {
             true => INTERVAL,
             false => Duration::ZERO,
         };
-        self.next = Some(pace(interval).next(Last { ended: now, took }));
-        Hints::default()
+        self.next = Some(Pace::of_search(interval).next(Last { ended: now, took }));
+        None
     }
 
     fn again_at(&self, pass: &Pass) -> Option<Instant> {
         self.next
             .filter(|_| !pass.is_limited && !self.streams.is_empty())
     }
-
-    /// These messages are not to be sent.
-    fn is_done(&self, _: &Pass) -> bool {
-        true
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::pace::REST;
     use super::super::picks::Claims;
     use super::super::picks::Picked;
+    use super::super::search::Found;
     use super::*;
+    use crate::relay::pace::REST;
     use crate::store::relay::page::Page;
 
     fn step(unserved: &mut Unserved, now: Instant) -> Option<(Stream, Position)> {
@@ -123,11 +124,11 @@ mod tests {
             next: reached.map(Place::Behind),
             ..Page::default()
         };
-        let outcome = Outcome::Done {
+        let outcome = Outcome::Done(Box::new(Found {
             page,
             picked: Picked::default(),
             claims: Claims::default(),
-        };
+        }));
         unserved.learn(now, ask, outcome, took);
     }
 

@@ -1,22 +1,20 @@
 //! The planner's view of the other threads: how much room they have, and what they hold.
 
-use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use crate::relay::doubt::Doubt;
+use crate::relay::custody::InCustody;
 use crate::relay::room::Rooms;
-use crate::relay::to::To;
-use crate::store::relay::claim::Topic;
+use crate::relay::to::{Group, To};
 use crate::store::relay::lease::LeaseId;
 
 /// The state of the other threads at one moment.
 #[derive(Debug, Clone, Default)]
 pub(in crate::relay) struct View {
+    pub(in crate::relay) custody: InCustody,
     /// The lease to claim under, if this relay has one with time left.
     pub(in crate::relay) lease: Option<LeaseId>,
     /// Whether the lease has enough time left to begin a send. Otherwise the database may already count it as expired.
     pub(in crate::relay) may_send: bool,
-    pub(in crate::relay) doubt: Option<Doubt>,
     /// One door for each bulkhead, by number.
     pub(in crate::relay) doors: Vec<Door>,
     /// The room of each registered destination. The last door is the shared room of all of them.
@@ -25,15 +23,8 @@ pub(in crate::relay) struct View {
     pub(in crate::relay) room_to_split: usize,
     /// Whether messages wait for room in some queue.
     pub(in crate::relay) is_queue_full: bool,
-    /// Topics whose settles the database refuses, and topics with many messages that wait for their filters.
-    pub(in crate::relay) held: HashSet<Topic>,
     /// How many more messages may be claimed, if there is a limit.
     pub(in crate::relay) left_to_claim: Option<usize>,
-    /// The number of the last question whether anything is due.
-    pub(in crate::relay) question: u64,
-    /// Whether that question is still open.
-    pub(in crate::relay) is_asked: bool,
-    pub(in crate::relay) is_nothing_in_flight: bool,
 }
 
 /// What may be claimed for a destination.
@@ -48,11 +39,18 @@ pub(in crate::relay) struct Door {
 }
 
 impl View {
+    /// The shared room of a group.
+    pub(super) fn room(&self, group: Group) -> usize {
+        match group {
+            Group::Only(to) => self.room_of(to),
+            Group::Registered => self.doors.last().map_or(0, |door| door.room),
+        }
+    }
+
     pub(super) fn room_of(&self, to: To) -> usize {
         match to {
             To::Bulkhead(number) => self.doors.get(number).map_or(0, |door| door.room),
-            To::ALL_REGISTERED => self.doors.last().map_or(0, |door| door.room),
-            To::Registered(id) => self.registered.of(id).min(self.room_of(To::ALL_REGISTERED)),
+            To::Registered(id) => self.registered.of(id).min(self.room(Group::Registered)),
             To::Split => self.room_to_split,
             To::Nowhere => 0,
         }

@@ -2,18 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use super::pace::pace;
 use super::rounds::Rounds;
-use super::search::{EveryOther, Hints, Outcome, Pass, Search};
+use super::search::{EveryOther, Found, Outcome, Pass, Search, WalkAgain};
 use crate::relay::pace::Pace;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::Place;
 use crate::store::relay::search::Ask;
 
 /// The pace of rounds while there is other work: settled keys continue without the walk.
-const PACE: Pace = pace(Duration::from_secs(1));
+const PACE: Pace = Pace::of_search(Duration::from_secs(1));
 /// The pace of rounds while there is no other work, or after a round that has left messages.
-const QUICK: Pace = pace(Duration::ZERO);
+const QUICK: Pace = Pace::of_search(Duration::ZERO);
 
 /// During a walk over many keys, lanes are claimed from at least this often: a relay that is awake gets no
 /// notifications.
@@ -96,16 +95,17 @@ impl Search for Walk {
         self.rounds.place().cloned().map(Ask::Walk)
     }
 
-    fn learn(&mut self, now: Instant, _: Ask, outcome: Outcome, took: Duration) -> Hints {
-        let mut hints = Hints::default();
+    fn learn(
+        &mut self,
+        now: Instant,
+        _: Ask,
+        outcome: Outcome<Box<Found>>,
+        took: Duration,
+    ) -> Option<WalkAgain> {
         match outcome {
-            Outcome::Done { claims, .. } if claims.is_beaten => {}
-            Outcome::Done {
-                page,
-                picked,
-                claims,
-            } => {
-                hints.freed = picked.cut(&claims);
+            Outcome::Done(done) if done.claims.of_keys.is_beaten() => {}
+            Outcome::Done(done) => {
+                let Found { page, picked, .. } = *done;
                 let has_left = picked.left.iter().any(|one| !one.has_room && one.is_open);
                 // The page ends at the first message whose destination had no room left.
                 let mut beyond = picked.left.into_iter().filter(|one| one.has_room);
@@ -115,14 +115,11 @@ impl Search for Walk {
                 });
                 self.read(now, upto, took, has_left);
             }
-            Outcome::TooSlow => {
-                // The page would take as long again: this round ends, and the next begins when it may.
-                self.read(now, None, took, false);
-                hints.wants_patrol = true;
-            }
+            // The page would take as long again: this round ends, and the next begins when it may.
+            Outcome::TooSlow => self.read(now, None, took, false),
             Outcome::Failed => {}
         }
-        hints
+        None
     }
 
     /// A round that could have begun before the look had no room, and waiting does not make room.
@@ -140,8 +137,8 @@ impl Search for Walk {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pace::REST;
     use super::*;
+    use crate::relay::pace::REST;
 
     /// G5: the relay must not sleep when the round may begin.
     #[test]

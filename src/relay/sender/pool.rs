@@ -21,7 +21,6 @@ use crate::relay::shared::Shared;
 use crate::relay::to::To;
 use crate::relay::turns::{Next, Sent};
 use crate::relay::verdict::Verdict;
-use crate::relay::wanted::Want;
 use crate::store::relay::split::Parts;
 
 /// An idle thread checks for work again after this time.
@@ -76,9 +75,7 @@ impl Shared {
         if has_more {
             registered.bell.ring();
         }
-        if self.wanted.is(Want::Room) && is_room {
-            self.signals.doorbell.ring();
-        }
+        self.custody.made_room(|| is_room);
         next
     }
 

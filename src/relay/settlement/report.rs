@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{ERROR_CHARS, Kind, Settlement, Verdict, storable};
+use super::{Attempt, ERROR_CHARS, Kind, Settlement, Verdict, storable};
 use crate::config::Config;
 use crate::message::hashed_key;
 use crate::relay::bulkhead::Bulkhead;
@@ -71,7 +71,7 @@ impl Settlement {
             Verdict::Deduplicated => format!(
                 "{topic} was delivered{to} before, with the same key: not sent again (message {id})"
             ),
-            Verdict::Retry(_, delay, counted) => {
+            Verdict::Retry(_, delay, attempt) => {
                 let delay = match delay.as_secs() {
                     0..10 => Duration::from_millis(
                         u64::from(delay.subsec_millis()) + delay.as_secs() * 1000,
@@ -79,9 +79,9 @@ impl Settlement {
                     seconds => Duration::from_secs(seconds),
                 };
                 let delay = humantime::format_duration(delay);
-                let what = match counted {
-                    0 => "no attempt counted".to_owned(),
-                    _ => format!("attempt {attempts} failed"),
+                let what = match attempt {
+                    Attempt::NotCounted => "no attempt counted".to_owned(),
+                    Attempt::Counted => format!("attempt {attempts} failed"),
                 };
                 format!("{topic}{to}: {what}: {error}; next attempt in {delay} (message {id})")
             }
@@ -125,7 +125,7 @@ impl Settlement {
             Verdict::Delivered(_) => "delivered",
             Verdict::NoSubscriber => "no_subscriber",
             Verdict::Deduplicated => "dedup_hit",
-            Verdict::Retry(_, _, counted) if counted > 0 => "retry",
+            Verdict::Retry(_, _, Attempt::Counted) => "retry",
             Verdict::Retry(..) => "wait",
             Verdict::Dead(..) => "dead",
             Verdict::Split(_) => "split",

@@ -176,7 +176,7 @@ impl<D: Database> Settler<'_, D> {
 
     fn put_aside(&self, topic: &Topic, group: &[Settlement]) {
         let claims = group.iter().map(|one| (one.claim(), one.to));
-        self.shared.put_aside(topic, claims);
+        self.shared.custody.put_aside(topic, claims);
     }
 
     /// Finds the topics that caused the refusal of this group, by bisection, and settles the others. Returns the
@@ -209,9 +209,6 @@ impl<D: Database> Settler<'_, D> {
                 },
                 Err(_) => untried.extend(part),
             }
-        }
-        if untried.is_empty() {
-            self.db.was_only_refused();
         }
         untried
     }
@@ -312,7 +309,7 @@ impl<D: Database> Settler<'_, D> {
                 if self.shared.is_abandoned() {
                     return Err(GivenUp);
                 }
-                self.shared.pause(self.db.wait());
+                self.shared.pause(self.db.after().wait);
                 // The settlement that failed is the last of the waiting ones. It becomes fresh again.
                 if let Some((at, one)) = self.aside.waiting.pop_last() {
                     match one {
@@ -361,7 +358,7 @@ impl<D: Database> Settler<'_, D> {
             Err((error, _)) => {
                 let repeated = |message: &mut Settlement| message.repeated = true;
                 one.group.iter_mut().for_each(repeated);
-                self.aside.wait(Waiting::Refused(one), self.db.wait());
+                self.aside.wait(Waiting::Refused(one), self.db.after().wait);
                 Err(error)
             }
         }
@@ -400,7 +397,7 @@ impl<D: Database> Settler<'_, D> {
         }
         for message in &one.group {
             log::debug!(event = "settle_refused", sequence = message.sequence(), refusals = one.refusals + 1, error:% = error; "the database refuses to record the result of message {} ({}), {} times so far: retrying later: {error}", message.message.message_id, message.message.topic, one.refusals + 1);
-            self.shared.refused(message.claim());
+            self.shared.custody.refused(message.claim());
         }
         let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(one.refusals));
         one.refusals += 1;

@@ -6,18 +6,18 @@ use super::{Keys, Settler};
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::left_bytes;
 use crate::relay::database::Database;
-use crate::relay::doubt::Doubt;
 use crate::relay::fate::Unasked;
 use crate::relay::job::Job;
+use crate::relay::planner::{Report, Returned};
 use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::Shared;
-use crate::relay::told::{Returned, Told};
+use crate::relay::told::Told;
+use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
 use crate::relay::written::{Settle, Written};
 use crate::store::relay::claim::Claimed;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
-use crate::store::relay::settle::Claim;
 
 /// The most messages of one key that are claimed in a row while other messages wait for room.
 const MOST_IN_A_ROW: u32 = 100;
@@ -74,18 +74,15 @@ impl<D: Database> Settler<'_, D> {
             let (written, _) = self.db.settle(self.after_refusal, &settle)?;
             return Ok((written, HashSet::new()));
         }
-        let policy = shared.policy();
+        let (policy, kept_back) = (shared.policy(), shared.custody.kept_back());
         let has_full = !policy.full.is_empty();
-        let held = shared.held_topics().into_iter().map(|held| held.topic);
-        let closed = policy.closed().chain(&policy.full).cloned();
-        let closed: Vec<String> = closed.chain(held).collect();
+        let closed = policy.not_taken.iter().chain(&policy.full);
+        let closed: Vec<String> = closed.chain(kept_back.topics()).cloned().collect();
         (settle.keys, settle.closed) = (&rows, &closed);
         let result = self.db.settle(self.after_refusal, &settle);
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
             // The statement may have succeeded. The lease then holds messages unknown to this relay.
-            let backend = self.db.backend();
-            shared.begin_doubt(Doubt { lease, backend });
-            shared.signals.doorbell.ring();
+            (shared.custody).begin_doubt(lease, self.db.after().backend.into());
         }
         let (written, next) = result?;
         let (mut next, is_cut) = (next.claimed, next.is_cut);
@@ -111,21 +108,14 @@ impl<D: Database> Settler<'_, D> {
     }
 
     /// Releases claimed messages that no thread sends any more.
-    pub(in crate::relay) fn release(&mut self, jobs: &[Job]) {
-        let Some(Job { lease, .. }) = jobs.first() else {
-            return;
-        };
-        let (shared, count) = (self.shared, jobs.len());
-        let claims: Vec<Claim> = jobs.iter().map(|job| Claim::of(&job.message)).collect();
-        match self.db.release(*lease, &claims) {
-            Ok(()) => {
-                shared.count(|stats| stats.released += count as u64);
-                shared.finished(*lease, jobs.iter().map(|job| job.to));
-            }
-            Err(error) => {
-                // The messages stay in flight, so the lease is left to expire, and other relays take them over.
-                log::warn!(event = "release_failed", messages = count, error:% = error; "could not release {count} messages of lease {}: other relays take them over when the lease expires: {error}", lease.0);
-            }
+    pub(in crate::relay) fn release(&mut self, jobs: Vec<Job>) {
+        let bulkheads = &self.shared.bulkheads;
+        let release = |job| Settlement::unsent(job, bulkheads, Verdict::Released);
+        let left = self.settle(jobs.into_iter().map(release).collect());
+        if !left.is_empty() {
+            // The messages stay in flight, so the lease is left to expire, and other relays take them over.
+            let count = left.len();
+            log::warn!(event = "release_failed", messages = count; "could not release {count} messages: other relays take them over when the lease expires");
         }
     }
 }
@@ -142,7 +132,7 @@ pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &
         .collect();
     if !keys.is_empty() {
         let returned = Returned::new(std::iter::empty(), keys.into_iter());
-        shared.tell_claimer(Told::Returned(returned));
+        shared.tell_claimer(Told::Report(Report::Returned(returned)));
     }
 }
 
@@ -151,7 +141,7 @@ fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
     !shared.is_stopping()
         && shared.limit.is_none()
         && shared.lease.current() == Some(lease)
-        && shared.doubt().is_none()
+        && shared.custody.doubt().is_none()
 }
 
 /// Whether the key's next message may be sent after this settle.
@@ -170,7 +160,7 @@ fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
         return None;
     }
     let in_a_row = settlement.message.in_a_row;
-    if in_a_row >= MOST_IN_A_ROW && shared.wanted.is(Want::Room) {
+    if in_a_row >= MOST_IN_A_ROW && shared.custody.wanted.is(Want::Room) {
         return None;
     }
     Some((settlement.key()?, in_a_row))

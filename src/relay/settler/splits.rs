@@ -159,7 +159,7 @@ impl<D: Database> Settler<'_, D> {
                 // Less work may succeed.
                 self.splits.shrink();
                 let left = self.was_not_settled(group, &error);
-                self.splits.rests_until = Some(clock::now() + self.db.wait());
+                self.splits.rests_until = Some(clock::now() + self.db.after().wait);
                 left
             }
         };

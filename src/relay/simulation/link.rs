@@ -12,8 +12,8 @@ use super::stage::{Stage, Trouble};
 use super::tables::{Changes, Now, Tables};
 use super::wants;
 use crate::error::DatabaseError;
-use crate::relay::database::{Answer, Database};
-use crate::relay::doubt::Doubt;
+use crate::relay::database::{After, Answer, Database, Published, Taken, Which};
+use crate::relay::doubt::{Doubt, RanBy};
 use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
 use crate::relay::registered;
@@ -22,19 +22,18 @@ use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::Settlement;
 use crate::relay::settler::LOCK_TIMEOUT;
 use crate::relay::written::{Settle, Written};
-use crate::routes::Serves;
 use crate::store::brief::{Locks, Tried};
 use crate::store::destinations::AsSeen;
 use crate::store::filters::{Evaluated, Pairs};
 use crate::store::range::Range;
 use crate::store::relay::backend::Backend;
-use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
+use crate::store::relay::claim::{Batch, Claimant};
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::page::Page;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 use crate::store::relay::search::Ask;
-use crate::store::relay::settle::{Claim, Trace};
+use crate::store::relay::settle::Trace;
 use crate::store::relay::whereabouts::Whereabouts;
 
 /// The same as in a session.
@@ -211,6 +210,25 @@ impl<'w> Link<'w> {
         self.took == moment
     }
 
+    fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
+        let batch = self.ask(|tables, now, broken, changes| {
+            tables.claim_keyed(by, candidates, now, broken, changes)
+        })?;
+        let (stage, process) = (self.stage, self.process);
+        let taken = |batch: &Batch| -> Vec<i64> {
+            (batch.claimed.iter())
+                .map(|one| one.message.sequence.0)
+                .collect()
+        };
+        stage.tell(|| {
+            format!(
+                "process {process}: keyed claim of {candidates:?}: {:?}",
+                batch.as_ref().map(taken)
+            )
+        });
+        Ok(batch)
+    }
+
     fn is_connected(&self) -> bool {
         let server = self.stage.server(self.process, self.thread);
         self.connected
@@ -275,25 +293,15 @@ fn time_for(Range { after, upto }: Range) -> Duration {
 }
 
 impl Database for Link<'_> {
-    fn backend(&self) -> Option<Backend> {
-        self.backend
+    fn after(&self) -> After {
+        let doubled = 2_u32.saturating_pow(self.failures.saturating_sub(1));
+        After {
+            backend: self.backend,
+            wait: FIRST_WAIT.saturating_mul(doubled).min(LONGEST_WAIT),
+            is_missing: false,
+            has_timed_out: self.has_timed_out,
+        }
     }
-
-    fn wait(&self) -> Duration {
-        FIRST_WAIT
-            .saturating_mul(2_u32.saturating_pow(self.failures.saturating_sub(1)))
-            .min(LONGEST_WAIT)
-    }
-
-    fn has_timed_out(&self) -> bool {
-        self.has_timed_out
-    }
-
-    fn is_missing(&self) -> bool {
-        false
-    }
-
-    fn was_only_refused(&self) {}
 
     fn survey(
         &mut self,
@@ -301,7 +309,7 @@ impl Database for Link<'_> {
         asked: &Streams,
         moment: Duration,
         _: Locks,
-    ) -> Answer<(Surveyed, Tried<Vec<Paused>>)> {
+    ) -> Answer<Surveyed> {
         let stage = self.stage;
         let is_too_long =
             !matches!(asked, Streams::Behind(_)) && self.is_too_long(moment, stage.dice(20, 300));
@@ -324,7 +332,7 @@ impl Database for Link<'_> {
                     .filter(|id| *id != lease.0)
                     .collect();
             }
-            let found = Surveyed {
+            Surveyed {
                 streams,
                 took,
                 shortened,
@@ -336,9 +344,8 @@ impl Database for Link<'_> {
                 } else {
                     server
                 },
-                ..Surveyed::default()
-            };
-            (found, Tried::Done(tables.all_pauses(now.micros)))
+                paused: Tried::Done(tables.all_pauses(now.micros)),
+            }
         })
     }
 
@@ -391,34 +398,38 @@ impl Database for Link<'_> {
         Ok(Tried::Done(failed_for))
     }
 
-    fn record_topics(&mut self, serves: &Serves) -> Answer<()> {
-        self.ask(|tables, _, _, _| tables.record_topics(serves))
+    fn publish(&mut self, _: LeaseId, what: Published<'_>) -> Answer<()> {
+        match what {
+            Published::Topics(serves) => self.ask(|tables, _, _, _| tables.record_topics(serves)),
+            Published::Refusals(_) => Ok(()),
+        }
     }
 
-    fn publish_refusals(&mut self, _: LeaseId, _: Option<String>) -> Answer<()> {
-        Ok(())
-    }
-
-    fn claim(&mut self, by: Claimant<'_>, lanes: &[Lane], room: usize) -> Answer<Batch> {
-        self.ask(|tables, now, _, changes| tables.claim(by, lanes, room, now, changes))
-    }
-
-    fn claim_due(
-        &mut self,
-        by: Claimant<'_>,
-        lanes: &[Lane],
-        goes_to: &[String],
-        room: usize,
-    ) -> Answer<(Option<Batch>, HashMap<Stream, Position>)> {
-        let goes_to: Vec<&str> = goes_to.iter().map(String::as_str).collect();
-        let (mut due, reached) =
-            self.ask(|tables, now, _, _| tables.due(by, lanes, &goes_to, now.micros))?;
-        due.truncate(room);
-        let batch = match due.is_empty() {
-            true => Some(Batch::default()),
-            false => self.claim_keyed(by, &due)?,
+    fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> Answer<Taken> {
+        let mut reached = HashMap::new();
+        let batch = match which {
+            Which::Plain(lanes, room) => Some(
+                self.ask(|tables, now, _, changes| tables.claim(by, lanes, room, now, changes))?,
+            ),
+            Which::Chosen(sequences) => {
+                Some(self.ask(|tables, now, _, changes| {
+                    tables.claim_chosen(by, sequences, now, changes)
+                })?)
+            }
+            Which::First(candidates) => self.claim_keyed(by, candidates)?,
+            Which::Due(lanes, goes_to, room) => {
+                let goes_to: Vec<&str> = goes_to.iter().map(String::as_str).collect();
+                let mut due;
+                (due, reached) =
+                    self.ask(|tables, now, _, _| tables.due(by, lanes, &goes_to, now.micros))?;
+                due.truncate(room);
+                match due.is_empty() {
+                    true => Some(Batch::default()),
+                    false => self.claim_keyed(by, &due)?,
+                }
+            }
         };
-        Ok((batch, reached))
+        Ok(Taken { batch, reached })
     }
 
     fn find(&mut self, expired: &[i64], ask: &Ask, moment: Duration) -> Answer<Option<Page>> {
@@ -446,34 +457,14 @@ impl Database for Link<'_> {
         Ok(Some(page))
     }
 
-    fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
-        let batch = self.ask(|tables, now, broken, changes| {
-            tables.claim_keyed(by, candidates, now, broken, changes)
-        })?;
-        let (stage, process) = (self.stage, self.process);
-        let taken = |batch: &Batch| -> Vec<i64> {
-            (batch.claimed.iter())
-                .map(|one| one.message.sequence.0)
-                .collect()
-        };
-        stage.tell(|| {
-            format!(
-                "process {process}: keyed claim of {candidates:?}: {:?}",
-                batch.as_ref().map(taken)
-            )
-        });
-        Ok(batch)
-    }
-
-    fn claim_chosen(&mut self, by: Claimant<'_>, sequences: &[i64]) -> Answer<Batch> {
-        self.ask(|tables, now, _, changes| tables.claim_chosen(by, sequences, now, changes))
-    }
-
-    fn end_if_at_work(&mut self, Doubt { lease, backend }: Doubt) -> Answer<bool> {
+    fn end_if_at_work(&mut self, Doubt { lease, ran_by, .. }: Doubt) -> Answer<bool> {
         let stage = self.stage;
         self.ask(|tables, now, broken, _| {
-            let is_at_work = backend.is_none_or(|backend| stage.is_at_work(backend.pid))
-                && broken != Some(Broken::DoubtsNoOneAtWork);
+            let is_at_work = match ran_by {
+                RanBy::Process(backend) => stage.is_at_work(backend.pid),
+                RanBy::Any => true,
+                RanBy::None => false,
+            } && broken != Some(Broken::DoubtsNoOneAtWork);
             if is_at_work {
                 tables.expire(lease.0, now.micros);
             }
@@ -560,11 +551,6 @@ impl Database for Link<'_> {
             let locked = sequences.iter().filter(|one| tables.locked.contains(one));
             locked.copied().collect()
         })
-    }
-
-    fn release(&mut self, lease: LeaseId, claims: &[Claim]) -> Answer<()> {
-        self.wait_for_people(claims.iter().map(|claim| claim.sequence))?;
-        self.ask(|tables, _, _, changes| tables.release(lease, claims, changes))
     }
 
     fn whereabouts(&mut self, _: &[Trace]) -> Answer<Vec<Whereabouts>> {

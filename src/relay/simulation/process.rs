@@ -3,7 +3,7 @@
 //! connection.
 
 use std::cell::{Cell, OnceCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,9 @@ use crate::relay::heartbeat::Heartbeat;
 use crate::relay::job::{Job, is_expired};
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::planner::tests::claimed;
-use crate::relay::planner::{Awaited, Wait};
+use crate::relay::planner::{
+    self, Awaited, Brought, Door, OfKeys, Planner, Report, Settings, Step, Surveyed, View, Wait,
+};
 use crate::relay::registered::{Member, Registered};
 use crate::relay::registration;
 use crate::relay::registry::Customer;
@@ -48,11 +50,14 @@ use crate::relay::turns::{InFlight, Next, Sent};
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
 use crate::status::ReasonCode;
-use crate::store::relay::claim::Claimed;
+use crate::store::brief::Tried;
+use crate::store::relay::claim::{Batch, Claimed, Position, Stream, Topic};
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::{LeaseId, Registration};
+use crate::store::relay::page::{Moment, Page, Writers};
 use crate::store::relay::settle::Claim;
 use crate::store::relay::split::Piece;
+use crate::store::relay::streams;
 
 /// How long a listener waits while an insert is in progress, and while another listener has the lock.
 const WHILE_INSERTING: Duration = Duration::from_millis(5);
@@ -429,7 +434,7 @@ impl<'w> Process<'w> {
         let left = self.inbox.1.try_iter();
         let continued = left.filter_map(|told| match told {
             Told::Continued(jobs) => Some(jobs),
-            Told::Filtered(_) | Told::Returned(_) | Told::Vanished(_) => None,
+            Told::Filtered(_) | Told::Report(_) => None,
         });
         continued.collect()
     }
@@ -440,7 +445,8 @@ impl<'w> Process<'w> {
     }
 
     pub(super) fn tell_vanished(&self, leases: Vec<i64>) {
-        self.shared.tell_claimer(Told::Vanished(leases));
+        self.shared
+            .tell_claimer(Told::Report(Report::Vanished(leases)));
     }
 
     /// Whether all senders of a destination are busy.
@@ -686,7 +692,7 @@ impl<'w> Stage<'w> {
         };
         settler.try_next();
         for jobs in left_behind {
-            settler.release(&jobs);
+            settler.release(jobs);
         }
         let pause = match left.is_empty() {
             true => Duration::ZERO,
@@ -727,7 +733,7 @@ impl<'w> Stage<'w> {
             let process = &mut processes[number];
             let is_done = process.shared.is_stopping()
                 && process.has_ended
-                && process.shared.unsettled() == 0
+                && process.shared.custody.unsettled() == 0
                 && process.settling.iter().all(|one| one.settler.is_some());
             if !is_done {
                 return;
@@ -735,7 +741,11 @@ impl<'w> Stage<'w> {
             process.heartbeat.take()
         };
         let Some(heartbeat) = heartbeat else { return };
-        let is_in_doubt = self.processes.borrow()[number].shared.doubt().is_some();
+        let is_in_doubt = self.processes.borrow()[number]
+            .shared
+            .custody
+            .doubt()
+            .is_some();
         if !is_in_doubt {
             heartbeat.end();
         }
@@ -827,9 +837,7 @@ impl<'w> Stage<'w> {
         {
             let processes = self.processes.borrow();
             let is_low = processes[number].queues[which].len() <= bulkhead.prefetch();
-            if shared.wanted.is(Want::Room) && is_low {
-                shared.signals.doorbell.ring();
-            }
+            shared.custody.made_room(|| is_low);
         }
         let settle = |job, verdict| {
             let settlement = Settlement::unsent(job, &shared.bulkheads, verdict);
@@ -976,7 +984,9 @@ impl<'w> Stage<'w> {
             false => self.answer(&jobs, name),
         };
         for job in jobs.iter().filter(|_| is_group) {
-            shared.begin_handling(job.lease, Claim::of(&job.message));
+            shared
+                .custody
+                .begin_handling(job.lease, Claim::of(&job.message));
         }
         if registered.is_some() {
             let registry = shared.registered.registry();
@@ -1217,7 +1227,7 @@ impl<'w> Stage<'w> {
         let number = bulkhead;
         if matches!(shared.bulkheads[number].serves, Serves::Group(_)) {
             let ended = jobs.iter().map(|job| (job.lease, Claim::of(&job.message)));
-            ended.for_each(|(lease, claim)| shared.end_handling(lease, claim));
+            ended.for_each(|(lease, claim)| shared.custody.end_handling(lease, claim));
         }
         let bulkhead = of_customer.unwrap_or(&shared.bulkheads[number]);
         if bulkhead.gate.record(&pass, telling) {
@@ -1295,7 +1305,7 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let claimer = process.claimer.as_mut().expect("the claimer is idle");
     while claimer.is_woken() {}
     assert_eq!(process.queues[0].len(), shared.bulkheads[0].queue());
-    assert!(shared.wanted.is(Want::Room));
+    assert!(shared.custody.wanted.is(Want::Room));
 }
 
 /// Messages wait for the turn of a destination by its number. When another tenant gets the destination, they must not
@@ -1325,4 +1335,139 @@ fn a_destination_that_another_tenant_gets_has_another_number() {
     stage.tables.borrow_mut().give("x");
     assert_ne!(number_now(), first);
     assert!(registered.registry().get(first).is_none());
+}
+
+/// The planner's steps for these views. The answers are always the same.
+fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> Vec<String> {
+    let settings = Settings {
+        is_enabled: true,
+        poll_interval: Duration::from_secs(60),
+        moment: Duration::from_millis(250),
+    };
+    let names = shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name);
+    let mut planner = Planner::new(began, settings, &shared.routes, names.collect());
+    planner.hear(Report::Registered(shared.registered.registry()));
+    let stream = |is_keyed| streams::Found {
+        stream: Stream {
+            topic: Topic::new("c", REGISTERED[1]),
+            is_keyed,
+        },
+        first: Position::START,
+    };
+    let mut steps = Vec::new();
+    for number in 0..100 {
+        let (view, now) = (views(number), began + Duration::from_millis(20 * number));
+        let mut step = planner.next(now, &view);
+        if step == Step::LookAgain {
+            step = planner.look_again(now, &view);
+        }
+        steps.push(format!("{step:?}"));
+        let took = Duration::from_millis(1);
+        match step {
+            Step::Survey(survey) => {
+                let found = Surveyed {
+                    streams: Some([false, true].map(stream).into()),
+                    took,
+                    shortened: Vec::new(),
+                    ended: Vec::new(),
+                    is_active: true,
+                    time: 0,
+                    server: 0,
+                    paused: Tried::Locked,
+                };
+                planner.surveyed(now, survey, found, &HashSet::new());
+            }
+            Step::Claim(planner::Claim::Lanes { plain, keyed, .. }) => {
+                let brought = Brought {
+                    room: usize::MAX,
+                    batch: &Batch::default(),
+                    of_keys: OfKeys::Done,
+                    reached: &HashMap::new(),
+                    took,
+                };
+                let asked = [plain, keyed].concat();
+                let ended = planner::Ended::Lanes(&asked, planner::Outcome::Done(brought));
+                planner.searched(now, ended, took);
+            }
+            Step::Claim(planner::Claim::Found(kind, ask)) => {
+                let page = Page {
+                    moment: Some(Moment {
+                        newest: None,
+                        writers: Writers { oldest: 1, next: 1 },
+                    }),
+                    ..Page::default()
+                };
+                let picked = planner.pick(now, &ask, &page, &view);
+                let found = planner::Found {
+                    page,
+                    picked,
+                    claims: planner::Claims::default(),
+                };
+                let outcome = planner::Outcome::Done(Box::new(found));
+                planner.searched(now, planner::Ended::Search(kind, ask, outcome), took);
+            }
+            Step::Wait(wait) => planner.waited(now, wait.what, true, true),
+            _ => {}
+        }
+    }
+    steps
+}
+
+/// The planner sees values: whatever senders and settlers have done since, a view leads to the same step.
+#[test]
+fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
+    let history = History {
+        has_registered: true,
+        ..History::of(1)
+    };
+    let slots = [OnceCell::new()];
+    let stage = Stage::new(&history, None, &slots, false);
+    stage.set_clocks(Duration::ZERO);
+    let process = Process::new(&stage, 0, 0, &slots[0]);
+    let (shared, registered) = (process.shared, &process.shared.registered);
+    stage.tables.borrow_mut().put(REGISTERED[1], true);
+    let changes = (stage.tables.borrow()).registered_since(&registered.registry(), false, 0);
+    let all = shared.bulkheads.last().expect("the threads");
+    registered.change(changes.expect("changes"), all, &shared.routes);
+    let pool = registered.pool();
+    let (id, member) = pool.iter().next().expect("one destination");
+    let (to, lease) = (To::Registered(*id), LeaseId(1));
+    let doors = shared.bulkheads.iter().map(|_| Door {
+        room: 100,
+        is_open: true,
+        opens_at: None,
+    });
+    let doors: Vec<Door> = doors.collect();
+    let mut views: Vec<View> = Vec::new();
+    let began = clock::now();
+    let live = play(shared, began, |number| {
+        // Sends get slower and faster, and messages come and go.
+        (member.bulkhead).learn(Duration::from_millis(1 + (number * 37) % 400));
+        match number % 3 {
+            0 => shared.custody.began(lease, [to].into_iter()),
+            1 => (shared.custody).settled(lease, [to].into_iter(), &pool),
+            _ => {}
+        }
+        views.push(View {
+            custody: shared.custody.seen(),
+            lease: Some(lease),
+            may_send: true,
+            doors: doors.clone(),
+            registered: shared.rooms(),
+            room_to_split: 10,
+            is_queue_full: false,
+            left_to_claim: None,
+        });
+        views[views.len() - 1].clone()
+    });
+    for _ in 0..100 {
+        member.bulkhead.learn(Duration::from_secs(10));
+    }
+    shared.custody.began(lease, [to; 30].into_iter());
+    let mut recorded = views.iter().cloned();
+    let again = play(shared, began, |_| recorded.next().expect("a view"));
+    assert_eq!(live, again);
+    assert!(live.iter().any(|step| step.contains("Lanes")), "{live:?}");
+    let rooms: BTreeSet<usize> = views.iter().map(|view| view.registered.of(*id)).collect();
+    assert!(rooms.len() > 1, "the room has changed: {rooms:?}");
 }

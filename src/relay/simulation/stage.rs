@@ -1564,7 +1564,7 @@ impl<'w> Stage<'w> {
             let Some((question, asked_at)) = process.question else {
                 continue;
             };
-            if !process.shared.is_answered(question) {
+            if !process.shared.custody.is_answered(question) {
                 if self.history.is_calm()
                     && !self.history.has_times()
                     && self.is_calm_now()

@@ -1028,13 +1028,6 @@ impl Tables {
         Some(unknown.len())
     }
 
-    pub(super) fn release(&self, lease: LeaseId, claims: &[Claim], changes: &mut Changes) {
-        let held = claims.iter().filter_map(|claim| self.held(lease, *claim));
-        changes
-            .rows
-            .extend(held.map(|row| (row.sequence, Some(freed(row)))));
-    }
-
     pub(super) fn pause(
         &mut self,
         kind: &str,

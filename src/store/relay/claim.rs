@@ -111,6 +111,7 @@ pub(crate) enum TakenOver {
 }
 
 /// A claimed message, and the facts that the claim found.
+#[derive(Debug)]
 pub(crate) struct Claimed {
     /// Boxed, because a claimed message is moved about twenty times.
     pub(crate) message: Box<Message>,
@@ -139,7 +140,7 @@ impl Claimant<'_> {
 }
 
 /// The result of a claim.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) claimed: Vec<Claimed>,
     /// Whether candidates were left because the claim was full.

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use super::*;
 use crate::config::{Config, Destination, Route};
-use crate::relay::planner::pace::REST;
+use crate::relay::pace::REST;
 use crate::relay::registry::Registry;
 use crate::routes::Routes;
 
@@ -71,12 +71,12 @@ fn lane(name: &str, room: usize) -> Lane {
     }
 }
 
-fn brought(asked: &[Lane], took: Duration) -> Brought<'_> {
+fn brought(took: Duration) -> Brought<'static> {
     static NOTHING: LazyLock<(Batch, HashMap<Stream, Position>)> = LazyLock::new(Default::default);
     Brought {
-        asked,
         room: usize::MAX,
         batch: &NOTHING.0,
+        of_keys: OfKeys::None,
         reached: &NOTHING.1,
         took,
     }
@@ -107,7 +107,7 @@ fn every_one_of_many_topics_is_asked() {
             break;
         }
         assert!(asked.len() <= MOST_LANES);
-        lanes.learn(&brought(&asked, Duration::ZERO), unknown());
+        lanes.learn(&asked, &brought(Duration::ZERO), unknown());
         seen.extend(asked.into_iter().map(|lane| lane.stream));
     }
     assert_eq!(seen.len(), names.len());
@@ -126,12 +126,15 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
     let mut lanes = Lanes::default();
     let seen = all(&["a", "b", "both", "neither"]);
     lanes.take_over(seen, by(&config), unknown());
-    lanes.keep_back(KeptBack {
+    lanes.keep_back(&Arc::new(KeptBack {
         topics: HashSet::from(["b".to_owned()]),
         ..KeptBack::default()
-    });
-    let room_of = |to| if to == To::Bulkhead(0) { 0 } else { 10 };
-    let asked = lanes.allot(unknown(), room_of, false);
+    }));
+    let room = |group| match group {
+        Group::Only(To::Bulkhead(0)) => 0,
+        _ => 10,
+    };
+    let asked = lanes.allot(unknown(), room, false);
     let mut asked: Vec<&str> = asked
         .iter()
         .map(|lane| lane.stream.topic.topic.as_str())
@@ -159,7 +162,7 @@ fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
         Position::START,
         true,
         Some(last),
-        &brought(&[], Duration::from_millis(1)),
+        &brought(Duration::from_millis(1)),
         now,
     );
     assert_eq!((state.floor, state.is_done), (last, false));
@@ -168,17 +171,10 @@ fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
         "the lane has more behind its floor"
     );
     // No more messages there: the lane is claimed once more from a little earlier, for messages committed meanwhile.
-    state.learn(false, last, false, None, &brought(&[], Duration::ZERO), now);
+    state.learn(false, last, false, None, &brought(Duration::ZERO), now);
     assert!(state.floor < last && !state.is_done && state.is_quiet);
     let floor = state.floor;
-    state.learn(
-        false,
-        floor,
-        false,
-        None,
-        &brought(&[], Duration::ZERO),
-        now,
-    );
+    state.learn(false, floor, false, None, &brought(Duration::ZERO), now);
     assert!(state.is_done && !state.is_swept_in_look);
     assert!(
         state.is_sweep_due(now.here, false, true),
@@ -190,7 +186,7 @@ fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
         Position::START,
         false,
         None,
-        &brought(&[], Duration::from_secs(3600)),
+        &brought(Duration::from_secs(3600)),
         now,
     );
     assert!(state.is_done && state.is_swept_in_look);
@@ -207,7 +203,7 @@ fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
     let mut lanes = lanes(&["a"], &[]);
     let now = at(100_000_000);
     let sweep = lanes.allot(now, |_| 10, false);
-    lanes.learn(&brought(&sweep, Duration::from_secs(1)), now);
+    lanes.learn(&sweep, &brought(Duration::from_secs(1)), now);
     lanes.begin_look();
     let asked = lanes.allot(now, |_| 10, false);
     let took = Duration::from_secs(5);
@@ -215,7 +211,7 @@ fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
         here: now.here + took,
         ..now
     };
-    lanes.learn(&brought(&asked, took), later);
+    lanes.learn(&asked, &brought(took), later);
     lanes.begin_look();
     let next = lanes.allot(now, |_| 10, false);
     assert_eq!(next[0].after, now.recently(OVERLAP));
@@ -350,7 +346,7 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
     let now = at(0);
     let sweep = lanes.allot(now, |_| 10, false);
     assert_eq!(sweep, [lane("a", 10)]);
-    lanes.learn(&brought(&sweep, took), now);
+    lanes.learn(&sweep, &brought(took), now);
     let look = now.here;
     assert_eq!(lanes.owed_at(look, |_| true), None, "the sweep was made");
     lanes.begin_look();
@@ -359,7 +355,7 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
         asked[0].after > Position::START,
         "too soon for another sweep"
     );
-    lanes.learn(&brought(&asked, Duration::ZERO), now);
+    lanes.learn(&asked, &brought(Duration::ZERO), now);
     let owed = lanes.owed_at(look, |_| true).expect("an owed sweep");
     assert_eq!(owed, now.here + REST * took);
     let none = lanes.owed_at(look, |_| false);
@@ -387,13 +383,13 @@ fn keyed_lanes_are_swept_each_second() {
     let reached = HashMap::from([(keyed, Position::of_time(1))]);
     let full = Brought {
         reached: &reached,
-        ..brought(&sweep, Duration::ZERO)
+        ..brought(Duration::ZERO)
     };
-    lanes.learn(&full, now);
+    lanes.learn(&sweep, &full, now);
     assert_eq!(lanes.lanes[0].state.floor, floor, "the floor stays");
     let next = lanes.allot(now, |_| 10, false);
     assert_eq!(next[0].after, floor, "the lane was swept just now");
-    lanes.learn(&brought(&next, Duration::ZERO), now);
+    lanes.learn(&next, &brought(Duration::ZERO), now);
     lanes.begin_look();
     let later = Now {
         here: now.here + SWEEPS.interval,

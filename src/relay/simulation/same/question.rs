@@ -8,7 +8,7 @@ use super::turns;
 use crate::dispatch::{Failure, Response};
 use crate::message::Message;
 use crate::relay::simulation::tables::{self, Held, Tables, goes_to};
-use crate::relay::verdict::Verdict;
+use crate::relay::verdict::{Attempt, Verdict};
 use crate::status::ReasonCode;
 use crate::store::range::Range;
 use crate::store::relay::claim::Stream;
@@ -97,7 +97,6 @@ pub(super) enum Ask {
     Late(Range),
     Expired(Stream, Option<i64>),
     ReleaseUnknown(Range),
-    Release,
     Settle {
         verdict: Verdict,
         keys_continue: bool,
@@ -304,7 +303,8 @@ impl<'a> Dice<'a> {
 
     fn settle(&mut self, claims: &[usize]) -> Ask {
         let code = self.one(&[ReasonCode::Abandoned, ReasonCode::Timeout]);
-        let (failure, counted) = (Failure::new(code, "no"), self.rng.i32(0..2));
+        let failure = Failure::new(code, "no");
+        let attempt = self.one(&[Attempt::NotCounted, Attempt::Counted]);
         let blocks_key = self.one_in(3);
         let parts = self.one(&[&["a"][..], &["a", "b"]]).iter();
         let mut messages = claims.iter().map(|number| &self.claimed[*number]);
@@ -312,8 +312,8 @@ impl<'a> Dice<'a> {
         let verdict = match self.rng.u8(..13) {
             0..4 => Verdict::Delivered(Response::default()),
             4 => Verdict::Deduplicated,
-            5 | 6 => Verdict::Retry(failure, turns(self.rng.u32(0..3)), counted),
-            7 | 8 => Verdict::Dead(failure, counted),
+            5 | 6 => Verdict::Retry(failure, turns(self.rng.u32(0..3)), attempt),
+            7 | 8 => Verdict::Dead(failure, attempt),
             9..12 if may_be_split => {
                 let to: Vec<String> = parts.map(|&one| one.to_owned()).collect();
                 Verdict::Split(to.into())
@@ -399,8 +399,7 @@ impl<'a> Dice<'a> {
             34 => Ask::Survey(None),
             35 | 36 => Ask::Survey(Some(self.streams())),
             37..41 => self.look(),
-            41 => Ask::ReleaseUnknown(self.range()),
-            42 => Ask::Release,
+            41 | 42 => Ask::ReleaseUnknown(self.range()),
             43 | 44 => Ask::Settled,
             45 => Ask::Pause(which, (!self.one_in(4)).then(|| self.rng.u32(0..4))),
             46 => Ask::Open(which, self.rng.u32(0..4), self.rng.u32(1..4)),

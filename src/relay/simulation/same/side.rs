@@ -11,8 +11,8 @@ use super::{LONG, Row, TURN, turns};
 use crate::config::{Config, OnDead};
 use crate::message::Message;
 use crate::relay::bulkhead::Bulkhead;
-use crate::relay::database::{Answer, Database};
-use crate::relay::doubt::Doubt;
+use crate::relay::database::{Answer, Database, Taken, Which};
+use crate::relay::doubt::{Doubt, RanBy};
 use crate::relay::gate::News;
 use crate::relay::job::{Job, Terms};
 use crate::relay::planner::{Part, Streams};
@@ -236,13 +236,17 @@ impl<'a, D: Database> Side<'a, D> {
             Ask::IsThere => told(db.look(lease)?.is_some()),
             Ask::End => told(db.end(lease)?),
             Ask::Expire => {
-                let backend = None;
-                told(db.end_if_at_work(Doubt { lease, backend })?)
+                let (ran_by, number) = (RanBy::Any, 1);
+                told(db.end_if_at_work(Doubt {
+                    lease,
+                    ran_by,
+                    number,
+                })?)
             }
             Ask::Survey(known) => {
                 let streams = known.clone().map_or(Streams::All, Streams::Beside);
-                let (found, pauses) = db.survey(lease, &streams, LONG, Locks::WaitedFor)?;
-                let Tried::Done(pauses) = pauses else {
+                let found = db.survey(lease, &streams, LONG, Locks::WaitedFor)?;
+                let Tried::Done(pauses) = found.paused else {
                     panic!("a survey that waits for locks reads the pauses");
                 };
                 let streams = self.told_streams(found.streams);
@@ -251,26 +255,27 @@ impl<'a, D: Database> Side<'a, D> {
             }
             Ask::Claim(strips, room) => {
                 let lanes = self.lanes(strips);
-                let batch = self.db.claim(by, &lanes, *room)?;
-                self.told_batch(Some(batch))
+                let taken = self.db.claim(by, Which::Plain(&lanes, *room))?;
+                self.told_batch(taken.batch)
             }
             Ask::ClaimDue(strips, room) => {
                 let lanes = self.lanes(strips);
                 let goes_to = strips.iter().map(|strip| strip.goes_to.to_owned());
                 let goes_to: Vec<String> = goes_to.collect();
-                let (batch, reached) = self.db.claim_due(by, &lanes, &goes_to, *room)?;
+                let which = Which::Due(&lanes, &goes_to, *room);
+                let Taken { batch, reached } = self.db.claim(by, which)?;
                 let found = |(stream, first): (Stream, Position)| Found { stream, first };
                 let reached = self.told_streams(Some(reached.into_iter().map(found).collect()));
                 let batch = self.told_batch(batch);
                 format!("{reached:?} {batch}")
             }
             Ask::ClaimKeyed(candidates) => {
-                let batch = db.claim_keyed(by, candidates)?;
-                self.told_batch(batch)
+                let taken = db.claim(by, Which::First(candidates))?;
+                self.told_batch(taken.batch)
             }
             Ask::ClaimChosen(sequences) => {
-                let batch = db.claim_chosen(by, sequences)?;
-                self.told_batch(Some(batch))
+                let taken = db.claim(by, Which::Chosen(sequences))?;
+                self.told_batch(taken.batch)
             }
             Ask::Walk(from) => self.told_found(&expired, &search::Ask::Walk(from.clone()))?,
             Ask::FirstOf(keys) => self.told_found(&expired, &search::Ask::Keys(keys.clone()))?,
@@ -295,7 +300,6 @@ impl<'a, D: Database> Side<'a, D> {
                 };
                 told(db.release_unknown(&part, LONG)?)
             }
-            Ask::Release => told(db.release(lease, &claims)?),
             Ask::Settle {
                 verdict,
                 keys_continue,

@@ -1,0 +1,595 @@
+//! Custody: the messages that this process has claimed and not yet settled. Where each is, how many a destination has,
+//! what must not be claimed meanwhile, claims in doubt, and when to wake the claimer.
+//!
+//! A message is in flight, or put aside because the database refuses to settle it. Of the messages in flight, some wait
+//! for their filters, and some are worked on by handlers.
+//!
+//! Also the question whether anything is left to do, which a caller asks and the claimer answers.
+
+mod aside;
+mod filtered;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use self::aside::{Aside, Judged};
+use self::filtered::Filtered;
+use super::bell::Bell;
+use super::doubt::{Doubt, RanBy};
+use super::kept_back::KeptBack;
+use super::registered::Pool;
+use super::room::Held;
+use super::settlement::Settlement;
+use super::to::To;
+use super::wanted::{Want, Wanted};
+use crate::lock::lock;
+use crate::message::Message;
+use crate::store::relay::claim::Topic;
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::Claim;
+
+pub(crate) struct Custody {
+    state: Mutex<State>,
+    /// Signals that the claimer has answered a question.
+    answered: Condvar,
+    /// What the claimer waits for.
+    pub(super) wanted: Wanted,
+    /// Wakes the claimer.
+    doorbell: Bell,
+    /// Claims of a topic stop while this many of its messages are put aside.
+    most_aside: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    /// All messages in flight.
+    count: usize,
+    /// The number of messages of each lease, including those put aside, without those that handlers work on.
+    of_leases: HashMap<LeaseId, usize>,
+    /// The number of messages of each bulkhead, including those put aside.
+    of_bulkheads: Vec<usize>,
+    /// The messages of each registered destination that has had any, including those put aside.
+    of_registered: HashMap<u32, Held>,
+    /// The messages to be fanned out, which may be in flight for long.
+    to_split: usize,
+    /// The messages whose handlers run, possibly for long, with their leases.
+    handled: HashSet<(LeaseId, Claim)>,
+    aside: Aside,
+    filtered: Filtered,
+    kept_back: Arc<KeptBack>,
+    /// A claim whose result was lost. The claim may have succeeded, or may still be running.
+    doubt: Option<Doubt>,
+    /// The number of claims whose results were lost.
+    doubts: u64,
+    /// The last question whether nothing is due, and the last question that the claimer has answered. The claimer
+    /// answers after a query that began after the question, if the query found nothing and nothing was in flight.
+    asked: u64,
+    answered: u64,
+}
+
+/// What the claimer sees of the messages in custody, at one moment.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct InCustody {
+    pub(super) doubt: Option<Doubt>,
+    pub(super) kept_back: Arc<KeptBack>,
+    /// The number of the last question whether anything is due.
+    pub(super) question: u64,
+    /// Whether that question is still open.
+    pub(super) is_asked: bool,
+    /// Whether all messages are settled, except those that the database has refused.
+    pub(super) is_nothing_in_flight: bool,
+}
+
+/// The end of a wait for an idle relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waited {
+    Idle,
+    TimedOut,
+    Stopped,
+}
+
+/// What has happened to the messages in custody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    /// Messages have left, or were put aside: there may be room.
+    Left,
+    /// A handler has begun, or a settle was refused: less is waited for.
+    LessIsAwaited,
+    /// Other messages may be claimed than before.
+    KeptBack,
+    /// A settler has lost the result of its claim.
+    Doubt,
+}
+
+impl State {
+    fn is_asked(&self) -> bool {
+        self.answered < self.asked
+    }
+
+    fn is_nothing_in_flight(&self) -> bool {
+        self.aside.untried.is_empty() && self.count == 0
+    }
+
+    /// Whether only messages with handlers are in flight. The resolution of a doubtful claim does not wait for
+    /// handlers.
+    fn is_rest_settled(&self) -> bool {
+        self.count == self.handled.len()
+    }
+
+    fn add(&mut self, to: To) {
+        match to {
+            To::Bulkhead(number) => {
+                if self.of_bulkheads.len() <= number {
+                    self.of_bulkheads.resize(number + 1, 0);
+                }
+                self.of_bulkheads[number] += 1;
+            }
+            To::Registered(id) => self.of_registered.entry(id).or_default().in_flight += 1,
+            To::Split => self.to_split += 1,
+            To::Nowhere => {}
+        }
+    }
+
+    /// Removes a message of a destination. Also learns how many messages a registered destination can take, by the time
+    /// of its sends.
+    fn remove(&mut self, to: To, pool: &Pool) {
+        let take = |count: &mut usize| *count = count.saturating_sub(1);
+        match to {
+            To::Bulkhead(number) => self.of_bulkheads.get_mut(number).map_or((), take),
+            To::Registered(id) => {
+                if let Some(held) = self.of_registered.get_mut(&id) {
+                    take(&mut held.in_flight);
+                    held.prefetch = pool.get(&id).map(|member| member.bulkhead.prefetch());
+                }
+            }
+            // Messages put aside are not counted.
+            To::Split | To::Nowhere => {}
+        }
+    }
+
+    fn forget_splits(&mut self, ways: impl Iterator<Item = To>) {
+        let count = ways.filter(|to| *to == To::Split).count();
+        self.to_split = self.to_split.saturating_sub(count);
+    }
+
+    fn forget_lease(&mut self, lease: LeaseId, count: usize) {
+        if let Some(left) = self.of_leases.get_mut(&lease) {
+            *left = left.saturating_sub(count);
+            if *left == 0 {
+                self.of_leases.remove(&lease);
+            }
+        }
+    }
+
+    /// Decides whether claims of a topic stop or resume because of the messages put aside.
+    fn judge(&mut self, topic: &Topic, most: usize) -> Option<Judged> {
+        let held = &mut Arc::make_mut(&mut self.kept_back).refused;
+        self.aside.judge(topic, held, most)
+    }
+}
+
+impl Custody {
+    /// `batch`: the most messages of one claim. `most_aside`: claims of a topic stop while this many of its messages are
+    /// put aside.
+    pub(super) fn new(batch: usize, most_aside: usize, doorbell: Bell) -> Self {
+        let state = State {
+            count: 0,
+            of_leases: HashMap::new(),
+            of_bulkheads: Vec::new(),
+            of_registered: HashMap::new(),
+            to_split: 0,
+            handled: HashSet::new(),
+            aside: Aside::default(),
+            filtered: Filtered::new(batch),
+            kept_back: Arc::default(),
+            doubt: None,
+            doubts: 0,
+            asked: 0,
+            answered: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            answered: Condvar::new(),
+            wanted: Wanted::default(),
+            doorbell,
+            most_aside,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Whether the claimer must be woken. It waits for room, for all messages to be settled (to resolve a doubt), or
+    /// with an open question, which it answers when nothing is in flight.
+    fn must_ring(&self, state: &State, event: Event) -> bool {
+        let wants = |what| self.wanted.is(what);
+        let is_settled = || state.is_rest_settled() && (state.is_asked() || wants(Want::Settled));
+        match event {
+            Event::Left => is_settled() || wants(Want::Room),
+            Event::LessIsAwaited => is_settled(),
+            Event::KeptBack | Event::Doubt => true,
+        }
+    }
+
+    /// Wakes the claimer if it must know.
+    fn tell(&self, state: MutexGuard<'_, State>, event: Event) {
+        let must_ring = self.must_ring(&state, event);
+        drop(state);
+        if must_ring {
+            self.doorbell.ring();
+        }
+    }
+
+    /// A sender has taken a message from a queue, and has thereby made room if `is_room`. Takes no lock.
+    pub(super) fn made_room(&self, is_room: impl FnOnce() -> bool) {
+        if self.wanted.is(Want::Room) && is_room() {
+            self.doorbell.ring();
+        }
+    }
+
+    /// Takes in claimed messages of a lease, which go these ways.
+    pub(crate) fn began(&self, lease: LeaseId, ways: impl Iterator<Item = To>) {
+        let mut state = self.state();
+        let before = state.count;
+        for to in ways {
+            state.count += 1;
+            state.add(to);
+        }
+        let count = state.count - before;
+        *state.of_leases.entry(lease).or_default() += count;
+    }
+
+    /// Takes in messages that wait for their filters. They go nowhere until then.
+    pub(super) fn began_to_filter<'m>(
+        &self,
+        lease: LeaseId,
+        messages: impl ExactSizeIterator<Item = &'m Message>,
+    ) {
+        self.began(lease, (0..messages.len()).map(|_| To::Nowhere));
+        self.wait_for_filters(messages);
+    }
+
+    /// Messages wait for filters, perhaps again.
+    pub(super) fn wait_for_filters<'m>(&self, messages: impl Iterator<Item = &'m Message>) {
+        let state = &mut *self.state();
+        let full = &mut Arc::make_mut(&mut state.kept_back).filtered;
+        state.filtered.enter(messages, full);
+    }
+
+    /// Filters are evaluated, or will not be.
+    pub(super) fn leave_filters<'m>(&self, messages: impl Iterator<Item = &'m Message>) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let full = &mut Arc::make_mut(&mut state.kept_back).filtered;
+        if state.filtered.leave(messages, full) {
+            self.tell(guard, Event::KeptBack);
+        }
+    }
+
+    /// Messages go these ways after their filters were evaluated.
+    pub(super) fn filtered(&self, ways: impl Iterator<Item = To>) {
+        let mut state = self.state();
+        ways.for_each(|to| state.add(to));
+    }
+
+    /// Messages of a lease are settled, released or lost to another relay.
+    pub(crate) fn settled(
+        &self,
+        lease: LeaseId,
+        ways: impl ExactSizeIterator<Item = To> + Clone,
+        pool: &Pool,
+    ) {
+        let mut state = self.state();
+        let count = ways.len();
+        ways.clone().for_each(|to| state.remove(to, pool));
+        state.forget_splits(ways);
+        state.forget_lease(lease, count);
+        state.count = state.count.saturating_sub(count);
+        self.tell(state, Event::Left);
+    }
+
+    /// Puts messages of a topic aside. Each waits for an individual settle, and nothing waits for the messages.
+    pub(super) fn put_aside(&self, topic: &Topic, claims: impl Iterator<Item = (Claim, To)>) {
+        let mut state = self.state();
+        let new = state.aside.put(topic, claims);
+        state.count = state.count.saturating_sub(new.len());
+        state.forget_splits(new.into_iter());
+        let judged = state.judge(topic, self.most_aside);
+        self.tell_judged(state, judged.into_iter().collect());
+    }
+
+    /// The individual settle of a message put aside was refused.
+    pub(super) fn refused(&self, claim: Claim) {
+        let mut state = self.state();
+        state.aside.untried.remove(&claim);
+        self.tell(state, Event::LessIsAwaited);
+    }
+
+    /// Messages of a topic, which were put aside, are settled.
+    pub(super) fn settled_aside(
+        &self,
+        lease: LeaseId,
+        topic: &Topic,
+        settled: &[&Settlement],
+        pool: &Pool,
+    ) {
+        let mut state = self.state();
+        settled.iter().for_each(|one| state.remove(one.to, pool));
+        let claims = settled.iter().map(|one| one.claim());
+        let count = state.aside.take(topic, claims);
+        state.forget_lease(lease, count);
+        let held = state.kept_back.refused.clone();
+        let judged = held
+            .iter()
+            .filter_map(|held| state.judge(held, self.most_aside));
+        let judged = judged.collect();
+        self.tell_judged(state, judged);
+    }
+
+    fn tell_judged(&self, mut state: MutexGuard<'_, State>, mut judged: Vec<Judged>) {
+        let event = match judged.is_empty() {
+            true => Event::Left,
+            false => Event::KeptBack,
+        };
+        judged.retain(|one| state.aside.is_news(one));
+        self.tell(state, event);
+        judged.into_iter().for_each(Judged::log);
+    }
+
+    /// A handler begins. A handler may run for long, so only the settle of its own message waits for it. If the lease is
+    /// lost meanwhile, this relay may claim the message again, but does not start the handler again.
+    pub(super) fn begin_handling(&self, lease: LeaseId, claim: Claim) {
+        let mut state = self.state();
+        state.handled.insert((lease, claim));
+        state.forget_lease(lease, 1);
+        self.tell(state, Event::LessIsAwaited);
+    }
+
+    /// A handler has ended: its message is about to be settled.
+    pub(super) fn end_handling(&self, lease: LeaseId, claim: Claim) {
+        let mut state = self.state();
+        *state.of_leases.entry(lease).or_default() += 1;
+        state.handled.remove(&(lease, claim));
+    }
+
+    /// What must not be claimed.
+    pub(super) fn kept_back(&self) -> Arc<KeptBack> {
+        Arc::clone(&self.state().kept_back)
+    }
+
+    /// Sets the paused topics, and the paused destinations without a gate. Returns the topics that were paused before.
+    pub(super) fn set_paused(
+        &self,
+        topics: HashSet<String>,
+        destinations: HashSet<String>,
+    ) -> HashSet<String> {
+        let mut state = self.state();
+        let kept_back = Arc::make_mut(&mut state.kept_back);
+        kept_back.destinations = destinations;
+        std::mem::replace(&mut kept_back.topics, topics)
+    }
+
+    /// The topics that are not claimed from because the database refuses to record the results of their messages, with
+    /// the number of messages put aside for each.
+    pub(super) fn refused_topics(&self) -> Vec<(Topic, usize)> {
+        let state = self.state();
+        let count = |topic: &Topic| (topic.clone(), state.aside.of_topic(topic));
+        state.kept_back.refused.iter().map(count).collect()
+    }
+
+    /// What the claimer sees.
+    pub(super) fn seen(&self) -> InCustody {
+        let state = self.state();
+        InCustody {
+            doubt: state.doubt,
+            kept_back: Arc::clone(&state.kept_back),
+            question: state.asked,
+            is_asked: state.is_asked(),
+            is_nothing_in_flight: state.is_nothing_in_flight(),
+        }
+    }
+
+    /// Whether all claimed messages are settled, except those that the database has refused.
+    pub(super) fn is_nothing_in_flight(&self) -> bool {
+        self.state().is_nothing_in_flight()
+    }
+
+    /// The number of messages in flight.
+    pub(super) fn count(&self) -> usize {
+        self.state().count
+    }
+
+    /// The number of messages in flight that no handler works on.
+    pub(super) fn count_beside_handlers(&self) -> usize {
+        let state = self.state();
+        state.count.saturating_sub(state.handled.len())
+    }
+
+    /// The number of messages that are claimed and not yet settled.
+    pub(super) fn unsettled(&self) -> usize {
+        let state = self.state();
+        state.count + state.aside.count()
+    }
+
+    /// The number of messages to be fanned out, and whether no more messages may be claimed that may have to be
+    /// filtered.
+    pub(super) fn to_split(&self) -> (usize, bool) {
+        let state = self.state();
+        (state.to_split, state.filtered.is_full())
+    }
+
+    /// The number of messages of a bulkhead.
+    pub(super) fn of_bulkhead(&self, number: usize) -> usize {
+        self.state().of_bulkheads.get(number).copied().unwrap_or(0)
+    }
+
+    /// The messages of each registered destination that has had any.
+    pub(super) fn of_registered(&self) -> HashMap<u32, Held> {
+        self.state().of_registered.clone()
+    }
+
+    /// Forgets registered destinations without messages, unless `is_there`.
+    pub(super) fn keep_registered(&self, is_there: impl Fn(u32) -> bool) {
+        let is_kept = |id: &u32, held: &mut Held| held.in_flight > 0 || is_there(*id);
+        self.state().of_registered.retain(is_kept);
+    }
+
+    /// The leases of messages that are still in flight here.
+    pub(super) fn leases(&self) -> HashSet<LeaseId> {
+        self.state().of_leases.keys().copied().collect()
+    }
+
+    pub(super) fn doubt(&self) -> Option<Doubt> {
+        self.state().doubt
+    }
+
+    /// The messages that are put aside or whose handlers run, if no others are in flight; and the doubt, if any.
+    pub(super) fn only_aside(&self) -> (Option<Vec<Claim>>, Option<Doubt>) {
+        let state = self.state();
+        let of_handlers = state.handled.iter().map(|(_, claim)| *claim);
+        let all = state.aside.claims().chain(of_handlers);
+        (state.is_rest_settled().then(|| all.collect()), state.doubt)
+    }
+
+    /// The result of a claim was lost. The release of unknown messages begins anew: those of this claim may be in ranges
+    /// that it has passed.
+    pub(super) fn begin_doubt(&self, lease: LeaseId, ran_by: RanBy) {
+        let mut state = self.state();
+        state.doubts += 1;
+        let doubt = Doubt {
+            lease,
+            ran_by,
+            number: state.doubts,
+        };
+        state.doubt = Some(doubt.beside(state.doubt));
+        self.tell(state, Event::Doubt);
+    }
+
+    /// Nothing is in doubt any more, unless another result was lost meanwhile.
+    pub(super) fn end_doubt(&self, doubt: Doubt) {
+        self.state().doubt.take_if(|one| *one == doubt);
+    }
+
+    /// Answers a question: a query that began after the question found nothing.
+    pub(super) fn answer(&self, question: u64) {
+        let mut state = self.state();
+        state.answered = question.max(state.answered);
+        self.answered.notify_all();
+    }
+
+    /// Asks whether nothing is due. Returns the number of the question. The caller rings for news.
+    pub(super) fn ask(&self) -> u64 {
+        let mut state = self.state();
+        state.asked += 1;
+        state.asked
+    }
+
+    /// Waits until a question is answered.
+    pub(super) fn wait_for_answer(
+        &self,
+        question: u64,
+        until: Option<Instant>,
+        is_stopping: impl Fn() -> bool,
+    ) -> Waited {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let left = until.map_or(std::time::Duration::MAX, left);
+        let is_open = |state: &mut State| state.answered < question && !is_stopping();
+        let waited = (self.answered).wait_timeout_while(self.state(), left, is_open);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match state.answered >= question {
+            true => Waited::Idle,
+            false if is_stopping() => Waited::Stopped,
+            false => Waited::TimedOut,
+        }
+    }
+
+    /// Ends the waits for answers, because the relay stops.
+    pub(super) fn wake_askers(&self) {
+        // Under the lock, so that no waiting thread misses the call.
+        let _state = self.state();
+        self.answered.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Custody {
+        pub(in crate::relay) fn is_answered(&self, question: u64) -> bool {
+            self.state().answered >= question
+        }
+    }
+
+    const LEASE: LeaseId = LeaseId(1);
+
+    fn claim(sequence: i64) -> Claim {
+        Claim { sequence, at: 0 }
+    }
+
+    fn custody() -> Custody {
+        Custody::new(10, 20, Bell::new())
+    }
+
+    fn began(custody: &Custody, count: usize) {
+        custody.began(LEASE, (0..count).map(|_| To::Nowhere));
+    }
+
+    fn settled(custody: &Custody) {
+        custody.settled(LEASE, [To::Nowhere].into_iter(), &Pool::new());
+    }
+
+    fn is_rung(custody: &Custody) -> bool {
+        custody.doorbell.ear.try_recv().is_ok()
+    }
+
+    /// R13: a claim whose result was lost is undone while a handler runs, because a handler may take long.
+    #[test]
+    fn the_claimer_is_rung_for_when_only_handlers_run() {
+        let custody = custody();
+        began(&custody, 3);
+        custody.wanted.want(Want::Settled);
+        custody.begin_handling(LEASE, claim(1));
+        settled(&custody);
+        assert!(!is_rung(&custody), "one message is in flight");
+        settled(&custody);
+        assert!(is_rung(&custody));
+        began(&custody, 1);
+        custody.begin_handling(LEASE, claim(2));
+        assert!(is_rung(&custody), "the handler begins last");
+    }
+
+    #[test]
+    fn the_claimer_is_woken_when_the_messages_it_waits_for_are_put_aside() {
+        let custody = custody();
+        began(&custody, 3);
+        let topic = Topic::new("a", "");
+        let put_aside =
+            |sequence| custody.put_aside(&topic, [(claim(sequence), To::Nowhere)].into_iter());
+        put_aside(1);
+        assert!(!is_rung(&custody));
+        custody.wanted.want(Want::Room);
+        put_aside(2);
+        assert!(is_rung(&custody));
+        custody.wanted.no_more(Want::Room);
+        custody.ask();
+        put_aside(3);
+        assert!(is_rung(&custody), "a question is open");
+    }
+
+    /// R13: the release of unknown messages would miss those of the second claim.
+    #[test]
+    fn a_doubt_does_not_end_with_an_earlier_one() {
+        let custody = custody();
+        custody.begin_doubt(LEASE, RanBy::Any);
+        let first = custody.doubt().expect("a doubt");
+        custody.begin_doubt(LEASE, RanBy::Any);
+        custody.end_doubt(first);
+        let second = custody.doubt().expect("another doubt");
+        assert_ne!(first, second);
+        custody.end_doubt(second);
+        assert_eq!(custody.doubt(), None);
+    }
+}
