@@ -5,7 +5,7 @@ use std::time::Duration;
 use diesel_outbox::admin::{self, Forgotten};
 use diesel_outbox::config::OnDead;
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox::{Destination, NewMessage};
+use diesel_outbox::{Backoff, Destination, NewMessage};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -67,9 +67,7 @@ fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
         .registered_threads(8)
         .registered_https_only(false)
         .registered_public_only(false)
-        .backoff(diesel_outbox::Backoff::Table(vec![Duration::from_secs(
-            3600,
-        )]))
+        .registered_backoff(Backoff::Table(vec![Duration::from_secs(3600)]))
         .start()
         .expect("a relay");
     eventually("all messages are in their final state", || {
