@@ -159,7 +159,7 @@ pub struct Config {
     pub cleaner: bool,
     /// Whether the ledger keeps payloads.
     pub ledger_payload: bool,
-    /// Whether dead letters, disabled registered destinations and open breakers become messages.
+    /// Whether what happens to destinations becomes messages.
     pub own_events: bool,
     /// The log format of the binary.
     pub(crate) log_format: LogFormat,

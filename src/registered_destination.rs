@@ -76,6 +76,8 @@ pub struct RegisteredDestination {
     /// The time of the first failed send since the last successful one; `None`: the last send was successful, as far as
     /// the relays have recorded it. [`put`](crate::destinations::Destinations::put) ignores the value.
     pub failing_since: Option<SystemTime>,
+    /// Whether the destination is failing: a send has failed, and none had succeeded for ten minutes. Set by the relays.
+    pub failing: bool,
     /// Until when older secrets also sign, as after a rotation. `None`: only the newest secret signs, or all of them sign
     /// until you change them. Set by the database.
     pub old_secrets_until: Option<SystemTime>,
@@ -101,6 +103,7 @@ impl RegisteredDestination {
             created_at: None,
             updated_at: None,
             failing_since: None,
+            failing: false,
             old_secrets_until: None,
             is_unread: false,
         }

@@ -63,10 +63,13 @@ BEGIN
     IF NEW.url <> OLD.url OR NEW.enabled > OLD.enabled THEN
         NEW.failing_since := NULL;
     END IF;
-    -- Relays write failing_since. The rest of the row is then the same, byte for byte (*=: json has no other equality).
+    NEW.failing := NEW.failing AND NEW.failing_since IS NOT NULL;
+    -- Relays write failing_since and failing. The rest of the row is then the same, byte for byte (*=: json has no other
+    -- equality).
     others := NEW;
     others.failing_since := OLD.failing_since;
-    IF NEW.failing_since IS NOT DISTINCT FROM OLD.failing_since OR NOT others *= OLD THEN
+    others.failing := OLD.failing;
+    IF NEW *= OLD OR NOT others *= OLD THEN
         NEW.updated_at := clock_timestamp();
     END IF;
     RETURN NEW;
@@ -494,7 +497,8 @@ BEGIN
     -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default. policy
     -- has the other options of a destination: {"max_attempts": 5, "backoff": "5s,1m,1h", "classes": {"404": "dead"}}.
     -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. failing_since: the first
-    -- failed send since the last successful one. id: tells this registration from others of the same name.
+    -- failed send since the last successful one. failing: a send has failed ten minutes later or more, which the event
+    -- outbox.destination.failing tells. id: tells this registration from others of the same name.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             name              text COLLATE "C" NOT NULL,
@@ -516,8 +520,10 @@ BEGIN
             created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
             updated_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
             failing_since     timestamptz,
+            failing           boolean NOT NULL DEFAULT false,
             id                uuid NOT NULL DEFAULT gen_random_uuid(),
             CONSTRAINT %3$I PRIMARY KEY (name),
+            CONSTRAINT outbox_destination_fails_since_a_time CHECK (NOT failing OR failing_since IS NOT NULL),
             CONSTRAINT outbox_destination_name_is_a_word CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
             CONSTRAINT outbox_destination_topics_are_1_to_100_patterns CHECK (

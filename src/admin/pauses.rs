@@ -85,7 +85,7 @@ pub fn pause(
     duration: Option<Duration>,
 ) -> Result<(), DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        pause::pause(conn, name, kind, which, reason, duration, 0)
+        pause::pause(conn, name, kind, which, reason, duration, 0).map(drop)
     })?)
 }
 

@@ -241,7 +241,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_LEDGER_PAYLOAD", "false", field!(ledger_payload: Switch),
         "true: the ledger keeps payloads and headers"),
     setting("OUTBOX_OWN_EVENTS", "false", field!(own_events: Switch),
-        "true: dead letters, disabled registered destinations and open breakers become messages (outbox.…)").by("RelayBuilder::own_events"),
+        "true: what happens to destinations (failing, recovered, paused, disabled, open breakers, dead letters) becomes messages (outbox.…)").by("RelayBuilder::own_events"),
     setting("OUTBOX_LOG_FORMAT", "text", field!(log_format: Text("WORD", LogFormat::from_str)),
         "Format of log lines: text or json"),
     setting("OUTBOX_ADMIN_ADDR", "", field!(admin.addr: Text("ADDRESS", admin::addr)),

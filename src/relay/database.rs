@@ -18,12 +18,14 @@ use super::written::{Settle, Written, write_down};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::routes::Serves;
+use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried, briefly, without_waiting};
 use crate::store::destinations::{self, AsSeen};
 use crate::store::expired;
 use crate::store::filters::{Evaluated, Pairs, evaluate};
 use crate::store::relay::backend::{self, Backend};
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
+use crate::store::relay::failing::{self, Failures};
 use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::relay::own;
@@ -117,13 +119,13 @@ pub(super) trait Database {
         failed_for: Option<Duration>,
     ) -> Answer<Tried<bool>>;
 
-    /// Records in its row that a registered destination has failed for this time or, without a time, that it works.
-    /// Returns for how long it has failed according to the row.
+    /// Records in its row that a registered destination has failed for this time, last for this reason, or (`None`) that
+    /// it works. Returns what the row says then.
     fn tell_failing(
         &mut self,
         seen: AsSeen<'_>,
-        failed_for: Option<Duration>,
-    ) -> Answer<Tried<Option<Duration>>>;
+        failed: Option<(Duration, ReasonCode)>,
+    ) -> Answer<Tried<Failures>>;
 
     /// Records what other relays must know of this one.
     fn publish(&mut self, lease: LeaseId, what: Published<'_>) -> Answer<()>;
@@ -270,7 +272,7 @@ impl Database for Session {
                 true => None,
                 false => Some(Failing {
                     stamp: failing_now,
-                    ages: destinations::failing(conn, name)?.into_iter().collect(),
+                    rows: failing::all(conn, name)?.into_iter().collect(),
                 }),
             };
             if stamp == known.stamp {
@@ -320,19 +322,25 @@ impl Database for Session {
         let own_events = self.own_events;
         self.run_without_waiting(|conn, name| match own_events {
             true => own::disable(conn, name, seen, why, failed_for),
-            false => destinations::disable_as_seen(conn, name, seen, why, failed_for)
-                .map(|disabled| disabled.is_some()),
+            false => destinations::disable_as_seen(conn, name, seen, why, failed_for),
         })
     }
 
     fn tell_failing(
         &mut self,
         seen: AsSeen<'_>,
-        failed_for: Option<Duration>,
-    ) -> Answer<Tried<Option<Duration>>> {
-        self.run_without_waiting(|conn, name| match failed_for {
-            Some(age) => destinations::fails(conn, name, seen, age),
-            None => destinations::works(conn, name, seen).map(|()| None),
+        failed: Option<(Duration, ReasonCode)>,
+    ) -> Answer<Tried<Failures>> {
+        let own_events = self.own_events;
+        self.run_without_waiting(|conn, name| {
+            let (failed_for, reason) = failed.unzip();
+            let Some(recorded) = failing::record(conn, name, seen, failed_for)? else {
+                return Ok(Failures::default());
+            };
+            if own_events {
+                own::tell_failing(conn, name, seen.name, &recorded, reason)?;
+            }
+            Ok(recorded.failures)
         })
     }
 
@@ -444,6 +452,11 @@ impl Database for Session {
         // The time that is left now: the database may have been unavailable meanwhile.
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let (reason, duration, openings) = match news {
+            News::Paused(code, None) if self.own_events => {
+                return self.run_without_waiting(|conn, name| {
+                    own::pause(conn, name, which, code.as_str())
+                });
+            }
             News::Paused(code, until) => (code.as_str(), until.map(left), 0),
             News::Opened(until, openings) if self.own_events => {
                 return self.run_without_waiting(|conn, name| {
@@ -458,7 +471,7 @@ impl Database for Session {
         };
         let kind = Pausable::Destination;
         self.run_without_waiting(|conn, name| {
-            pause::pause(conn, name, kind, which, reason, duration, openings)
+            pause::pause(conn, name, kind, which, reason, duration, openings).map(drop)
         })
     }
 

@@ -72,14 +72,14 @@ fn follow_row(
     };
     let seen = member.customer.as_seen();
     let after = shared.config.registered_disable_after;
-    let failed_for = match news {
-        RowNews::Fails(since) => Some(clock::now().saturating_duration_since(since)),
+    let failed = match news {
+        RowNews::Fails(since, code) => Some((clock::now().saturating_duration_since(since), code)),
         RowNews::Works | RowNews::HasFailedLong | RowNews::Gone => None,
     };
     let told = match news {
-        RowNews::Fails(_) | RowNews::Works => db.tell_failing(seen, failed_for).map(|told| {
-            if let Tried::Done(age) = told {
-                gate.learn_row(age, clock::now());
+        RowNews::Fails(..) | RowNews::Works => db.tell_failing(seen, failed).map(|told| {
+            if let Tried::Done(row) = told {
+                gate.learn_row(row, clock::now());
             }
             matches!(told, Tried::Done(_))
         }),

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use super::bell::Bell;
 use super::bulkhead::Bulkhead;
@@ -25,6 +25,7 @@ use crate::routes::{Refuses, Routes};
 use crate::sealed::{Place, Unreadable, open_all};
 use crate::status::ReasonCode;
 use crate::store::destinations::{AsSeen, Registered as Row, Stamp};
+use crate::store::relay::failing::Failures;
 use crate::store::relay::served::Others;
 
 /// One enabled destination, and what sends to it.
@@ -55,8 +56,8 @@ pub(crate) struct Changes {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Failing {
     pub(super) stamp: i64,
-    /// Each name, and for how long it has failed when this was read.
-    pub(super) ages: HashMap<String, Duration>,
+    /// What the row of each name said when this was read.
+    pub(super) rows: HashMap<String, Failures>,
 }
 
 /// A row that no relay can use, with the reason.
@@ -308,9 +309,9 @@ impl Registered {
             to_learn.extend(
                 known
                     .failing
-                    .ages
+                    .rows
                     .keys()
-                    .chain(failing.ages.keys())
+                    .chain(failing.rows.keys())
                     .cloned(),
             );
             (known.failing, known.failing_at) = (failing, Some(clock::now()));
@@ -343,24 +344,23 @@ impl Registered {
         lock(&self.known).failing.stamp
     }
 
-    /// Tells the gates of these destinations for how long they have failed according to their rows.
+    /// Tells the gates of these destinations what their rows say about failures.
     fn tell_failing<'n>(
         &self,
         registry: &Registry,
         pool: &Pool,
         names: impl Iterator<Item = &'n String>,
     ) {
-        let now = clock::now();
         let known = lock(&self.known);
-        let since = now.saturating_duration_since(known.failing_at.unwrap_or(now));
+        let read_at = known.failing_at.unwrap_or_else(clock::now);
         for name in names {
             let one = registry.named(name);
             if let Some(member) = one.and_then(|one| pool.get(&one.id)) {
-                let age = known.failing.ages.get(name);
+                let row = known.failing.rows.get(name).copied();
                 member
                     .bulkhead
                     .gate
-                    .learn_row(age.map(|age| *age + since), now);
+                    .learn_row(row.unwrap_or_default(), read_at);
             }
         }
     }

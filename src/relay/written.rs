@@ -120,7 +120,7 @@ fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryR
     conn.transaction(|conn| {
         let buried = bury(conn)?;
         let messages = settle.group.iter().map(|one| &*one.message);
-        own::tell_dead(conn, name, messages, dead, &buried)?;
+        own::count_dead(conn, name, messages, dead, &buried)?;
         Ok(buried)
     })
 }

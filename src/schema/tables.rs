@@ -315,6 +315,8 @@ macro_rules! __outbox_tables {
                 updated_at -> diesel::sql_types::Timestamptz,
                 /// The first failed send since the last successful one; null: the last send was successful.
                 failing_since -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// A send has failed, and none had succeeded for ten minutes.
+                failing -> diesel::sql_types::Bool,
                 /// Tells this registration from others of the same name, and from the same row under another tenant.
                 id -> diesel::sql_types::Uuid,
             }

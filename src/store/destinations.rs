@@ -1,6 +1,6 @@
 //! Registered destinations: rows of `outbox_destination`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::data_types::{PgInterval, PgTimestamp};
@@ -79,6 +79,7 @@ struct StoredRow {
     #[diesel(deserialize_as = Time)]
     updated_at: SystemTime,
     failing_since: Option<PgTimestamp>,
+    failing: bool,
     old_secrets_until: Option<PgTimestamp>,
 }
 
@@ -103,6 +104,7 @@ macro_rules! row {
             destination::created_at,
             destination::updated_at,
             destination::failing_since,
+            destination::failing,
             destination::old_secrets_until,
         )
     };
@@ -145,6 +147,7 @@ impl From<StoredRow> for RegisteredDestination {
             created_at: Some(row.created_at),
             updated_at: Some(row.updated_at),
             failing_since: row.failing_since.map(system_time),
+            failing: row.failing,
             old_secrets_until: row.old_secrets_until.map(system_time),
             is_unread: problem.is_some(),
             ..Self::new(row.name, row.url)
@@ -337,7 +340,7 @@ pub(crate) struct AsSeen<'a> {
 
 /// The row as it was seen.
 #[cfg(feature = "relay")]
-fn is_as_seen(seen: AsSeen<'_>) -> On<'_, destination::table> {
+pub(crate) fn is_as_seen(seen: AsSeen<'_>) -> On<'_, destination::table> {
     let seen_at = seen.updated_at.map(timestamp);
     let is_same = destination::updated_at.nullable().eq(seen_at);
     Box::new(
@@ -348,8 +351,8 @@ fn is_as_seen(seen: AsSeen<'_>) -> On<'_, destination::table> {
 }
 
 /// Disables the destination for this reason, if it is enabled and unchanged since it was seen and, with `failed_for`,
-/// has failed for this time. Returns the tenant, if any. Outer `None`: the destination has changed, is already disabled,
-/// or is gone, or a send has succeeded.
+/// has failed for this time. `false`: the destination has changed, is already disabled, or is gone, or a send has
+/// succeeded.
 #[cfg(feature = "relay")]
 pub(crate) fn disable_as_seen(
     conn: &mut PgConnection,
@@ -357,7 +360,7 @@ pub(crate) fn disable_as_seen(
     seen: AsSeen<'_>,
     reason: &str,
     failed_for: Option<Duration>,
-) -> QueryResult<Option<Option<Uuid>>> {
+) -> QueryResult<bool> {
     let fails: On<'_, destination::table> = all_of([given(failed_for, |time| {
         let since = destination::failing_since;
         let is_long = since
@@ -373,92 +376,23 @@ pub(crate) fn disable_as_seen(
             destination::enabled.eq(false),
             destination::disabled_reason.eq(reason),
         ))
-        .returning(destination::tenant_id)
-        .get_result(conn)
-        .optional()
-}
-
-/// Records that the destination has failed for this time, unless the row shows a failure already or has changed since it
-/// was seen. Returns for how long the destination has failed according to the row. `None`: the row is gone, or has
-/// changed.
-#[cfg(feature = "relay")]
-pub(crate) fn fails(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    seen: AsSeen<'_>,
-    failed_for: Duration,
-) -> QueryResult<Option<Duration>> {
-    let since = clock_timestamp() - interval(failed_for);
-    update(registered(name))
-        .filter(is_as_seen(seen))
-        .filter(destination::failing_since.is_null())
-        .set(destination::failing_since.eq(since.nullable()))
-        .execute(conn)?;
-    let now = registered(name)
-        .filter(is_as_seen(seen))
-        .filter(destination::failing_since.is_not_null())
-        .select((
-            destination::failing_since.assume_not_null(),
-            clock_timestamp(),
-        ))
-        .get_result::<(PgTimestamp, PgTimestamp)>(conn)
-        .optional()?;
-    Ok(now.map(between))
-}
-
-/// Records that the destination works.
-#[cfg(feature = "relay")]
-pub(crate) fn works(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    seen: AsSeen<'_>,
-) -> QueryResult<()> {
-    update(registered(name))
-        .filter(is_as_seen(seen))
-        .filter(destination::failing_since.is_not_null())
-        .set(destination::failing_since.eq(None::<PgTimestamp>))
         .execute(conn)
-        .map(drop)
+        .map(|count| count > 0)
 }
 
-/// The failing destinations, each with the time for which it has failed.
+/// The tenants of the registered destinations among these that have one, by name.
 #[cfg(feature = "relay")]
-pub(crate) fn failing(
+pub(crate) fn tenants(
     conn: &mut PgConnection,
     name: &OutboxName,
-) -> QueryResult<Vec<(String, Duration)>> {
-    let found = registered(name)
-        .filter(destination::failing_since.is_not_null())
-        .select((
-            destination::name,
-            (
-                destination::failing_since.assume_not_null(),
-                clock_timestamp(),
-            ),
-        ))
-        .load::<(String, (PgTimestamp, PgTimestamp))>(conn)?;
-    let of_row = |(name, times)| (name, between(times));
-    Ok(found.into_iter().map(of_row).collect())
-}
-
-#[cfg(feature = "relay")]
-fn between((since, now): (PgTimestamp, PgTimestamp)) -> Duration {
-    let micros = now.0.saturating_sub(since.0);
-    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
-}
-
-/// The tenant of the destination, if any. Outer `None`: the destination does not exist.
-#[cfg(feature = "relay")]
-pub(crate) fn tenant(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    which: &str,
-) -> QueryResult<Option<Option<Uuid>>> {
-    registered(name)
-        .filter(destination::name.eq(which))
-        .select(destination::tenant_id)
-        .get_result(conn)
-        .optional()
+    names: &[&str],
+) -> QueryResult<HashMap<String, Uuid>> {
+    let found: Vec<(String, Uuid)> = registered(name)
+        .filter(destination::name.eq_any(names))
+        .filter(destination::tenant_id.is_not_null())
+        .select((destination::name, destination::tenant_id.assume_not_null()))
+        .load(conn)?;
+    Ok(found.into_iter().collect())
 }
 
 /// The registration that has this name now.

@@ -6,6 +6,7 @@ pub(crate) mod claim;
 pub(crate) mod claimable;
 pub(crate) mod clean;
 pub(crate) mod connection;
+pub(crate) mod failing;
 pub(crate) mod keyed_lock;
 pub(crate) mod late;
 pub(crate) mod lease;

@@ -319,7 +319,8 @@ tables! {
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }
     destination = outbox_destination {
         name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, mode, concurrency, rate,
-        timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, id
+        timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, failing,
+        id
     }
     topic = outbox_topic { pattern, kind, first_served, last_served }
     inbox = outbox_inbox { source, message_id }

@@ -1,5 +1,7 @@
 //! The outbox enqueues events about itself (`OUTBOX_OWN_EVENTS`), each in the transaction of its cause.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use diesel_outbox::config::Breaker;
@@ -50,39 +52,73 @@ fn lost(tenant: Uuid) -> NewMessage {
     message.tenant_id(tenant)
 }
 
+/// The events about dead letters that are not sent yet: how many, and the sum of their counts.
+fn counted(database: &Database) -> (i64, i64) {
+    let events = "FROM {o} WHERE topic = 'outbox.messages.dead'";
+    let sum = format!("SELECT coalesce(sum((payload->>'count')::bigint), 0)::bigint {events}");
+    let count = format!("SELECT count(*) {events}");
+    (database.number(&count), database.number(&sum))
+}
+
+/// Ends the minute that events about dead letters wait for.
+fn end_the_minute(database: &Database) {
+    database.execute("UPDATE {o} SET available_at = now() WHERE topic = 'outbox.messages.dead'");
+}
+
+/// R58: the test may begin in one minute and end in the next.
 #[test]
-fn a_dead_letter_is_reported_without_its_payload() {
+fn dead_letters_are_one_event_for_each_destination_and_minute() {
     let database = Database::new();
     let (receiver, tenant) = (receiver(), Uuid::now_v7());
-    let relay = started(relay(&database, &receiver));
-    let sequence = database.enqueue_message(lost(tenant));
-    let keyed = database.enqueue_message(lost(tenant).ordering_key("k"));
-    eventually("both dead letters are reported", || {
-        told(&receiver, "outbox.message.dead").len() == 2
+    let conn = &mut database.connect();
+    let hook = RegisteredDestination::new("acme", receiver.url()).topics([LOST]);
+    let hook = hook.tenant(tenant);
+    (database.outbox().destinations().put(conn, &hook)).expect("put");
+    let relays = [(); 3].map(|()| started(relay(&database, &receiver)));
+    for n in 0..30 {
+        let message = lost(tenant);
+        database.enqueue_message(match n % 3 {
+            0 => message.destination("acme"),
+            1 => message.destination("default"),
+            _ => message.destination("default").ordering_key("k"),
+        });
+    }
+    eventually("all are dead-lettered", || database.count("dead") == 30);
+    let (events, sum) = counted(&database);
+    assert!((2..=4).contains(&events), "{events}");
+    assert_eq!(sum, 30);
+    assert_eq!(told(&receiver, "outbox.messages.dead").len(), 0);
+    let early = "SELECT count(*) FROM {o} WHERE available_at <> date_trunc('minute', available_at)
+            OR available_at::text <> ((payload->>'minute')::timestamptz + interval '1 min')::text";
+    assert_eq!(
+        database.number(early),
+        0,
+        "each is due at the end of its minute"
+    );
+    end_the_minute(&database);
+    eventually("the events arrive", || {
+        told(&receiver, "outbox.messages.dead").len() as i64 == events
     });
-    end(&relay);
-    let mut all = told(&receiver, "outbox.message.dead");
-    all.sort_by_key(|one| one["sequence"].as_i64());
-    for (one, sequence) in all.iter().zip([sequence, keyed]) {
-        let id = format!("SELECT message_id FROM {{o}}_dead WHERE sequence = {sequence}");
-        assert_eq!(
-            one,
-            &json!({
-                "sequence": sequence, "message_id": database.text(&id), "topic": LOST, "destination": "default",
-                "tenant_id": tenant.to_string(), "reason": "REJECTED", "attempts": 1,
-            })
-        );
+    for relay in &relays {
+        end(relay);
+    }
+    for (name, tenant_id, count) in [
+        ("acme", json!(tenant.to_string()), 10),
+        ("default", Value::Null, 20),
+    ] {
+        let all = told(&receiver, "outbox.messages.dead").into_iter();
+        let of_name: Vec<Value> = all.filter(|one| one["destination"] == name).collect();
+        let sum: i64 = of_name.iter().filter_map(|one| one["count"].as_i64()).sum();
+        assert_eq!(sum, count, "{of_name:?}");
+        assert!(of_name.iter().all(|one| one["tenant_id"] == tenant_id));
     }
 }
 
-/// The dead letter and its event become visible together.
+/// R58: the dead letter and its event become visible together.
 #[test]
-fn a_dead_letter_is_reported_in_its_own_transaction() {
+fn a_dead_letter_is_counted_in_its_own_transaction() {
     let database = Database::new();
     let receiver = receiver();
-    database.execute(
-        "INSERT INTO {o}_pause (kind, name, reason) VALUES ('topic', 'outbox.message.dead', 'BY_HAND')",
-    );
     let relay = started(relay(&database, &receiver));
     for n in 0..5 {
         let message = lost(Uuid::now_v7());
@@ -92,32 +128,209 @@ fn a_dead_letter_is_reported_in_its_own_transaction() {
             message.ordering_key("k")
         });
     }
+    let is_counted = "SELECT (SELECT count(*) FROM {o}_dead)
+        - (SELECT coalesce(sum((payload->>'count')::bigint), 0)::bigint FROM {o} WHERE topic = 'outbox.messages.dead')";
     eventually("all messages are dead-lettered", || {
+        assert_eq!(database.number(is_counted), 0);
         database.count("dead") == 5
     });
     end(&relay);
-    let together = "SELECT count(*) FROM {o} o JOIN {o}_dead d
-         ON (o.payload->>'sequence')::bigint = d.sequence AND o.xmin = d.xmin AND o.tenant_id = d.tenant_id";
-    assert_eq!(database.number(together), 5);
+    let together = "SELECT count(*) FROM {o} o WHERE o.xmin IN (SELECT d.xmin FROM {o}_dead d)";
+    assert_eq!(database.number(together), counted(&database).0);
 }
 
 #[test]
-fn a_dead_lettered_own_event_is_not_reported() {
+fn a_dead_lettered_own_event_is_not_counted() {
     let database = Database::new();
     let receiver = Receiver::answering(|_| 422);
     let relay = started(relay(&database, &receiver));
     database.enqueue_message(lost(Uuid::now_v7()));
+    eventually("the message is counted", || counted(&database) == (1, 1));
+    end_the_minute(&database);
     eventually("both messages are dead-lettered", || {
         database.count("dead") == 2
     });
-    std::thread::sleep(Duration::from_millis(500));
     end(&relay);
     let topics = "SELECT string_agg(topic, ' ' ORDER BY topic) FROM {o}_dead";
     assert_eq!(
         database.text(topics).as_deref(),
-        Some("order.lost outbox.message.dead")
+        Some("order.lost outbox.messages.dead")
     );
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
+}
+
+/// The number of events with this topic that were ever written.
+fn ever_written(database: &Database, topic: &str) -> i64 {
+    database.number(&format!(
+        "SELECT count(DISTINCT message_id) FROM {{o}}_messages WHERE topic = '{topic}'"
+    ))
+}
+
+/// R58
+#[test]
+fn a_destination_that_fails_and_recovers_is_reported_once_by_all_relays() {
+    let database = Database::new();
+    let works = Arc::new(AtomicBool::new(false));
+    let (does_work, alarms) = (Arc::clone(&works), Receiver::ok());
+    let customer = Receiver::answering(move |_| match does_work.load(Ordering::SeqCst) {
+        true => 200,
+        false => 503,
+    });
+    let tenant = Uuid::now_v7();
+    let conn = &mut database.connect();
+    let hook = RegisteredDestination::new("acme", customer.url()).tenant(tenant);
+    (database.outbox().destinations().put(conn, &hook)).expect("put");
+    let begin = || started(relay(&database, &alarms).registered_max_attempts(1_000_000));
+    let mut relays = vec![begin(), begin(), begin()];
+    let message = || {
+        let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
+        database.enqueue_message(message.tenant_id(tenant).destination("acme"));
+    };
+    (0..5).for_each(|_| message());
+    let since = "SELECT failing_since::text FROM {o}_destination";
+    let failing = "SELECT count(*) FROM {o}_destination WHERE failing";
+    eventually("the first failure is recorded", || {
+        database.text(since).is_some()
+    });
+    let tries = customer.count();
+    eventually("more sends fail", || customer.count() > tries + 3);
+    assert_eq!(database.number(failing), 0, "not for ten minutes yet");
+    database.execute("UPDATE {o}_destination SET failing_since = now() - interval '11 min'");
+    eventually("the destination is failing", || {
+        database.number(failing) == 1
+    });
+    // Another relay takes the place of one: nobody has to remember.
+    end(&relays.remove(0));
+    relays.push(begin());
+    let tries = customer.count();
+    eventually("more sends fail", || customer.count() > tries + 3);
+    works.store(true, Ordering::SeqCst);
+    eventually("the recovery is recorded", || {
+        database.text(since).is_none()
+    });
+    eventually("everything is sent", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    for relay in &relays {
+        end(relay);
+    }
+    let failing = told(&alarms, "outbox.destination.failing");
+    let since = failing[0]["failing_since"].clone();
+    assert!(since.is_string(), "{failing:?}");
+    let mut expected = json!({
+        "destination": "acme", "tenant_id": tenant.to_string(), "failing_since": since,
+    });
+    let recovered = told(&alarms, "outbox.destination.recovered");
+    assert_eq!(recovered, [expected.clone()]);
+    expected["reason"] = "SERVER_ERROR".into();
+    assert_eq!(failing, [expected]);
+    for topic in ["outbox.destination.failing", "outbox.destination.recovered"] {
+        assert_eq!(ever_written(&database, topic), 1, "{topic}");
+    }
+}
+
+/// R58: who was never told of a failure need not be told of its end.
+#[test]
+fn a_short_failure_is_not_reported() {
+    let database = Database::new();
+    let tries = Arc::new(AtomicUsize::new(0));
+    let customer = Receiver::answering(move |_| match tries.fetch_add(1, Ordering::SeqCst) {
+        0..5 => 503,
+        _ => 200,
+    });
+    let conn = &mut database.connect();
+    let hook = RegisteredDestination::new("acme", customer.url());
+    (database.outbox().destinations().put(conn, &hook)).expect("put");
+    let relay = started(relay(&database, &Receiver::ok()));
+    let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
+    database.enqueue_message(message.destination("acme"));
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
+    eventually("the success is recorded", || {
+        database.number("SELECT count(*) FROM {o}_destination WHERE failing_since IS NULL") == 1
+    });
+    end(&relay);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_messages"), 1);
+}
+
+/// R58
+#[test]
+fn a_failing_destination_that_relays_disable_is_reported_as_disabled_alone() {
+    let database = Database::new();
+    let (customer, alarms) = (Receiver::answering(|_| 503), Receiver::ok());
+    let conn = &mut database.connect();
+    let hook = RegisteredDestination::new("acme", customer.url());
+    (database.outbox().destinations().put(conn, &hook)).expect("put");
+    let relays = [(); 3].map(|()| {
+        let relay = relay(&database, &alarms).registered_max_attempts(1_000_000);
+        started(relay.registered_disable_after(Duration::from_secs(3600)))
+    });
+    for _ in 0..5 {
+        let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
+        database.enqueue_message(message.destination("acme"));
+    }
+    let is_so = |what: &str| {
+        let count = format!("SELECT count(*) FROM {{o}}_destination WHERE {what}");
+        database.number(&count) == 1
+    };
+    eventually("a failure is recorded", || {
+        is_so("failing_since IS NOT NULL")
+    });
+    for (time, what) in [("30 min", "failing"), ("2 h", "NOT enabled")] {
+        database.execute(&format!(
+            "UPDATE {{o}}_destination SET failing_since = failing_since - interval '{time}'"
+        ));
+        eventually(what, || is_so(what));
+    }
+    eventually("the event arrives", || {
+        !told(&alarms, "outbox.destination.disabled").is_empty()
+    });
+    for relay in &relays {
+        end(relay);
+    }
+    assert_eq!(
+        told(&alarms, "outbox.destination.disabled"),
+        [json!({ "destination": "acme", "tenant_id": null, "reason": "has failed for 1h" })]
+    );
+    for (topic, count) in [("failing", 1), ("disabled", 1), ("recovered", 0)] {
+        let topic = format!("outbox.destination.{topic}");
+        assert_eq!(ever_written(&database, &topic), count, "{topic}");
+    }
+    assert!(is_so("failing"), "the row still says why");
+    database.execute("UPDATE {o}_destination SET enabled = true");
+    assert!(is_so("NOT failing AND failing_since IS NULL"));
+}
+
+/// R58: only the pause that an operator must end, and only the first of them.
+#[test]
+fn a_destination_that_relays_pause_is_reported_once() {
+    let database = Database::new();
+    let (gone, alarms) = (Receiver::answering(|_| 410), Receiver::ok());
+    let relays = [(); 3].map(|()| {
+        let to = |name: &str, receiver: &Receiver| {
+            Destination::new(name, &receiver.url()).expect("a URL")
+        };
+        started(
+            database
+                .relay()
+                .destination(to("billing", &gone))
+                .destination(to("alarms", &alarms))
+                .route("order.*", "billing")
+                .route("outbox.*", "alarms")
+                .own_events(true),
+        )
+    });
+    database.enqueue_many(30);
+    alarms.wait_for(1);
+    for relay in &relays {
+        end(relay);
+    }
+    assert_eq!(
+        told(&alarms, "outbox.destination.paused"),
+        [json!({ "destination": "billing", "tenant_id": null, "reason": "GONE" })]
+    );
+    assert_eq!(ever_written(&database, "outbox.destination.paused"), 1);
 }
 
 #[test]
@@ -154,7 +367,7 @@ fn a_registered_destination_that_relays_disable_is_reported_once() {
     let reason = database.text("SELECT disabled_reason FROM {o}_destination");
     assert_eq!(
         all,
-        [json!({ "name": "acme", "tenant_id": tenant.to_string(), "reason": reason })]
+        [json!({ "destination": "acme", "tenant_id": tenant.to_string(), "reason": reason })]
     );
 }
 
@@ -212,6 +425,10 @@ fn registered_destinations_get_it_where_they_ask_for_it() {
     }
     let relay = started(relay(&database, &billing));
     database.enqueue_message(lost(tenant));
+    eventually("the dead letter is counted", || {
+        counted(&database) == (1, 1)
+    });
+    end_the_minute(&database);
     operators.wait_for(1);
     eventually("the outbox is empty", || {
         database.number("SELECT count(*) FROM {o}") == 0
@@ -222,6 +439,6 @@ fn registered_destinations_get_it_where_they_ask_for_it() {
         requests.map(|one| topic(&one).to_owned()).collect()
     };
     assert_eq!(topics(&customer), [LOST]);
-    assert_eq!(topics(&operators), ["outbox.message.dead"]);
+    assert_eq!(topics(&operators), ["outbox.messages.dead"]);
     assert_eq!(topics(&billing).len(), 2);
 }

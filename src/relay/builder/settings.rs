@@ -224,15 +224,18 @@ impl RelayBuilder {
 
     /// Sets whether the relay writes messages about its own events into the same outbox. Defaults to `false`.
     ///
-    /// | topic | payload |
-    /// |---|---|
-    /// | `outbox.message.dead` | `sequence`, `message_id`, `topic`, `destination`, `tenant_id`, `reason`, `attempts` |
-    /// | `outbox.destination.disabled` | `name`, `tenant_id`, `reason`: a relay has disabled a registered destination |
-    /// | `outbox.breaker.opened` | `destination`, `tenant_id`, `until` |
+    /// | topic | when | payload, beside `destination` and `tenant_id` |
+    /// |---|---|---|
+    /// | `outbox.destination.failing` | a send to a registered destination has failed, and none had succeeded for ten minutes | `failing_since`, `reason` |
+    /// | `outbox.destination.recovered` | the next success of a failing destination | `failing_since` |
+    /// | `outbox.destination.paused` | a relay has paused a destination until an operator resumes it | `reason` |
+    /// | `outbox.destination.disabled` | a relay has disabled a registered destination | `reason` |
+    /// | `outbox.breaker.opened` | a relay has opened a closed circuit breaker | `until` |
+    /// | `outbox.messages.dead` | the end of a minute in which messages to the destination were dead-lettered | `minute`, `count` |
     ///
-    /// Each message is written in the transaction that records the event, and is routed like any other message: add a
-    /// route for `outbox.*`. A [registered destination](crate::destinations) gets these messages only if one of its
-    /// topics begins with `outbox.`. A dead letter among these messages causes no further message.
+    /// Each message is written once, whatever the number of relays, in the transaction that records the event. It is
+    /// routed like any other message: add a route for `outbox.*`. A [registered destination](crate::destinations) gets
+    /// these messages only if one of its topics begins with `outbox.`. A dead letter among these messages is not counted.
     ///
     /// ```
     /// # use diesel_outbox::{ConfigError, Destination, Relay, RelayBuilder};

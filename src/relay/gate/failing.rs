@@ -1,8 +1,9 @@
 //! Since when a registered destination has failed: what the sends of this relay show, and what the table says.
 //!
 //! The table holds the time of the first failure since the last success, whatever the rate of traffic. The relays write
-//! only changes: the first failure, and the first success after it. So a success at one relay clears what another
-//! relay has written, and a relay that alone cannot reach the destination disables nothing.
+//! only changes: the first failure, the first failure after [`FAILING_AFTER`], and the first success after them. So a
+//! success at one relay clears what another relay has written, and a relay that alone cannot reach the destination
+//! disables nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +14,7 @@ use crate::clock;
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::relay::breaker::{Sign, sign};
 use crate::status::ReasonCode;
+use crate::store::relay::failing::{FAILING_AFTER, Failures};
 
 /// After a recovery, a new failure is written no sooner than this: a destination that fails now and then costs few
 /// writes.
@@ -65,18 +67,18 @@ impl Answers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shows {
     Works,
-    Fails,
+    Fails(ReasonCode),
     Nothing,
 }
 
 fn shows(outcome: &Outcome, answers: &Answers, now: Instant) -> Shows {
     let of_failure = |failure: &Failure| match failure {
-        one if one.response.status.is_some() => Shows::Fails,
+        one if one.response.status.is_some() => Shows::Fails(one.code),
         one if one.may_be_ours => match answers.are_there(now) {
-            true => Shows::Fails,
+            true => Shows::Fails(one.code),
             false => Shows::Nothing,
         },
-        _ if sign(outcome) == Sign::Bad => Shows::Fails,
+        one if sign(outcome) == Sign::Bad => Shows::Fails(one.code),
         _ => Shows::Nothing,
     };
     match outcome {
@@ -95,27 +97,14 @@ pub(super) fn is_gone(outcome: &Outcome) -> bool {
 /// A change that the row of the destination must show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::relay) enum RowNews {
-    /// All sends have failed since this time.
-    Fails(Instant),
+    /// All sends have failed since this time, the last for this reason.
+    Fails(Instant, ReasonCode),
     /// A send has succeeded.
     Works,
     /// All sends have failed for so long that the destination is to be disabled.
     HasFailedLong,
     /// The receiver says that the endpoint is gone, so the destination is to be disabled.
     Gone,
-}
-
-/// A duration, measured at a time.
-#[derive(Debug, Clone, Copy)]
-struct Age {
-    was: Duration,
-    at: Instant,
-}
-
-impl Age {
-    fn now(self, now: Instant) -> Duration {
-        self.was + now.saturating_duration_since(self.at)
-    }
 }
 
 /// Whether a registered destination fails.
@@ -125,8 +114,9 @@ pub(super) struct Failing {
     disable_after: Duration,
     /// The first failure since the last success, at this relay.
     since: Option<Instant>,
-    /// For how long the destination has failed according to the table.
-    in_table: Option<Age>,
+    /// What the row said at this time.
+    row: Failures,
+    read_at: Instant,
     recovered: Option<Instant>,
     pub(super) news: Option<RowNews>,
 }
@@ -134,10 +124,11 @@ pub(super) struct Failing {
 impl Failing {
     pub(super) fn new(answers: Arc<Answers>, disable_after: Duration) -> Self {
         Self {
+            read_at: answers.origin,
             answers,
             disable_after,
             since: None,
-            in_table: None,
+            row: Failures::default(),
             recovered: None,
             news: None,
         }
@@ -145,7 +136,7 @@ impl Failing {
 
     /// Whether the next success must be noticed.
     pub(super) fn is_failing(&self) -> bool {
-        self.since.is_some() || self.in_table.is_some()
+        self.since.is_some() || self.row.lasts.is_some()
     }
 
     /// Learns the result of a send.
@@ -158,17 +149,23 @@ impl Failing {
             Shows::Nothing => {}
             Shows::Works => {
                 self.since = None;
-                self.news = self.in_table.map(|_| RowNews::Works);
+                self.news = self.row.lasts.map(|_| RowNews::Works);
             }
-            Shows::Fails => {
+            // A success that is not written yet came before this failure.
+            Shows::Fails(_) if self.news == Some(RowNews::Works) => {
+                self.since.get_or_insert(now);
+            }
+            Shows::Fails(code) => {
                 let since = *self.since.get_or_insert(now);
                 let wrote_lately = |at: Instant| now.saturating_duration_since(at) < BETWEEN_WRITES;
-                self.news = match self.in_table {
-                    Some(age) if age.now(now) >= self.disable_after => Some(RowNews::HasFailedLong),
-                    // A success that is not written yet came before this failure.
-                    Some(_) if self.news == Some(RowNews::Works) => Some(RowNews::Works),
+                let read = now.saturating_duration_since(self.read_at);
+                self.news = match self.row.lasts.map(|lasted| lasted + read) {
+                    Some(age) if age >= self.disable_after => Some(RowNews::HasFailedLong),
+                    Some(age) if age >= FAILING_AFTER && !self.row.is_failing => {
+                        Some(RowNews::Fails(since, code))
+                    }
                     None if !self.recovered.is_some_and(wrote_lately) => {
-                        Some(RowNews::Fails(since))
+                        Some(RowNews::Fails(since, code))
                     }
                     Some(_) | None => None,
                 };
@@ -176,13 +173,21 @@ impl Failing {
         }
     }
 
-    /// Learns for how long the destination has failed according to the table.
-    fn learn(&mut self, age: Option<Duration>, now: Instant) {
-        if age.is_none() && self.in_table.is_some() {
-            // Another relay's success counts as one of this relay.
-            (self.since, self.recovered) = (None, Some(now));
+    /// Keeps a change that could not be recorded. Later changes replace it, but no failure hides a success.
+    fn keep(&mut self, news: RowNews) {
+        let hides_success = news == RowNews::Works && self.news != Some(RowNews::Gone);
+        if self.news.is_none() || hides_success {
+            self.news = Some(news);
         }
-        self.in_table = age.map(|was| Age { was, at: now });
+    }
+
+    /// Learns what the row said at this time.
+    fn learn(&mut self, row: Failures, read_at: Instant) {
+        if row.lasts.is_none() && self.row.lasts.is_some() {
+            // Another relay's success counts as one of this relay.
+            (self.since, self.recovered) = (None, Some(read_at));
+        }
+        (self.row, self.read_at) = (row, read_at);
     }
 }
 
@@ -209,15 +214,15 @@ impl Gate {
     /// Keeps a change that could not be recorded.
     pub(in crate::relay) fn keep_row_news(&self, news: RowNews) {
         if let Some(failing) = &mut self.lock().failing {
-            failing.news.get_or_insert(news);
+            failing.keep(news);
         }
     }
 
-    /// Learns for how long the destination has failed according to the table.
-    pub(in crate::relay) fn learn_row(&self, age: Option<Duration>, now: Instant) {
+    /// Learns what the row said at this time.
+    pub(in crate::relay) fn learn_row(&self, row: Failures, read_at: Instant) {
         let mut state = self.lock();
         if let Some(failing) = &mut state.failing {
-            failing.learn(age, now);
+            failing.learn(row, read_at);
             self.fails.store(failing.is_failing(), Ordering::Release);
         }
     }
@@ -227,7 +232,7 @@ impl Gate {
 mod tests {
     use super::*;
     use crate::dispatch::Response;
-    use crate::status::ReasonCode;
+    use crate::store::relay::failing::Turn;
 
     const AFTER: Duration = Duration::from_secs(100);
 
@@ -241,6 +246,20 @@ mod tests {
         let mut failure = Failure::new(code, "");
         failure.response = Response::new(status, None);
         Outcome::Retry(failure)
+    }
+
+    fn code_of(outcome: &Outcome) -> ReasonCode {
+        match outcome {
+            Outcome::Retry(failure) | Outcome::Dead(failure) | Outcome::Wait(failure) => {
+                failure.code
+            }
+            Outcome::Delivered(_) => panic!("no failure"),
+        }
+    }
+
+    /// What the row of a destination says that has failed for this time.
+    fn failed_for(time: Duration) -> Failures {
+        Failures::default().after(Some(time))
     }
 
     fn unreached() -> Outcome {
@@ -272,7 +291,7 @@ mod tests {
             one.record(&outcome, now);
             assert_eq!(
                 one.news,
-                fails.then_some(RowNews::Fails(now)),
+                fails.then(|| RowNews::Fails(now, code_of(&outcome))),
                 "{outcome:?}"
             );
         }
@@ -282,7 +301,7 @@ mod tests {
         };
         let (mut one, now) = failing();
         one.record(&Outcome::Dead(rejected), now);
-        assert_eq!(one.news, Some(RowNews::Fails(now)));
+        assert_eq!(one.news, Some(RowNews::Fails(now, ReasonCode::Rejected)));
     }
 
     /// R50: without any answer, the network of this relay may be the cause.
@@ -294,7 +313,7 @@ mod tests {
         one.answers
             .note(&failed(ReasonCode::ServerError, Some(500)), now);
         one.record(&unreached(), now);
-        assert_eq!(one.news, Some(RowNews::Fails(now)));
+        assert_eq!(one.news, Some(RowNews::Fails(now, ReasonCode::Dns)));
         let (mut one, now) = failing();
         one.answers.note(&delivered(), now);
         one.record(&unreached(), now + ALONE);
@@ -306,8 +325,11 @@ mod tests {
         let (mut one, now) = failing();
         let fails = failed(ReasonCode::ServerError, Some(500));
         one.record(&fails, now);
-        assert_eq!(one.news.take(), Some(RowNews::Fails(now)));
-        one.learn(Some(Duration::ZERO), now);
+        assert_eq!(
+            one.news.take(),
+            Some(RowNews::Fails(now, ReasonCode::ServerError))
+        );
+        one.learn(failed_for(Duration::ZERO), now);
         let second = Duration::from_secs(1);
         one.record(&fails, now + second);
         assert_eq!(one.news, None);
@@ -318,7 +340,7 @@ mod tests {
             Some(RowNews::Works),
             "it was not written yet"
         );
-        one.learn(None, now + 3 * second);
+        one.learn(Failures::default(), now + 3 * second);
         one.record(&delivered(), now + 4 * second);
         assert_eq!(one.news, None);
         // A destination that fails now and then.
@@ -326,7 +348,10 @@ mod tests {
         assert_eq!(one.news, None);
         let later = now + 5 * second + BETWEEN_WRITES;
         one.record(&fails, later);
-        assert_eq!(one.news, Some(RowNews::Fails(now + 5 * second)));
+        assert_eq!(
+            one.news,
+            Some(RowNews::Fails(now + 5 * second, ReasonCode::ServerError))
+        );
     }
 
     /// R50: the success of another relay counts.
@@ -335,15 +360,160 @@ mod tests {
         let (mut one, now) = failing();
         let fails = failed(ReasonCode::Timeout, None);
         one.record(&fails, now);
-        one.learn(Some(Duration::ZERO), now);
+        one.learn(failed_for(Duration::ZERO), now);
         one.record(&fails, now + AFTER / 2);
         one.news = None;
-        one.learn(None, now + AFTER / 2);
+        one.learn(Failures::default(), now + AFTER / 2);
         one.record(&fails, now + AFTER);
         assert_ne!(one.news, Some(RowNews::HasFailedLong));
         // As another relay has written, before this relay was started.
-        one.learn(Some(AFTER), now + AFTER);
+        one.learn(failed_for(AFTER), now + AFTER);
         one.record(&fails, now + AFTER);
         assert_eq!(one.news, Some(RowNews::HasFailedLong));
+    }
+
+    /// R58: what happens between a success and a later send must not be forgotten.
+    #[test]
+    fn a_change_that_could_not_be_recorded_hides_no_success() {
+        let (mut one, now) = failing();
+        one.learn(failed_for(AFTER), now);
+        one.record(&delivered(), now);
+        let works = one.news.take().expect("a success");
+        one.record(&failed(ReasonCode::ServerError, Some(500)), now);
+        assert_eq!(one.news, Some(RowNews::HasFailedLong));
+        one.keep(works);
+        assert_eq!(one.news, Some(RowNews::Works));
+        one.keep(RowNews::HasFailedLong);
+        assert_eq!(one.news, Some(RowNews::Works));
+    }
+
+    const MINUTE: Duration = Duration::from_secs(60);
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// A customer's row, and the events about it.
+    struct Row {
+        since: Option<Instant>,
+        is_failing: bool,
+        is_enabled: bool,
+        events: Vec<&'static str>,
+        /// A decision that does not know what it has told.
+        forgets: bool,
+    }
+
+    impl Row {
+        fn read(&self, now: Instant) -> Failures {
+            Failures {
+                lasts: self.since.map(|since| now.saturating_duration_since(since)),
+                is_failing: self.is_failing && !self.forgets,
+            }
+        }
+
+        /// Writes what a relay has seen, as the statements do.
+        fn write(&mut self, news: RowNews, now: Instant) {
+            let failed_for = match news {
+                RowNews::Fails(since, _) => Some(now.saturating_duration_since(since)),
+                RowNews::Works => None,
+                RowNews::HasFailedLong | RowNews::Gone => {
+                    let lasts = self.read(now).lasts;
+                    if self.is_enabled && lasts.is_some_and(|time| time >= 12 * HOUR) {
+                        self.is_enabled = false;
+                        self.events.push("disabled");
+                    }
+                    return;
+                }
+            };
+            let before = self.read(now);
+            let after = before.after(failed_for);
+            self.since = after.lasts.map(|lasts| self.since.unwrap_or(now - lasts));
+            self.is_failing = after.is_failing;
+            self.events
+                .extend(before.turn_to(after).map(|turn| match turn {
+                    Turn::Fails => "failing",
+                    Turn::Works => "recovered",
+                }));
+        }
+    }
+
+    /// A day of a customer who fails for this time, served by three relays. Relays are killed, before and after they
+    /// have written what they know, and have no database for a while. Returns the events.
+    fn day(seed: u64, fails_for: Duration, forgets: bool) -> String {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let start = clock::now() + HOUR;
+        let begun = |at: Instant| {
+            let answers = Answers {
+                origin: at,
+                ..Answers::new()
+            };
+            Failing::new(Arc::new(answers), 12 * HOUR)
+        };
+        let mut relays: Vec<Failing> = (0..3).map(|_| begun(start)).collect();
+        let mut row = Row {
+            since: None,
+            is_failing: false,
+            is_enabled: true,
+            events: Vec::new(),
+            forgets,
+        };
+        let fails_from = start + 2 * HOUR + Duration::from_secs(rng.u64(..3600));
+        let (mut now, end) = (start, start + 24 * HOUR);
+        let pace = rng.u64(10..60);
+        let mut without_database = [start; 3];
+        while now < end {
+            now += Duration::from_secs(rng.u64(..pace));
+            let which = rng.usize(..3);
+            let one = &mut relays[which];
+            let send = |one: &mut Failing| {
+                let fails = (fails_from..fails_from + fails_for).contains(&now);
+                one.record(
+                    &match fails {
+                        true => failed(ReasonCode::ServerError, Some(503)),
+                        false => delivered(),
+                    },
+                    now,
+                );
+            };
+            match rng.u8(..20) {
+                0 => *one = begun(now),
+                1 if without_database[which] <= now => {
+                    without_database[which] = now + Duration::from_secs(rng.u64(..900));
+                }
+                2..5 if without_database[which] <= now => one.learn(row.read(now), now),
+                _ if row.is_enabled => send(one),
+                _ => {}
+            }
+            let Some(news) = one.news.take() else {
+                continue;
+            };
+            if rng.bool() && row.is_enabled {
+                send(one);
+            }
+            if without_database[which] > now {
+                one.keep(news);
+                continue;
+            }
+            row.write(news, now);
+            match rng.u8(..10) {
+                0 => *one = begun(now),
+                _ => one.learn(row.read(now), now),
+            }
+        }
+        row.events.join(" ")
+    }
+
+    /// R58
+    #[test]
+    fn a_day_of_a_failing_customer_has_one_event_for_its_begin_and_one_for_its_end() {
+        for seed in 0..300 {
+            for (fails_for, events) in [
+                (8 * MINUTE, ""),
+                (HOUR, "failing recovered"),
+                (8 * HOUR, "failing recovered"),
+                (20 * HOUR, "failing disabled"),
+            ] {
+                assert_eq!(day(seed, fails_for, false), events, "{seed} {fails_for:?}");
+            }
+        }
+        let is_found = |seed| day(seed, HOUR, true) != "failing recovered";
+        assert!((0..10).all(is_found), "a decision that forgets");
     }
 }

@@ -22,12 +22,14 @@ use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::Settlement;
 use crate::relay::settler::LOCK_TIMEOUT;
 use crate::relay::written::{Settle, Written};
+use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried};
 use crate::store::destinations::AsSeen;
 use crate::store::filters::{Evaluated, Pairs};
 use crate::store::range::Range;
 use crate::store::relay::backend::Backend;
 use crate::store::relay::claim::{Batch, Claimant};
+use crate::store::relay::failing::Failures;
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::page::Page;
@@ -393,9 +395,10 @@ impl Database for Link<'_> {
     fn tell_failing(
         &mut self,
         _: AsSeen<'_>,
-        failed_for: Option<Duration>,
-    ) -> Answer<Tried<Option<Duration>>> {
-        Ok(Tried::Done(failed_for))
+        failed: Option<(Duration, ReasonCode)>,
+    ) -> Answer<Tried<Failures>> {
+        let failed_for = failed.map(|(time, _)| time);
+        Ok(Tried::Done(Failures::default().after(failed_for)))
     }
 
     fn publish(&mut self, _: LeaseId, what: Published<'_>) -> Answer<()> {

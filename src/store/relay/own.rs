@@ -1,102 +1,108 @@
 //! Events about the outbox itself (`OUTBOX_OWN_EVENTS`): messages in the same outbox, written in the transaction that
-//! caused the event, and routed like any message.
+//! caused the event, and routed like any message. Each is about a destination, and has its tenant.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use diesel::pg::data_types::PgTimestamp;
-use diesel::prelude::{ExpressionMethods, RunQueryDsl};
+use diesel::prelude::{ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
-use diesel::{PgConnection, insert_into};
+use diesel::{PgConnection, delete, insert_into, select};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::failing::{Recorded, Turn};
 use super::pause::{self, Pausable};
 use super::settle::Failed;
-use crate::message::Message;
+use crate::message::{Message, digest};
 use crate::name::OutboxName;
+use crate::status::ReasonCode;
 use crate::store::destinations::{self, AsSeen};
 use crate::store::place::rfc3339;
-use crate::store::sql::Json;
+use crate::store::sql::{Json, JsonText, clock_timestamp};
 use crate::store::table::outbox;
 
-/// A message was dead-lettered.
-pub(crate) const DEAD: &str = "outbox.message.dead";
+/// A registered destination fails.
+pub(crate) const FAILING: &str = "outbox.destination.failing";
+/// A failing destination works again.
+pub(crate) const RECOVERED: &str = "outbox.destination.recovered";
+/// A relay has paused a destination until an operator resumes it.
+pub(crate) const PAUSED: &str = "outbox.destination.paused";
 /// A relay has disabled a registered destination.
 pub(crate) const DISABLED: &str = "outbox.destination.disabled";
+/// Messages to a destination were dead-lettered within a minute.
+pub(crate) const DEAD: &str = "outbox.messages.dead";
 /// A circuit breaker has opened.
 pub(crate) const OPENED: &str = "outbox.breaker.opened";
 
-/// The most rows that one statement inserts.
-const STEP: usize = 1_000;
+const MINUTE_MICROS: i64 = 60_000_000;
 
 /// Whether messages of this topic are events about the outbox itself.
 pub(crate) fn is_own(topic: &str) -> bool {
-    matches!(topic, DEAD | DISABLED | OPENED)
+    matches!(
+        topic,
+        FAILING | RECOVERED | PAUSED | DISABLED | DEAD | OPENED
+    )
 }
 
-struct OwnEvent {
-    topic: &'static str,
-    payload: Value,
-    /// The tenant concerned, by which forgetting a tenant finds the event.
-    tenant_id: Option<Uuid>,
-}
-
-fn text(id: Option<Uuid>) -> Option<String> {
-    id.map(|id| id.to_string())
-}
-
-fn write(conn: &mut PgConnection, name: &OutboxName, events: &[OwnEvent]) -> QueryResult<()> {
-    for step in events.chunks(STEP) {
-        let payloads: Vec<String> = step.iter().map(|one| one.payload.to_string()).collect();
-        let rows = step.iter().zip(&payloads).map(|(one, payload)| {
-            (
-                outbox::message_id.eq(Uuid::now_v7()),
-                outbox::topic.eq(one.topic),
-                outbox::payload.eq(Json(payload)),
-                outbox::tenant_id.eq(one.tenant_id),
-            )
-        });
-        insert_into(outbox::table(name.outbox()))
-            .values(rows.collect::<Vec<_>>())
-            .execute(conn)?;
-    }
-    Ok(())
-}
-
-/// Writes an event for each of these dead letters. A dead-lettered event gets no event: that would never end.
-pub(crate) fn tell_dead<'a>(
+/// An event that is sent at once.
+fn write(
     conn: &mut PgConnection,
     name: &OutboxName,
-    messages: impl Iterator<Item = &'a Message>,
-    dead: &[Failed],
-    buried: &[i64],
+    topic: &'static str,
+    destination: &str,
+    facts: Value,
 ) -> QueryResult<()> {
-    let buried: HashSet<i64> = buried.iter().copied().collect();
-    let told = messages.filter(|one| buried.contains(&one.sequence.0) && !is_own(&one.topic));
-    let told: HashMap<i64, &Message> = told.map(|one| (one.sequence.0, one)).collect();
-    let event = |failed: &Failed| {
-        let message = told.get(&failed.claim.sequence)?;
-        Some(OwnEvent {
-            topic: DEAD,
-            payload: json!({
-                "sequence": message.sequence.0,
-                "message_id": message.message_id.to_string(),
-                "topic": message.topic,
-                "destination": &*failed.destination,
-                "tenant_id": text(message.tenant_id),
-                "reason": failed.code.as_str(),
-                "attempts": i64::from(message.attempts) + i64::from(failed.counted),
-            }),
-            tenant_id: message.tenant_id,
-        })
-    };
-    let events: Vec<OwnEvent> = dead.iter().filter_map(event).collect();
-    write(conn, name, &events)
+    let tenants = destinations::tenants(conn, name, &[destination])?;
+    let tenant_id = tenants.get(destination).copied();
+    insert_into(outbox::table(name.outbox()))
+        .values((
+            outbox::message_id.eq(Uuid::now_v7()),
+            outbox::topic.eq(topic),
+            outbox::payload.eq(Json(&payload(destination, tenant_id, facts))),
+            outbox::tenant_id.eq(tenant_id),
+        ))
+        .execute(conn)
+        .map(drop)
 }
 
-/// Like [`disable_as_seen`](destinations::disable_as_seen), and writes an event. `false`: the destination was not
-/// disabled.
+/// The destination, its tenant and these facts, as JSON.
+fn payload(destination: &str, tenant_id: Option<Uuid>, facts: Value) -> String {
+    let mut all = json!({
+        "destination": destination,
+        "tenant_id": tenant_id.map(|id| id.to_string()),
+    });
+    if let (Value::Object(all), Value::Object(facts)) = (&mut all, facts) {
+        all.extend(facts);
+    }
+    all.to_string()
+}
+
+/// Writes an event if the destination fails from now on, or works again.
+pub(crate) fn tell_failing(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    recorded: &Recorded,
+    reason: Option<ReasonCode>,
+) -> QueryResult<()> {
+    let Some((turn, since)) = recorded.turn else {
+        return Ok(());
+    };
+    let mut facts = json!({ "failing_since": rfc3339(since) });
+    let topic = match turn {
+        Turn::Fails => {
+            facts["reason"] = reason.map(ReasonCode::as_str).into();
+            FAILING
+        }
+        Turn::Works => RECOVERED,
+    };
+    write(conn, name, topic, destination, facts)
+}
+
+/// Like [`disable_as_seen`](destinations::disable_as_seen), and writes an event.
 pub(crate) fn disable(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -104,18 +110,25 @@ pub(crate) fn disable(
     reason: &str,
     failed_for: Option<Duration>,
 ) -> QueryResult<bool> {
-    let disabled = destinations::disable_as_seen(conn, name, seen, reason, failed_for)?;
-    let Some(tenant_id) = disabled else {
-        return Ok(false);
-    };
-    let payload = json!({ "name": seen.name, "tenant_id": text(tenant_id), "reason": reason });
-    let event = OwnEvent {
-        topic: DISABLED,
-        payload,
-        tenant_id,
-    };
-    write(conn, name, &[event])?;
-    Ok(true)
+    let is_disabled = destinations::disable_as_seen(conn, name, seen, reason, failed_for)?;
+    if is_disabled {
+        write(conn, name, DISABLED, seen.name, json!({ "reason": reason }))?;
+    }
+    Ok(is_disabled)
+}
+
+/// Pauses a destination until an operator resumes it, and writes an event unless the destination was paused so before.
+pub(crate) fn pause(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    reason: &str,
+) -> QueryResult<()> {
+    let kind = Pausable::Destination;
+    if pause::pause(conn, name, kind, destination, reason, None, 0)? {
+        write(conn, name, PAUSED, destination, json!({ "reason": reason }))?;
+    }
+    Ok(())
 }
 
 /// Records that a breaker is open, and writes an event if the breaker was closed before. A failed probe does not open
@@ -132,15 +145,127 @@ pub(crate) fn open_breaker(
     }
     let until: Option<PgTimestamp> =
         pause::until(conn, name, Pausable::Destination, destination)?.flatten();
-    let tenant_id = destinations::tenant(conn, name, destination)?.flatten();
-    let event = OwnEvent {
-        topic: OPENED,
-        payload: json!({
-            "destination": destination,
-            "tenant_id": text(tenant_id),
-            "until": until.map(rfc3339),
-        }),
-        tenant_id,
+    let facts = json!({ "until": until.map(rfc3339) });
+    write(conn, name, OPENED, destination, facts)
+}
+
+/// Counts these dead letters in the event of their destination and minute. A dead-lettered event is not counted: that
+/// would never end.
+pub(crate) fn count_dead<'a>(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    messages: impl Iterator<Item = &'a Message>,
+    dead: &[Failed],
+    buried: &[i64],
+) -> QueryResult<()> {
+    let buried: HashSet<i64> = buried.iter().copied().collect();
+    let counted = messages.filter(|one| buried.contains(&one.sequence.0) && !is_own(&one.topic));
+    let counted: HashSet<i64> = counted.map(|one| one.sequence.0).collect();
+    let mut counts = BTreeMap::new();
+    for one in dead
+        .iter()
+        .filter(|one| counted.contains(&one.claim.sequence))
+    {
+        *counts.entry(&*one.destination).or_default() += 1;
+    }
+    add(conn, name, counts)
+}
+
+/// Adds to the events of this minute, which are due at its end. A relay may write payloads, but not change them: so an
+/// event is replaced by one with the sum.
+fn add(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    mut counts: BTreeMap<&str, i64>,
+) -> QueryResult<()> {
+    let all: Vec<&str> = counts.keys().copied().collect();
+    let tenants = match all.is_empty() {
+        true => HashMap::new(),
+        false => destinations::tenants(conn, name, &all)?,
     };
-    write(conn, name, &[event])
+    let mut tries = 0;
+    while !counts.is_empty() {
+        let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
+        // At the first try, another relay may insert the event. An event that cannot be replaced then is being sent,
+        // because an operator has made it due: the next minute has another.
+        let minute = PgTimestamp((now.0.div_euclid(MINUTE_MICROS) + tries / 2) * MINUTE_MICROS);
+        let end = PgTimestamp(minute.0 + MINUTE_MICROS);
+        // Two relays insert in the same order, so neither waits for the other for ever.
+        let keys: BTreeMap<String, &str> = (counts.keys())
+            .map(|destination| (key(destination, minute), *destination))
+            .collect();
+        for (key, count) in take(conn, name, keys.keys(), now)? {
+            *counts.entry(keys[&key]).or_default() += count;
+        }
+        let payloads: Vec<(&String, &str, String)> = (keys.iter())
+            .map(|(key, destination)| {
+                let facts = json!({ "minute": rfc3339(minute), "count": counts[destination] });
+                let tenant_id = tenants.get(*destination).copied();
+                (key, *destination, payload(destination, tenant_id, facts))
+            })
+            .collect();
+        let rows = payloads.iter().map(|(key, destination, payload)| {
+            (
+                outbox::message_id.eq(Uuid::now_v7()),
+                outbox::topic.eq(DEAD),
+                outbox::payload.eq(Json(payload)),
+                outbox::tenant_id.eq(tenants.get(*destination).copied()),
+                outbox::idempotency_key.eq(*key),
+                outbox::available_at.eq(end),
+            )
+        });
+        let written: Vec<String> = insert_into(outbox::table(name.outbox()))
+            .values(rows.collect::<Vec<_>>())
+            .on_conflict_do_nothing()
+            .returning(outbox::idempotency_key.assume_not_null())
+            .load(conn)?;
+        for key in written {
+            counts.remove(keys[&key]);
+        }
+        tries += 1;
+    }
+    Ok(())
+}
+
+/// The idempotency key of an event: names may be as long as a key.
+fn key(destination: &str, minute: PgTimestamp) -> String {
+    let digest = STANDARD.encode(digest(DEAD, destination));
+    format!("{DEAD}/{}/{digest}", rfc3339(minute))
+}
+
+/// Removes events that are not due at `now`, and returns their counts by key. Locks them in the order of the keys.
+fn take<'a>(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    keys: impl Iterator<Item = &'a String>,
+    now: PgTimestamp,
+) -> QueryResult<Vec<(String, i64)>> {
+    let table = || outbox::table(name.outbox());
+    let key = outbox::idempotency_key.assume_not_null();
+    let found: Vec<(i64, String, JsonText)> = table()
+        .filter(outbox::idempotency_key.is_not_null())
+        .filter(key.eq_any(keys.collect::<Vec<_>>()))
+        .filter(outbox::destination.eq(""))
+        .filter(outbox::locked_by.is_null())
+        .filter(outbox::attempts.eq(0))
+        .filter(outbox::available_at.gt(now))
+        .order(key)
+        .for_update()
+        .select((outbox::sequence, key, outbox::payload))
+        .load(conn)?;
+    let sequences: Vec<i64> = found.iter().map(|(sequence, ..)| *sequence).collect();
+    if !sequences.is_empty() {
+        delete(table())
+            .filter(outbox::sequence.eq_any(sequences))
+            .execute(conn)?;
+    }
+    // A payload that somebody has changed counts nothing.
+    let count = |payload: JsonText| {
+        let payload: Value = serde_json::from_str(&String::from(payload)).ok()?;
+        payload["count"].as_i64()
+    };
+    let counted = found.into_iter();
+    Ok(counted
+        .map(|(_, key, payload)| (key, count(payload).unwrap_or(0)))
+        .collect())
 }

@@ -127,7 +127,7 @@ pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
     Ok(rows.into_iter().map(row).collect())
 }
 
-/// Pauses a destination or a topic for a time, or until it is resumed. An existing pause stays if it is longer.
+/// Pauses a destination or a topic for a time, or until it is resumed. `false`: a longer pause exists, and stays.
 pub(crate) fn pause(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -136,7 +136,7 @@ pub(crate) fn pause(
     reason: &str,
     duration: Option<Duration>,
     openings: u32,
-) -> QueryResult<()> {
+) -> QueryResult<bool> {
     let until = clock_timestamp().nullable() + duration.map(interval);
     let upsert = insert_into(pauses(name))
         .values((
@@ -165,7 +165,8 @@ pub(crate) fn pause(
     let gives_way = pause::paused_until
         .is_not_null()
         .and(pause::reason.eq(BREAKER_OPEN).or(ends_later));
-    FilterDsl::filter(upsert, gives_way).execute(conn).map(drop)
+    let count = FilterDsl::filter(upsert, gives_way).execute(conn)?;
+    Ok(count > 0)
 }
 
 /// Like [`pause()`], for a breaker that opens. `true`: the breaker was closed before, and is open now. If several

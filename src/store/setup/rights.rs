@@ -128,7 +128,8 @@ const READER: Role = Role {
         ("_pause", "SELECT", ""),
         ("_topic", "SELECT", ""),
         ("_destination", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
-            timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, id"),
+            timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, failing, \
+            id"),
         ("_messages", "SELECT", ""),
     ],
 };
