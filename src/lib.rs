@@ -77,6 +77,8 @@ mod name;
 #[cfg(feature = "http")]
 mod provider;
 #[cfg(feature = "relay")]
+mod public_error;
+#[cfg(feature = "relay")]
 mod registered_destination;
 #[cfg(feature = "relay")]
 mod routes;

@@ -10,9 +10,9 @@ use super::DestinationError;
 use crate::config::{Config, SigningSecret};
 use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome, Response, caught};
 use crate::message::{Message, Sequence};
+use crate::public_error::public_error;
 use crate::registered_destination::RegisteredDestination;
 use crate::status::ReasonCode;
-use crate::store::operate::deliveries::in_public;
 
 /// The topic of a test.
 const TOPIC: &str = "outbox.test";
@@ -63,7 +63,7 @@ impl TestAnswer {
     /// ```
     pub fn public_error(&self) -> Option<String> {
         let reason = self.reason?;
-        Some(in_public(Some(reason), self.error.as_deref()))
+        Some(public_error(Some(reason), self.error.as_deref()))
     }
 }
 

@@ -136,13 +136,13 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
     assert_eq!(retrying.reason.as_deref(), Some("SERVER_ERROR"));
     assert_eq!(
         retrying.public_error().as_deref(),
-        Some("the server failed")
+        Some("your endpoint answered with a server error")
     );
     assert!(retrying.next_attempt_at > Some(retrying.created_at.clone()));
     assert_eq!((dead.attempts, dead.http_status), (1, Some(422)));
     assert_eq!(
         dead.public_error().as_deref(),
-        Some("the server refused the request")
+        Some("your endpoint refused the request")
     );
     assert!(dead.settled_at.is_some() && dead.next_attempt_at.is_none());
     assert_eq!((delivered.attempts, delivered.http_status), (1, Some(200)));
@@ -387,7 +387,10 @@ fn the_commands_show_deliveries_and_send_again() {
     assert_eq!(rows.len(), 2);
     assert_eq!(rows[0]["state"], "dead");
     assert_eq!(rows[0]["http_status"], 503);
-    assert_eq!(rows[0]["public_error"], "the server failed");
+    assert_eq!(
+        rows[0]["public_error"],
+        "your endpoint answered with a server error"
+    );
     let next = page["next"].as_str().expect("there is more");
     let rest = run(&["deliveries", "acme", "--after", next, "--json"]).code(0);
     assert_eq!(rest.json()["deliveries"].as_array().map(Vec::len), Some(1));
@@ -472,7 +475,10 @@ fn a_test_is_sent_at_once_and_signed_as_messages_are() {
     let answer = tested(&database, &open_config()).expect("sent");
     assert!(!answer.went_well);
     assert_eq!(answer.http_status, Some(503));
-    assert_eq!(answer.public_error().as_deref(), Some("the server failed"));
+    assert_eq!(
+        answer.public_error().as_deref(),
+        Some("your endpoint answered with a server error")
+    );
     let unknown = destinations.test(conn, "other", &open_config());
     assert!(unknown.expect("an answer").is_none());
 }
@@ -511,18 +517,17 @@ fn a_test_reveals_nothing_of_the_network() {
         let answer = tested(&database, config).expect("sent");
         (answer.public_error(), answer.http_status, answer.body)
     };
-    let unreachable = (
-        Some("the server could not be reached".to_owned()),
-        None,
-        None,
-    );
+    let words = |words: &str| (Some(words.to_owned()), None, None);
+    let unreachable = words("your endpoint could not be reached");
     assert_eq!(said(url("localhost", &port), &open_config()), unreachable);
-    assert_eq!(said(url("localhost", &port), &public_only), unreachable);
-    assert_eq!(
-        said(url("localhost", &port_there), &public_only),
-        unreachable
-    );
-    assert_eq!(said(url("nobody.invalid", "80"), &public_only), unreachable);
+    for (host, port) in [
+        ("localhost", &*port),
+        ("localhost", &*port_there),
+        ("nobody.invalid", "80"),
+    ] {
+        let unresolved = format!("the name {host} does not resolve to a public address");
+        assert_eq!(said(url(host, port), &public_only), words(&unresolved));
+    }
     assert_eq!(there.count(), 0);
     // A URL that cannot be right is refused without a send.
     for (url, part) in [
@@ -566,7 +571,7 @@ fn the_command_shows_the_answer_to_a_test() {
         (&json["http_status"], &json["reason"]),
         (&json!(422), &json!("REJECTED"))
     );
-    assert_eq!(json["public_error"], "the server refused the request");
+    assert_eq!(json["public_error"], "your endpoint refused the request");
     assert!(failed.stderr.contains("REJECTED"), "{}", failed.stderr);
     let refused = run(&["acme"], false).code(1).stderr;
     assert!(

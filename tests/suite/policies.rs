@@ -305,7 +305,8 @@ fn a_redirect_is_not_followed_and_says_where_to() {
             1,
         )
         .expect("a page");
-    let words = "the server redirects to https://new.example/hooks, and redirects are not followed";
+    let words =
+        "your endpoint redirects to https://new.example/hooks, and redirects are not followed";
     assert_eq!(page.rows[0].public_error().as_deref(), Some(words));
 }
 

@@ -103,7 +103,7 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
     shop.post(ACME, "/orders", &[("euro", "77")]).location();
     let page = shop.wait_for(&hook, "dead");
     assert!(
-        page.contains("422 the server refused the request"),
+        page.contains("422 your endpoint refused the request"),
         "{page}"
     );
     receiver.status.store(200, Ordering::SeqCst);

@@ -176,6 +176,7 @@ mod tests {
     use super::super::egress::Egress;
     use super::super::shortage::{is_shortage, not_connected};
     use super::*;
+    use crate::public_error::public_error;
 
     fn own(error: impl StdError + Send + Sync + 'static) -> Error {
         Error::Other(Box::new(error))
@@ -318,6 +319,94 @@ mod tests {
         match outcome(error, Duration::from_secs(1)) {
             Outcome::Wait(failure) => (failure.code, failure.error),
             other => panic!("{error:?} is {other:?}"),
+        }
+    }
+
+    /// R58: what a customer can mend, in the words of `public_error`.
+    #[test]
+    fn each_error_that_a_customer_can_mend_says_what_to_mend() {
+        use rustls::CertificateError as Fault;
+
+        let certificate = |fault| {
+            let error = rustls::Error::InvalidCertificate(fault);
+            no_handshake(io::Error::new(ErrorKind::InvalidData, error))
+        };
+        let time =
+            |seconds| rustls::pki_types::UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let expired = Fault::ExpiredContext {
+            time: time(7),
+            not_after: time(6),
+        };
+        let not_yet = Fault::NotValidYetContext {
+            time: time(7),
+            not_before: time(8),
+        };
+        let other_name = Fault::NotValidForNameContext {
+            expected: "shop.example".try_into().expect("a name"),
+            presented: vec!["expired.example".to_owned()],
+        };
+        let lookup_failed = LookupFailed {
+            host: "shop.example".into(),
+            reason: "no".to_owned(),
+            shortage: None,
+        };
+        let unresolved = "the name shop.example does not resolve to a public address";
+        let silent = "your endpoint did not answer within 15 s";
+        for (error, words) in [
+            (own(lookup_failed), unresolved),
+            (own(blocked()), unresolved),
+            (Error::Timeout(Timeout::Global), silent),
+            (no_connection(ErrorKind::TimedOut), silent),
+            (
+                certificate(expired),
+                "the certificate of shop.example has expired",
+            ),
+            (
+                certificate(Fault::Expired),
+                "the certificate of shop.example has expired",
+            ),
+            (
+                certificate(not_yet),
+                "the certificate of shop.example is not valid yet",
+            ),
+            (
+                certificate(Fault::NotValidYet),
+                "the certificate of shop.example is not valid yet",
+            ),
+            (
+                certificate(other_name),
+                "the certificate of shop.example is for another name",
+            ),
+            (
+                certificate(Fault::NotValidForName),
+                "the certificate of shop.example is for another name",
+            ),
+            (
+                certificate(Fault::UnknownIssuer),
+                "the certificate of shop.example is from no trusted authority, or its chain is incomplete",
+            ),
+            (
+                certificate(Fault::Revoked),
+                "the certificate of shop.example is revoked",
+            ),
+            (
+                certificate(Fault::BadEncoding),
+                "no secure connection to shop.example was possible",
+            ),
+            (
+                no_handshake(ErrorKind::ConnectionReset.into()),
+                "no secure connection to shop.example was possible",
+            ),
+            (
+                no_connection(ErrorKind::ConnectionRefused),
+                "your endpoint could not be reached",
+            ),
+        ] {
+            let Outcome::Retry(failure) = outcome(&error, Duration::from_secs(15)) else {
+                panic!("{error:?}");
+            };
+            let said = public_error(Some(failure.code), Some(&failure.error));
+            assert_eq!(said, words, "{}", failure.error);
         }
     }
 

@@ -22,8 +22,9 @@ use super::messages::{self, Content, MessageRecord};
 use super::waiting::is_so;
 use crate::message::Sequence;
 use crate::name::OutboxName;
+use crate::public_error::public_error;
 use crate::schema::values::to_micros;
-use crate::status::{REDIRECTS_TO, ReasonCode, Status};
+use crate::status::Status;
 use crate::store::destinations;
 use crate::store::filter::filter;
 use crate::store::looking::looking_briefly;
@@ -93,7 +94,7 @@ pub struct Delivery {
     pub attempts: i32,
     /// The HTTP status of the last response.
     pub http_status: Option<i32>,
-    /// Why the last attempt failed: the name of a [`ReasonCode`].
+    /// Why the last attempt failed: the name of a [`ReasonCode`](crate::ReasonCode).
     pub reason: Option<String>,
     /// The last error, for operators: the text may reveal the network of the relay. Show customers
     /// [`public_error`](Self::public_error) instead.
@@ -115,9 +116,9 @@ impl Delivery {
         (self.sequence, self.message_id)
     }
 
-    /// Why the last attempt failed, in words that reveal nothing about the network of the relay. A name without an
-    /// address, a forbidden address and a refused connection give the same text. Otherwise, a customer who registers
-    /// URLs could explore that network.
+    /// Why the last attempt failed, in words for the customer, who can mend most of it: `your endpoint did not answer
+    /// within 15 s`, `the certificate of acme.example has expired`. They reveal nothing about the network of the relay: a
+    /// name without an address and a name with a forbidden address give the same text.
     ///
     /// ```
     /// use diesel_outbox::destinations::Delivery;
@@ -132,44 +133,8 @@ impl Delivery {
     /// ```
     pub fn public_error(&self) -> Option<String> {
         let code = self.reason.as_deref()?.parse();
-        Some(in_public(code.ok(), self.error.as_deref()))
+        Some(public_error(code.ok(), self.error.as_deref()))
     }
-}
-
-/// The text that a customer may see for this reason and this error.
-pub(crate) fn in_public(code: Option<ReasonCode>, error: Option<&str>) -> String {
-    use ReasonCode as Code;
-
-    let Some(code) = code else {
-        return "the delivery failed".to_owned();
-    };
-    let to = error.and_then(|error| Some(error.split_once(REDIRECTS_TO)?.1));
-    if let (Code::Redirect, Some(to)) = (code, to) {
-        return format!("the server redirects to {to}, and redirects are not followed");
-    }
-    let words = match code {
-        Code::Dns | Code::Connect | Code::BlockedAddress | Code::Proxy => {
-            "the server could not be reached"
-        }
-        Code::Tls => "a secure connection could not be established",
-        Code::Timeout => "the server did not respond in time",
-        Code::ConnectionLost => "the connection was lost before the response",
-        Code::Protocol => "the response was not valid HTTP",
-        Code::Redirect => "the server redirected the request, and redirects are not followed",
-        Code::RateLimited => "the server limits the rate of requests",
-        Code::ClientError | Code::Rejected => "the server refused the request",
-        Code::ServerError => "the server failed",
-        Code::Gone => "the server accepts no more requests at this URL",
-        Code::InvalidUrl => "the URL cannot be used",
-        Code::InvalidHeader => "a header cannot be sent",
-        Code::PayloadTooLarge => "the message is too large",
-        Code::Expired => "the message expired before delivery",
-        Code::Cancelled => "the message was cancelled",
-        Code::ByHand => "the message was settled by an operator",
-        Code::DestinationRemoved => "the destination was removed",
-        _ => "the delivery failed",
-    };
-    words.to_owned()
 }
 
 /// The deliveries to this destination, newest first. If the name is registered, only those of its registration, and those
@@ -599,32 +564,5 @@ mod tests {
         let (rows, _) = page(rows, 9, None, None);
         assert_eq!(sequences(&rows), [1, 2]);
         assert_eq!(rows[0].state, Status::Delivered);
-    }
-
-    /// R46
-    #[test]
-    fn an_error_for_customers_does_not_say_what_is_inside() {
-        let said = |reason: &str| {
-            let delivery = Delivery {
-                reason: Some(reason.to_owned()),
-                error: Some("10.0.0.7:5432 refused".to_owned()),
-                ..one(1, 1, Status::Dead)
-            };
-            delivery.public_error()
-        };
-        let unreachable = said("CONNECT");
-        assert_eq!(
-            unreachable.as_deref(),
-            Some("the server could not be reached")
-        );
-        for reason in ["DNS", "BLOCKED_ADDRESS", "PROXY"] {
-            assert_eq!(said(reason), unreachable);
-        }
-        let later = said("A_CODE_OF_LATER");
-        assert_eq!(later.as_deref(), Some("the delivery failed"));
-        for code in ReasonCode::ALL {
-            assert!(said(code.as_str()).is_some_and(|error| !error.contains(char::is_numeric)));
-        }
-        assert_eq!(one(1, 1, Status::Delivered).public_error(), None);
     }
 }
