@@ -58,7 +58,7 @@ pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, replay};
 pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, wait_reasons};
 pub use crate::store::operate::dead::{DeadFilter, LetterId};
-pub use crate::store::operate::depths::{DeadDepth, Depths, LaneDepth};
+pub use crate::store::operate::depths::{DeadDepth, Depths, DestinationCounts, LaneDepth};
 pub use crate::store::operate::replay::{ReplayFilter, ReplayIds, Replayed};
 pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;

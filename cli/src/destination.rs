@@ -102,6 +102,9 @@ pub(crate) struct List {
     /// Only this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
+    /// Only failing destinations: a send has failed, and none had succeeded for ten minutes
+    #[arg(long)]
+    failing: bool,
     /// Only disabled destinations
     #[arg(long)]
     disabled: bool,
@@ -386,6 +389,7 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     let filter = DestinationFilter::default()
         .tenant_id(how.tenant)
         .enabled(how.disabled.then_some(false))
+        .failing(how.failing.then_some(true))
         .search(how.search.clone())
         .after(how.after.clone());
     let limit = usize::try_from(how.limit)?;
@@ -419,16 +423,18 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     Ok(())
 }
 
-/// Whether the destination is in use and, if not, why.
+/// Whether the destination is in use and, if not, why; and since when it fails.
 fn state(one: &RegisteredDestination) -> String {
     let reason = one
         .disabled_reason
         .as_deref()
         .unwrap_or("no reason was given");
-    match (one.enabled, &one.problem) {
-        (false, _) => format!("disabled: {}", output::shown(&in_words(reason))),
-        (true, Some(problem)) => format!("not used: {}", output::shown(problem)),
-        (true, None) => "enabled".to_owned(),
+    match (one.enabled, &one.problem, one.failing_since.map(time)) {
+        (false, _, _) => format!("disabled: {}", output::shown(&in_words(reason))),
+        (true, Some(problem), _) => format!("not used: {}", output::shown(problem)),
+        (true, None, Some(since)) if one.failing => format!("failing since {since}"),
+        (true, None, Some(since)) => format!("enabled, no success since {since}"),
+        (true, None, None) => "enabled".to_owned(),
     }
 }
 
@@ -484,6 +490,7 @@ struct Shown<'a> {
     problem: Option<&'a str>,
     created_at: Option<String>,
     updated_at: Option<String>,
+    failing: bool,
     failing_since: Option<String>,
     old_secrets_until: Option<String>,
 }
@@ -515,6 +522,7 @@ impl<'a> Shown<'a> {
             problem: one.problem.as_deref(),
             created_at: one.created_at.map(time),
             updated_at: one.updated_at.map(time),
+            failing: one.failing,
             failing_since: one.failing_since.map(time),
             old_secrets_until: old_secrets_until(one).map(time),
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, LaneDepth, Pause};
+use diesel_outbox::admin::{self, DestinationCounts, LaneDepth, Pause};
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, Overview};
 use diesel_outbox::{DatabaseError, Status};
@@ -116,6 +116,11 @@ fn as_json(seen: &Snapshot) -> Value {
             "oldest_due_seconds": lane.oldest_due_seconds,
             "estimated": lane.is_estimate,
         })).collect::<Vec<_>>(),
+        "registered_destinations": {
+            "working": overview.depths.destinations.working,
+            "failing": overview.depths.destinations.failing,
+            "disabled": overview.depths.destinations.disabled,
+        },
         "troubles": overview.troubles.iter().map(|row| json!({
             "status": row.status,
             "topic": row.topic,
@@ -155,10 +160,18 @@ fn text(seen: &Snapshot) -> String {
     parts.join("\n")
 }
 
-/// Problems, blocked keys, pauses and relays.
+/// Failing destinations, problems, blocked keys, pauses and relays.
 fn rest(seen: &Snapshot) -> Vec<String> {
     let overview = &seen.overview;
     let mut parts = Vec::new();
+    let DestinationCounts {
+        failing, disabled, ..
+    } = overview.depths.destinations;
+    if failing + disabled > 0 {
+        parts.push(format!(
+            "registered destinations: {failing} failing, {disabled} disabled"
+        ));
+    }
     if !overview.troubles.is_empty() {
         let mut troubles = output::table(&["status", "topic", "reason", "messages", "example"]);
         for row in &overview.troubles {

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::data_types::{PgInterval, PgTimestamp};
+use diesel::dsl::{count, not};
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
-    QueryDsl, Queryable, RunQueryDsl,
+    AggregateExpressionMethods, BoolExpressionMethods, ExpressionMethods,
+    NullableExpressionMethods, OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{BigInt, Text};
@@ -26,6 +27,7 @@ use crate::config::{DeliveryPolicy, PolicyOption, words};
 use crate::name::OutboxName;
 use crate::registered_destination::RegisteredDestination;
 use crate::schema::values::{Filter, Time};
+use crate::store::operate::depths::DestinationCounts;
 
 /// The most secrets of one destination that sign at the same time.
 const MOST_SECRETS: usize = 5;
@@ -49,6 +51,8 @@ filter! {
         tenant_id: Uuid,
         /// `true`: only enabled destinations; `false`: only disabled destinations.
         enabled: bool,
+        /// `true`: only destinations that are failing, or were when they were disabled; `false`: only the others.
+        failing: bool,
         /// Only destinations whose name, URL or description contains this text, ignoring case.
         search: String,
         /// Only destinations whose names sort after this name: the last name of the previous page.
@@ -281,6 +285,7 @@ pub(crate) fn list(
             destination::tenant_id.assume_not_null().eq(tenant)
         }),
         given(filter.enabled, |enabled| destination::enabled.eq(enabled)),
+        given(filter.failing, |failing| destination::failing.eq(failing)),
         given(filter.search.as_deref(), |text| {
             let text = format!("%{}%", escaped(text));
             let in_description = destination::description
@@ -299,6 +304,19 @@ pub(crate) fn list(
         .select(row!())
         .load::<StoredRow>(conn)?;
     Ok(found.into_iter().map(RegisteredDestination::from).collect())
+}
+
+/// The number of registered destinations in each state.
+pub(crate) fn counts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<DestinationCounts> {
+    let fails = destination::enabled.and(destination::failing);
+    let works = destination::enabled.and(not(destination::failing));
+    registered(name)
+        .select((
+            count(destination::name).aggregate_filter(works),
+            count(destination::name).aggregate_filter(fails),
+            count(destination::name).aggregate_filter(not(destination::enabled)),
+        ))
+        .get_result(conn)
 }
 
 /// Escapes the text for LIKE.
@@ -381,7 +399,6 @@ pub(crate) fn disable_as_seen(
 }
 
 /// The tenants of the registered destinations among these that have one, by name.
-#[cfg(feature = "relay")]
 pub(crate) fn tenants(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -844,3 +844,61 @@ fn a_change_that_is_broken_off_says_how_far_it_came() {
         page.process.log()
     );
 }
+
+/// R58: the same numbers and names in `status`, `destination list` and `show`, on the page, and as metrics.
+#[test]
+fn failing_and_disabled_destinations_are_shown_everywhere() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, enabled, failing_since, failing) VALUES
+            ('works', 'https://a.example', true, NULL, false),
+            ('falters', 'https://a.example', true, '2026-11-26 10:00:00Z', false),
+            ('fails', 'https://a.example', true, '2026-11-26 09:00:00Z', true),
+            ('ended', 'https://a.example', false, '2026-11-20 09:00:00Z', true)",
+    );
+    let run = |arguments: &[&str]| finish(database.binary(arguments)).code(0);
+    let status = run(&["status"]).stdout;
+    let line = "registered destinations: 1 failing, 1 disabled";
+    assert!(status.contains(line), "{status}");
+    assert_eq!(
+        run(&["status", "--json"]).json()["registered_destinations"],
+        json!({ "working": 2, "failing": 1, "disabled": 1 })
+    );
+    let list = run(&["destination", "list"]).stdout;
+    for text in [
+        "failing since 2026-11-26T09:00:00Z",
+        "enabled, no success since 2026-11-26T10:00:00Z",
+    ] {
+        assert_eq!(list.matches(text).count(), 1, "{list}");
+    }
+    let failing = run(&["destination", "list", "--failing", "--json"]).json();
+    let names = |all: &Value| -> Vec<Value> {
+        let all = all.as_array().expect("rows").iter();
+        all.map(|one| one["name"].clone()).collect()
+    };
+    assert_eq!(names(&failing), ["ended", "fails"]);
+    assert_eq!(failing[1]["failing"], true);
+    assert_eq!(failing[1]["failing_since"], "2026-11-26T09:00:00Z");
+    let shown = run(&["destination", "show", "fails"]).stdout;
+    assert!(
+        shown.contains("failing since 2026-11-26T09:00:00Z"),
+        "{shown}"
+    );
+
+    let page = open(&database);
+    let verdict = page.get("/").body;
+    for remark in [
+        "1 registered destination is failing (see Destinations).",
+        "1 registered destination is disabled (see Destinations).",
+    ] {
+        assert!(verdict.contains(remark), "{verdict}");
+    }
+    let rows = page.get("/destinations?state=failing").body;
+    assert_eq!(rows.matches("/destinations?name=").count(), 1, "{rows}");
+    assert!(rows.contains(">failing</span>"), "{rows}");
+    let metrics = page.get("/metrics").body;
+    for (state, count) in [("working", 2), ("failing", 1), ("disabled", 1)] {
+        let sample = format!(",state=\"{state}\"}} {count}\n");
+        assert!(metrics.contains(&sample), "{sample}: {metrics}");
+    }
+}

@@ -30,6 +30,7 @@ fn button(hook: &RegisteredDestination, action: &str, label: &str) -> Markup {
 
 fn state(hook: &RegisteredDestination) -> &str {
     match (hook.enabled, hook.disabled_reason.as_deref()) {
+        (true, _) if hook.failing => "failing",
         (true, _) => "enabled",
         (false, reason) => reason.unwrap_or("disabled"),
     }

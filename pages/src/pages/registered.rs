@@ -88,9 +88,10 @@ impl<'a> Asked<'a> {
             "" => None,
             "enabled" => Some(true),
             "disabled" => Some(false),
+            "failing" => Some(true),
             other => {
                 return Err(format!(
-                    "{other:?} is not a state: expected enabled or disabled"
+                    "{other:?} is not a state: expected enabled, failing or disabled"
                 ));
             }
         };
@@ -98,6 +99,7 @@ impl<'a> Asked<'a> {
             .search((!self.q.is_empty()).then(|| self.q.to_owned()))
             .tenant_id(super::tenant(self.tenant)?)
             .enabled(enabled)
+            .failing((self.state == "failing").then_some(true))
             .after(after.map(str::to_owned)))
     }
 }
@@ -153,7 +155,7 @@ fn filter_form(asked: &Asked<'_>) -> Markup {
             label.field { "State"
                 select name="state" {
                     option value="" { "any" }
-                    @for state in ["enabled", "disabled"] {
+                    @for state in ["enabled", "failing", "disabled"] {
                         option value=(state) selected[asked.state == state] { (state) }
                     }
                 }
@@ -206,7 +208,14 @@ fn state(site: &Site, one: &RegisteredDestination) -> Markup {
         .as_ref()
         .and_then(|relay| program::held(relay, &one.name));
     html! {
-        @if one.enabled { span.badge.good { "enabled" } } @else { span.badge.bad { "disabled" } }
+        @match (one.enabled, one.failing) {
+            (false, _) => span.badge.bad { "disabled" },
+            (true, true) => span.badge.bad { "failing" },
+            (true, false) => span.badge.good { "enabled" },
+        }
+        @if let Some(since) = one.failing_since.filter(|_| one.enabled) {
+            " " span.quiet { "no success since " (words::moment(&humantime::format_rfc3339_seconds(since).to_string())) }
+        }
         @if let Some(reason) = &one.disabled_reason { " " (words::shortened(reason, 200)) }
         @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
         " " (held(why.as_deref()))

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use metrics::{Gauge, gauge};
 
-use crate::metrics::{MESSAGES, OLDEST_DUE_SECONDS, OTHER, describe, topic_label};
+use crate::metrics::{
+    MESSAGES, OLDEST_DUE_SECONDS, OTHER, REGISTERED_DESTINATIONS, describe, topic_label,
+};
 use crate::name::OutboxName;
 use crate::status::Status;
-use crate::store::operate::depths::Depths;
+use crate::store::operate::depths::{Depths, DestinationCounts};
 
 type Labels = (Arc<str>, Arc<str>);
 
@@ -40,8 +42,8 @@ struct Shown {
     oldest_due_seconds: f64,
 }
 
-/// The gauges `diesel_outbox_messages` and `diesel_outbox_oldest_due_seconds`, for a process without a
-/// relay. A relay sets both gauges itself.
+/// The gauges `diesel_outbox_messages`, `diesel_outbox_oldest_due_seconds` and `diesel_outbox_registered_destinations`, for
+/// a process without a relay. A relay sets them itself.
 pub struct DepthGauges {
     outbox: Arc<str>,
     /// The destinations that have their own label.
@@ -88,6 +90,19 @@ impl DepthGauges {
             let gauges = self.lanes.entry(labels);
             let gauges = gauges.or_insert_with_key(|labels| LaneGauges::new(&self.outbox, labels));
             gauges.show(&shown);
+        }
+        self.show_destinations(depths.destinations);
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "gauges are floating-point")]
+    fn show_destinations(&self, counts: DestinationCounts) {
+        for (state, count) in [
+            ("working", counts.working),
+            ("failing", counts.failing),
+            ("disabled", counts.disabled),
+        ] {
+            let outbox = Arc::clone(&self.outbox);
+            gauge!(REGISTERED_DESTINATIONS, "outbox" => outbox, "state" => state).set(count as f64);
         }
     }
 

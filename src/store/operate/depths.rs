@@ -20,6 +20,7 @@ use diesel::{PgConnection, RunQueryDsl};
 
 use crate::name::OutboxName;
 use crate::store::catalogue;
+use crate::store::destinations;
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::served::{Unserved, served};
 use crate::store::relay::streams::{Found, streams};
@@ -38,7 +39,8 @@ const MOST_ROWS: i64 = 1_000;
 /// How long reading by index may take; it usually takes a few milliseconds.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
-/// The number of live messages and dead letters in an outbox. Delivered messages are not counted.
+/// The number of live messages, dead letters and registered destinations of an outbox. Delivered messages are not
+/// counted.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Depths {
@@ -46,8 +48,22 @@ pub struct Depths {
     pub lanes: Vec<LaneDepth>,
     /// The dead letters, by topic and destination, sorted.
     pub dead: Vec<DeadDepth>,
+    /// The registered destinations.
+    pub destinations: DestinationCounts,
     /// At least one of the numbers is an estimate.
     pub is_estimate: bool,
+}
+
+/// The number of registered destinations in each state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, diesel::Queryable)]
+#[non_exhaustive]
+pub struct DestinationCounts {
+    /// Enabled, and not failing.
+    pub working: i64,
+    /// Enabled, but a send has failed, and none had succeeded for ten minutes.
+    pub failing: i64,
+    /// Disabled: nothing is sent.
+    pub disabled: i64,
 }
 
 /// The number of live messages of one topic and destination.
@@ -234,6 +250,7 @@ pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     Ok(Depths {
         lanes,
         dead,
+        destinations: destinations::counts(conn, name)?,
         is_estimate,
     })
 }
@@ -246,6 +263,7 @@ pub(crate) fn exact_depths(conn: &mut PgConnection, name: &OutboxName) -> QueryR
         Ok(Depths {
             lanes,
             dead: dead::count(conn, &name.dead())?,
+            destinations: destinations::counts(conn, name)?,
             is_estimate: false,
         })
     })

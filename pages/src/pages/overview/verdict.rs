@@ -1,7 +1,7 @@
 //! The verdict: one sentence on whether messages are being delivered, and the reasons.
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::admin::{LaneDepth, Pause};
+use diesel_outbox::admin::{DestinationCounts, LaneDepth, Pause};
 use diesel_outbox::program::{BlockedKey, Rates};
 use maud::{Markup, html};
 
@@ -81,6 +81,7 @@ pub(super) struct Facts<'a> {
     /// The waiting messages whose last send failed.
     pub(super) retrying: i64,
     pub(super) dead: i64,
+    pub(super) destinations: DestinationCounts,
     pub(super) rates: Option<Rates>,
     /// All messages settled in the last minute were dead-lettered.
     pub(super) all_dead_letters: bool,
@@ -130,6 +131,7 @@ impl Verdict {
         facts.waiting = glance.depths.pending() + glance.depths.retrying();
         facts.retrying = glance.depths.retrying();
         facts.dead = glance.depths.dead_letters();
+        facts.destinations = glance.depths.destinations;
         facts.rates = rates;
         facts.all_dead_letters =
             rates.is_some_and(|one| one.dead_lettered > 0.0 && one.dead_lettered >= one.settled);
@@ -300,6 +302,19 @@ impl Facts<'_> {
         } else if self.dead > 0 {
             let letters = words::counted(self.dead, "dead letter needs", "dead letters need");
             remarks.push(format!("{letters} review."));
+        }
+        for (count, state) in [
+            (self.destinations.failing, "failing"),
+            (self.destinations.disabled, "disabled"),
+        ] {
+            if count > 0 {
+                let many = words::counted(
+                    count,
+                    "registered destination is",
+                    "registered destinations are",
+                );
+                remarks.push(format!("{many} {state} (see Destinations)."));
+            }
         }
         remarks
     }
