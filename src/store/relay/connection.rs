@@ -4,19 +4,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use diesel::connection::{CacheSize, SimpleConnection};
-use diesel::dsl::exists;
-use diesel::pg::data_types::PgTimestamp;
 use diesel::r2d2::ManageConnection;
 use diesel::result::QueryResult;
-use diesel::{Connection, ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select};
+use diesel::{Connection, PgConnection};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, with_parameters, without_password};
 use super::notifications::has_own_process;
 use crate::error::DatabaseError;
 use crate::lock::lock;
-use crate::store::catalogue::pg_stat_activity;
-use crate::store::sql::pg_backend_pid;
 
 /// How long it counts that a URL leads to a server process of one's own. A relay opens all its connections at once, and
 /// each check opens another.
@@ -270,6 +266,8 @@ fn establish(
 
 #[cfg(test)]
 mod tests {
+    use diesel::{RunQueryDsl, select};
+
     use super::*;
 
     #[test]
