@@ -310,13 +310,18 @@ pub(crate) fn list(
 pub(crate) fn counts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<DestinationCounts> {
     let fails = destination::enabled.and(destination::failing);
     let works = destination::enabled.and(not(destination::failing));
-    registered(name)
+    let (working, failing, disabled) = registered(name)
         .select((
             count(destination::name).aggregate_filter(works),
             count(destination::name).aggregate_filter(fails),
             count(destination::name).aggregate_filter(not(destination::enabled)),
         ))
-        .get_result(conn)
+        .get_result(conn)?;
+    Ok(DestinationCounts {
+        working,
+        failing,
+        disabled,
+    })
 }
 
 /// Escapes the text for LIKE.

@@ -55,7 +55,7 @@ pub struct Depths {
 }
 
 /// The number of registered destinations in each state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, diesel::Queryable)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DestinationCounts {
     /// Enabled, and not failing.
