@@ -1,4 +1,4 @@
-//! Functions for operators: migrate, inspect, cancel, settle, requeue, discard, replay, pause, forget. The commands of
+//! Functions for operators: migrate, inspect, retry, cancel, settle, requeue, discard, replay, pause, forget. The commands of
 //! the binary call these functions.
 //!
 //! Each function takes the caller's connection and the name of an outbox. Each function commits, unless the caller has
@@ -27,6 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod bulk;
 pub(crate) mod dead_letters;
 pub(crate) mod depths;
 pub(crate) mod diagnose;
@@ -50,16 +51,18 @@ use secrecy::SecretString;
 use crate::error::DatabaseError;
 use crate::store::relay::connection;
 
+pub use self::bulk::{Bulk, Bulked, cancel_all, retry_all};
 pub use self::dead_letters::{discard, matching_dead_letters, requeue};
 pub use self::depths::depths;
 pub use self::forget::{Forgotten, forget};
 pub use self::migrations::{check_schema, migration_sql, roles_sql};
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, replay};
-pub use self::waiting::{Note, Verdict, cancel, reschedule, settle, wait_reasons};
+pub use self::waiting::{Note, Verdict, cancel, reschedule, retry, settle, wait_reasons};
 pub use crate::store::operate::dead::{DeadFilter, LetterId};
 pub use crate::store::operate::depths::{DeadDepth, Depths, DestinationCounts, LaneDepth};
 pub use crate::store::operate::replay::{ReplayFilter, ReplayIds, Replayed};
+pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;
 pub use crate::store::relay::pause::Pausable;

@@ -52,6 +52,7 @@
 //! against plain SQL. The owner of the outbox can set another limit: `SELECT outbox_destination_limit('outbox', 5000)`.
 //! Lowering the limit removes no destinations.
 
+mod recover;
 #[cfg(feature = "http")]
 mod trial;
 
@@ -74,6 +75,7 @@ use crate::store::operate::deliveries::{self, SentAgain};
 use crate::store::pinned::pinned;
 use crate::store::relay::served;
 
+pub use self::recover::Recover;
 #[cfg(feature = "http")]
 pub use self::trial::{DestinationTest, TestAnswer};
 pub use crate::registered_destination::RegisteredDestination;
@@ -627,8 +629,7 @@ impl<'a> Destinations<'a> {
     }
 
     /// Sends a delivered message or a dead letter once more, to this destination only. The message keeps its id, so a
-    /// receiver that detects duplicates ignores the message if it has already handled it. A delivered message is sent
-    /// without its stored headers, which the ledger does not keep.
+    /// receiver that detects duplicates ignores the message if it has already handled it.
     ///
     /// If the message already waits to be sent again, the call changes nothing and returns `true`. `false`: the
     /// destination does not exist, or it has no such delivery or dead letter.

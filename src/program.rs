@@ -33,7 +33,6 @@ pub use crate::store::operate::ledger::{LedgerFilter, LedgerRow};
 pub use crate::store::operate::messages::MessageRecord;
 pub use crate::store::operate::status::LeaseRow;
 pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
-pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::relay::served::RefusedDestination;
 pub use crate::store::relay::topics::ServedTopic;
 pub use crate::store::searched::Searched;

@@ -38,7 +38,7 @@ pub(crate) enum Command {
     /// List, group, show, requeue or discard dead letters
     #[command(subcommand)]
     Dead(dead::Action),
-    /// Show, list, cancel, reschedule or settle messages
+    /// Show, list, retry, cancel, reschedule or settle messages
     #[command(subcommand)]
     Message(message::Action),
     /// List blocked ordering keys, or show the messages of a key

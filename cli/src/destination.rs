@@ -2,6 +2,7 @@
 
 mod deliveries;
 mod policy;
+mod recover;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -95,6 +96,10 @@ pub(crate) enum Action {
         /// Message id (the id of the event at the receiver)
         id: Uuid,
     },
+    /// Send a destination its dead letters since a time again, oldest first
+    Recover(recover::Recovery),
+    /// Send a new destination the messages since a time, oldest first
+    Backfill(recover::Backfill),
 }
 
 #[derive(Debug, clap::Args)]
@@ -176,7 +181,11 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let outbox = Outbox::from(config.table.clone());
     let destinations = outbox.destinations().with_keys(&config.secret_keys);
-    let mut conn = connect(&config, "destination", Duration::from_secs(30))?;
+    let statement = match action {
+        Action::Recover(_) | Action::Backfill(_) => Duration::from_secs(600),
+        _ => Duration::from_secs(30),
+    };
+    let mut conn = connect(&config, "destination", statement)?;
     let conn = &mut conn;
     match action {
         Action::List(how) => list(conn, destinations, how),
@@ -251,6 +260,8 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Test { name, json } => deliveries::test(conn, destinations, name, &config, *json),
         Action::Deliveries(how) => deliveries::list(conn, destinations, how),
         Action::SendAgain { name, id } => deliveries::send_again(conn, destinations, name, *id),
+        Action::Recover(what) => recover::recover(conn, destinations, what),
+        Action::Backfill(what) => recover::backfill(conn, destinations, what),
     }
 }
 

@@ -4,6 +4,7 @@
 //! crate `diesel-outbox`.
 
 pub mod admin;
+mod bulk;
 mod check;
 pub mod cli;
 mod confirm;

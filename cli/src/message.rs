@@ -31,8 +31,10 @@ pub(crate) enum Action {
     },
     /// List waiting messages (pending, sending, retrying), next due first
     List(waiting::List),
-    /// Cancel a waiting message, so that it is not sent
-    Cancel(waiting::Cancel),
+    /// Make messages due now that wait for a retry: one, or all that match
+    Retry(waiting::OneOrMany),
+    /// Cancel waiting messages, so that they are not sent: one, or all that match
+    Cancel(waiting::OneOrMany),
     /// Change the due time of a waiting message
     Reschedule(waiting::Reschedule),
     /// Settle a message or dead letter by hand: delivered by other means, or not to be sent
@@ -45,6 +47,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     match action {
         Action::Show { which, json } => show_message(&mut conn, &config, which, *json),
         Action::List(options) => waiting::list(&mut conn, &config, options),
+        Action::Retry(options) => waiting::retry(&mut conn, &config, options),
         Action::Cancel(options) => waiting::cancel(&mut conn, &config, options),
         Action::Reschedule(options) => waiting::reschedule(&mut conn, &config, options),
         Action::Settle(options) => waiting::settle(&mut conn, &config, options),

@@ -17,7 +17,7 @@ use crate::confirm::confirmed;
 use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
-use crate::{dead, output, signals};
+use crate::{bulk, dead, output, signals};
 
 /// Options of `replay`.
 #[derive(Debug, clap::Args)]
@@ -179,29 +179,10 @@ fn times(options: &Options) -> Result<Times> {
             "give --from, or the messages to replay; --from 9999d selects the whole ledger";
         return Err(ConfigError::new("replay", reason).into());
     }
-    let time = |flag: &str, text: &Option<String>| match text {
-        Some(text) => match parse_time(text) {
-            Some(time) => Ok(Some(time)),
-            None => Err(ConfigError::new(
-                flag,
-                format!(
-                    "{text:?} is not a time: write 2026-11-21T10:00:00Z, or 2h for two hours ago"
-                ),
-            )),
-        },
-        None => Ok(None),
-    };
-    let (since, until) = (
-        time("--from", &options.from)?,
-        time("--until", &options.until)?,
-    );
-    if since
-        .zip(until)
-        .is_some_and(|(since, until)| since >= until)
-    {
-        return Err(ConfigError::new("--until", "must be after --from").into());
-    }
-    Ok((since, until))
+    Ok(bulk::span(
+        ("--from", options.from.as_deref()),
+        options.until.as_deref(),
+    )?)
 }
 
 fn filter(options: &Options, (since, until): Times) -> Result<ReplayFilter> {
@@ -212,18 +193,6 @@ fn filter(options: &Options, (since, until): Times) -> Result<ReplayFilter> {
         .topic(options.topic.clone())
         .destination(options.destination.clone())
         .tenant_id(tenant))
-}
-
-/// Parses an RFC 3339 time, or a duration as the time that long ago.
-fn parse_time(text: &str) -> Option<SystemTime> {
-    if let Ok(ago) = humantime::parse_duration(text) {
-        return Some(
-            SystemTime::now()
-                .checked_sub(ago)
-                .unwrap_or(SystemTime::UNIX_EPOCH),
-        );
-    }
-    humantime::parse_rfc3339_weak(text).ok()
 }
 
 /// The idempotency keys of these messages.

@@ -308,7 +308,7 @@ BEGIN
             topic       text NOT NULL,
             destination text NOT NULL,
             tenant_id   uuid,
-            event       text NOT NULL CHECK (event IN ('failed', 'requeued', 'discarded', 'replayed')),
+            event       text NOT NULL CHECK (event IN ('failed', 'retried', 'requeued', 'discarded', 'replayed')),
             attempt     integer,
             reason      text,
             error       text,

@@ -6,7 +6,7 @@ use crate::error::DatabaseError;
 use crate::message::{Due, Sequence};
 use crate::name::OutboxName;
 use crate::store::operate::messages::MessageRecord;
-use crate::store::operate::waiting::{WaitingFilter, list};
+use crate::store::operate::waiting::{WaitingFilter, list, retry_one};
 use crate::store::operate::why::{self, WaitReason};
 use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
@@ -118,7 +118,7 @@ impl std::fmt::Display for Note {
 }
 
 /// Cancels a waiting message, as [`Outbox::cancel`](crate::Outbox::cancel) does, and records who cancelled it
-/// and why.
+/// and why. [`cancel_all`](super::cancel_all) cancels many.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -144,6 +144,33 @@ pub fn cancel(
     let (end, reach) = (End::Cancelled, Reach::Waiting);
     Ok(pinned(conn, name, |conn, name| {
         waiting::end(conn, name, which, end, note, reach)
+    })?)
+}
+
+/// Makes a waiting message due at once, and records in the history who retried it and why. [`retry_all`](super::retry_all)
+/// retries many.
+///
+/// ```
+/// # use diesel::PgConnection;
+/// # use diesel_outbox::{Changed, DatabaseError, OutboxName, Sequence};
+/// use diesel_outbox::admin::{self, Note};
+///
+/// fn retry(conn: &mut PgConnection, outbox: &OutboxName) -> Result<Changed, DatabaseError> {
+///     let note = Note::new("alice", "the receiver is fixed");
+///     admin::retry(conn, outbox, &Sequence(42).into(), &note)
+/// }
+/// ```
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn retry(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    note: &Note,
+) -> Result<Changed, DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        retry_one(conn, name, which, &note.0)
     })?)
 }
 

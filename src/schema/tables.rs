@@ -144,7 +144,7 @@ macro_rules! __outbox_tables {
                 destination -> diesel::sql_types::Text,
                 /// The tenant of the message.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
-                /// `failed`, `requeued`, `discarded` or `replayed`.
+                /// `failed`, `retried`, `requeued`, `discarded` or `replayed`.
                 event -> diesel::sql_types::Text,
                 /// The number of the failed attempt, from 1; null: no attempt was counted.
                 attempt -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,

@@ -18,6 +18,8 @@ pub(crate) mod history;
 pub(crate) mod ledger;
 pub(crate) mod messages;
 #[cfg(feature = "relay")]
+pub(crate) mod missed;
+#[cfg(feature = "relay")]
 pub(crate) mod replay;
 #[cfg(feature = "relay")]
 pub(crate) mod status;

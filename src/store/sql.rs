@@ -17,9 +17,7 @@ use diesel::prelude::{BoolExpressionMethods, BoxableExpression, IntoSql};
 use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::result::QueryResult;
 use diesel::serialize::{self, IsNull, Output, ToSql};
-use diesel::sql_types::{
-    Array, BigInt, Bool, Interval, Nullable, Record, SmallInt, Text, Timestamptz,
-};
+use diesel::sql_types::{Array, BigInt, Bool, Interval, Nullable, Record, Text, Timestamptz};
 
 #[declare_sql_function]
 extern "SQL" {
@@ -52,10 +50,6 @@ extern "SQL" {
 
     /// The first number, or the second if the first is null. Syntax, like `greatest`.
     fn coalesce(first: Nullable<BigInt>, second: BigInt) -> BigInt;
-
-    /// `coalesce` for the parts of the ring.
-    #[sql_name = "coalesce"]
-    fn part_or(first: Nullable<SmallInt>, second: SmallInt) -> SmallInt;
 
     /// The bytes of a text, in the database's encoding.
     #[sql_name = "pg_catalog.octet_length"]

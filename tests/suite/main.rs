@@ -43,6 +43,7 @@ mod insert;
 mod lab;
 mod logged;
 mod managed;
+mod many;
 mod messages;
 mod metrics;
 mod mistakes;

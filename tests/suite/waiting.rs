@@ -5,8 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 use diesel::connection::SimpleConnection;
 use diesel::result::Error;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::admin::{self, Note, Verdict};
-use diesel_outbox::program::{self, MessageKey, WaitingFilter};
+use diesel_outbox::admin::{self, Note, Verdict, WaitingFilter};
+use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::{
     Answer, Changed, Destination, Due, Enqueued, MessageRef, NewMessage, PartState, Sequence,
     Status,
@@ -595,35 +595,13 @@ fn waiting_messages_are_listed_by_topic_destination_tenant_key_and_state() {
     let in_order = ["b-keyed", "a-one-keyed", "b-one", "a-retrying"];
     assert_eq!(list(&mut conn, &db, &all, 10), in_order);
     assert_eq!(list(&mut conn, &db, &all, 2), in_order[..2]);
-    let text = |text: &str| Some(text.to_owned());
-    let topic = |topic: &str| WaitingFilter {
-        topic: text(topic),
-        ..WaitingFilter::default()
-    };
-    let destination = WaitingFilter {
-        destination: text("one"),
-        ..WaitingFilter::default()
-    };
-    let tenant = WaitingFilter {
-        tenant_id: Some(Uuid::from_u128(7)),
-        ..WaitingFilter::default()
-    };
-    let key = WaitingFilter {
-        ordering_key: text("k"),
-        ..WaitingFilter::default()
-    };
-    let in_state = |status| WaitingFilter {
-        status: Some(status),
-        ..WaitingFilter::default()
-    };
-    let both = WaitingFilter {
-        status: Some(Status::Pending),
-        ..tenant.clone()
-    };
-    let key_at = WaitingFilter {
-        destination: text(""),
-        ..key.clone()
-    };
+    let topic = |topic: &str| all.clone().topic(topic.to_owned());
+    let destination = all.clone().destination("one".to_owned());
+    let tenant = all.clone().tenant_id(Uuid::from_u128(7));
+    let key = all.clone().ordering_key("k".to_owned());
+    let in_state = |status| all.clone().status(status);
+    let both = tenant.clone().status(Status::Pending);
+    let key_at = key.clone().destination(String::new());
     for (filter, expected) in [
         (topic("a"), vec!["a-one-keyed", "a-retrying"]),
         (topic("c"), vec![]),
@@ -640,14 +618,14 @@ fn waiting_messages_are_listed_by_topic_destination_tenant_key_and_state() {
     }
     // Page by page.
     let mut seen = Vec::new();
-    let mut filter = all;
+    let mut filter = all.clone();
     loop {
         let page = program::waiting(&mut conn, &db.outbox_name(), &filter, 1).expect("a list");
         let Some(row) = page.rows.first() else {
             break;
         };
         seen.push(row.idempotency_key.clone());
-        filter.after = Some(row.place());
+        filter = filter.after(row.place());
     }
     assert_eq!(seen, in_order);
 }
@@ -674,7 +652,7 @@ fn the_pages_of_many_topics_are_one_list() {
             let Some(last) = page.last() else {
                 break;
             };
-            filter.after = Some(last.place());
+            filter = filter.after(last.place());
             seen.extend(page.into_iter().map(|row| row.idempotency_key));
         }
         assert_eq!(Some(seen.join(" ")), in_order, "{limit}");
@@ -706,14 +684,8 @@ fn a_list_of_many_reads_an_index_and_no_table() {
     let mut conn = db.connect();
     for filter in [
         WaitingFilter::default(),
-        WaitingFilter {
-            topic: Some("t-1".to_owned()),
-            ..WaitingFilter::default()
-        },
-        WaitingFilter {
-            ordering_key: Some("k1000".to_owned()),
-            ..WaitingFilter::default()
-        },
+        WaitingFilter::default().topic("t-1".to_owned()),
+        WaitingFilter::default().ordering_key("k1000".to_owned()),
     ] {
         assert!(!list(&mut conn, &db, &filter, 20).is_empty(), "{filter:?}");
     }
@@ -740,10 +712,7 @@ fn a_list_of_many_lanes_reads_little_of_each_and_a_rare_state_no_index() {
     let mut conn = db.connect();
     let all = WaitingFilter::default();
     assert_eq!(list(&mut conn, &db, &all, 200).len(), 200);
-    let rare = WaitingFilter {
-        status: Some(Status::Retrying),
-        ..all
-    };
+    let rare = all.status(Status::Retrying);
     assert!(list(&mut conn, &db, &rare, 200).is_empty());
     // A connection reports its reads when it closes.
     drop(conn);

@@ -1,22 +1,22 @@
-//! Waiting messages: `message list`, `cancel`, `reschedule` and `settle`.
+//! Waiting messages: `message list`, `retry`, `cancel`, `reschedule` and `settle`.
 
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, Verdict, WaitReason};
+use diesel_outbox::admin::{self, Bulk, Bulked, Verdict, WaitReason, WaitingFilter};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{
-    self, MessageKey, MessageRecord, Searched, WaitingFilter, parse_duration,
+use diesel_outbox::program::{self, MessageKey, MessageRecord, Searched, parse_duration};
+use diesel_outbox::{
+    Answer, Changed, ConfigError, DatabaseError, Due, MessageRef, Part, PartState, Status,
 };
-use diesel_outbox::{Answer, Changed, ConfigError, Due, MessageRef, Part, PartState, Status};
 use serde_json::{Value, json};
 
 use super::with_waits;
 use crate::number::whole;
-use crate::signed::{Signed, SignedWithWhy};
-use crate::{dead, output};
+use crate::signed::SignedWithWhy;
+use crate::{bulk, dead, output};
 
 /// Options of `message list`.
 #[derive(Debug, clap::Args)]
@@ -60,13 +60,64 @@ pub(super) struct Which {
     json: bool,
 }
 
-/// Options of `message cancel`.
+/// Options of `message retry` and `message cancel`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Cancel {
+#[command(
+    after_help = "Without WHICH, give at least one filter; --since 9999d selects all. Each transaction changes 1,000 \
+    messages. After Ctrl-C or an outage, the same command continues. Messages in flight are left unchanged."
+)]
+pub(crate) struct OneOrMany {
+    /// Idempotency key, message id or sequence of one message
+    #[arg(conflicts_with_all = ["topic", "tenant", "key", "since", "until", "rate", "dry_run"])]
+    which: Option<String>,
+    /// Only messages that name this destination. With WHICH: only the part of the message for this destination
+    #[arg(long, value_name = "NAME")]
+    destination: Option<String>,
+    /// Only this topic
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    topic: Option<String>,
+    /// Only this tenant (a UUID)
+    #[arg(long, value_name = "ID")]
+    tenant: Option<String>,
+    /// Only this ordering key
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    key: Option<String>,
+    /// Only messages enqueued since this time: 2026-11-21T10:00:00Z, or 2h for two hours ago
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Only messages enqueued before this time
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
     #[command(flatten)]
-    which: Which,
-    #[command(flatten)]
-    signed: Signed,
+    how: bulk::How,
+}
+
+impl OneOrMany {
+    /// The one message, if one is meant.
+    fn one(&self) -> Option<Which> {
+        Some(Which {
+            which: self.which.clone()?,
+            destination: self.destination.clone(),
+            json: self.how.json,
+        })
+    }
+
+    fn filter(&self, verb: &str) -> Result<WaitingFilter> {
+        let texts = [&self.destination, &self.topic, &self.tenant, &self.key];
+        let times = [&self.since, &self.until];
+        if texts.into_iter().chain(times).all(Option::is_none) {
+            let why = "give a message, --destination, --topic, --tenant, --key, --since or --until; --since 9999d selects all";
+            return Err(ConfigError::new(format!("message {verb}"), why).into());
+        }
+        let (since, until) = bulk::span(("--since", self.since.as_deref()), self.until.as_deref())?;
+        Ok(WaitingFilter::default()
+            .destination(self.destination.clone())
+            .topic(self.topic.clone())
+            .tenant_id(self.tenant.as_deref().map(dead::tenant).transpose()?)
+            .ordering_key(self.key.clone())
+            .since(since)
+            .until(until))
+    }
 }
 
 /// Options of `message reschedule`.
@@ -115,14 +166,13 @@ impl Which {
 pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> Result<()> {
     let after = options.after.as_deref();
     let after = after.map(|text| dead::place("--after", text));
-    let filter = WaitingFilter {
-        topic: options.topic.clone(),
-        destination: options.destination.clone(),
-        tenant_id: options.tenant.as_deref().map(dead::tenant).transpose()?,
-        ordering_key: options.key.clone(),
-        status: options.status.as_deref().map(status).transpose()?,
-        after: after.transpose()?,
-    };
+    let filter = WaitingFilter::default()
+        .topic(options.topic.clone())
+        .destination(options.destination.clone())
+        .tenant_id(options.tenant.as_deref().map(dead::tenant).transpose()?)
+        .ordering_key(options.key.clone())
+        .status(options.status.as_deref().map(status).transpose()?)
+        .after(after.transpose()?);
     let limit = i64::from(options.limit);
     let found = program::waiting(conn, &config.table, &filter, limit)?;
     let waits = program::wait_reasons_of(conn, &config.table, &found.rows)?;
@@ -192,10 +242,56 @@ fn show_list(found: &Searched<MessageRecord>, waits: &[Option<WaitReason>]) -> R
     output::line(table)
 }
 
-pub(super) fn cancel(conn: &mut PgConnection, config: &Config, options: &Cancel) -> Result<()> {
-    let note = options.signed.note();
-    let changed = admin::cancel(conn, &config.table, &options.which.named(), &note)?;
-    tell(config, &options.which, &changed, "cancelled")
+pub(super) fn retry(conn: &mut PgConnection, config: &Config, options: &OneOrMany) -> Result<()> {
+    let Some(one) = options.one() else {
+        let filter = options.filter("retry")?;
+        return all(config, options, ("retry", "retried"), |bulk| {
+            admin::retry_all(conn, &config.table, &filter, bulk)
+        });
+    };
+    let changed = admin::retry(
+        conn,
+        &config.table,
+        &one.named(),
+        &options.how.signed.note(),
+    )?;
+    tell(config, &one, &changed, "retried")?;
+    match one.json {
+        true => Ok(()),
+        false => still_waits(conn, config, &changed),
+    }
+}
+
+pub(super) fn cancel(conn: &mut PgConnection, config: &Config, options: &OneOrMany) -> Result<()> {
+    let Some(one) = options.one() else {
+        let filter = options.filter("cancel")?;
+        return all(config, options, ("cancel", "cancelled"), |bulk| {
+            admin::cancel_all(conn, &config.table, &filter, bulk)
+        });
+    };
+    let changed = admin::cancel(
+        conn,
+        &config.table,
+        &one.named(),
+        &options.how.signed.note(),
+    )?;
+    tell(config, &one, &changed, "cancelled")
+}
+
+/// Changes all messages that match.
+fn all(
+    config: &Config,
+    options: &OneOrMany,
+    (verb, done): (&str, &str),
+    mut act: impl FnMut(Bulk<'_>) -> Result<Bulked, DatabaseError>,
+) -> Result<()> {
+    let what = format!("waiting messages of the outbox {}", config.table);
+    let words = bulk::Words {
+        verb,
+        done,
+        what: &what,
+    };
+    bulk::carry_out(&options.how, &words, |bulk| Ok(act(bulk)?))
 }
 
 pub(super) fn reschedule(

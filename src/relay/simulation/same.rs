@@ -485,7 +485,7 @@ fn compare_on<'w>(
                 stage.tables.borrow_mut().discard(sequences, now);
             }
             Ask::Cancel(sequences) => {
-                cancel_waiting(&mut operator, name, sequences).expect("cancelled");
+                cancel_waiting(&mut operator, name, sequences, None).expect("cancelled");
                 stage.tables.borrow_mut().cancel(sequences, now);
             }
             Ask::Reschedule(sequence, delay) => {

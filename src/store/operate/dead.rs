@@ -2,6 +2,8 @@
 
 mod groups;
 
+use std::time::SystemTime;
+
 use diesel::dsl::sql;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
@@ -16,7 +18,7 @@ use uuid::Uuid;
 pub use self::groups::DeadGroup;
 pub(crate) use self::groups::groups;
 
-use super::history::{self, Touched};
+use super::history::{self, Event, Touched};
 use super::messages::Content;
 use crate::message::Sequence;
 use crate::name::OutboxName;
@@ -24,8 +26,8 @@ use crate::schema::values::to_micros;
 use crate::status::{ReasonCode, UnknownWord};
 use crate::store::filter::filter;
 use crate::store::open_part;
-use crate::store::place::{MaybeRfc3339, Place, Rfc3339};
-use crate::store::sql::{MaybeJson, On, TimeAndSequence, all_of, given, shown_key};
+use crate::store::place::{MaybeRfc3339, Place, Rfc3339, as_micros, from_micros};
+use crate::store::sql::{MaybeJson, On, TimeAndSequence, all_of, coalesce, given, shown_key};
 use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::dead;
 use crate::store::write::waiting;
@@ -46,6 +48,7 @@ filter! {
     ///     .tenant_id(tenant)
     ///     .registration(None)
     ///     .sequences(vec![7, 8])
+    ///     .since(std::time::SystemTime::UNIX_EPOCH)
     ///     .before(last);
     /// # let _ = filter;
     /// # Ok::<(), diesel_outbox::UnknownWord>(())
@@ -63,6 +66,8 @@ filter! {
         tenant_id: Uuid,
         /// Only this registration of the destination, or none.
         registration: Uuid,
+        /// Dead-lettered at this time or later.
+        since: SystemTime,
         /// Only dead letters from before this place: the next page of the list.
         before: Place,
     }
@@ -192,6 +197,9 @@ fn is_meant(filter: &DeadFilter) -> Condition<'_> {
             let is_it = dead::registration.assume_not_null().eq(id);
             dead::registration.is_null().or(is_it)
         }),
+        given(filter.since, |time| {
+            dead::dead_lettered_at.ge(from_micros(as_micros(time)))
+        }),
         given(filter.before, |place| when.lt(place.of_row())),
     ])
 }
@@ -241,7 +249,7 @@ pub(crate) fn list(
     latest(conn, name, is_meant(filter), Content::Without, limit)
 }
 
-/// The matching dead letters, oldest first.
+/// The matching dead letters, oldest first: in the order of their ordering keys.
 pub(crate) fn matching(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -249,7 +257,11 @@ pub(crate) fn matching(
 ) -> QueryResult<Vec<LetterId>> {
     let letters = dead::table(name.dead())
         .filter(is_meant(filter))
-        .order((dead::sequence, dead::message_id))
+        .order((
+            coalesce(dead::split_from, dead::sequence),
+            dead::sequence,
+            dead::message_id,
+        ))
         .select((dead::sequence, dead::message_id));
     unprepared(letters).load(conn)
 }
@@ -317,7 +329,7 @@ const TRIES: usize = 10_000;
 ///
 /// A letter keeps its sequence, and with it its place in its ordering key. If another message has the sequence by now,
 /// the letter gets a new one.
-pub(super) fn requeue_to(
+pub(crate) fn requeue_to(
     conn: &mut PgConnection,
     name: &OutboxName,
     letters: &[LetterId],
@@ -480,7 +492,7 @@ pub(crate) fn discard(
             touched.push(one);
             held.extend(key.filter(|_| blocks_key));
         }
-        history::note_discarded(conn, name, &touched, operator)?;
+        history::note(conn, name, &touched, Event::Discarded, operator)?;
         waiting::free(conn, name, held.into_iter())?;
         Ok(touched.len())
     })

@@ -68,7 +68,7 @@ pub(crate) fn end_live(
     _: Uuid,
     live: &[i64],
 ) -> QueryResult<usize> {
-    conn.transaction(|conn| cancel_waiting(conn, name, live))
+    conn.transaction(|conn| cancel_waiting(conn, name, live, None))
 }
 
 /// Removes these dead letters, and unblocks the ordering keys that they held.

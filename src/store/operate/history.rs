@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use diesel::data_types::PgInterval;
-use diesel::prelude::{ExpressionMethods, QueryDsl, Queryable, RunQueryDsl};
+use diesel::prelude::{ExpressionMethods, OptionalExtension, QueryDsl, Queryable, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::{PgConnection, insert_into};
 use uuid::Uuid;
@@ -11,9 +11,8 @@ use uuid::Uuid;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::store::place::Rfc3339;
-use crate::store::sql::part_or;
 use crate::store::statement::unprepared;
-use crate::store::table::{attempt, part};
+use crate::store::table::{attempt, outbox, part};
 
 /// The most entries that one query returns.
 const MOST: i64 = 1000;
@@ -28,7 +27,7 @@ pub struct HistoryEntry {
     pub message_id: Uuid,
     /// The destination that was used; empty if none was used.
     pub destination: String,
-    /// `failed`, `requeued`, `discarded` or `replayed`.
+    /// `failed`, `retried`, `requeued`, `discarded` or `replayed`.
     pub event: String,
     /// The number of the failed attempt, from 1.
     pub attempt: Option<i32>,
@@ -102,40 +101,55 @@ pub(crate) fn history(
     unprepared(entries).load(conn)
 }
 
+/// What an operator has done to a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    Discarded,
+    Retried,
+}
+
+impl Event {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Discarded => "discarded",
+            Self::Retried => "retried",
+        }
+    }
+}
+
 /// A message on which an operator has acted.
 #[derive(Debug, Queryable)]
 pub(super) struct Touched {
-    pub(super) sequence: i64,
-    pub(super) message_id: Uuid,
-    pub(super) topic: String,
-    pub(super) destination: String,
-    pub(super) tenant_id: Option<Uuid>,
+    sequence: i64,
+    message_id: Uuid,
+    topic: String,
+    destination: String,
+    tenant_id: Option<Uuid>,
 }
 
-/// Records that an operator has discarded these messages.
-pub(super) fn note_discarded(
+/// Records what an operator has done to these messages, and why.
+pub(super) fn note(
     conn: &mut PgConnection,
     name: &OutboxName,
     touched: &[Touched],
+    event: Event,
     operator: &str,
 ) -> QueryResult<()> {
-    let open = || {
-        let open = part::table(name.part())
-            .filter(part::opened_at.is_not_null())
-            .filter(part::closed_at.is_null())
-            .select(part::part);
-        // The same as `open_part`.
-        part_or(open.single_value(), 0)
-    };
+    let open = part::table(name.part())
+        .filter(part::opened_at.is_not_null())
+        .filter(part::closed_at.is_null())
+        .select(part::part);
+    // The same as `open_part`.
+    let open: i16 = open.first(conn).optional()?.unwrap_or(0);
     let row = |one: &Touched| {
         (
-            attempt::part.eq(open()),
+            attempt::part.eq(open),
             attempt::sequence.eq(one.sequence),
             attempt::message_id.eq(one.message_id),
             attempt::topic.eq(one.topic.clone()),
             attempt::destination.eq(one.destination.clone()),
             attempt::tenant_id.eq(one.tenant_id),
-            attempt::event.eq("discarded"),
+            attempt::event.eq(event.as_str()),
             attempt::operator.eq(operator.to_owned()),
         )
     };
@@ -144,4 +158,26 @@ pub(super) fn note_discarded(
         .values(rows)
         .execute(conn)
         .map(drop)
+}
+
+/// The same for live messages.
+pub(super) fn note_live(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: &[i64],
+    event: Event,
+    operator: &str,
+) -> QueryResult<()> {
+    let touched = outbox::table(name.outbox())
+        .filter(outbox::sequence.eq_any(sequences))
+        .order(outbox::sequence)
+        .select((
+            outbox::sequence,
+            outbox::message_id,
+            outbox::topic,
+            outbox::destination,
+            outbox::tenant_id,
+        ));
+    let touched: Vec<Touched> = unprepared(touched).load(conn)?;
+    note(conn, name, &touched, event, operator)
 }

@@ -1,4 +1,6 @@
-//! Lists live messages by a filter.
+//! Live messages that a filter selects: list, count, retry, cancel.
+
+use std::time::SystemTime;
 
 use diesel::PgConnection;
 use diesel::dsl::array;
@@ -10,37 +12,66 @@ use diesel::result::QueryResult;
 use diesel::sql_types::Bool;
 use uuid::Uuid;
 
+use super::history::{self, Event};
 use super::messages::{self, Content, MessageRecord};
+use crate::message::Due;
 use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::catalogue;
-use crate::store::looking::looking_briefly;
-use crate::store::place::{Place, from_micros};
+use crate::store::filter::filter;
+use crate::store::looking::{looking, looking_briefly};
+use crate::store::place::{Place, as_micros, from_micros};
 use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::store::relay::streams::{is_of, streams};
 use crate::store::searched::{ALL, Deadline, Searched};
-use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, given};
+use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, clock_timestamp, given};
 use crate::store::statement::unprepared;
 use crate::store::table::{candidate, outbox};
+use crate::store::write::waiting::{self, Changed, MessageRef, PartState};
 
 /// Tables up to this size (128 MiB in pages) are read in 100 to 200 ms.
 const WHOLE_PAGES: i64 = 16_000;
 
-/// Selects live messages. All given conditions must hold.
-#[derive(Debug, Clone, Default)]
-pub struct WaitingFilter {
-    /// Only this topic.
-    pub topic: Option<String>,
-    /// Only messages that name this destination; empty: messages that name none.
-    pub destination: Option<String>,
-    /// Only this tenant.
-    pub tenant_id: Option<Uuid>,
-    /// Only this ordering key.
-    pub ordering_key: Option<String>,
-    /// Only this state. Delivered and dead messages are not live.
-    pub status: Option<Status>,
-    /// Only messages after this place: the next page of the list.
-    pub after: Option<Place>,
+filter! {
+    /// Selects live messages. All given conditions must hold.
+    ///
+    /// ```
+    /// use diesel_outbox::Status;
+    /// use diesel_outbox::admin::{Place, WaitingFilter};
+    /// use std::time::{Duration, SystemTime};
+    /// # let tenant = uuid::Uuid::nil();
+    /// # let last: Place = "0.1".parse()?;
+    ///
+    /// let filter = WaitingFilter::default()
+    ///     .topic("order.paid".to_owned())
+    ///     .destination("billing".to_owned())
+    ///     .tenant_id(tenant)
+    ///     .ordering_key("order-42".to_owned())
+    ///     .status(Status::Retrying)
+    ///     .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
+    ///     .until(SystemTime::now())
+    ///     .after(last);
+    /// # let _ = filter;
+    /// # Ok::<(), diesel_outbox::UnknownWord>(())
+    /// ```
+    pub struct WaitingFilter {
+        /// Only this topic.
+        topic: String,
+        /// Only messages that name this destination, not those that a route sends there; empty: messages that name none.
+        destination: String,
+        /// Only this tenant.
+        tenant_id: Uuid,
+        /// Only this ordering key.
+        ordering_key: String,
+        /// Only this state. Delivered and dead messages are not live.
+        status: Status,
+        /// Enqueued at this time or later.
+        since: SystemTime,
+        /// Enqueued before this time.
+        until: SystemTime,
+        /// Only messages after this place: the next page of the list.
+        after: Place,
+    }
 }
 
 /// Live messages in the order in which they are due, without payloads and headers.
@@ -98,6 +129,12 @@ fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
         }),
         given(filter.ordering_key.as_ref(), of_key),
         given(filter.status, is_so),
+        given(filter.since, |time| {
+            candidate::created_at.ge(from_micros(as_micros(time)))
+        }),
+        given(filter.until, |time| {
+            candidate::created_at.lt(from_micros(as_micros(time)))
+        }),
         given(filter.after, |place| when.gt(place.of_row())),
     ])
 }
@@ -215,4 +252,98 @@ fn these<'a>(
         .order((outbox::available_at, outbox::sequence))
         .limit(limit);
     unprepared(first).load(conn)
+}
+
+/// What is done to all selected messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// Messages that wait after a failure become due.
+    Retry,
+    /// Waiting messages are cancelled.
+    Cancel,
+}
+
+impl Act {
+    /// Whether the act changes a message. A retried message is due, so it is not found again.
+    fn changes(self) -> Condition<'static> {
+        let is_free = candidate::locked_by.is_null();
+        let has_failed = candidate::attempts
+            .gt(0)
+            .or(candidate::last_error_code.is_not_null());
+        let waits = candidate::available_at.gt(clock_timestamp());
+        match self {
+            Self::Retry => Box::new(is_free.and(has_failed).and(waits)),
+            Self::Cancel => Box::new(is_free),
+        }
+    }
+}
+
+/// Counts the messages that the act would change.
+pub(crate) fn count(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+    act: Act,
+) -> QueryResult<i64> {
+    let these = candidate::table(name.outbox())
+        .filter(is_meant(filter))
+        .filter(act.changes())
+        .count();
+    looking(conn, None, |conn| unprepared(these).get_result(conn))
+}
+
+/// Changes the next `most` messages after this sequence. Returns the last sequence that was found, and how many messages
+/// were changed: a relay may have claimed some meanwhile. `None`: no message is left. `operator`: who acts, and why.
+pub(crate) fn change(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+    act: Act,
+    (after, most): (i64, usize),
+    operator: &str,
+) -> QueryResult<Option<(i64, usize)>> {
+    let next = candidate::table(name.outbox())
+        .filter(is_meant(filter))
+        .filter(act.changes())
+        .filter(candidate::sequence.gt(after))
+        .order(candidate::sequence)
+        .limit(i64::try_from(most).unwrap_or(i64::MAX))
+        .select(candidate::sequence);
+    let found: Vec<i64> = looking(conn, None, |conn| unprepared(next).load(conn))?;
+    let Some(last) = found.last().copied() else {
+        return Ok(None);
+    };
+    let changed = match act {
+        Act::Retry => retry(conn, name, found, operator)?,
+        Act::Cancel => waiting::cancel_waiting(conn, name, &found, Some(operator))?,
+    };
+    Ok(Some((last, changed)))
+}
+
+/// Makes these messages due, and records who did. Returns how many.
+fn retry(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    live: Vec<i64>,
+    operator: &str,
+) -> QueryResult<usize> {
+    let due = waiting::set_due(conn, name, live, Due::Now)?;
+    let sequences: Vec<i64> = due.iter().map(|(sequence, _)| *sequence).collect();
+    history::note_live(conn, name, &sequences, Event::Retried, operator)?;
+    Ok(due.len())
+}
+
+/// Like [`retry`], for the message that `which` names.
+pub(crate) fn retry_one(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    operator: &str,
+) -> QueryResult<Changed> {
+    let changed = waiting::reschedule(conn, name, which, Due::Now)?;
+    let done = changed.parts.iter();
+    let done = done.filter(|part| part.state == PartState::Done);
+    let sequences: Vec<i64> = done.map(|part| part.sequence.0).collect();
+    history::note_live(conn, name, &sequences, Event::Retried, operator)?;
+    Ok(changed)
 }

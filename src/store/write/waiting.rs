@@ -112,25 +112,37 @@ pub(crate) fn reschedule(
         if found.is_ambiguous() {
             return Ok(found.told(&[]));
         }
-        // An earlier time becomes the current time: a relay's lanes have already passed earlier positions.
-        let waiting = candidate::table(name.outbox())
-            .filter(candidate::sequence.eq_any(found.live()))
-            .filter(candidate::locked_by.is_null())
-            .order(candidate::sequence)
-            .select(candidate::sequence)
-            .for_no_key_update()
-            .skip_locked();
-        let delayed = clock_timestamp().nullable() + relative(due);
-        let change = update(outbox::table(name.outbox()))
-            .filter(outbox::sequence.eq_any(array::<BigInt, _>(waiting)))
-            .set(outbox::available_at.eq(latest(clock_timestamp(), absolute(due), delayed)))
-            .returning((outbox::sequence, outbox::message_id));
-        let done: Vec<Identity> = unprepared(change).load(conn)?;
-        if !done.is_empty() {
-            wake(conn, name)?;
-        }
+        let done = set_due(conn, name, found.live(), due)?;
         told(conn, name, which, found, &done)
     })
+}
+
+/// Changes when these messages are due, except messages that a relay or another transaction holds. Returns the changed
+/// messages.
+pub(in crate::store) fn set_due(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    live: Vec<i64>,
+    due: Due,
+) -> QueryResult<Vec<Identity>> {
+    // An earlier time becomes the current time: a relay's lanes have already passed earlier positions.
+    let waiting = candidate::table(name.outbox())
+        .filter(candidate::sequence.eq_any(live))
+        .filter(candidate::locked_by.is_null())
+        .order(candidate::sequence)
+        .select(candidate::sequence)
+        .for_no_key_update()
+        .skip_locked();
+    let delayed = clock_timestamp().nullable() + relative(due);
+    let change = update(outbox::table(name.outbox()))
+        .filter(outbox::sequence.eq_any(array::<BigInt, _>(waiting)))
+        .set(outbox::available_at.eq(latest(clock_timestamp(), absolute(due), delayed)))
+        .returning((outbox::sequence, outbox::message_id));
+    let done: Vec<Identity> = unprepared(change).load(conn)?;
+    if !done.is_empty() {
+        wake(conn, name)?;
+    }
+    Ok(done)
 }
 
 /// The result for each part. A live part that was not changed may have ended meanwhile, so it is read again.
@@ -185,9 +197,10 @@ pub(crate) fn cancel_waiting(
     conn: &mut PgConnection,
     name: &OutboxName,
     live: &[i64],
+    note: Option<&str>,
 ) -> QueryResult<usize> {
     let expired = over(conn, name, live)?;
-    let ended = end_live(conn, name, live, &expired, End::Cancelled, None)?;
+    let ended = end_live(conn, name, live, &expired, End::Cancelled, note)?;
     let count = ended.len();
     free(conn, name, ended.into_iter().filter_map(|(_, key)| key))?;
     Ok(count)

@@ -2,7 +2,8 @@
 
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::WaitReason;
-use diesel_outbox::program::{self, MessageRecord, WaitingFilter};
+use diesel_outbox::admin::WaitingFilter;
+use diesel_outbox::program::{self, MessageRecord};
 use maud::{Markup, html};
 
 use super::badge;
@@ -65,16 +66,16 @@ impl<'a> Asked<'a> {
             ));
         }
         let after = given(self.after).map(|place| place.parse());
-        Ok(WaitingFilter {
-            topic: given(self.topic),
-            destination: given(self.destination),
-            tenant_id: super::super::tenant(self.tenant)?,
-            ordering_key: given(self.key),
-            status,
-            after: after
-                .transpose()
-                .map_err(|error: diesel_outbox::UnknownWord| error.to_string())?,
-        })
+        let after = after
+            .transpose()
+            .map_err(|error: diesel_outbox::UnknownWord| error.to_string())?;
+        Ok(WaitingFilter::default()
+            .topic(given(self.topic))
+            .destination(given(self.destination))
+            .tenant_id(super::super::tenant(self.tenant)?)
+            .ordering_key(given(self.key))
+            .status(status)
+            .after(after))
     }
 }
 

@@ -201,7 +201,7 @@ impl Changed {
 }
 
 /// What tells a message from all others: its sequence and its id.
-pub(super) type Identity = (i64, Uuid);
+pub(in crate::store) type Identity = (i64, Uuid);
 
 /// A row of a part, from the outbox, the ledger or the dead letters.
 #[derive(Debug, Clone, Queryable)]

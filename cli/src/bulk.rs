@@ -1,0 +1,150 @@
+//! Changes of many messages: count, ask, change with a progress bar, tell.
+
+use std::time::SystemTime;
+
+use anyhow::{Result, bail};
+use diesel_outbox::ConfigError;
+use diesel_outbox::admin::{Bulk, Bulked};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use crate::confirm::confirmed;
+use crate::number::whole;
+use crate::signed::Signed;
+use crate::{output, signals};
+
+/// The options of a change of many messages.
+#[derive(Debug, clap::Args)]
+pub(crate) struct How {
+    /// Most messages in a second
+    #[arg(long, value_name = "NUMBER", value_parser = whole(1..=1_000_000_u32))]
+    rate: Option<u32>,
+    /// Only count the messages
+    #[arg(long)]
+    dry_run: bool,
+    /// Skip the confirmation
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    pub(crate) signed: Signed,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A change of many messages, in words: `retry` and `retried`, `7 waiting messages of the outbox "outbox"`.
+pub(crate) struct Words<'a> {
+    pub(crate) verb: &'a str,
+    pub(crate) done: &'a str,
+    pub(crate) what: &'a str,
+}
+
+/// Counts the messages, asks, and changes them. `act` carries the change out, or counts.
+pub(crate) fn carry_out(
+    how: &How,
+    words: &Words<'_>,
+    mut act: impl FnMut(Bulk<'_>) -> Result<Bulked>,
+) -> Result<()> {
+    let Words { verb, done, what } = words;
+    let note = how.signed.note();
+    let found = act(Bulk::new(&note).dry_run())?;
+    if how.dry_run || found.changed == 0 {
+        return tell(how, words, &found, &Bulked::default(), false);
+    }
+    let question = format!("{verb} {} {what}?", found.changed);
+    let hint = format!("{verb} asks for confirmation: without a terminal, give --yes");
+    if !how.yes && !confirmed(&question, &hint)? {
+        bail!("nothing was {done}");
+    }
+    let signals = signals::channel()?;
+    let bar = ProgressBar::new(found.changed);
+    bar.set_style(ProgressStyle::with_template(
+        "{bar:40} {pos}/{len} {per_sec} {eta}",
+    )?);
+    let bulk = Bulk::new(&note).rate(how.rate).progress(|so_far| {
+        bar.set_position(so_far.changed + so_far.skipped);
+        signals.is_empty()
+    });
+    let changed = act(bulk);
+    bar.finish_and_clear();
+    let to_continue = "to continue, repeat the command";
+    let changed = match changed {
+        Ok(changed) => changed,
+        Err(error) => bail!("{error:#}; {to_continue}"),
+    };
+    let is_stopped = !signals.is_empty();
+    tell(how, words, &found, &changed, is_stopped)?;
+    if is_stopped {
+        bail!("stopped by a signal; {to_continue}");
+    }
+    Ok(())
+}
+
+fn tell(
+    how: &How,
+    Words { done, what, .. }: &Words<'_>,
+    found: &Bulked,
+    changed: &Bulked,
+    is_stopped: bool,
+) -> Result<()> {
+    if how.json {
+        return output::json(&json!({
+            "matched": found.changed,
+            "changed": changed.changed,
+            "skipped": changed.skipped,
+            "without_payload": found.without_payload,
+            "stopped": is_stopped,
+        }));
+    }
+    if found.without_payload > 0 {
+        output::line(format!(
+            "{} messages are not sent: the ledger has no payload of them (OUTBOX_LEDGER_PAYLOAD)",
+            found.without_payload
+        ))?;
+    }
+    if how.dry_run {
+        return output::line(format!("{} {what} would be {done}", found.changed));
+    }
+    let skipped = match changed.skipped {
+        0 => String::new(),
+        skipped => format!(
+            "; {skipped} unchanged: their idempotency keys are in the outbox again, or another operator was faster"
+        ),
+    };
+    let why = if found.changed == 0 {
+        ": none matches"
+    } else {
+        ""
+    };
+    output::line(format!("{done} {} {what}{why}{skipped}", changed.changed))
+}
+
+/// Parses the time of a flag: RFC 3339, or a duration as the time that long ago.
+pub(crate) fn time(flag: &str, text: &str) -> Result<SystemTime, ConfigError> {
+    let ago = humantime::parse_duration(text).ok();
+    let before = |ago| SystemTime::now().checked_sub(ago);
+    let time = match ago {
+        Some(ago) => Some(before(ago).unwrap_or(SystemTime::UNIX_EPOCH)),
+        None => humantime::parse_rfc3339_weak(text).ok(),
+    };
+    time.ok_or_else(|| {
+        let why =
+            format!("{text:?} is not a time: write 2026-11-21T10:00:00Z, or 2h for two hours ago");
+        ConfigError::new(flag, why)
+    })
+}
+
+/// Parses the times of two flags, of which the first must be earlier.
+pub(crate) fn span(
+    (from, since): (&str, Option<&str>),
+    until: Option<&str>,
+) -> Result<(Option<SystemTime>, Option<SystemTime>), ConfigError> {
+    let parsed = |flag: &str, text: Option<&str>| text.map(|text| time(flag, text)).transpose();
+    let (since, until) = (parsed(from, since)?, parsed("--until", until)?);
+    match since.zip(until) {
+        Some((since, until)) if since >= until => {
+            Err(ConfigError::new("--until", format!("must be after {from}")))
+        }
+        _ => Ok((since, until)),
+    }
+}

@@ -1,0 +1,99 @@
+//! `diesel-outbox destination recover` and `backfill`
+
+use anyhow::{Result, bail};
+use diesel::PgConnection;
+use diesel_outbox::admin::{Bulk, Bulked};
+use diesel_outbox::destinations::{DestinationError, Destinations, Recover};
+
+use crate::{bulk, output};
+
+/// Options of `destination recover`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Messages have the places in their ordering keys that they had before. Each transaction enqueues 1,000 \
+    messages. After Ctrl-C or an outage, the same command continues, and enqueues no message twice. --missing reads the \
+    ledger, which keeps payloads if OUTBOX_LEDGER_PAYLOAD is set."
+)]
+pub(crate) struct Recovery {
+    #[command(flatten)]
+    to: Backfill,
+    /// Also the messages that the destination wants, and missed while it was disabled or not there
+    #[arg(long)]
+    missing: bool,
+}
+
+/// Options of `destination backfill`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Backfill {
+    /// Name of the destination
+    name: String,
+    /// Messages since this time: 2026-11-21T10:00:00Z, or 2h for two hours ago
+    #[arg(long, value_name = "TIME")]
+    since: String,
+    #[command(flatten)]
+    how: bulk::How,
+}
+
+pub(super) fn recover(
+    conn: &mut PgConnection,
+    destinations: Destinations<'_>,
+    what: &Recovery,
+) -> Result<()> {
+    let Backfill { name, since, .. } = &what.to;
+    let since = bulk::time("--since", since)?;
+    let which = match what.missing {
+        true => Recover::AndMissed,
+        false => Recover::DeadLetters,
+    };
+    carry_out(
+        conn,
+        destinations,
+        &what.to,
+        ("recover", "recovered"),
+        |conn, bulk| destinations.recover(conn, name, since, which, bulk),
+    )
+}
+
+pub(super) fn backfill(
+    conn: &mut PgConnection,
+    destinations: Destinations<'_>,
+    to: &Backfill,
+) -> Result<()> {
+    let since = bulk::time("--since", &to.since)?;
+    carry_out(
+        conn,
+        destinations,
+        to,
+        ("backfill", "enqueued"),
+        |conn, bulk| destinations.backfill(conn, &to.name, since, bulk),
+    )
+}
+
+fn carry_out(
+    conn: &mut PgConnection,
+    destinations: Destinations<'_>,
+    to: &Backfill,
+    (verb, done): (&str, &str),
+    mut act: impl FnMut(&mut PgConnection, Bulk<'_>) -> Result<Option<Bulked>, DestinationError>,
+) -> Result<()> {
+    let Some(found) = destinations.get(conn, &to.name)? else {
+        return super::missing(&to.name);
+    };
+    let name = output::shown(&to.name);
+    let what = format!("messages for {name}");
+    let words = bulk::Words {
+        verb,
+        done,
+        what: &what,
+    };
+    bulk::carry_out(&to.how, &words, |bulk| match act(conn, bulk)? {
+        Some(changed) => Ok(changed),
+        None => bail!("the destination {name} was removed meanwhile"),
+    })?;
+    if !found.enabled && !to.how.json {
+        output::line(format!(
+            "{name} is disabled: its messages wait until `diesel-outbox destination enable {name}`"
+        ))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! Sending many messages of a registered destination again, or for the first time.
+
+use std::ops::ControlFlow;
+use std::time::SystemTime;
+
+use diesel::PgConnection;
+
+use super::{DestinationError, Destinations};
+use crate::admin::{Bulk, Bulked};
+use crate::store::destinations::{self as store, Registered};
+use crate::store::operate::dead::{self, DeadFilter, LetterId};
+use crate::store::operate::missed;
+use crate::store::pinned::pinned;
+
+/// Which messages [`Destinations::recover`] sends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Recover {
+    /// The destination's dead letters.
+    #[default]
+    DeadLetters,
+    /// The dead letters, then the messages that the destination has missed: it wants them, but was disabled or not there.
+    /// They are read from the ledger (`OUTBOX_LEDGER_PAYLOAD`).
+    AndMissed,
+}
+
+impl Destinations<'_> {
+    /// Sends a destination what it did not get since this time, for example after an outage of its receiver. Messages are
+    /// enqueued oldest first, 1,000 in each transaction, and each has the place in its ordering key that it had before.
+    /// Each is the same message: id, key, content, headers and times. `None`: the destination does not exist.
+    ///
+    /// - Dead letters that were dead-lettered since this time are requeued, as by [`admin::requeue`](crate::admin::requeue).
+    /// - With [`Recover::AndMissed`], messages that were enqueued since this time and that match topics, tenant and filter
+    ///   of the destination as it is now. Messages that named another destination, and those that were cancelled or have
+    ///   expired, are not sent. Messages without a payload in the ledger are
+    ///   [counted](Bulked::without_payload), whether or not the filter would match.
+    ///
+    /// Interrupted, the same call continues: the rows show what the destination has. The messages of a disabled destination
+    /// wait. The history records who recovered the messages and why.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    /// use diesel_outbox::admin::{Bulk, Note};
+    /// use diesel_outbox::destinations::Recover;
+    /// use std::time::{Duration, SystemTime};
+    ///
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let yesterday = SystemTime::now() - Duration::from_secs(24 * 3600);
+    /// let note = Note::new("alice", "the customer's server was down for a day");
+    /// let bulk = Bulk::new(&note).rate(100);
+    /// let sent = outbox.destinations().recover(&mut conn, "acme", yesterday, Recover::AndMissed, bulk)?;
+    /// if let Some(sent) = sent {
+    ///     println!("{} messages, and {} are no longer kept", sent.changed, sent.without_payload);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the database fails, or evaluating the filter for one message takes 10 s. Messages enqueued before the error stay.
+    pub fn recover(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        since: SystemTime,
+        what: Recover,
+        mut bulk: Bulk<'_>,
+    ) -> Result<Option<Bulked>, DestinationError> {
+        let Some(found) = self.registered(conn, name)? else {
+            return Ok(None);
+        };
+        let goes = self.dead_letters(conn, &found, since, &mut bulk)?;
+        if goes.is_continue() && what == Recover::AndMissed {
+            self.missed(conn, &found, since, &mut bulk)?;
+        }
+        Ok(Some(bulk.done()))
+    }
+
+    /// Sends a new destination the messages since this time: those that [`recover`](Self::recover) calls missed.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    /// use diesel_outbox::admin::{Bulk, Note};
+    /// use std::time::{Duration, SystemTime};
+    ///
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let week = SystemTime::now() - Duration::from_secs(7 * 24 * 3600);
+    /// let note = Note::new("alice", "the customer starts with the last week");
+    /// outbox.destinations().backfill(&mut conn, "acme", week, Bulk::new(&note))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`recover`](Self::recover).
+    pub fn backfill(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        since: SystemTime,
+        mut bulk: Bulk<'_>,
+    ) -> Result<Option<Bulked>, DestinationError> {
+        let Some(found) = self.registered(conn, name)? else {
+            return Ok(None);
+        };
+        self.missed(conn, &found, since, &mut bulk)?;
+        Ok(Some(bulk.done()))
+    }
+
+    fn registered(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+    ) -> Result<Option<Registered>, DestinationError> {
+        let found = pinned(conn, self.name, |conn, outbox| {
+            store::registered_as(conn, outbox, &[name.to_owned()])
+        })?;
+        Ok(found.into_iter().next())
+    }
+
+    fn dead_letters(
+        &self,
+        conn: &mut PgConnection,
+        found: &Registered,
+        since: SystemTime,
+        bulk: &mut Bulk<'_>,
+    ) -> Result<ControlFlow<()>, DestinationError> {
+        let name = &found.row.name;
+        let filter = DeadFilter::default()
+            .destination(name.clone())
+            .registration(found.id)
+            .since(since);
+        let letters: Vec<LetterId> = pinned(conn, self.name, |conn, outbox| {
+            dead::matching(conn, outbox, &filter)
+        })?;
+        let (note, is_dry, mut left) = (bulk.note(), bulk.is_dry(), letters.as_slice());
+        bulk.steps(|most| {
+            let (step, rest) = left.split_at(most.min(left.len()));
+            if step.is_empty() {
+                return Ok(None);
+            }
+            left = rest;
+            let requeued = match is_dry {
+                true => step.len(),
+                false => pinned(conn, self.name, |conn, outbox| {
+                    dead::requeue_to(conn, outbox, step, name, note)
+                })?,
+            };
+            Ok(Some(Bulked {
+                changed: requeued as u64,
+                skipped: (step.len() - requeued) as u64,
+                ..Bulked::default()
+            }))
+        })
+    }
+
+    fn missed(
+        &self,
+        conn: &mut PgConnection,
+        found: &Registered,
+        since: SystemTime,
+        bulk: &mut Bulk<'_>,
+    ) -> Result<(), DestinationError> {
+        let wanted = pinned(conn, self.name, |conn, outbox| {
+            missed::wanted(conn, outbox, found, since)
+        })?;
+        let (operator, mut after) = ((!bulk.is_dry()).then(|| bulk.note()), None);
+        loop {
+            let page = pinned(conn, self.name, |conn, outbox| {
+                missed::look(conn, outbox, &wanted, after)
+            })?;
+            let mut left = page.as_slice();
+            let goes = bulk.steps(|most| {
+                let (step, rest) = left.split_at(most.min(left.len()));
+                if step.is_empty() {
+                    return Ok::<_, DestinationError>(None);
+                }
+                left = rest;
+                let done = pinned(conn, self.name, |conn, outbox| {
+                    missed::step(conn, outbox, &wanted, step, operator)
+                })?;
+                Ok(done.map(|done| Bulked {
+                    changed: done.placed as u64,
+                    skipped: done.skipped as u64,
+                    without_payload: done.without_payload as u64,
+                }))
+            })?;
+            match page.last() {
+                Some(last) if goes.is_continue() && left.is_empty() && page.len() >= missed::LOOK => {
+                    after = Some(last.place());
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+}
