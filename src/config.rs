@@ -10,6 +10,7 @@ pub(crate) mod environment;
 pub(crate) mod error;
 #[cfg(feature = "file")]
 mod file;
+mod ledger_payload;
 pub(crate) mod log_format;
 mod no_proxy;
 mod public_key;
@@ -38,6 +39,7 @@ pub use self::destination::{
 pub(crate) use self::destination::{Destination, setters};
 pub use self::environment::from_env;
 pub(crate) use self::error::ConfigError;
+pub use self::ledger_payload::LedgerPayload;
 pub(crate) use self::log_format::LogFormat;
 pub use self::public_key::PublicKey;
 pub(crate) use self::route::Route;
@@ -157,8 +159,8 @@ pub struct Config {
     pub inbox_retention: Option<Duration>,
     /// Whether the relay removes old ledger rows.
     pub cleaner: bool,
-    /// Whether the ledger keeps payloads.
-    pub ledger_payload: bool,
+    /// How long the ledger keeps payloads and headers.
+    pub ledger_payload: LedgerPayload,
     /// Whether what happens to destinations becomes messages.
     pub own_events: bool,
     /// The log format of the binary.
@@ -233,7 +235,7 @@ impl Default for Config {
             retention: Duration::ZERO,
             inbox_retention: None,
             cleaner: false,
-            ledger_payload: false,
+            ledger_payload: LedgerPayload::Never,
             own_events: false,
             log_format: LogFormat::Text,
             admin: Admin::default(),

@@ -1,4 +1,4 @@
--- outbox_create(name) creates one outbox: eight tables, two functions and a view. It is a function instead of a list of
+-- outbox_create(name) creates one outbox: its tables, functions and a view. It is a function instead of a list of
 -- CREATE statements, so that each module of an application can create its own outbox in its own migration:
 -- SELECT outbox_create('org_outbox').
 --
@@ -269,7 +269,8 @@ BEGIN
         s, t || '_part', t || '_part_open');
 
     -- The ledger: the result of each message at each destination, the authoritative record. Entries are written once,
-    -- and changed only to forget a tenant. A message that was dead-lettered, requeued and delivered has two entries.
+    -- and changed only to forget a tenant or a payload. A message that was dead-lettered, requeued and delivered has two
+    -- entries.
     -- destination: the destination that was used; named_destination: the destination that the message named, or ''.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
@@ -390,6 +391,31 @@ BEGIN
         END
         $body$$sql$, s, t || '_rotate', t || '_part', s, t || '_ledger_', t || '_attempt_', t || '_ledger', t || '_attempt');
     EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I(interval) FROM PUBLIC', s, t || '_rotate');
+
+    -- Payloads that are kept for a shorter time than their entries: blanks payload and headers of at most so many
+    -- entries that were settled in this time span. Returns how many. The function runs as its owner, because a relay may
+    -- not change the ledger.
+    EXECUTE format($sql$
+        CREATE FUNCTION %1$I.%2$I(since timestamptz, until timestamptz, most integer) RETURNS integer
+        LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+        DECLARE
+            old smallint;
+            count integer;
+            blanked integer := 0;
+        BEGIN
+            FOR old IN SELECT part FROM %1$I.%3$I WHERE opened_at IS NOT NULL ORDER BY opened_at LOOP
+                EXECUTE format('UPDATE %%1$I.%%2$I SET payload = NULL, headers = NULL WHERE ctid = ANY(ARRAY(
+                        SELECT ctid FROM %%1$I.%%2$I WHERE settled_at >= $1 AND settled_at < $2
+                           AND (payload IS NOT NULL OR headers IS NOT NULL) LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED))', %4$L, %5$L || old)
+                    USING since, until, most - blanked;
+                GET DIAGNOSTICS count = ROW_COUNT;
+                blanked := blanked + count;
+                EXIT WHEN blanked >= most;
+            END LOOP;
+            RETURN blanked;
+        END
+        $body$$sql$, s, t || '_blank', t || '_part', s, t || '_ledger_');
+    EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I(timestamptz, timestamptz, integer) FROM PUBLIC', s, t || '_blank');
 
     -- Dead letters, with their content, until an operator requeues or discards them. A sequence may be used again
     -- (after a restore, or TRUNCATE ... RESTART IDENTITY), so a message is its sequence and its id. destination and named_destination:
@@ -617,6 +643,7 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
+    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(timestamptz, timestamptz, integer)', s, parts[2] || '_blank');
     FOREACH suffix IN ARRAY ARRAY['_destination', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;

@@ -180,13 +180,16 @@ fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigErr
     match (setting.kind, value) {
         (_, Value::String(text)) => set(config, setting, key, &text)?,
         (Kind::Switch(field), value) => *field(config) = switch(key, value)?,
+        (Kind::SwitchOr(..), Value::Bool(is)) => set(config, setting, key, &is.to_string())?,
         (Kind::Count(range, _, set), value) => {
             let number: i64 = count(key, value)?;
             let number = within(number, Some(number), range);
             set(config, number.map_err(ConfigError::at(key))?);
         }
         (Kind::Words(..), value) => set(config, setting, key, &list(key, value)?.join(" "))?,
-        (Kind::Time(..) | Kind::Text(..), other) => return Err(wrong_type(key, &other, "text")),
+        (Kind::Time(..) | Kind::Text(..) | Kind::SwitchOr(..), other) => {
+            return Err(wrong_type(key, &other, "text"));
+        }
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use self::Kind::{Count, Switch, Text, Time, Words};
+use self::Kind::{Count, Switch, SwitchOr, Text, Time, Words};
 use self::Place::{NoFile, OwnFile};
 use super::destination::{MOST, MOST_SENDERS, Mode, OnDead, Proxy, Roots};
 use super::error::{ConfigError, nearest};
@@ -14,7 +14,7 @@ use super::secret_keys::secret_keys;
 use super::text::{
     TICK, at_least, database_url, duration, not_empty, ports, source, switch, url, within,
 };
-use super::{Config, LogFormat, admin, no_proxy};
+use super::{Config, LedgerPayload, LogFormat, admin, no_proxy};
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
 
@@ -45,6 +45,8 @@ pub(super) enum Kind {
     Time(Duration, fn(&Config) -> Duration, fn(&mut Config, Duration)),
     /// Text, with the value name of `--help`. The error is the reason.
     Text(&'static str, fn(&mut Config, &str) -> Result<(), String>),
+    /// `true`, `false` or text, with the value name of `--help`.
+    SwitchOr(&'static str, fn(&mut Config, &str) -> Result<(), String>),
     /// Words separated by commas or spaces. `outbox.toml` also takes an array.
     Words(&'static str, fn(&mut Config, &str) -> Result<(), String>),
 }
@@ -130,7 +132,7 @@ impl Setting {
             Switch(_) => "BOOL",
             Count(..) => "NUMBER",
             Time(..) => "DURATION",
-            Text(name, _) | Words(name, _) => name,
+            Text(name, _) | SwitchOr(name, _) | Words(name, _) => name,
         }
     }
 
@@ -140,7 +142,7 @@ impl Setting {
             Switch(field) => *field(config) = switch(text)?,
             Count(range, _, set) => set(config, within(text, text.parse::<u32>().ok(), range)?),
             Time(least, _, set) => set(config, at_least(duration(text)?, least)?),
-            Text(_, set) | Words(_, set) => set(config, text)?,
+            Text(_, set) | SwitchOr(_, set) | Words(_, set) => set(config, text)?,
         }
         Ok(())
     }
@@ -150,7 +152,7 @@ impl Setting {
         match self.kind {
             Count(range, get, _) => within(get(config), Some(get(config)), range).map(drop),
             Time(least, get, _) => at_least(get(config), least).map(drop),
-            Switch(_) | Text(..) | Words(..) => Ok(()),
+            Switch(_) | Text(..) | SwitchOr(..) | Words(..) => Ok(()),
         }
     }
 }
@@ -238,8 +240,8 @@ pub const SETTINGS: &[Setting] = &[
         "How long the inbox remembers handled messages; unset: the relay does not clean the inbox").by("RelayBuilder::inbox_retention"),
     setting("OUTBOX_CLEANER", "true", field!(cleaner: Switch),
         "false: the ledger is never cleaned"),
-    setting("OUTBOX_LEDGER_PAYLOAD", "false", field!(ledger_payload: Switch),
-        "true: the ledger keeps payloads and headers"),
+    setting("OUTBOX_LEDGER_PAYLOAD", "false", field!(ledger_payload: SwitchOr("DURATION", LedgerPayload::from_str)),
+        "true: the ledger keeps payloads and headers; or for how long, less than the retention, such as 72h"),
     setting("OUTBOX_OWN_EVENTS", "false", field!(own_events: Switch),
         "true: what happens to destinations (failing, recovered, paused, disabled, open breakers, dead letters) becomes messages (outbox.…)").by("RelayBuilder::own_events"),
     setting("OUTBOX_LOG_FORMAT", "text", field!(log_format: Text("WORD", LogFormat::from_str)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use secrecy::ExposeSecret;
 
 use super::error::ConfigError;
-use super::{Config, DEFAULT_DESTINATION, SETTINGS};
+use super::{Config, DEFAULT_DESTINATION, LedgerPayload, SETTINGS};
 use crate::header::check_header;
 
 /// The most sender threads of all destinations together.
@@ -57,6 +57,14 @@ impl Config {
             return Err(ConfigError::new(
                 "OUTBOX_INBOX_RETENTION",
                 "0 would forget handled messages at once: to keep them forever, unset OUTBOX_INBOX_RETENTION",
+            ));
+        }
+        if let LedgerPayload::For(age) = self.ledger_payload
+            && (age.is_zero() || (self.cleaner && age >= self.retention))
+        {
+            return Err(ConfigError::new(
+                "OUTBOX_LEDGER_PAYLOAD",
+                "must be shorter than OUTBOX_RETENTION, and not 0: to keep payloads as long as the ledger, write true",
             ));
         }
         self.admin.validate()?;

@@ -1,4 +1,4 @@
-//! The janitor thread: cleans the ledger and the inbox, removes old leases and pauses, and counts the waiting messages.
+//! The janitor thread: cleans the ledger, its payloads and the inbox, removes old leases and pauses, and counts the waiting messages.
 
 mod leases;
 
@@ -11,15 +11,16 @@ use super::depths::Counting;
 use super::session::Session;
 use super::shared::Shared;
 use super::threads::Post;
+use crate::config::LedgerPayload;
 use crate::error::DatabaseError;
-use crate::store::relay::clean;
+use crate::store::relay::clean::{self, Blanking};
 use crate::store::relay::connection::Plans;
 use crate::store::write::inbox::{self, Cleaning, Forgetting};
 
 /// The longest interval between two cleanings of the ledger and the inbox.
 const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
-/// The most rows that one statement removes.
-const CLEAN_BATCH: i64 = 1000;
+/// The most rows that one statement removes or changes.
+const CLEAN_BATCH: i32 = 1000;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Cleans and counts until the relay stops.
@@ -48,6 +49,8 @@ struct Janitor<'a> {
     leases: Leases,
     /// Whether the last cleaning could not empty an old part of the ledger, because a transaction was reading it.
     is_ledger_in_use: bool,
+    /// How far the payloads of the ledger are blanked, once that has begun.
+    blanking: Option<Blanking>,
     /// The last state of the inbox.
     cleaning: Option<Cleaning>,
 }
@@ -59,6 +62,10 @@ impl<'a> Janitor<'a> {
         let interval = CLEAN_INTERVAL
             .min(shared.config.retention / 12)
             .min(inbox_retention.map_or(CLEAN_INTERVAL, |age| age / 2))
+            .min(match shared.config.ledger_payload {
+                LedgerPayload::For(age) => age / 12,
+                _ => CLEAN_INTERVAL,
+            })
             .max(Duration::from_millis(200));
         Self {
             shared,
@@ -68,6 +75,7 @@ impl<'a> Janitor<'a> {
             next_cleaning: Instant::now(),
             leases: Leases::new(),
             is_ledger_in_use: false,
+            blanking: None,
             cleaning: None,
         }
     }
@@ -77,6 +85,7 @@ impl<'a> Janitor<'a> {
         self.look()?;
         if Instant::now() >= self.next_cleaning {
             self.clean_ledger()?;
+            self.clean_payloads()?;
             self.clean_inbox()?;
             self.next_cleaning = Instant::now() + self.interval;
         }
@@ -112,6 +121,33 @@ impl<'a> Janitor<'a> {
         Ok(())
     }
 
+    /// Blanks the payloads of the ledger that are kept for a shorter time than their entries.
+    fn clean_payloads(&mut self) -> Result<(), DatabaseError> {
+        let config = &self.shared.config;
+        let (LedgerPayload::For(age), true) = (config.ledger_payload, config.cleaner) else {
+            return Ok(());
+        };
+        let mut blanking = match self.blanking.take() {
+            Some(blanking) => blanking,
+            None => self.session.run(Blanking::new)?,
+        };
+        let mut sum = 0;
+        while !self.shared.is_stopping() {
+            let (blanked, are_all) =
+                (self.session).run(|conn, name| blanking.step(conn, name, age, CLEAN_BATCH))?;
+            sum += blanked;
+            if are_all {
+                break;
+            }
+            self.look()?;
+        }
+        self.blanking = Some(blanking);
+        if sum > 0 {
+            log::info!(event = "payloads_cleaned", payloads = sum; "blanked {sum} old payloads of the ledger");
+        }
+        Ok(())
+    }
+
     /// Cleans the inbox, if a retention is set. If the inbox cannot be cleaned, logs the reason once and tries again
     /// later: the table or the right may be added.
     fn clean_inbox(&mut self) -> Result<(), DatabaseError> {
@@ -137,7 +173,9 @@ impl<'a> Janitor<'a> {
         let mut old = Forgetting::new(table, retention);
         let mut removed = 0;
         while !self.shared.is_stopping() {
-            let rows = self.session.run(|conn, _| old.step(conn, CLEAN_BATCH))?;
+            let rows = self
+                .session
+                .run(|conn, _| old.step(conn, CLEAN_BATCH.into()))?;
             if rows == 0 {
                 break;
             }

@@ -57,7 +57,7 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
                 .iter()
                 .filter_map(|one| delivered(one, bulkheads))
                 .collect();
-            let keeps = config.ledger_payload;
+            let keeps = config.ledger_payload.is_kept();
             settle::delivered(conn, name, lease, &delivered, status, keeps)
         }
         Kind::Deduplicated => settle::deduplicated(conn, name, lease, &claims()),
@@ -112,8 +112,8 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
 fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryResult<Vec<i64>> {
     let (config, lease) = (settle.config, settle.lease);
     let name = &config.table;
-    let bury =
-        |conn: &mut PgConnection| settle::dead(conn, name, lease, dead, config.ledger_payload);
+    let keeps = config.ledger_payload.is_kept();
+    let bury = |conn: &mut PgConnection| settle::dead(conn, name, lease, dead, keeps);
     if !config.own_events {
         return bury(conn);
     }

@@ -577,7 +577,7 @@ fn a_role_with_few_rights_and_connections() {
     admin
         .batch_execute(&format!(
             "CREATE ROLE {role} LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
-             GRANT EXECUTE ON FUNCTION outbox_rotate(interval) TO {role}"
+             GRANT EXECUTE ON FUNCTION outbox_rotate(interval), outbox_blank(timestamptz, timestamptz, integer) TO {role}"
         ))
         .expect("a role");
     let mut url = url;
@@ -614,7 +614,7 @@ fn a_role_with_few_rights_and_connections() {
     admin
         .batch_execute(&format!(
             "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role};
-             REVOKE ALL ON FUNCTION outbox_rotate(interval) FROM {role}; REVOKE ALL ON DATABASE {database} FROM {role}; DROP ROLE {role}"
+             REVOKE ALL ON FUNCTION outbox_rotate(interval), outbox_blank(timestamptz, timestamptz, integer) FROM {role}; REVOKE ALL ON DATABASE {database} FROM {role}; DROP ROLE {role}"
         ))
         .expect("dropped");
 }

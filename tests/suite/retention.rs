@@ -175,3 +175,59 @@ fn a_relay_that_lacks_the_open_part_sends_no_more_until_the_part_is_there() {
     end(&relay);
     assert_eq!(receiver.count(), MESSAGES, "nothing was sent twice");
 }
+
+/// R63: payloads are blanked after their own time, in steps, and the entries stay. Entries of all parts are found, also
+/// those that were written before the relay started.
+#[test]
+fn payloads_are_kept_for_a_shorter_time_than_their_entries() {
+    let database = listed();
+    database.execute(
+        "UPDATE {o}_part SET opened_at = now() - interval '3 hours',
+                closed_at = CASE part WHEN 6 THEN now() - interval '2 hours' END
+          WHERE part IN (0, 6)",
+    );
+    let enter = |part: i16, count: i64, ago: &str| {
+        database.execute(&format!(
+            "INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, status, attempts, payload, headers,
+                 created_at, settled_at)
+             SELECT {part}, n, gen_random_uuid(), 't', '', 'delivered', 1, '1', '{{}}', now(), now() - interval '{ago}'
+               FROM generate_series(1, {count}) n"
+        ));
+    };
+    enter(6, 1200, "170 min");
+    enter(0, 2500, "90 min");
+    enter(0, 10, "1 min");
+    let mut relay = database.binary(&["run", "--url", "http://127.0.0.1:9"]);
+    relay.env("OUTBOX_LEDGER_PAYLOAD", "1h");
+    let relay = Running::start(relay);
+    relay.wait_for_log("blanked 3700 old payloads of the ledger");
+    let kept = "SELECT count(*) FROM {o}_ledger WHERE payload IS NOT NULL AND headers IS NOT NULL";
+    assert_eq!(database.number(kept), 10);
+    let blank =
+        "SELECT count(*) FROM {o}_ledger WHERE payload IS NULL AND headers IS NULL AND topic = 't'";
+    assert_eq!(database.number(blank), 3700);
+}
+
+/// R63: `true`, `false`, and a time that is shorter than the retention.
+#[test]
+fn a_time_for_payloads_is_shorter_than_the_retention() {
+    let mut config = diesel_outbox::config::Config::default();
+    config
+        .set("DATABASE_URL", "postgres://db/shop")
+        .expect("set");
+    config.set("OUTBOX_URL", "https://a.example").expect("set");
+    for (value, is_good) in [
+        ("true", true),
+        ("false", true),
+        ("167h", true),
+        ("168h", false),
+        ("0s", false),
+    ] {
+        config.set("OUTBOX_LEDGER_PAYLOAD", value).expect(value);
+        assert_eq!(config.validate().is_ok(), is_good, "{value}");
+    }
+    let error = config
+        .set("OUTBOX_LEDGER_PAYLOAD", "yes")
+        .expect_err("no value");
+    assert!(error.to_string().contains("72h"), "{error}");
+}

@@ -11,7 +11,7 @@ use diesel::PgConnection;
 use diesel::prelude::*;
 use diesel::r2d2::{ConnectionManager, Pool};
 use diesel_migrations::{EmbeddedMigrations, MigrationHarness, embed_migrations};
-use diesel_outbox::config::Config;
+use diesel_outbox::config::{Config, LedgerPayload};
 use diesel_outbox::{Outbox, Relay, config};
 use rouille::{Request, Response, Server, input, router};
 use secrecy::ExposeSecret;
@@ -43,7 +43,7 @@ fn main() -> Result<(), AnyError> {
     env_logger::init();
     let mut config = config::from_env()?;
     // Keep payloads in the ledger, so that delivered messages can be sent again.
-    config.ledger_payload = true;
+    config.ledger_payload = LedgerPayload::WithEntry;
     let database_url = config.database_url()?.expose_secret().to_owned();
     // Install the handlers before the first thread starts, so that no signal kills the process.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;

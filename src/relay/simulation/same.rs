@@ -30,7 +30,7 @@ use super::setting;
 use super::stage::{Stage, Truth};
 use super::tables::{self, Changes, Tables, micros};
 use crate::clock;
-use crate::config::{Config, OnDead};
+use crate::config::{Config, LedgerPayload, OnDead};
 use crate::message::{Due, NewMessage, Sequence};
 use crate::name::OutboxName;
 use crate::relay::session::Session;
@@ -401,7 +401,7 @@ fn compare_on<'w>(
     let config = Config {
         table: name.clone(),
         on_dead: OnDead::Block,
-        ledger_payload: true,
+        ledger_payload: LedgerPayload::WithEntry,
         ..shared.config.clone()
     };
     let link = || Link::new(stage, 0, Actor::Claimer);

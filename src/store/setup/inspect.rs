@@ -14,6 +14,8 @@ pub(crate) use self::complete::check;
 pub(super) use self::complete::check_migrated;
 #[cfg(feature = "relay")]
 pub(super) use self::complete::parts;
+#[cfg(feature = "relay")]
+pub(super) use self::complete::{OF_OWNER, function};
 
 use crate::name::OutboxName;
 use crate::store::catalogue::{pg_attribute, pg_trigger};

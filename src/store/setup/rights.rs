@@ -8,7 +8,7 @@ use std::fmt::Write;
 use diesel::sql_types::{Array, Bool, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::inspect;
+use super::inspect::{self, OF_OWNER, function};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::statement::{statement, unprepared_statement};
@@ -174,7 +174,9 @@ CREATE ROLE outbox_receiver;
             );
         }
         if role.name == RELAY.name {
-            let _ = writeln!(sql, "{};", grant_rotate(name, role.name));
+            for function in OF_OWNER {
+                let _ = writeln!(sql, "{};", grant_function(name, function, role.name));
+            }
         }
         if [RELAY.name, READER.name].contains(&role.name) {
             let sequence = name.suffixed("_sequence_seq");
@@ -204,12 +206,9 @@ fn grant(rights: Vec<String>, table: &str, role: &str) -> String {
     format!("GRANT {} ON {table} TO {role}", rights.join(", "))
 }
 
-/// Grants the function that empties old parts of the ledger, which runs with the rights of its owner.
-fn grant_rotate(name: &OutboxName, role: &str) -> String {
-    format!(
-        "GRANT EXECUTE ON FUNCTION {}(interval) TO {role}",
-        name.suffixed("_rotate")
-    )
+fn grant_function(name: &OutboxName, suffixed: &str, role: &str) -> String {
+    let function = function(name, suffixed);
+    format!("GRANT EXECUTE ON FUNCTION {function} TO {role}")
 }
 
 /// Wraps a statement at spaces.
@@ -273,15 +272,17 @@ pub(crate) fn missing(
     .load(conn)?;
     let of_tables = rows.chunk_by(|a, b| a.table_name == b.table_name);
     let mut missing: Vec<String> = of_tables.map(missing_of_table).collect();
-    let (role, may): (String, bool) = statement(
-        "SELECT quote_ident(current_user),
-                coalesce(has_function_privilege(to_regprocedure($1), 'EXECUTE'), false)",
-    )
-    .bind::<Text, _>(format!("{}(interval)", name.rotate()))
-    .giving::<(Text, Bool)>()
-    .get_result(conn)?;
-    if !may {
-        missing.push(grant_rotate(name, &role));
+    for suffixed in OF_OWNER {
+        let (role, may): (String, bool) = statement(
+            "SELECT quote_ident(current_user),
+                    coalesce(has_function_privilege(to_regprocedure($1), 'EXECUTE'), false)",
+        )
+        .bind::<Text, _>(function(name, suffixed))
+        .giving::<(Text, Bool)>()
+        .get_result(conn)?;
+        if !may {
+            missing.push(grant_function(name, suffixed, &role));
+        }
     }
     Ok(missing)
 }

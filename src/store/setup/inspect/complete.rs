@@ -86,6 +86,19 @@ pub(in crate::store::setup) fn parts() -> impl Iterator<Item = (&'static str, u8
     ["_ledger", "_attempt"].into_iter().flat_map(of_table)
 }
 
+/// The functions that run with the rights of their owner, by suffix, with their types: they empty old parts of the ledger,
+/// and blank old payloads.
+pub(in crate::store::setup) const OF_OWNER: [&str; 2] = [
+    "_rotate(interval)",
+    "_blank(timestamptz, timestamptz, integer)",
+];
+
+/// A function of an outbox, by its suffix and types.
+pub(in crate::store::setup) fn function(name: &OutboxName, suffixed: &str) -> String {
+    let (suffix, types) = suffixed.split_once('(').unwrap_or((suffixed, ")"));
+    format!("{}({types}", name.suffixed(suffix))
+}
+
 /// A part that is not attached to its table.
 struct Lost {
     whole: String,
@@ -249,12 +262,14 @@ fn compare(
         }
     }
     check_ring(conn, name)?;
-    let rotate = to_regprocedure(format!("{}(interval)", name.rotate()));
-    if !select(rotate.is_not_null()).get_result::<bool>(conn)? {
-        return Err(DatabaseError::Schema(format!(
-            "the function {}(interval) is missing: create it with the CREATE FUNCTION that `diesel-outbox migrate --print` shows",
-            name.rotate()
-        )));
+    for suffixed in OF_OWNER {
+        let function = function(name, suffixed);
+        let found = to_regprocedure(&function);
+        if !select(found.is_not_null()).get_result::<bool>(conn)? {
+            return Err(DatabaseError::Schema(format!(
+                "the function {function} is missing: create it with the CREATE FUNCTION that `diesel-outbox migrate --print` shows"
+            )));
+        }
     }
     let is_unique: bool = statement(
         "SELECT EXISTS (

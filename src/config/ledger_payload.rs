@@ -1,0 +1,61 @@
+//! How long the ledger keeps payloads.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::text::duration;
+
+/// How long the ledger keeps the payloads and headers of settled messages, which can then be sent again.
+///
+/// ```
+/// use diesel_outbox::config::LedgerPayload;
+/// use std::time::Duration;
+///
+/// let three_days: LedgerPayload = "3d".parse()?;
+/// assert_eq!(three_days, LedgerPayload::For(Duration::from_secs(3 * 24 * 3600)));
+/// assert_eq!("true".parse(), Ok(LedgerPayload::WithEntry));
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LedgerPayload {
+    /// `false`: the ledger keeps none.
+    #[default]
+    Never,
+    /// `true`: as long as the entry of the message.
+    WithEntry,
+    /// A duration shorter than the retention. Then a relay blanks payload and headers.
+    For(Duration),
+}
+
+impl LedgerPayload {
+    /// Whether a settle writes the payload.
+    pub(crate) fn is_kept(self) -> bool {
+        self != Self::Never
+    }
+}
+
+impl fmt::Display for LedgerPayload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Never => f.write_str("false"),
+            Self::WithEntry => f.write_str("true"),
+            Self::For(age) => humantime::format_duration(*age).fmt(f),
+        }
+    }
+}
+
+impl FromStr for LedgerPayload {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "false" => Ok(Self::Never),
+            "true" => Ok(Self::WithEntry),
+            other => duration(other)
+                .map(Self::For)
+                .map_err(|_| format!("{text:?} is not true, false or a duration such as 72h")),
+        }
+    }
+}
