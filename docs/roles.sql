@@ -42,6 +42,7 @@ GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_registrar;
 GRANT SELECT ON "outbox_part" TO outbox_registrar;
 GRANT SELECT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_registrar;
 GRANT SELECT ON "outbox_lease" TO outbox_registrar;
+GRANT INSERT ON "outbox_audit" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_registrar;
@@ -62,10 +63,12 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_lease" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE ON "outbox_lock" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_topic" TO outbox_relay;
+GRANT SELECT, INSERT ON "outbox_audit" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_relay;
 GRANT SELECT ON "outbox_messages" TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_relay;
 GRANT EXECUTE ON FUNCTION "outbox_rotate"(interval) TO outbox_relay;
+GRANT EXECUTE ON FUNCTION "outbox_blank"(timestamptz, timestamptz, integer) TO outbox_relay;
 GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_relay;
 
 -- Reads: status, dead list, pause list, the view. It cannot see payloads, headers, secrets or the URLs of
@@ -81,6 +84,7 @@ GRANT SELECT (sequence, message_id, topic, destination, named_destination, order
 GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT ON "outbox_topic" TO outbox_reader;
+GRANT SELECT ON "outbox_audit" TO outbox_reader;
 GRANT SELECT (name, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout, policy,
     description, disabled_reason, created_at, updated_at, failing_since, failing, id) ON
     "outbox_destination" TO outbox_reader;

@@ -45,6 +45,10 @@ impl OutboxName {
         self.quoted("_part")
     }
 
+    pub(crate) fn audit(&self) -> String {
+        self.suffixed("_audit")
+    }
+
     pub(crate) fn attempt(&self) -> String {
         self.quoted("_attempt")
     }

@@ -3,8 +3,14 @@
 //! **Outside of semantic versioning**: any release may change or remove an item of this module. The packages of one
 //! release need each other's exact version.
 
+use diesel::result::QueryResult;
+use diesel::{Connection, PgConnection};
+
+use crate::admin::Note;
 use crate::config::{Config, ConfigError, Destination, Proxy, Route};
+use crate::name::OutboxName;
 use crate::relay::RelayHandle;
+use crate::store::pinned::pinned;
 
 pub use crate::admin::dead_letters::{dead_groups, dead_letters, dead_letters_at, dead_letters_of};
 pub use crate::admin::depths::{activity, count_all};
@@ -26,6 +32,7 @@ pub use crate::config::settings::{SETTINGS, Setting};
 pub use crate::config::text::parse_duration;
 pub use crate::relay::DepthGauges;
 pub use crate::store::operate::activity::{Activity, Rates};
+pub use crate::store::operate::audit::Act;
 pub use crate::store::operate::blocked::BlockedKey;
 pub use crate::store::operate::dead::{DeadGroup, DeadLetter};
 pub use crate::store::operate::history::HistoryEntry;
@@ -97,4 +104,39 @@ pub fn held(relay: &RelayHandle, destination: &str) -> Option<String> {
 /// Reports a reload that failed, in the relay's health.
 pub fn reload_failed(relay: &RelayHandle, error: impl std::fmt::Display) {
     relay.reload_failed(error);
+}
+
+/// Records an act of an operator. `target`: on what; for a destination, exactly its name.
+///
+/// # Errors
+/// The database refused or failed.
+pub fn audit(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    note: &Note,
+    act: Act,
+    target: &str,
+) -> QueryResult<()> {
+    pinned(conn, name, |conn, name| note.audit(conn, name, act, target))
+}
+
+/// Runs `work` in a transaction and records the act in it, if `work` has changed something (`true`).
+///
+/// # Errors
+/// Those of `work` and of the database.
+pub fn audited<E: From<diesel::result::Error>>(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    note: &Note,
+    act: Act,
+    target: &str,
+    work: impl FnOnce(&mut PgConnection) -> Result<bool, E>,
+) -> Result<bool, E> {
+    conn.transaction(|conn| {
+        let has_changed = work(conn)?;
+        if has_changed {
+            audit(conn, name, note, act, target)?;
+        }
+        Ok(has_changed)
+    })
 }

@@ -191,6 +191,15 @@ mod internal {
         }
     }
     diesel::table! {
+        outbox_audit (at) {
+            at -> diesel::sql_types::Timestamptz,
+            who -> diesel::sql_types::Text,
+            act -> diesel::sql_types::Text,
+            target -> diesel::sql_types::Text,
+            why -> diesel::sql_types::Text,
+        }
+    }
+    diesel::table! {
         outbox_topic (pattern, kind) {
             pattern -> diesel::sql_types::Text,
             kind -> diesel::sql_types::Text,
@@ -200,7 +209,7 @@ mod internal {
     }
 }
 
-pub(crate) use self::internal::{outbox_lock, outbox_part, outbox_topic};
+pub(crate) use self::internal::{outbox_audit, outbox_lock, outbox_part, outbox_topic};
 
 /// Fails at compile time unless each name is the name of the outbox followed by the suffix.
 #[doc(hidden)]

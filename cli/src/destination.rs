@@ -14,7 +14,7 @@ use diesel_outbox::config::{Config, PolicyOption, SigningSecret};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
-use diesel_outbox::program::parse_duration;
+use diesel_outbox::program::{self, Act, parse_duration};
 use diesel_outbox::{ConfigError, Outbox};
 use diesel_outbox_pages::pause::in_words;
 use diesel_outbox_pages::text::without_user;
@@ -28,6 +28,7 @@ use self::policy::PolicyFlags;
 use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
+use crate::signed::{Signed, Who};
 
 /// The actions of `destination`.
 #[derive(Debug, clap::Subcommand)]
@@ -52,6 +53,8 @@ pub(crate) enum Action {
     Enable {
         /// Name of the destination
         name: String,
+        #[command(flatten)]
+        signed: Signed,
     },
     /// Disable a destination: messages already addressed to it wait, and it gets no new ones
     Disable {
@@ -60,11 +63,15 @@ pub(crate) enum Action {
         /// Reason, shown with the destination
         #[arg(long, alias = "why", value_name = "TEXT", default_value = "OPERATOR")]
         reason: String,
+        #[command(flatten)]
+        who: Who,
     },
     /// Remove a destination; its waiting messages become dead letters
     Remove {
         /// Name of the destination
         name: String,
+        #[command(flatten)]
+        signed: Signed,
     },
     /// Create a new secret and print the key for the receiver; the old secret also signs for a while
     Rotate {
@@ -76,6 +83,8 @@ pub(crate) enum Action {
         /// Time until the old secret expires
         #[arg(long, value_name = "DURATION", default_value = "24h")]
         keep: String,
+        #[command(flatten)]
+        signed: Signed,
     },
     /// Encrypt all secrets in the database with the newest key of OUTBOX_SECRET_KEY
     Encrypt,
@@ -95,6 +104,8 @@ pub(crate) enum Action {
         name: String,
         /// Message id (the id of the event at the receiver)
         id: Uuid,
+        #[command(flatten)]
+        signed: Signed,
     },
     /// Send a destination its dead letters since a time again, oldest first
     Recover(recover::Recovery),
@@ -157,6 +168,8 @@ pub(crate) struct Put {
     /// Clear a value, so that the default applies; repeatable
     #[arg(long, value_name = "FIELD", value_parser = PossibleValuesParser::new(policy::fields()))]
     clear: Vec<String>,
+    #[command(flatten)]
+    signed: Signed,
     /// Print the destination as JSON
     #[arg(long)]
     json: bool,
@@ -186,7 +199,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         _ => Duration::from_secs(30),
     };
     let mut conn = connect(&config, "destination", statement)?;
-    let conn = &mut conn;
+    let (conn, table) = (&mut conn, &config.table);
     match action {
         Action::List(how) => list(conn, destinations, how),
         Action::Show { name, reveal, json } => {
@@ -202,7 +215,10 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Put(put) => {
             let secret = given_secret(settings, &config)?;
             let one = conn.transaction::<_, anyhow::Error, _>(|conn| {
-                put.put(conn, destinations, secret.as_ref())
+                let one = put.put(conn, destinations, secret.as_ref())?;
+                let note = put.signed.note();
+                program::audit(conn, table, &note, Act::PutDestination, &one.name)?;
+                Ok(one)
             })?;
             let refusal = refusal(conn, destinations, &one, &config)?;
             if put.json {
@@ -226,18 +242,39 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             }
             Ok(())
         }
-        Action::Enable { name } => match destinations.enable(conn, name)? {
+        Action::Enable { name, signed } => match program::audited(
+            conn,
+            table,
+            &signed.note(),
+            Act::EnableDestination,
+            name,
+            |conn| destinations.enable(conn, name),
+        )? {
             true => output::line(format!("{} is enabled", output::shown(name))),
             false => missing(name),
         },
-        Action::Disable { name, reason } => match destinations.disable(conn, name, reason)? {
+        Action::Disable { name, reason, who } => match program::audited(
+            conn,
+            table,
+            &who.note(reason),
+            Act::DisableDestination,
+            name,
+            |conn| destinations.disable(conn, name, reason),
+        )? {
             true => output::line(format!(
                 "{} is disabled: it gets no new messages, and those addressed to it wait",
                 output::shown(name)
             )),
             false => missing(name),
         },
-        Action::Remove { name } => match destinations.remove(conn, name)? {
+        Action::Remove { name, signed } => match program::audited(
+            conn,
+            table,
+            &signed.note(),
+            Act::RemoveDestination,
+            name,
+            |conn| destinations.remove(conn, name),
+        )? {
             true => output::line(format!("{} is removed", output::shown(name))),
             false => missing(name),
         },
@@ -245,13 +282,21 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             name,
             asymmetric,
             keep,
+            signed,
         } => {
             let keep = parse_duration("--keep", keep)?;
             let secret = match asymmetric {
                 true => SigningSecret::random_asymmetric(),
                 false => SigningSecret::random(),
             };
-            match destinations.rotate_to(conn, name, &secret, keep)? {
+            match program::audited(
+                conn,
+                table,
+                &signed.note(),
+                Act::RotateDestination,
+                name,
+                |conn| destinations.rotate_to(conn, name, &secret, keep),
+            )? {
                 true => output::line(for_receivers(&secret)?),
                 false => missing(name),
             }
@@ -259,7 +304,13 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Encrypt => encrypt(conn, destinations),
         Action::Test { name, json } => deliveries::test(conn, destinations, name, &config, *json),
         Action::Deliveries(how) => deliveries::list(conn, destinations, how),
-        Action::SendAgain { name, id } => deliveries::send_again(conn, destinations, name, *id),
+        Action::SendAgain { name, id, signed } => {
+            let sent =
+                program::audited(conn, table, &signed.note(), Act::SendAgain, name, |conn| {
+                    destinations.send_again(conn, name, *id)
+                });
+            deliveries::sent_again(conn, destinations, (name, *id), sent)
+        }
         Action::Recover(what) => recover::recover(conn, destinations, what),
         Action::Backfill(what) => recover::backfill(conn, destinations, what),
     }

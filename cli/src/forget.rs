@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::confirm::confirmed;
 use crate::connection::connect;
 use crate::settings::SettingFlags;
+use crate::signed::Signed;
 use crate::{output, signals};
 
 /// Options of `forget`.
@@ -29,6 +30,8 @@ pub(crate) struct Options {
     /// How long to wait for messages in flight
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     wait: String,
+    #[command(flatten)]
+    signed: Signed,
     /// Skip the confirmation
     #[arg(long)]
     yes: bool,
@@ -63,7 +66,14 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         is_stopped = !signals.is_empty();
         !is_stopped
     };
-    let done = admin::forget(&mut conn, &config.table, options.tenant, patience, progress);
+    let done = admin::forget(
+        &mut conn,
+        &config.table,
+        options.tenant,
+        patience,
+        &options.signed.note(),
+        progress,
+    );
     bar.finish_and_clear();
     let done = done?;
     if options.json {

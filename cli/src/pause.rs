@@ -8,13 +8,14 @@ use diesel::PgConnection;
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::DestinationFilter;
-use diesel_outbox::program::{self, parse_duration};
+use diesel_outbox::program::{self, Act, parse_duration};
 use diesel_outbox::{ConfigError, Outbox};
 use diesel_outbox_pages::pause::{OPERATOR, check_reason, find};
 use serde_json::Value;
 
 use crate::connection::connect;
 use crate::settings::SettingFlags;
+use crate::signed::Who;
 use crate::{output, pauses};
 
 /// The actions of `pause`.
@@ -53,6 +54,8 @@ pub(crate) struct How {
     /// Reason, shown with the pause
     #[arg(long, alias = "why", value_name = "TEXT", default_value = OPERATOR)]
     reason: String,
+    #[command(flatten)]
+    who: Who,
     /// Print the pause as JSON
     #[arg(long)]
     json: bool,
@@ -179,7 +182,10 @@ fn pause(
     duration: Option<Duration>,
 ) -> Result<()> {
     let reason = how.reason.trim();
-    admin::pause(conn, &config.table, kind, name, reason, duration)?;
+    let (table, note) = (&config.table, how.who.note(reason));
+    program::audited(conn, table, &note, Act::Pause, name, |conn| {
+        admin::pause(conn, table, kind, name, reason, duration).map(|()| true)
+    })?;
     let pauses = admin::pauses(conn, &config.table)?;
     let Some(pause) = find(&pauses, kind, name) else {
         bail!(

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel_outbox::admin::{self, Pausable};
+use diesel_outbox::program::{self, Act};
 use diesel_outbox_pages::pause::find;
 use serde_json::json;
 
 use crate::connection::connect;
 use crate::settings::SettingFlags;
+use crate::signed::Signed;
 use crate::{output, pauses};
 
 /// The actions of `resume`.
@@ -18,6 +20,8 @@ pub(crate) enum Action {
     Destination {
         /// Name of the destination, as in `pause list`
         name: String,
+        #[command(flatten)]
+        signed: Signed,
         /// Print the result as JSON
         #[arg(long)]
         json: bool,
@@ -26,6 +30,8 @@ pub(crate) enum Action {
     Topic {
         /// Topic, as in `pause list`
         topic: String,
+        #[command(flatten)]
+        signed: Signed,
         /// Print the result as JSON
         #[arg(long)]
         json: bool,
@@ -34,15 +40,22 @@ pub(crate) enum Action {
 
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let (kind, name, json) = match action {
-        Action::Destination { name, json } => (Pausable::Destination, name, *json),
-        Action::Topic { topic, json } => (Pausable::Topic, topic, *json),
+    let (kind, name, signed, json) = match action {
+        Action::Destination { name, signed, json } => (Pausable::Destination, name, signed, *json),
+        Action::Topic {
+            topic,
+            signed,
+            json,
+        } => (Pausable::Topic, topic, signed, *json),
     };
     let mut conn = connect(&config, "resume", Duration::from_secs(30))?;
     let pauses = admin::pauses(&mut conn, &config.table)?;
     let pause = find(&pauses, kind, name);
     // Also deletes an expired pause, which would have to be deleted later anyway.
-    admin::resume(&mut conn, &config.table, kind, name)?;
+    let (table, note) = (&config.table, signed.note());
+    program::audited(&mut conn, table, &note, Act::Resume, name, |conn| {
+        admin::resume(conn, table, kind, name)
+    })?;
     let Some(pause) = pause else {
         bail!(
             "{} {name:?} is not paused: `diesel-outbox pause list` shows all pauses",

@@ -23,8 +23,9 @@ pub(crate) struct SignedWithWhy {
     who: Who,
 }
 
+/// The option without a reason, for commands that have another option for it.
 #[derive(Debug, clap::Args)]
-struct Who {
+pub(crate) struct Who {
     /// Name of the operator, recorded with the change [default: $USER or $LOGNAME]
     #[arg(long, value_name = "NAME")]
     who: Option<String>,
@@ -43,7 +44,7 @@ impl SignedWithWhy {
 }
 
 impl Who {
-    fn note(&self, why: &str) -> Note {
+    pub(crate) fn note(&self, why: &str) -> Note {
         let of = |variable| std::env::var(variable).ok();
         let user = || of("USER").or_else(|| of("LOGNAME"));
         let who = self.who.clone().or_else(user);

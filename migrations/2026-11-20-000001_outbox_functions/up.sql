@@ -378,6 +378,7 @@ BEGIN
                 UPDATE %1$I.%3$I SET opened_at = NULL, closed_at = NULL WHERE part = old;
                 emptied := emptied + 1;
             END LOOP;
+            DELETE FROM %1$I.%9$I WHERE at <= clock_timestamp() - retention;
             IF opened <= clock_timestamp() - retention / 6
                AND (EXISTS (SELECT FROM %1$I.%7$I WHERE part = open_part) OR EXISTS (SELECT FROM %1$I.%8$I WHERE part = open_part))
             THEN
@@ -389,7 +390,7 @@ BEGIN
                 END IF;
             END IF;
         END
-        $body$$sql$, s, t || '_rotate', t || '_part', s, t || '_ledger_', t || '_attempt_', t || '_ledger', t || '_attempt');
+        $body$$sql$, s, t || '_rotate', t || '_part', s, t || '_ledger_', t || '_attempt_', t || '_ledger', t || '_attempt', t || '_audit');
     EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I(interval) FROM PUBLIC', s, t || '_rotate');
 
     -- Payloads that are kept for a shorter time than their entries: blanks payload and headers of at most so many
@@ -519,6 +520,18 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (pattern, kind)
         )$sql$, s, t || '_topic', t || '_topic_pkey');
 
+    -- What operators have done with commands and on the page: who, to what (target), and why. Kept as long as the ledger.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+            who    text NOT NULL,
+            act    text NOT NULL,
+            target text NOT NULL,
+            why    text NOT NULL
+        )$sql$, s, t || '_audit');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (at)',
+        s, t || '_audit', t || '_audit_at');
+
     -- Registered destinations: webhooks of an application's customers. Plain SQL may write the rows; relays use a
     -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default. policy
     -- has the other options of a destination: {"max_attempts": 5, "backoff": "5s,1m,1h", "classes": {"404": "dead"}}.
@@ -644,7 +657,7 @@ BEGIN
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(timestamptz, timestamptz, integer)', s, parts[2] || '_blank');
-    FOREACH suffix IN ARRAY ARRAY['_destination', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
+    FOREACH suffix IN ARRAY ARRAY['_destination', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', s, parts[2] || '_address');

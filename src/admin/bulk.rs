@@ -93,8 +93,8 @@ impl<'a> Bulk<'a> {
         self
     }
 
-    pub(crate) fn note(&self) -> &'a str {
-        self.note.as_str()
+    pub(crate) fn note(&self) -> &'a Note {
+        self.note
     }
 
     pub(crate) fn is_dry(&self) -> bool {
@@ -206,7 +206,11 @@ fn change_all(
     // The end is what the totals say, whoever ended the steps.
     let _ = bulk.steps(|most| {
         let step = pinned(conn, name, |conn, name| {
-            waiting::change(conn, name, filter, act, (after, most), note)
+            let step = waiting::change(conn, name, filter, act, (after, most), note.as_str())?;
+            if let Some((_, 1..)) = step {
+                note.audit(conn, name, act.into(), &filter.to_string())?;
+            }
+            Ok::<_, DatabaseError>(step)
         })?;
         Ok::<_, DatabaseError>(step.map(|(last, count)| {
             after = last;

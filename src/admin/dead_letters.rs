@@ -1,10 +1,12 @@
 //! Dead letters: list, read, requeue, discard.
 
 use diesel::PgConnection;
+use diesel::result::QueryResult;
 
 use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::store::operate::audit::Act;
 use crate::store::operate::dead::{self, DeadFilter, DeadGroup, DeadLetter, LetterId};
 use crate::store::pinned::pinned;
 
@@ -128,7 +130,8 @@ pub fn requeue(
     let mut requeued = 0;
     for batch in letters.chunks(BATCH) {
         requeued += pinned(conn, name, |conn, name| {
-            dead::requeue(conn, name, batch, note.as_str())
+            let count = dead::requeue(conn, name, batch, note.as_str())?;
+            audited(conn, name, note, Act::RequeueDead, (batch, count))
         })?;
     }
     Ok(requeued)
@@ -162,8 +165,27 @@ pub fn discard(
     let mut discarded = 0;
     for batch in letters.chunks(BATCH) {
         discarded += pinned(conn, name, |conn, name| {
-            dead::discard(conn, name, batch, note.as_str())
+            let count = dead::discard(conn, name, batch, note.as_str())?;
+            audited(conn, name, note, Act::DiscardDead, (batch, count))
         })?;
     }
     Ok(discarded)
+}
+
+/// Records an act on some of these dead letters, if there are any. Returns their number.
+fn audited(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    note: &Note,
+    act: Act,
+    (letters, count): (&[LetterId], usize),
+) -> QueryResult<usize> {
+    let target = match letters {
+        [one] => one.to_string(),
+        _ => format!("{count} dead letters"),
+    };
+    if count > 0 {
+        note.audit(conn, name, act, &target)?;
+    }
+    Ok(count)
 }

@@ -7,8 +7,10 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 use uuid::Uuid;
 
+use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::store::operate::audit::{self, Act};
 use crate::store::operate::forget as store;
 use crate::store::pinned::pinned;
 
@@ -42,7 +44,7 @@ pub struct Forgotten {
 /// | live messages | Removed. The ledger gets an entry for each: `dead`, with the reason `CANCELLED` |
 /// | dead letters, and the history of attempts | Removed |
 /// | the ledger | Blanked. Sequence, message id, topic, status, reason code, HTTP status, attempts and times remain |
-/// | the tenant's registered destinations | Removed, and their names blanked in the ledger |
+/// | the tenant's registered destinations | Removed, and their names blanked in the ledger and in `outbox_audit` |
 ///
 /// - **Stop enqueueing for the tenant first.** Idempotency keys are blanked, because they may identify a person:
 ///   the same key enqueued again is a new message.
@@ -61,7 +63,8 @@ pub struct Forgotten {
 /// # use uuid::Uuid;
 /// fn leave(conn: &mut PgConnection, outbox: &OutboxName, tenant: Uuid) -> Result<bool, DatabaseError> {
 ///     let patience = Duration::from_secs(60);
-///     let forgotten = admin::forget(conn, outbox, tenant, patience, |so_far| {
+///     let note = admin::Note::new("alice", "the contract has ended");
+///     let forgotten = admin::forget(conn, outbox, tenant, patience, &note, |so_far| {
 ///         println!("{} entries of the ledger are blanked", so_far.ledger_entries);
 ///         true
 ///     })?;
@@ -77,9 +80,16 @@ pub fn forget(
     name: &OutboxName,
     tenant: Uuid,
     patience: Duration,
+    note: &Note,
     mut progress: impl FnMut(&Forgotten) -> bool,
 ) -> Result<Forgotten, DatabaseError> {
-    let missing = pinned(conn, name, store::missing)?;
+    let missing = pinned(conn, name, |conn, name| {
+        let missing = store::missing(conn, name)?;
+        if missing.is_empty() {
+            note.audit(conn, name, Act::Forget, "a tenant")?;
+        }
+        Ok::<_, DatabaseError>(missing)
+    })?;
     if !missing.is_empty() {
         return Err(DatabaseError::Schema(format!(
             "cannot forget the tenant: this needs the rights of the owner of the outbox {name}, and the role lacks {}",
@@ -135,6 +145,10 @@ impl Forgetting<'_> {
         {
             return Ok(());
         }
+        let tenant = self.tenant;
+        pinned(self.conn, self.name, |conn, name| {
+            audit::blank(conn, name, tenant)
+        })?;
         self.each(store::destinations, store::remove_destinations, |done| {
             &mut done.destinations
         })?;

@@ -6,6 +6,7 @@ use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::status::UnknownWord;
+use crate::store::operate::audit::Act;
 use crate::store::operate::replay::{self, ReplayFilter, ReplayIds, Replayed};
 use crate::store::pinned::pinned;
 
@@ -111,7 +112,11 @@ pub fn replay(
     })?;
     let mut sum = Replayed::default();
     while let Some(step) = pinned(conn, name, |conn, name| {
-        replay::step(conn, name, filter, ids, &mut walk, note.as_str())
+        let step = replay::step(conn, name, filter, ids, &mut walk, note.as_str())?;
+        if let Some(Replayed { replayed: 1.., .. }) = step {
+            note.audit(conn, name, Act::Replay, &walk.run)?;
+        }
+        Ok::<_, diesel::result::Error>(step)
     })? {
         sum.replayed += step.replayed;
         sum.without_payload += step.without_payload;

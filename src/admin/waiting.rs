@@ -1,16 +1,18 @@
 //! Waiting messages: list, cancel, reschedule, or settle by hand.
 
 use diesel::PgConnection;
+use diesel::result::QueryResult;
 
 use crate::error::DatabaseError;
 use crate::message::{Due, Sequence};
 use crate::name::OutboxName;
+use crate::store::operate::audit::{self, Act};
 use crate::store::operate::messages::MessageRecord;
 use crate::store::operate::waiting::{WaitingFilter, list, retry_one};
 use crate::store::operate::why::{self, WaitReason};
 use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
-use crate::store::write::waiting::{self, Changed, End, MessageRef, Reach};
+use crate::store::write::waiting::{self, Changed, End, MessageRef, PartState, Reach};
 
 /// The characters that a [`Note`] keeps of a name.
 const WHO: usize = 100;
@@ -83,7 +85,11 @@ pub fn wait_reasons_of(
 /// assert_eq!(note.to_string(), "alice: refunded by phone");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note(String);
+pub struct Note {
+    who: String,
+    why: String,
+    text: String,
+}
 
 impl Note {
     /// Joins name and reason, without control characters.
@@ -98,22 +104,51 @@ impl Note {
             plain.take(most).collect()
         };
         let (who, why) = (part(who, WHO), part(why, WHY));
-        Self(match why.is_empty() {
-            true => who,
+        let text = match why.is_empty() {
+            true => who.clone(),
             false => format!("{who}: {why}"),
-        })
+        };
+        Self { who, why, text }
     }
 }
 
 impl Note {
-    pub(super) fn as_str(&self) -> &str {
-        &self.0
+    pub(crate) fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Records an act.
+    pub(crate) fn audit(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        act: Act,
+        target: &str,
+    ) -> QueryResult<()> {
+        audit::audit(conn, name, act, target, (&self.who, &self.why))
+    }
+
+    /// Records an act that has changed something. Returns what was changed.
+    fn audit_changed(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        act: Act,
+        changed: Changed,
+    ) -> QueryResult<Changed> {
+        let done = changed.parts.iter();
+        let done = done.filter(|part| part.state == PartState::Done);
+        let done: Vec<String> = done.map(|part| part.sequence.to_string()).collect();
+        if !done.is_empty() {
+            self.audit(conn, name, act, &done.join(", "))?;
+        }
+        Ok(changed)
     }
 }
 
 impl std::fmt::Display for Note {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -140,10 +175,10 @@ pub fn cancel(
     which: &MessageRef,
     note: &Note,
 ) -> Result<Changed, DatabaseError> {
-    let note = Some(note.0.as_str());
     let (end, reach) = (End::Cancelled, Reach::Waiting);
     Ok(pinned(conn, name, |conn, name| {
-        waiting::end(conn, name, which, end, note, reach)
+        let changed = waiting::end(conn, name, which, end, Some(&note.text), reach)?;
+        note.audit_changed(conn, name, Act::CancelMessage, changed)
     })?)
 }
 
@@ -170,7 +205,8 @@ pub fn retry(
     note: &Note,
 ) -> Result<Changed, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        retry_one(conn, name, which, &note.0)
+        let changed = retry_one(conn, name, which, &note.text)?;
+        note.audit_changed(conn, name, Act::RetryMessage, changed)
     })?)
 }
 
@@ -237,8 +273,9 @@ pub fn settle(
         Verdict::Delivered => End::Delivered,
         Verdict::NotToBeSent => End::Cancelled,
     };
-    let note = Some(note.0.as_str());
+    let reach = Reach::Everything;
     Ok(pinned(conn, name, |conn, name| {
-        waiting::end(conn, name, which, end, note, Reach::Everything)
+        let changed = waiting::end(conn, name, which, end, Some(&note.text), reach)?;
+        note.audit_changed(conn, name, Act::SettleMessage, changed)
     })?)
 }

@@ -6,10 +6,11 @@ use std::time::SystemTime;
 use diesel::PgConnection;
 
 use super::{DestinationError, Destinations};
-use crate::admin::{Bulk, Bulked};
+use crate::admin::{Bulk, Bulked, Note};
 use crate::store::destinations::{self as store, Registered};
+use crate::store::operate::audit::Act;
 use crate::store::operate::dead::{self, DeadFilter, LetterId};
-use crate::store::operate::missed;
+use crate::store::operate::missed::{self, Step};
 use crate::store::pinned::pinned;
 
 /// Which messages [`Destinations::recover`] sends.
@@ -71,7 +72,7 @@ impl Destinations<'_> {
         };
         let goes = self.dead_letters(conn, &found, since, &mut bulk)?;
         if goes.is_continue() && what == Recover::AndMissed {
-            self.missed(conn, &found, since, &mut bulk)?;
+            self.missed(conn, &found, since, Act::RecoverDestination, &mut bulk)?;
         }
         Ok(Some(bulk.done()))
     }
@@ -104,7 +105,7 @@ impl Destinations<'_> {
         let Some(found) = self.registered(conn, name)? else {
             return Ok(None);
         };
-        self.missed(conn, &found, since, &mut bulk)?;
+        self.missed(conn, &found, since, Act::BackfillDestination, &mut bulk)?;
         Ok(Some(bulk.done()))
     }
 
@@ -144,7 +145,11 @@ impl Destinations<'_> {
             let requeued = match is_dry {
                 true => step.len(),
                 false => pinned(conn, self.name, |conn, outbox| {
-                    dead::requeue_to(conn, outbox, step, name, note)
+                    let count = dead::requeue_to(conn, outbox, step, name, note.as_str())?;
+                    if count > 0 {
+                        note.audit(conn, outbox, Act::RecoverDestination, name)?;
+                    }
+                    Ok::<_, DestinationError>(count)
                 })?,
             };
             Ok(Some(Bulked {
@@ -160,12 +165,14 @@ impl Destinations<'_> {
         conn: &mut PgConnection,
         found: &Registered,
         since: SystemTime,
+        act: Act,
         bulk: &mut Bulk<'_>,
     ) -> Result<(), DestinationError> {
         let wanted = pinned(conn, self.name, |conn, outbox| {
             missed::wanted(conn, outbox, found, since)
         })?;
-        let (operator, mut after) = ((!bulk.is_dry()).then(|| bulk.note()), None);
+        let note = (!bulk.is_dry()).then(|| bulk.note());
+        let (operator, mut after) = (note.map(Note::as_str), None);
         loop {
             let page = pinned(conn, self.name, |conn, outbox| {
                 missed::look(conn, outbox, &wanted, after)
@@ -178,7 +185,11 @@ impl Destinations<'_> {
                 }
                 left = rest;
                 let done = pinned(conn, self.name, |conn, outbox| {
-                    missed::step(conn, outbox, &wanted, step, operator)
+                    let done = missed::step(conn, outbox, &wanted, step, operator)?;
+                    if let (Some(note), Some(Step { placed: 1.., .. })) = (note, &done) {
+                        note.audit(conn, outbox, act, &found.row.name)?;
+                    }
+                    Ok::<_, DestinationError>(done)
                 })?;
                 Ok(done.map(|done| Bulked {
                     changed: done.placed as u64,
@@ -187,7 +198,9 @@ impl Destinations<'_> {
                 }))
             })?;
             match page.last() {
-                Some(last) if goes.is_continue() && left.is_empty() && page.len() >= missed::LOOK => {
+                Some(last)
+                    if goes.is_continue() && left.is_empty() && page.len() >= missed::LOOK =>
+                {
                     after = Some(last.place());
                 }
                 _ => return Ok(()),

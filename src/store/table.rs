@@ -323,6 +323,7 @@ tables! {
         id
     }
     topic = outbox_topic { pattern, kind, first_served, last_served }
+    audit = outbox_audit { at, who, act, target, why }
     inbox = outbox_inbox { source, message_id }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use diesel_outbox::admin::{self, Forgotten};
+use diesel_outbox::admin::{self, Forgotten, Note};
 use diesel_outbox::config::OnDead;
 use diesel_outbox::destinations::RegisteredDestination;
 use diesel_outbox::{Backoff, Destination, NewMessage};
@@ -12,11 +12,31 @@ use uuid::Uuid;
 use crate::support::{Database, Receiver, end, eventually, finish};
 
 const AT_ONCE: Duration = Duration::ZERO;
-const TABLES: [&str; 6] = ["", "_ledger", "_attempt", "_dead", "_destination", "_pause"];
+const TABLES: [&str; 7] = [
+    "",
+    "_ledger",
+    "_attempt",
+    "_dead",
+    "_destination",
+    "_pause",
+    "_audit",
+];
 
 fn forget(database: &Database, tenant: Uuid, patience: Duration) -> Forgotten {
     let conn = &mut database.connect();
-    admin::forget(conn, &database.outbox_name(), tenant, patience, |_| true).expect("forgotten")
+    admin::forget(
+        conn,
+        &database.outbox_name(),
+        tenant,
+        patience,
+        &note(),
+        |_| true,
+    )
+    .expect("forgotten")
+}
+
+fn note() -> Note {
+    Note::new("eve", "the contract has ended")
 }
 
 /// A message with the tenant's mark in every part.
@@ -30,7 +50,7 @@ fn message(topic: &str, tenant: Uuid, mark: &str) -> NewMessage {
 }
 
 /// In each table, the number of rows that contain this text.
-fn rows_with(database: &Database, text: &str) -> [i64; 6] {
+fn rows_with(database: &Database, text: &str) -> [i64; 7] {
     TABLES.map(|table| {
         let rows = format!("SELECT count(*) FROM {{o}}{table} r WHERE r::text LIKE '%{text}%'");
         database.number(&rows)
@@ -84,6 +104,12 @@ fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
             "UPDATE {{o}}_ledger SET payload = '{{\"who\":\"{mark}\"}}' WHERE destination = 'hook-of-{mark}'"
         );
         database.execute(&kept);
+        let tenant = if mark == "alice" { mine } else { other };
+        let acts = format!(
+            "INSERT INTO {{o}}_audit (who, act, target, why) VALUES
+                ('eve', 'destination put', 'hook-of-{mark}', 'asked for by {mark}'), ('eve', 'message retry', 'tenant {tenant}', '')"
+        );
+        database.execute(&acts);
     }
 }
 
@@ -92,7 +118,7 @@ fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
     let database = Database::new();
     let (mine, other) = (Uuid::now_v7(), Uuid::now_v7());
     two_tenants(&database, mine, other);
-    assert_eq!(rows_with(&database, "alice"), [1, 2, 2, 1, 1, 1]);
+    assert_eq!(rows_with(&database, "alice"), [1, 2, 2, 1, 1, 1, 1]);
     let bobs = rows_with(&database, "bob");
     let ids =
         "SELECT string_agg(message_id || topic || status, ',' ORDER BY settled_at) FROM {o}_ledger";
@@ -104,8 +130,8 @@ fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
         done,
         json!({ "messages": 1, "dead_letters": 1, "attempts": 2, "ledger_entries": 3, "destinations": 1, "left": 0 })
     );
-    assert_eq!(rows_with(&database, "alice"), [0; 6]);
-    assert_eq!(rows_with(&database, &mine.to_string()), [0; 6]);
+    assert_eq!(rows_with(&database, "alice"), [0; 7]);
+    assert_eq!(rows_with(&database, &mine.to_string()), [0; 7]);
     assert_eq!(rows_with(&database, "bob"), bobs);
     // Settled entries remain known, and the waiting message is cancelled.
     let after = database.text(ids).expect("entries");
@@ -117,6 +143,12 @@ fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
             .text("SELECT reason FROM {o}_ledger WHERE sequence NOT IN (SELECT sequence FROM {o}_dead) AND status = 'dead' AND tenant_id IS NULL AND http_status IS NULL")
             .as_deref(),
         Some("CANCELLED")
+    );
+    // The acts remain, without what they were for.
+    let acts = "SELECT string_agg(act, ', ' ORDER BY at) FROM {o}_audit WHERE target = '' OR act = 'forget'";
+    assert_eq!(
+        database.text(acts).as_deref(),
+        Some("destination put, message retry, forget")
     );
     assert_eq!(forget(&database, mine, AT_ONCE), Forgotten::default());
 }
@@ -184,7 +216,7 @@ fn messages_in_flight_are_waited_for_and_their_destination_kept() {
     end(&relay);
     assert_eq!((done.left, done.destinations), (0, 1));
     assert_eq!(database.count("delivered"), 1);
-    assert_eq!(rows_with(&database, "alice"), [0; 6]);
+    assert_eq!(rows_with(&database, "alice"), [0; 7]);
 }
 
 /// No relay will settle the messages that a dead relay held.
@@ -234,7 +266,7 @@ fn long_work_is_done_in_steps_reports_its_progress_and_continues_after_a_stop() 
     ));
     let (conn, name) = (&mut database.connect(), database.outbox_name());
     let mut seen = Vec::new();
-    let stopped = admin::forget(conn, &name, tenant, AT_ONCE, |so_far| {
+    let stopped = admin::forget(conn, &name, tenant, AT_ONCE, &note(), |so_far| {
         seen.push(so_far.messages);
         so_far.messages < 2000
     });
@@ -242,5 +274,5 @@ fn long_work_is_done_in_steps_reports_its_progress_and_continues_after_a_stop() 
     assert_eq!(seen, [1000, 2000]);
     let done = forget(&database, tenant, AT_ONCE);
     assert_eq!((done.messages, done.ledger_entries), (500, 4000));
-    assert_eq!(rows_with(&database, &tenant.to_string()), [0; 6]);
+    assert_eq!(rows_with(&database, &tenant.to_string()), [0; 7]);
 }

@@ -428,3 +428,55 @@ fn a_destination_that_is_registered_again_can_get_what_the_old_one_got() {
     end(&relay);
     assert!(receiver.arrivals().values().all(|count| *count == 3));
 }
+
+/// R55: what operators do is recorded with who and why, in the transaction that does it, and kept as long as the ledger.
+#[test]
+fn acts_of_operators_are_recorded_with_who_and_why() {
+    let db = Database::new();
+    waiting(&db);
+    db.execute(
+        "INSERT INTO {o}_dead (sequence, message_id, topic, destination, payload, available_at, created_at, attempts, reason)
+         VALUES (9001, gen_random_uuid(), 't', 'acme', '1', now(), now(), 1, 'TIMEOUT'),
+                (9002, gen_random_uuid(), 't', '', '1', now(), now(), 1, 'TIMEOUT'),
+                (9003, gen_random_uuid(), 't', '', '1', now(), now(), 1, 'TIMEOUT')",
+    );
+    let act = |command: &str| {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        run(&db, &[&arguments[..], &["--why", "because", "--who", "eve"]].concat()).code(0);
+    };
+    for command in [
+        "destination put acme https://acme.example --topic nothing",
+        "destination disable acme",
+        "destination enable acme",
+        "destination rotate acme",
+        "destination recover acme --since 1h --yes",
+        "destination backfill acme --since 1h --yes",
+        "pause topic t",
+        "resume topic t",
+        "message retry k1",
+        "message cancel k1",
+        "message settle k2 --delivered",
+        "message retry --key nothing --yes",
+        "message retry --destination shipping --yes",
+        "dead requeue 9002",
+        "dead discard 9003",
+        "destination remove acme",
+        "forget --yes --tenant 00000000-0000-0000-0000-000000000007",
+    ] {
+        act(command);
+    }
+    // Nothing has changed, so nothing is recorded.
+    run(&db, &["destination", "enable", "acme"]).code(1);
+    run(&db, &["message", "cancel", "k1"]).code(0);
+    let acts = "SELECT string_agg(act || ' ' || regexp_replace(target, '^900(.)[.].*', '900\\1'), ', ' ORDER BY at) FROM {o}_audit
+                 WHERE who = 'eve' AND why = 'because'";
+    let expected = "destination put acme, destination disable acme, destination enable acme, destination rotate acme, \
+        destination recover acme, pause t, resume t, message retry 1, message cancel 1, message settle 2, \
+        message retry destination shipping, dead requeue 9002, dead discard 9003, destination remove acme, forget a tenant";
+    assert_eq!(db.text(acts).as_deref(), Some(expected));
+    assert_eq!(db.number("SELECT count(*) FROM {o}_audit"), 15);
+    db.number("SELECT emptied FROM {o}_rotate('1 hour')");
+    db.execute("UPDATE {o}_audit SET at = now() - interval '2 hours' WHERE act = 'pause'");
+    db.number("SELECT emptied FROM {o}_rotate('1 hour')");
+    assert_eq!(db.number("SELECT count(*) FROM {o}_audit"), 14);
+}

@@ -83,13 +83,14 @@ pub(super) fn list(
     }
 }
 
-pub(super) fn send_again(
+/// Tells whether a message is sent again.
+pub(super) fn sent_again(
     conn: &mut PgConnection,
     destinations: Destinations<'_>,
-    name: &str,
-    id: Uuid,
+    (name, id): (&str, Uuid),
+    sent: Result<bool, DestinationError>,
 ) -> Result<()> {
-    match destinations.send_again(conn, name, id) {
+    match sent {
         Ok(true) => output::line(format!(
             "{id} will be sent to {} again",
             output::shown(name)

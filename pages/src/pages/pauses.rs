@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use diesel_outbox::admin::{self, Pausable};
+use diesel_outbox::admin::{self, Note, Pausable};
+use diesel_outbox::program::{self, Act};
 
 use super::{bad_request, database_away};
 use crate::pause::{OPERATOR, check_reason};
@@ -46,12 +47,16 @@ pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Respon
     if let Err(why) = check_reason(reason) {
         return bad_request(site, visitor, request, &format!("The reason {why}."));
     }
-    let done = site
-        .changes
-        .run(|conn, outbox| admin::pause(conn, outbox, which.kind, &which.name, reason, duration));
+    let (kind, name) = (which.kind, which.name.as_str());
+    let note = Note::new(&visitor.who, reason);
+    let done = site.changes.run(|conn, outbox| {
+        program::audited(conn, outbox, &note, Act::Pause, name, |conn| {
+            admin::pause(conn, outbox, kind, name, reason, duration).map(|()| true)
+        })
+    });
     site.forget();
     match done {
-        Ok(()) => {
+        Ok(_) => {
             let kind = which.kind.as_str();
             let time = duration.map_or("until resumed".to_owned(), |time| {
                 humantime::format_duration(time).to_string()
@@ -68,9 +73,13 @@ pub(super) fn resume(site: &Site, visitor: &Visitor, request: &Request) -> Respo
         Ok(which) => which,
         Err(error) => return bad_request(site, visitor, request, error),
     };
-    let done = site
-        .changes
-        .run(|conn, outbox| admin::resume(conn, outbox, which.kind, &which.name));
+    let (kind, name) = (which.kind, which.name.as_str());
+    let note = Note::new(&visitor.who, "");
+    let done = site.changes.run(|conn, outbox| {
+        program::audited(conn, outbox, &note, Act::Resume, name, |conn| {
+            admin::resume(conn, outbox, kind, name)
+        })
+    });
     site.forget();
     match done {
         Ok(was_paused) => {

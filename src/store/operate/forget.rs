@@ -196,6 +196,7 @@ pub(crate) fn missing(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
         (name.ledger(), "UPDATE"),
         (name.destination(), "DELETE"),
         (name.pause(), "DELETE"),
+        (name.audit(), "UPDATE"),
     ];
     let mut missing = Vec::new();
     for (table, privilege) in needed {

@@ -1,5 +1,6 @@
 //! Live messages that a filter selects: list, count, retry, cancel.
 
+use std::fmt;
 use std::time::SystemTime;
 
 use diesel::PgConnection;
@@ -12,6 +13,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::Bool;
 use uuid::Uuid;
 
+use super::audit;
 use super::history::{self, Event};
 use super::messages::{self, Content, MessageRecord};
 use crate::message::Due;
@@ -254,6 +256,25 @@ fn these<'a>(
     unprepared(first).load(conn)
 }
 
+/// The conditions in words: `destination billing, since 2026-11-21T10:00:00Z`.
+impl fmt::Display for WaitingFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
+        let conditions = [
+            ("destination", self.destination.clone()),
+            ("topic", self.topic.clone()),
+            ("tenant", self.tenant_id.map(|id| id.to_string())),
+            ("key", self.ordering_key.clone()),
+            ("status", self.status.map(|status| status.to_string())),
+            ("since", self.since.map(time)),
+            ("until", self.until.map(time)),
+        ];
+        let given = |(name, value): (&str, Option<String>)| Some(format!("{name} {}", value?));
+        let given: Vec<String> = conditions.into_iter().filter_map(given).collect();
+        f.write_str(&given.join(", "))
+    }
+}
+
 /// What is done to all selected messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
@@ -261,6 +282,15 @@ pub(crate) enum Act {
     Retry,
     /// Waiting messages are cancelled.
     Cancel,
+}
+
+impl From<Act> for audit::Act {
+    fn from(act: Act) -> Self {
+        match act {
+            Act::Retry => Self::RetryMessage,
+            Act::Cancel => Self::CancelMessage,
+        }
+    }
 }
 
 impl Act {

@@ -21,6 +21,7 @@ pub(crate) fn suffixes() -> impl Iterator<Item = String> {
         "_lock",
         "_pause",
         "_topic",
+        "_audit",
         "_destination",
     ];
     let parts = parts().map(|(table, part)| format!("{table}_{part}"));

@@ -80,6 +80,7 @@ const REGISTRAR: Role = Role {
         ("_dead", "SELECT, DELETE", ""),
         ("_dead", "UPDATE", "blocks_key"),
         ("_lease", "SELECT", ""),
+        ("_audit", "INSERT", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
     ],
@@ -106,6 +107,7 @@ const RELAY: Role = Role {
         ("_lock", "SELECT, INSERT, UPDATE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_topic", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_audit", "SELECT, INSERT", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_messages", "SELECT", ""),
     ],
@@ -127,6 +129,7 @@ const READER: Role = Role {
         ("_lease", "SELECT", ""),
         ("_pause", "SELECT", ""),
         ("_topic", "SELECT", ""),
+        ("_audit", "SELECT", ""),
         ("_destination", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
             timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, failing, \
             id"),

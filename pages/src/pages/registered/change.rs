@@ -1,6 +1,8 @@
 //! Changes of a registered destination.
 
+use diesel_outbox::admin::Note;
 use diesel_outbox::destinations::{DestinationError, TestAnswer};
+use diesel_outbox::program::{self, Act};
 use http::StatusCode;
 use maud::{Markup, html};
 
@@ -20,6 +22,7 @@ pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request
     let name = value("name");
     let reason: String = value("reason").chars().take(LONGEST_REASON).collect();
     let message = value("message");
+    let note = Note::new(&visitor.who, &reason);
     let is_there = |there: bool, became| if there { became } else { "no_destination" };
     let became =
         |there: Result<bool, DestinationError>, became| there.map(|there| is_there(there, became));
@@ -38,17 +41,27 @@ pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request
             };
             site.changes.run(|conn, outbox| {
                 with(site, outbox, |destinations| {
-                    became(destinations.send_again(conn, name, id), "sent_again")
+                    let sent =
+                        program::audited(conn, outbox, &note, Act::SendAgain, name, |conn| {
+                            destinations.send_again(conn, name, id)
+                        });
+                    became(sent, "sent_again")
                 })
             })
         }
         path => site.changes.run(|conn, outbox| {
-            with(site, outbox, |destinations| match path {
-                "/destination/enable" => became(destinations.enable(conn, name), "enabled"),
-                "/destination/disable" => {
-                    became(destinations.disable(conn, name, &reason), "disabled")
-                }
-                _ => became(destinations.remove(conn, name), "removed"),
+            let (act, word) = match path {
+                "/destination/enable" => (Act::EnableDestination, "enabled"),
+                "/destination/disable" => (Act::DisableDestination, "disabled"),
+                _ => (Act::RemoveDestination, "removed"),
+            };
+            with(site, outbox, |destinations| {
+                let changed = program::audited(conn, outbox, &note, act, name, |conn| match act {
+                    Act::EnableDestination => destinations.enable(conn, name),
+                    Act::DisableDestination => destinations.disable(conn, name, &reason),
+                    _ => destinations.remove(conn, name),
+                });
+                became(changed, word)
             })
         }),
     };

@@ -20,7 +20,7 @@ use crate::store::sql::{
 use crate::store::statement::{statement, unprepared, unprepared_statement};
 
 /// The suffixes of the indexes, for relays and for operators.
-const INDEXES: [&str; 16] = [
+const INDEXES: [&str; 17] = [
     "_idempotency",
     "_claim",
     "_claim_keyed",
@@ -32,6 +32,7 @@ const INDEXES: [&str; 16] = [
     "_ledger_id",
     "_ledger_key",
     "_attempt_id",
+    "_audit_at",
     "_dead_id",
     "_dead_key",
     "_dead_dest",

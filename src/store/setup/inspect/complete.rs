@@ -17,7 +17,7 @@ use crate::store::looking::looking;
 use crate::store::sql::{format_type, to_regclass, to_regprocedure};
 use crate::store::statement::statement;
 use crate::store::table::{
-    attempt, dead, destination, lease, ledger, lock, messages, outbox, part, pause, topic,
+    attempt, audit, dead, destination, lease, ledger, lock, messages, outbox, part, pause, topic,
 };
 
 /// The tables of an outbox and the view, by suffix, with the columns that this version uses.
@@ -31,6 +31,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
     ("_lock", lock::COLUMNS),
     ("_pause", pause::COLUMNS),
     ("_topic", topic::COLUMNS),
+    ("_audit", audit::COLUMNS),
     ("_destination", destination::COLUMNS),
     ("_messages", messages::COLUMNS),
 ];
@@ -54,7 +55,7 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
     }
     if matches!(
         suffix,
-        "_part" | "_ledger" | "_attempt" | "_topic" | "_destination"
+        "_part" | "_ledger" | "_attempt" | "_topic" | "_audit" | "_destination"
     ) {
         return format!(
             "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or create an empty one with the statements that `diesel-outbox migrate --print` shows"

@@ -1,0 +1,105 @@
+//! The record of operators' acts: who has done what, when and why. It is kept as long as the ledger.
+
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::result::QueryResult;
+use diesel::{NullableExpressionMethods, PgConnection, TextExpressionMethods, insert_into, update};
+use uuid::Uuid;
+
+use crate::name::OutboxName;
+use crate::store::table::{audit as acts, destination};
+
+/// What an operator has done. The text is that of the command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Act {
+    /// Messages are due at once.
+    RetryMessage,
+    /// Messages are not sent.
+    CancelMessage,
+    /// Messages are settled by hand.
+    SettleMessage,
+    /// Dead letters are due again.
+    RequeueDead,
+    /// Dead letters are deleted.
+    DiscardDead,
+    /// Delivered messages are enqueued again.
+    Replay,
+    /// A tenant is forgotten.
+    Forget,
+    /// A destination or topic is paused.
+    Pause,
+    /// A pause has ended.
+    Resume,
+    /// A destination is registered or changed.
+    PutDestination,
+    /// A destination is enabled.
+    EnableDestination,
+    /// A destination is disabled.
+    DisableDestination,
+    /// A destination is removed.
+    RemoveDestination,
+    /// A destination has a new secret.
+    RotateDestination,
+    /// A message is sent to a destination again.
+    SendAgain,
+    /// A destination gets its dead letters, and perhaps what it missed.
+    RecoverDestination,
+    /// A destination gets what it missed.
+    BackfillDestination,
+}
+
+impl Act {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::RetryMessage => "message retry",
+            Self::CancelMessage => "message cancel",
+            Self::SettleMessage => "message settle",
+            Self::RequeueDead => "dead requeue",
+            Self::DiscardDead => "dead discard",
+            Self::Replay => "replay",
+            Self::Forget => "forget",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::PutDestination => "destination put",
+            Self::EnableDestination => "destination enable",
+            Self::DisableDestination => "destination disable",
+            Self::RemoveDestination => "destination remove",
+            Self::RotateDestination => "destination rotate",
+            Self::SendAgain => "destination send-again",
+            Self::RecoverDestination => "destination recover",
+            Self::BackfillDestination => "destination backfill",
+        }
+    }
+}
+
+/// Records an act. `target`: on what; for a destination, exactly its name.
+pub(crate) fn audit(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    act: Act,
+    target: &str,
+    (who, why): (&str, &str),
+) -> QueryResult<()> {
+    insert_into(acts::table(name.audit()))
+        .values((
+            acts::who.eq(who),
+            acts::act.eq(act.as_str()),
+            acts::target.eq(target),
+            acts::why.eq(why),
+        ))
+        .execute(conn)
+        .map(drop)
+}
+
+/// Blanks target and reason of acts that name the tenant or a destination of the tenant.
+pub(crate) fn blank(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) -> QueryResult<()> {
+    let of_tenant = destination::table(name.destination())
+        .filter(destination::tenant_id.assume_not_null().eq(tenant))
+        .select(destination::name);
+    let names_it = acts::target.like(format!("%{tenant}%"));
+    update(acts::table(name.audit()))
+        .filter(acts::target.eq_any(of_tenant).or(names_it))
+        .set((acts::target.eq(""), acts::why.eq("")))
+        .execute(conn)
+        .map(drop)
+}
