@@ -2,6 +2,7 @@
 //!
 //! `maud` escapes every value; no page bypasses it.
 
+mod bulk;
 mod content;
 mod dead;
 mod keys;
@@ -83,6 +84,10 @@ pub(super) fn change(site: &Site, visitor: &Visitor, request: &Request) -> Respo
         "/message/cancel" | "/message/reschedule" | "/message/settle" => {
             messages::change::answer(site, visitor, request)
         }
+        "/messages/retry"
+        | "/messages/cancel"
+        | "/destination/recover"
+        | "/destination/backfill" => bulk::answer(site, visitor, request),
         "/destination/disable"
         | "/destination/enable"
         | "/destination/remove"

@@ -9,6 +9,7 @@ use diesel_outbox::{NewMessage, RelayBuilder};
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::page::Page;
 use crate::support::{Database, Finished, Receiver, Running, end, eventually, finish};
 
 fn alice() -> Note {
@@ -79,7 +80,11 @@ fn many_messages_are_cancelled_in_steps_and_interrupted_without_doubling() {
     let ended = "SELECT count(DISTINCT sequence) || ' of ' || count(*) FROM {o}_ledger
                   WHERE status = 'dead' AND reason = 'CANCELLED' AND error = 'alice: it works again'";
     assert_eq!(db.text(ended).as_deref(), Some("2501 of 2501"));
-    assert_eq!(db.number("SELECT count(*) FROM {o}"), 2, "in flight, and of others");
+    assert_eq!(
+        db.number("SELECT count(*) FROM {o}"),
+        2,
+        "in flight, and of others"
+    );
 }
 
 /// R55: the commands count, ask, and select by each filter.
@@ -123,12 +128,23 @@ fn the_commands_for_many_count_ask_and_select() {
     ] {
         run(&db, bad).code(2);
     }
-    let done = run(&db, &["message", "retry", "--topic", "b", "--yes", "--why", "fixed"]).code(0);
+    let done = run(
+        &db,
+        &[
+            "message", "retry", "--topic", "b", "--yes", "--why", "fixed",
+        ],
+    )
+    .code(0);
     let told = format!("retried 2 waiting messages of the outbox {}\n", db.name());
     assert_eq!(done.stdout, told);
-    let noted = "SELECT string_agg(DISTINCT operator, ',') FROM {o}_attempt WHERE event = 'retried'";
+    let noted =
+        "SELECT string_agg(DISTINCT operator, ',') FROM {o}_attempt WHERE event = 'retried'";
     assert_eq!(db.text(noted).as_deref(), Some("bob: fixed"));
-    let done = run(&db, &["message", "cancel", "--since", "9999d", "--yes", "--json"]).code(0);
+    let done = run(
+        &db,
+        &["message", "cancel", "--since", "9999d", "--yes", "--json"],
+    )
+    .code(0);
     assert_eq!(done.json()["changed"], json!(3));
 }
 
@@ -137,13 +153,25 @@ fn the_commands_for_many_count_ask_and_select() {
 fn one_message_is_retried_by_its_key() {
     let db = Database::new();
     waiting(&db);
-    let done = run(&db, &["message", "retry", "k7", "--why", "fixed", "--who", "eve"]).code(0);
-    assert!(done.stdout.contains("7 for billing: retried"), "{}", done.stdout);
-    let noted = db.text("SELECT sequence || ' ' || operator FROM {o}_attempt WHERE event = 'retried'");
+    let done = run(
+        &db,
+        &["message", "retry", "k7", "--why", "fixed", "--who", "eve"],
+    )
+    .code(0);
+    assert!(
+        done.stdout.contains("7 for billing: retried"),
+        "{}",
+        done.stdout
+    );
+    let noted =
+        db.text("SELECT sequence || ' ' || operator FROM {o}_attempt WHERE event = 'retried'");
     assert_eq!(noted.as_deref(), Some("7 eve: fixed"));
     assert_eq!(db.number(DUE), 1);
     let shown = run(&db, &["message", "show", "k7"]).code(0).stdout;
-    assert!(shown.contains("retried for billing by eve: fixed"), "{shown}");
+    assert!(
+        shown.contains("retried for billing by eve: fixed"),
+        "{shown}"
+    );
 }
 
 /// R55: a paced change takes its time, in steps of a second.
@@ -191,7 +219,9 @@ fn relay(db: &Database) -> RelayBuilder {
 fn recovered(db: &Database, since: SystemTime, what: Recover) -> [u64; 3] {
     let (conn, outbox) = (&mut db.connect(), db.outbox());
     interrupted_twice(|bulk| {
-        let done = outbox.destinations().recover(conn, "acme", since, what, bulk);
+        let done = outbox
+            .destinations()
+            .recover(conn, "acme", since, what, bulk);
         done.expect("recovered").expect("the destination")
     })
 }
@@ -223,7 +253,10 @@ fn dead_letters_since_a_time_are_recovered_in_the_order_of_keys() {
                  gen_random_uuid())"
     ));
     let since = SystemTime::now() - Duration::from_secs(3600);
-    assert_eq!(recovered(&db, since, Recover::DeadLetters), [1000, 1000, 500]);
+    assert_eq!(
+        recovered(&db, since, Recover::DeadLetters),
+        [1000, 1000, 500]
+    );
     let relay = relay(&db).start().expect("a relay");
     eventually("all are delivered", || db.count("delivered") == 2500);
     end(&relay);
@@ -250,7 +283,10 @@ fn message(topic: &str, n: i64) -> NewMessage {
 /// The numbers that a receiver got, in order, and the id of each.
 fn got(receiver: &Receiver) -> Vec<(i64, String)> {
     let of = |request: &crate::support::Request| {
-        (request.json()["euro"].as_i64().expect("a number"), request.id())
+        (
+            request.json()["euro"].as_i64().expect("a number"),
+            request.id(),
+        )
     };
     receiver.requests().iter().map(of).collect()
 }
@@ -289,9 +325,17 @@ fn a_disabled_destination_recovers_exactly_what_it_missed() {
     db.enqueue_message(wanted(50));
     db.enqueue_message(message("order.paid", 104));
     db.enqueue_message(message("invoice.paid", 105).tenant_id(tenant));
-    db.enqueue_message(message("order.paid", 106).tenant_id(tenant).destination("other"));
-    eventually("the other has all", || db.number("SELECT count(*) FROM {o}") == 0);
-    db.execute("UPDATE {o}_ledger SET payload = NULL, headers = NULL WHERE idempotency_key = 'order-103'");
+    db.enqueue_message(
+        message("order.paid", 106)
+            .tenant_id(tenant)
+            .destination("other"),
+    );
+    eventually("the other has all", || {
+        db.number("SELECT count(*) FROM {o}") == 0
+    });
+    db.execute(
+        "UPDATE {o}_ledger SET payload = NULL, headers = NULL WHERE idempotency_key = 'order-103'",
+    );
 
     let enabled = destinations.enable(&mut db.connect(), "acme");
     assert!(enabled.expect("enabled"));
@@ -306,14 +350,22 @@ fn a_disabled_destination_recovers_exactly_what_it_missed() {
     assert_eq!(counts(recover(Bulk::new(&note))), (2, 0, 1));
     assert_eq!(counts(recover(Bulk::new(&note))), (0, 0, 1));
     acme.wait_for(3);
-    eventually("all are settled", || db.number("SELECT count(*) FROM {o}") == 0);
+    eventually("all are settled", || {
+        db.number("SELECT count(*) FROM {o}") == 0
+    });
     assert_eq!(counts(recover(Bulk::new(&note))), (0, 0, 1));
     end(&relay);
 
     let numbers: Vec<i64> = got(&acme).iter().map(|(n, _)| *n).collect();
     assert_eq!(numbers, [100, 101, 102]);
     let of_other: BTreeMap<i64, String> = got(&other).into_iter().collect();
-    let same = ["ce-time", "ce-type", "x-shop", "idempotency-key", "ce-partitionkey"];
+    let same = [
+        "ce-time",
+        "ce-type",
+        "x-shop",
+        "idempotency-key",
+        "ce-partitionkey",
+    ];
     for (request, (n, id)) in acme.requests().iter().zip(got(&acme)) {
         assert_eq!(of_other.get(&n), Some(&id));
         let theirs = other.requests();
@@ -323,7 +375,8 @@ fn a_disabled_destination_recovers_exactly_what_it_missed() {
             assert_eq!(request.header(header), theirs.header(header), "{header}");
         }
     }
-    let noted = "SELECT count(*) FROM {o}_attempt WHERE event = 'replayed' AND destination = 'acme'";
+    let noted =
+        "SELECT count(*) FROM {o}_attempt WHERE event = 'replayed' AND destination = 'acme'";
     assert_eq!(db.number(noted), 2);
 }
 
@@ -368,32 +421,61 @@ fn delivered_to_another(db: &Database) {
 #[test]
 fn a_killed_backfill_continues_and_doubles_nothing() {
     let db = Database::new();
-    put(&db, &RegisteredDestination::new("acme", "https://acme.example"));
+    put(
+        &db,
+        &RegisteredDestination::new("acme", "https://acme.example"),
+    );
     delivered_to_another(&db);
-    let arguments = ["destination", "backfill", "acme", "--since", "2h", "--yes", "--rate", "400"];
+    let arguments = [
+        "destination",
+        "backfill",
+        "acme",
+        "--since",
+        "2h",
+        "--yes",
+        "--rate",
+        "400",
+    ];
     let live = || db.number("SELECT count(*) FROM {o}");
     let mut command = Running::start(db.binary(&arguments));
     eventually("it has begun", || live() > 0);
     command.signal("INT");
     assert_eq!(command.wait().code(), Some(1));
-    assert!(command.log().contains("repeat the command"), "{}", command.log());
+    assert!(
+        command.log().contains("repeat the command"),
+        "{}",
+        command.log()
+    );
     let begun = live();
     assert!((1..2500).contains(&begun), "{begun}");
     let command = Running::start(db.binary(&arguments));
-    eventually("it goes on", || live() > begun);
+    eventually("it continues", || live() > begun);
     command.kill();
     // A killed client's last transaction may commit.
-    let rest = ["destination", "backfill", "acme", "--since", "2h", "--yes", "--json"];
+    let rest = [
+        "destination",
+        "backfill",
+        "acme",
+        "--since",
+        "2h",
+        "--yes",
+        "--json",
+    ];
     let done = run(&db, &rest).code(0).json();
     assert_eq!(done["changed"], done["matched"], "{done}");
     assert_eq!(done["skipped"], json!(0), "{done}");
     let placed = "SELECT count(DISTINCT message_id) || ' of ' || count(*) FROM {o} WHERE destination = 'acme'
                      AND payload::text::int * 2 = split_from AND registration IS NOT NULL";
     assert_eq!(db.text(placed).as_deref(), Some("2500 of 2500"));
-    let out_of_order = "SELECT count(*) FROM (SELECT split_from - lag(split_from) OVER (ORDER BY sequence) AS step
+    let out_of_order =
+        "SELECT count(*) FROM (SELECT split_from - lag(split_from) OVER (ORDER BY sequence) AS step
                           FROM {o}) s WHERE step < 0";
     assert_eq!(db.number(out_of_order), 0);
-    let unknown = run(&db, &["destination", "backfill", "acne", "--since", "2h", "--yes"]).code(1);
+    let unknown = run(
+        &db,
+        &["destination", "backfill", "acne", "--since", "2h", "--yes"],
+    )
+    .code(1);
     assert!(unknown.stderr.contains("acne"), "{}", unknown.stderr);
 }
 
@@ -412,7 +494,9 @@ fn a_destination_that_is_registered_again_can_get_what_the_old_one_got() {
     eventually("both have both", || db.count("delivered") == 4);
     let (outbox, conn, note) = (db.outbox(), &mut db.connect(), alice());
     let backfill = |conn: &mut _| {
-        let done = outbox.destinations().backfill(conn, "acme", since, Bulk::new(&note));
+        let done = outbox
+            .destinations()
+            .backfill(conn, "acme", since, Bulk::new(&note));
         done.expect("sent").map(|done| done.changed)
     };
     assert_eq!(backfill(conn), Some(0));
@@ -442,7 +526,11 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
     );
     let act = |command: &str| {
         let arguments: Vec<&str> = command.split(' ').collect();
-        run(&db, &[&arguments[..], &["--why", "because", "--who", "eve"]].concat()).code(0);
+        run(
+            &db,
+            &[&arguments[..], &["--why", "because", "--who", "eve"]].concat(),
+        )
+        .code(0);
     };
     for command in [
         "destination put acme https://acme.example --topic nothing",
@@ -479,4 +567,69 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
     db.execute("UPDATE {o}_audit SET at = now() - interval '2 hours' WHERE act = 'pause'");
     db.number("SELECT emptied FROM {o}_rotate('1 hour')");
     assert_eq!(db.number("SELECT count(*) FROM {o}_audit"), 14);
+}
+
+/// R55: the page shows the count before it retries, cancels or recovers many.
+#[test]
+fn the_page_asks_with_the_count_before_it_changes_many() {
+    let db = Database::new();
+    waiting(&db);
+    put(
+        &db,
+        &RegisteredDestination::new("acme", "https://acme.example"),
+    );
+    delivered_to_another(&db);
+    let page = Page::start(db.binary(&["admin"]));
+    let send = |from: &str, path: &str, fields: &str| {
+        let token = page.get(from).form_token();
+        page.post(path, "", &format!("form_token={token}&{fields}"))
+    };
+    let list = "/messages?destination=billing";
+    let asked = send(list, "/messages/retry", "destination=billing&reason=fixed");
+    assert!(
+        asked.body.contains("Retry 2,500 messages now?"),
+        "{}",
+        asked.body
+    );
+    assert!(asked.body.contains("destination billing"), "{}", asked.body);
+    assert_eq!(db.number(DUE), 0);
+    let done = send(
+        list,
+        "/messages/retry",
+        "destination=billing&reason=fixed&sure=yes",
+    );
+    let to = done.header("location").expect("a redirect");
+    assert_eq!(to, "/messages?destination=billing&done=retried&count=2500");
+    assert!(
+        page.get(to)
+            .body
+            .contains("2,500 messages are due at once.")
+    );
+    assert_eq!(db.number(DUE), 2500);
+    let why = "SELECT string_agg(DISTINCT why, ',') FROM {o}_audit WHERE act = 'message retry'";
+    assert_eq!(db.text(why).as_deref(), Some("fixed"));
+
+    let one = "/destinations?name=acme";
+    let asked = send(
+        one,
+        "/destination/recover",
+        "name=acme&since=2h&missing=yes",
+    );
+    assert!(
+        asked.body.contains("Send 2,500 messages to acme again?"),
+        "{}",
+        asked.body
+    );
+    let done = send(one, "/destination/backfill", "name=acme&since=2h&sure=yes");
+    let to = done.header("location").expect("a redirect");
+    assert_eq!(to, "/destinations?name=acme&done=recovered&count=2500");
+    let bad = send(one, "/destination/recover", "name=acme&since=yesterday");
+    assert_eq!(bad.status, 400);
+
+    let done = send(list, "/messages/cancel", "destination=acme&sure=yes");
+    let to = done.header("location").expect("a redirect");
+    assert_eq!(
+        to,
+        "/messages?destination=acme&done=many_cancelled&count=2500"
+    );
 }

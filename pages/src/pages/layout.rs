@@ -148,6 +148,7 @@ fn notice(query: &Form) -> Option<String> {
         .get("count")
         .and_then(|count| count.parse().ok())
         .unwrap_or(0);
+    let messages = words::counted(count, "message is", "messages are");
     let letters = words::counted(count, "dead letter was", "dead letters were");
     Some(match (query.get("done")?, count) {
         ("requeued", 0) => {
@@ -177,6 +178,11 @@ fn notice(query: &Form) -> Option<String> {
         ("disabled", _) => "Disabled: messages for the destination wait.".to_owned(),
         ("removed", _) => "Removed. Messages that waited for the destination are dead-lettered.".to_owned(),
         ("sent_again", _) => "The message will be sent to this destination again.".to_owned(),
+        ("retried", _) => format!("{messages} due at once. If more matched, repeat the change."),
+        ("many_cancelled", _) => format!("{messages} cancelled. If more matched, repeat the change."),
+        ("recovered", _) => {
+            format!("{messages} enqueued for this destination. If more matched, repeat the change.")
+        }
         ("no_destination", _) => {
             "Nothing was changed: the destination does not exist, or has no such message."
                 .to_owned()

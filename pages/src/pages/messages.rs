@@ -2,7 +2,7 @@
 
 pub(super) mod change;
 mod history;
-mod waiting;
+pub(super) mod waiting;
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,12 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         let asked = Asked::of(&request.query);
         let (status, content) = match asked.filter() {
             Ok(filter) => match waiting::list(site, &asked, &filter) {
-                Ok(list) => (StatusCode::OK, list),
+                Ok(list) => {
+                    let can_change = !program::admin(&site.config).read_only;
+                    let list =
+                        html! { (list) @if can_change { (waiting::change_all(visitor, &asked)) } };
+                    (StatusCode::OK, list)
+                }
                 Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
             },
             Err(error) => (

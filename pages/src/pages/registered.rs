@@ -38,7 +38,7 @@ fn page_of(name: &str) -> String {
 
 /// Runs work on registered destinations. The outer error is a failure of the database; the inner error is for the
 /// caller to handle.
-fn with<T>(
+pub(super) fn with<T>(
     site: &Site,
     outbox: &OutboxName,
     work: impl FnOnce(Destinations<'_>) -> Result<T, DestinationError>,
@@ -382,11 +382,35 @@ fn actions(visitor: &Visitor, one: &RegisteredDestination) -> Markup {
                     button.second { "Send a test event" }
                     span.quiet { code { "outbox.test" } ", sent at once, even to a disabled destination." }
                 }
+                (recover_forms(visitor, &one.name))
                 form.do method="post" action="/destination/remove" {
                     (meant)
                     button.danger { "Remove…" }
                 }
             }
+        }
+    }
+}
+
+/// The forms that send a destination what it did not get.
+fn recover_forms(visitor: &Visitor, name: &str) -> Markup {
+    let meant = html! {
+        (token(visitor))
+        input type="hidden" name="name" value=(name);
+        label.field { "Since" input name="since" value="24h" required; }
+        label.field { "Why" input name="reason" maxlength="400"; }
+    };
+    html! {
+        form.do method="post" action="/destination/recover" {
+            (meant)
+            label { input type="checkbox" name="missing" value="yes"; " also what it missed" }
+            button.second { "Recover…" }
+            span.quiet { "Dead letters since this time are sent again, oldest first." }
+        }
+        form.do method="post" action="/destination/backfill" {
+            (meant)
+            button.second { "Backfill…" }
+            span.quiet { "For a new destination: what it would have got since this time." }
         }
     }
 }

@@ -7,11 +7,12 @@ use diesel_outbox::program::{self, MessageRecord};
 use maud::{Markup, html};
 
 use super::badge;
-use crate::Site;
+use crate::pages::layout::token;
 use crate::pages::overview::name_of;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::{link, words};
 use crate::request::Form;
+use crate::{Site, Visitor};
 
 /// Messages per page.
 const PAGE: usize = 50;
@@ -22,7 +23,7 @@ const STATES: [MessageStatus; 3] = [
 ];
 
 /// The filter, as entered in the form.
-pub(super) struct Asked<'a> {
+pub(in crate::pages) struct Asked<'a> {
     topic: &'a str,
     destination: &'a str,
     tenant: &'a str,
@@ -32,7 +33,7 @@ pub(super) struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    pub(super) fn of(form: &'a Form) -> Self {
+    pub(in crate::pages) fn of(form: &'a Form) -> Self {
         let value = |name| form.get(name).unwrap_or_default().trim();
         Self {
             topic: value("topic"),
@@ -44,7 +45,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    fn pairs(&self) -> [(&'static str, &'a str); 5] {
+    pub(in crate::pages) fn pairs(&self) -> [(&'static str, &'a str); 5] {
         [
             ("topic", self.topic),
             ("destination", self.destination),
@@ -54,7 +55,7 @@ impl<'a> Asked<'a> {
         ]
     }
 
-    pub(super) fn filter(&self) -> Result<WaitingFilter, String> {
+    pub(in crate::pages) fn filter(&self) -> Result<WaitingFilter, String> {
         let given = |value: &str| (!value.is_empty()).then(|| value.to_owned());
         let status = STATES
             .into_iter()
@@ -134,6 +135,27 @@ fn form(asked: &Asked<'_>) -> Markup {
             div.do {
                 button { "List" }
                 @if asked.pairs().iter().any(|(_, value)| !value.is_empty()) { a href="/messages" { "Show all" } }
+            }
+        }
+    }
+}
+
+/// The forms that change all messages of the list of waiting messages.
+pub(super) fn change_all(visitor: &Visitor, asked: &Asked<'_>) -> Markup {
+    let meant = html! {
+        (token(visitor))
+        @for (name, value) in asked.pairs() { input type="hidden" name=(name) value=(value); }
+        label.field { "Why" input name="reason" maxlength="400"; }
+    };
+    html! {
+        section.panel {
+            div.head { h2 { "Change all that match" } }
+            div.body {
+                form.do method="post" action="/messages/retry" {
+                    (meant) button.second { "Retry…" }
+                    span.quiet { "Messages that wait after a failed attempt become due at once." }
+                }
+                form.do method="post" action="/messages/cancel" { (meant) button.danger { "Cancel…" } }
             }
         }
     }
