@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
-use super::doubt::{Doubt, RanBy};
+use super::doubt::Doubt;
 use super::gate::News;
 use super::planner::{Part, Streams, Surveyed};
 use super::registered::{Changes, Failing};
@@ -388,10 +388,9 @@ impl Database for Session {
 
     fn end_if_at_work(&mut self, Doubt { lease, ran_by, .. }: Doubt) -> Answer<bool> {
         self.run(|conn, name| {
-            let is_at_work = match ran_by {
-                RanBy::Process(backend) => backend::is_at_work(conn, backend)?,
-                RanBy::Any => true,
-                RanBy::None => false,
+            let is_at_work = match ran_by.processes() {
+                Some(processes) => backend::are_at_work(conn, processes)?,
+                None => true,
             };
             if is_at_work {
                 lease::expire(conn, name, lease)?;

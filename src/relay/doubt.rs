@@ -12,40 +12,77 @@ pub(crate) struct Doubt {
     pub(crate) number: u64,
 }
 
-/// The server process that ran a claim.
+/// The server processes that may still be running a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RanBy {
-    Process(Backend),
+    /// Only these: a server that restarts again and again gives each statement a process of its own.
+    Only([Option<Backend>; MOST]),
     /// It may be any process.
     Any,
-    /// None of this server, which is another one than before.
-    None,
+}
+
+/// The most processes of one doubt. More threads do not have a connection that claims.
+const MOST: usize = 8;
+
+impl RanBy {
+    /// No process of this server, which is another one than before.
+    pub(crate) const NONE: Self = Self::Only([None; MOST]);
+
+    /// The processes; `None`: any.
+    pub(crate) fn processes(&self) -> Option<impl Iterator<Item = Backend>> {
+        match self {
+            Self::Only(processes) => Some(processes.iter().copied().flatten()),
+            Self::Any => None,
+        }
+    }
+
+    fn and(self, others: Self) -> Self {
+        let (Self::Only(mut all), Some(others)) = (self, others.processes()) else {
+            return Self::Any;
+        };
+        for one in others {
+            if all.contains(&Some(one)) {
+                continue;
+            }
+            match all.iter_mut().find(|place| place.is_none()) {
+                Some(place) => *place = Some(one),
+                None => return Self::Any,
+            }
+        }
+        Self::Only(all)
+    }
+}
+
+impl From<Backend> for RanBy {
+    fn from(backend: Backend) -> Self {
+        let mut processes = [None; MOST];
+        processes[0] = Some(backend);
+        Self::Only(processes)
+    }
 }
 
 impl From<Option<Backend>> for RanBy {
     /// The process is not known behind a pooler.
     fn from(backend: Option<Backend>) -> Self {
-        backend.map_or(Self::Any, Self::Process)
+        backend.map_or(Self::Any, Self::from)
     }
 }
 
 impl Doubt {
     /// Combines two doubts: the claimer and a settler can both lose a result, and two processes may still be running.
     pub(super) fn beside(self, before: Option<Self>) -> Self {
-        let Some(before) = before.filter(|before| before.lease >= self.lease) else {
-            return self;
-        };
-        // This doubt is about a statement that hung for long: its lease has ended, and its messages are taken over. Or
-        // the earlier statement may be running in the server that has just been found to be another one.
-        let number = self.number;
-        if before.lease > self.lease || self.ran_by == RanBy::None {
-            return Self { number, ..before };
+        match before {
+            // The lease of the older doubt has ended, and its messages are taken over.
+            Some(before) if before.lease > self.lease => Self {
+                number: self.number,
+                ..before
+            },
+            Some(before) if before.lease == self.lease => Self {
+                ran_by: before.ran_by.and(self.ran_by),
+                ..self
+            },
+            _ => self,
         }
-        let ran_by = match before.ran_by == self.ran_by || before.ran_by == RanBy::None {
-            true => self.ran_by,
-            false => RanBy::Any,
-        };
-        Self { ran_by, ..self }
     }
 }
 
@@ -60,17 +97,22 @@ mod tests {
             ran_by,
             number: 1,
         };
-        let process = |pid| RanBy::Process(Backend { pid, started: 1 });
+        let process = |pid| RanBy::from(Backend { pid, started: 1 });
         let settler = doubt(1, process(10));
         assert_eq!(settler.beside(None), settler);
         assert_eq!(settler.beside(Some(settler)), settler);
+        let both = doubt(1, process(11)).beside(Some(settler));
+        let both = both.ran_by.processes().expect("known processes");
+        assert_eq!(both.map(|one| one.pid).collect::<Vec<_>>(), [10, 11]);
         let any = doubt(1, RanBy::Any);
-        assert_eq!(doubt(1, process(11)).beside(Some(settler)), any);
         assert_eq!(settler.beside(Some(any)), any);
+        assert_eq!(any.beside(Some(settler)), any);
+        let many = (0..).take(MOST + 1).map(process);
+        assert_eq!(many.reduce(RanBy::and), Some(RanBy::Any));
         // The older lease has ended, and its messages are taken over.
         let newer = doubt(2, process(11));
         assert_eq!(newer.beside(Some(settler)), newer);
-        let nobody = doubt(1, RanBy::None);
+        let nobody = doubt(1, RanBy::NONE);
         assert_eq!(nobody.beside(Some(settler)), settler);
         assert_eq!(nobody.beside(Some(nobody)), nobody);
         assert_eq!(settler.beside(Some(nobody)), settler);

@@ -69,10 +69,8 @@ by_word!(
 /// let billing = Destination::new("billing", "https://billing.example/events")?
 ///     .max_attempts(10)
 ///     .on_dead(OnDead::Block);
-/// let hook = RegisteredDestination {
-///     policy: billing.policy.clone(),
-///     ..RegisteredDestination::new("acme", "https://acme.example/hooks")
-/// };
+/// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
+/// hook.policy = billing.policy.clone();
 /// assert_eq!(hook.policy.max_attempts, Some(10));
 ///
 /// for option in DeliveryPolicy::OPTIONS {

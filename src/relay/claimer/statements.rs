@@ -40,7 +40,7 @@ impl<D: Database> Claimer<'_, D> {
         }
         if self.planner.is_other_server(found.server) {
             log::info!(event = "server_changed"; "the database was restarted or failed over: checking the messages that it shows as claimed by this relay");
-            (shared.custody).begin_doubt(self.planner.lease(), RanBy::None);
+            (shared.custody).begin_doubt(self.planner.lease(), RanBy::NONE);
         }
         let was_active = self.planner.is_active();
         // Read after the query: this process may have claimed under a lease right before it ended.

@@ -13,7 +13,7 @@ use super::tables::{Changes, Now, Tables};
 use super::wants;
 use crate::error::DatabaseError;
 use crate::relay::database::{After, Answer, Database, Published, Taken, Which};
-use crate::relay::doubt::{Doubt, RanBy};
+use crate::relay::doubt::Doubt;
 use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
 use crate::relay::registered;
@@ -463,10 +463,9 @@ impl Database for Link<'_> {
     fn end_if_at_work(&mut self, Doubt { lease, ran_by, .. }: Doubt) -> Answer<bool> {
         let stage = self.stage;
         self.ask(|tables, now, broken, _| {
-            let is_at_work = match ran_by {
-                RanBy::Process(backend) => stage.is_at_work(backend.pid),
-                RanBy::Any => true,
-                RanBy::None => false,
+            let is_at_work = match ran_by.processes() {
+                Some(mut processes) => processes.any(|process| stage.is_at_work(process.pid)),
+                None => true,
             } && broken != Some(Broken::DoubtsNoOneAtWork);
             if is_at_work {
                 tables.expire(lease.0, now.micros);

@@ -32,12 +32,20 @@ pub(crate) fn backend(conn: &mut PgConnection) -> QueryResult<Backend> {
     Ok(Backend { pid, started })
 }
 
-/// Whether this server process still exists: it may finish a statement whose client is gone.
-pub(crate) fn is_at_work(conn: &mut PgConnection, backend: Backend) -> QueryResult<bool> {
-    let found = pg_stat_activity::table
-        .filter(pg_stat_activity::pid.eq(backend.pid))
-        .filter(pg_stat_activity::backend_start.is_not_distinct_from(backend.started()));
-    select(exists(found)).get_result(conn)
+/// Whether one of these server processes still exists: it may finish a statement whose client is gone.
+pub(crate) fn are_at_work(
+    conn: &mut PgConnection,
+    backends: impl IntoIterator<Item = Backend>,
+) -> QueryResult<bool> {
+    for backend in backends {
+        let found = pg_stat_activity::table
+            .filter(pg_stat_activity::pid.eq(backend.pid))
+            .filter(pg_stat_activity::backend_start.is_not_distinct_from(backend.started()));
+        if select(exists(found)).get_result(conn)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]
@@ -51,11 +59,11 @@ mod tests {
         let conn = &mut crate::store::tests::Outbox::new().connect();
         let backend = backend(conn).expect("a process");
         assert!(backend.started > 0);
-        assert_eq!(is_at_work(conn, backend), Ok(true));
         let earlier = Backend {
             started: backend.started - 1,
             ..backend
         };
-        assert_eq!(is_at_work(conn, earlier), Ok(false));
+        assert_eq!(are_at_work(conn, [earlier, backend]), Ok(true));
+        assert_eq!(are_at_work(conn, [earlier]), Ok(false));
     }
 }
