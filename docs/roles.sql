@@ -45,6 +45,7 @@ GRANT SELECT ON "outbox_lease" TO outbox_registrar;
 GRANT INSERT ON "outbox_audit" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
+GRANT INSERT ON "outbox_registration" TO outbox_registrar;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_registrar;
 
 -- Runs a relay, and all commands of an operator except migrate and forget. INSERT is for fan-outs and requeued
@@ -65,6 +66,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_topic" TO outbox_relay;
 GRANT SELECT, INSERT ON "outbox_audit" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_relay;
+GRANT SELECT, INSERT, DELETE ON "outbox_registration" TO outbox_relay;
 GRANT SELECT ON "outbox_messages" TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_relay;
 GRANT EXECUTE ON FUNCTION "outbox_rotate"(interval) TO outbox_relay;

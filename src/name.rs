@@ -85,6 +85,11 @@ impl OutboxName {
         self.suffixed("_topic")
     }
 
+    /// `"schema"."outbox_registration"`
+    pub(crate) fn registration(&self) -> String {
+        self.suffixed("_registration")
+    }
+
     pub(crate) fn messages(&self) -> String {
         self.quoted("_messages")
     }

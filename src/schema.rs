@@ -175,7 +175,7 @@ diesel::table! {
 }
 
 /// Internal to the library: the parts of the ring into which the ledger and the history are written, the lock of claims,
-/// and the topics that relays have served.
+/// the topics that relays have served, and the latest registrations.
 mod internal {
     diesel::table! {
         outbox_lock (name) {
@@ -200,6 +200,11 @@ mod internal {
         }
     }
     diesel::table! {
+        outbox_registration (id) {
+            id -> diesel::sql_types::Uuid,
+        }
+    }
+    diesel::table! {
         outbox_topic (pattern, kind) {
             pattern -> diesel::sql_types::Text,
             kind -> diesel::sql_types::Text,
@@ -209,7 +214,9 @@ mod internal {
     }
 }
 
-pub(crate) use self::internal::{outbox_audit, outbox_lock, outbox_part, outbox_topic};
+pub(crate) use self::internal::{
+    outbox_audit, outbox_lock, outbox_part, outbox_registration, outbox_topic,
+};
 
 /// Fails at compile time unless each name is the name of the outbox followed by the suffix.
 #[doc(hidden)]

@@ -59,7 +59,11 @@ BEGIN
         RAISE EXCEPTION 'a registered destination cannot be renamed: insert a new row and delete the old row'
             USING ERRCODE = 'feature_not_supported';
     END IF;
-    NEW.id := CASE WHEN NEW.tenant_id IS NOT DISTINCT FROM OLD.tenant_id THEN OLD.id ELSE gen_random_uuid() END;
+    NEW.id := OLD.id;
+    IF NEW.tenant_id IS DISTINCT FROM OLD.tenant_id THEN
+        NEW.id := gen_random_uuid();
+        NEW.created_at := now();
+    END IF;
     IF NEW.url <> OLD.url OR NEW.enabled > OLD.enabled THEN
         NEW.failing_since := NULL;
     END IF;
@@ -93,6 +97,9 @@ $function$;
 -- After registered destinations are deleted, and before all are (TRUNCATE): records the removal beside the pauses, so
 -- that relays dead-letter the waiting messages, even if no relay runs now. A destination that is inserted again deletes
 -- this record. Pauses of the name stay: a relay may have configured a destination of this name.
+--
+-- After registered destinations are inserted: records this in a table that each claim reads, so that a relay that has not
+-- read the new rows does so before it decides where the claimed messages go.
 CREATE FUNCTION outbox_destination_gone() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -106,6 +113,8 @@ BEGIN
     ELSE
         EXECUTE format('DELETE FROM %s WHERE kind = ''removed'' AND name IN (SELECT name FROM rows)',
             pauses);
+        EXECUTE format('INSERT INTO %I.%I SELECT WHERE EXISTS (SELECT FROM rows)',
+            TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_registration');
     END IF;
     RETURN NULL;
 END
@@ -538,6 +547,7 @@ BEGIN
     -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. failing_since: the first
     -- failed send since the last successful one. failing: a send has failed ten minutes later or more, which the event
     -- outbox.destination.failing tells. id: tells this registration from others of the same name.
+    -- created_at: when the registering transaction began; messages of transactions that began earlier do not go there.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             name              text COLLATE "C" NOT NULL,
@@ -556,7 +566,7 @@ BEGIN
             policy            json,
             description       text,
             disabled_reason   text,
-            created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+            created_at        timestamptz NOT NULL DEFAULT now(),
             updated_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
             failing_since     timestamptz,
             failing           boolean NOT NULL DEFAULT false,
@@ -582,6 +592,13 @@ BEGIN
         )$sql$, s, t || '_destination', t || '_dest_pkey');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (tenant_id, name)',
         s, t || '_destination', t || '_dest_tenant');
+
+    -- One row for each statement that has registered destinations lately. Relays delete the rows after a minute.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            id uuid NOT NULL DEFAULT gen_random_uuid(),
+            CONSTRAINT %3$I PRIMARY KEY (id)
+        )$sql$, s, t || '_registration', t || '_reg_pkey');
     EXECUTE format('CREATE TRIGGER outbox_destination_changes BEFORE UPDATE ON %1$I.%2$I FOR EACH ROW EXECUTE FUNCTION %3$s()',
         s, t || '_destination', changes);
     EXECUTE format('CREATE TRIGGER outbox_destination_wake AFTER INSERT OR UPDATE OR DELETE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
@@ -657,7 +674,7 @@ BEGIN
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(timestamptz, timestamptz, integer)', s, parts[2] || '_blank');
-    FOREACH suffix IN ARRAY ARRAY['_destination', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
+    FOREACH suffix IN ARRAY ARRAY['_registration', '_destination', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', s, parts[2] || '_address');

@@ -155,6 +155,7 @@ impl ByHand {
                 registry: Arc::default(),
                 rooms: Rooms::default(),
                 met: Err(Unasked::Released),
+                is_current: true,
             };
             let job = ways.job(claimed, lease, Instant::now());
             let verdict = self.verdict(&job, conn);

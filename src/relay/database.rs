@@ -31,6 +31,7 @@ use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::relay::own;
 use crate::store::relay::page::Page;
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
+use crate::store::relay::registrations;
 use crate::store::relay::search::{self, Ask};
 use crate::store::relay::served;
 use crate::store::relay::settle::{self, Trace};
@@ -262,9 +263,12 @@ impl Database for Session {
         locks: Locks,
     ) -> Answer<Tried<Option<Changes>>> {
         self.run_heeding(locks, |conn, name| {
+            // Read first, so that the rows are at least as new.
+            let registrations = registrations::number(conn, name)?;
             let (stamp, failing_now) = destinations::stamp(conn, name)?;
             let removed = pause::removed(conn, name)?.into_iter().collect();
-            if stamp.0 == 0 && !known.is_in_use() && removed == known.removed {
+            let has_same_records = removed == known.removed && registrations == known.registrations;
+            if stamp.0 == 0 && !known.is_in_use() && has_same_records {
                 return Ok(None);
             }
             let others = served::others(conn, name)?;
@@ -281,6 +285,7 @@ impl Database for Session {
                     others,
                     removed,
                     failing,
+                    registrations,
                     ..Changes::default()
                 }));
             }
@@ -304,6 +309,7 @@ impl Database for Session {
                 gone: gone.into_keys().collect(),
                 rows: rows.collect(),
                 failing,
+                registrations,
             }))
         })
     }

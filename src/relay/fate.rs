@@ -35,6 +35,8 @@ pub(super) struct Ways<'a> {
     pub(super) rooms: Rooms,
     /// Which messages match the filters of which registered destinations, if the destinations were looked up.
     pub(super) met: Result<Met, Unasked>,
+    /// Whether the registry has all destinations that the claim could see.
+    pub(super) is_current: bool,
 }
 
 /// Stands for a registration where the message is for a configured destination, although a registered one has its name.
@@ -206,6 +208,15 @@ impl<'a> Ways<'a> {
         let way = self.routes.find(topic, destination);
         let customers = match (way, destination.is_empty()) {
             (Way::NotTaken, _) => return nowhere(),
+            (_, true) if !self.is_current => {
+                return unknown(
+                    self.met
+                        .as_ref()
+                        .err()
+                        .copied()
+                        .unwrap_or(Unasked::Released),
+                );
+            }
             (Way::UnknownDestination, false) => {
                 let removed = || match self.met {
                     Ok(_) => Fate::removed(message),
@@ -334,16 +345,18 @@ impl Job {
 
 impl Shared {
     /// Takes claimed messages in, and decides where each message goes. `met` contains the matching filters of
-    /// registered destinations, if they were looked up.
+    /// registered destinations, if they were looked up. `is_current`: whether this relay knows all destinations that the
+    /// claim could see.
     pub(super) fn took(
         &self,
         claimed: Vec<Claimed>,
         lease: LeaseId,
         met: Result<Met, Unasked>,
+        is_current: bool,
     ) -> Vec<Job> {
         self.count_claimed(&claimed);
         let claimed = claimed.into_iter().map(|one| (one, lease));
-        let jobs = self.decide(claimed, met);
+        let jobs = self.decide(claimed, met, is_current);
         self.custody.began(lease, jobs.iter().map(|job| job.to));
         jobs
     }
@@ -363,7 +376,7 @@ impl Shared {
             met.extend((one.answers.iter()).map(|(id, matches)| ((sequence, *id), *matches)));
         }
         let claimed = filtered.into_iter().map(|one| (one.claimed, one.lease));
-        let jobs = self.decide(claimed, Ok(met));
+        let jobs = self.decide(claimed, Ok(met), true);
         self.custody.filtered(jobs.iter().map(|job| job.to));
         jobs
     }
@@ -390,6 +403,7 @@ impl Shared {
         &self,
         claimed: impl Iterator<Item = (Claimed, LeaseId)>,
         met: Result<Met, Unasked>,
+        is_current: bool,
     ) -> Vec<Job> {
         let now = clock::now();
         let mut ways = Ways {
@@ -399,6 +413,7 @@ impl Shared {
             registry: self.registered.registry(),
             rooms: self.rooms(),
             met,
+            is_current,
         };
         let jobs = claimed.map(|(one, lease)| ways.job(one, lease, now));
         let jobs: Vec<Job> = jobs.collect();
@@ -479,6 +494,7 @@ mod tests {
             registry: Arc::default(),
             rooms: Rooms::default(),
             met: Err(Unasked::Released),
+            is_current: true,
         };
         ways.job(one, LeaseId(1), Instant::now())
     }
@@ -534,6 +550,7 @@ mod tests {
                 registry: Arc::new(Registry::beside(Routes::new(&config), topics)),
                 rooms: Rooms::default(),
                 met: Ok(Met::new()),
+                is_current: true,
             };
             ways.job(claimed(1, "d", None), LeaseId(1), Instant::now())
                 .unsent
@@ -563,6 +580,7 @@ mod tests {
                 registry: Arc::clone(&registry),
                 rooms: Rooms::default(),
                 met,
+                is_current: true,
             };
             let mut one = claimed(1, "a", None);
             one.message.destination = "gone".to_owned();

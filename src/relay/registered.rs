@@ -49,6 +49,8 @@ pub(crate) struct Changes {
     pub(super) rows: Vec<(Row, i64)>,
     /// The failing destinations, if some fail now or do not fail any more.
     pub(super) failing: Option<Failing>,
+    /// The number of the registrations, read before the rows.
+    pub(super) registrations: Option<i64>,
 }
 
 /// The destinations that fail according to their rows. A change of this column changes no gate and no other state of a
@@ -115,6 +117,7 @@ impl Maker {
         let mut next = registry.copy();
         (next.stamp, next.others) = (changes.stamp, Arc::new(changes.others));
         (next.removed, next.can_send) = (changes.removed, self.customers.can_send());
+        next.registrations = changes.registrations;
         let (mut pool, mut bad) = (pool.clone(), Vec::new());
         for name in &changes.gone {
             if let Some(gone) = next.by_name.remove(name.as_str()) {
@@ -151,6 +154,7 @@ impl Maker {
                 topics: row.topics,
                 tenant_id: row.tenant_id,
                 filter: row.filter,
+                created_at: row.created_at,
                 limits: bulkhead.as_ref().map(Bulkhead::limits),
                 refused,
             });
@@ -263,6 +267,11 @@ impl Registered {
         maker.is_some_and(|maker| maker.customers.can_send())
     }
 
+    /// Whether this relay knows the destinations of a transaction that has seen this number of registrations.
+    pub(super) fn has_read(&self, registrations: Option<i64>) -> bool {
+        !self.is_on() || self.registry().registrations == registrations
+    }
+
     pub(super) fn registry(&self) -> Arc<Registry> {
         Arc::clone(&lock(&self.known).registry)
     }
@@ -318,7 +327,8 @@ impl Registered {
         }
         let is_same = changes.stamp == before.stamp
             && changes.others == *before.others
-            && changes.removed == before.removed;
+            && changes.removed == before.removed
+            && changes.registrations == before.registrations;
         if is_same {
             self.tell_failing(&before, &pool, to_learn.iter());
             return (Vec::new(), false);

@@ -30,6 +30,8 @@ pub(crate) struct Customer {
     pub(super) topics: Vec<String>,
     pub(super) tenant_id: Option<Uuid>,
     pub(super) filter: Option<String>,
+    /// When the transaction that registered the destination began, by the server's clock.
+    pub(super) created_at: Option<SystemTime>,
     /// `None`: the destination is disabled.
     pub(super) limits: Option<Limits>,
     /// Why this relay does not send: its settings do not allow the URL, or it cannot decrypt the secret. The messages
@@ -74,8 +76,12 @@ impl Customer {
             || tenants.is_some_and(|(own, of_message)| own != of_message)
     }
 
-    /// Whether the message has a topic and the tenant of this destination.
+    /// Whether the message has a topic and the tenant of this destination, and is not of a transaction that began before
+    /// that of the registration.
     fn wants(&self, message: &Message) -> bool {
+        if self.created_at.is_some_and(|at| message.created_at < at) {
+            return false;
+        }
         let is_tenants = self
             .tenant_id
             .is_none_or(|tenant| message.tenant_id == Some(tenant));
@@ -110,6 +116,8 @@ pub(crate) struct Registry {
     pub(super) others: Arc<Others>,
     /// The removed destinations that may still have messages.
     pub(super) removed: HashSet<String>,
+    /// The number of the registrations that have been read.
+    pub(super) registrations: Option<i64>,
     /// Whether this relay sends to registered destinations.
     pub(super) can_send: bool,
     /// The enabled destinations to which this relay does not send because of its settings, if it sends to others.
@@ -261,6 +269,7 @@ mod tests {
                 topics: vec!["*".to_owned()],
                 tenant_id: None,
                 filter: Some("$.a".to_owned()),
+                created_at: None,
                 limits: None,
                 refused: None,
             })

@@ -16,6 +16,7 @@ pub(crate) mod own;
 pub(crate) mod page;
 pub(crate) mod patrol;
 pub(crate) mod pause;
+pub(crate) mod registrations;
 pub(crate) mod search;
 pub(crate) mod served;
 pub(crate) mod settle;

@@ -51,6 +51,10 @@ extern "SQL" {
     /// The first number, or the second if the first is null. Syntax, like `greatest`.
     fn coalesce(first: Nullable<BigInt>, second: BigInt) -> BigInt;
 
+    /// A number for a text: different texts have different ones, but for accidents.
+    #[sql_name = "pg_catalog.hashtext"]
+    fn hashtext(text: Text) -> diesel::sql_types::Integer;
+
     /// The bytes of a text, in the database's encoding.
     #[sql_name = "pg_catalog.octet_length"]
     fn octet_length(text: Text) -> diesel::sql_types::Integer;

@@ -322,6 +322,7 @@ tables! {
         timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, failing,
         id
     }
+    registration = outbox_registration { id }
     topic = outbox_topic { pattern, kind, first_served, last_served }
     audit = outbox_audit { at, who, act, target, why }
     inbox = outbox_inbox { source, message_id }

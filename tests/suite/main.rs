@@ -26,6 +26,7 @@ mod edges;
 mod egress;
 mod enqueue;
 mod events;
+mod exact;
 mod failover;
 mod fan_out;
 mod filters;

@@ -57,7 +57,7 @@ impl<D: Database> Claimer<'_, D> {
         let ended = Ended::Lanes(asked, Outcome::Done(brought));
         self.planner.searched(clock::now(), ended, took);
         let count = batch.claimed.len();
-        self.take(batch.claimed, took);
+        self.take(batch, took);
         Ok(count)
     }
 
@@ -114,7 +114,7 @@ impl<D: Database> Claimer<'_, D> {
         let sequence = |one: &Claimed| one.message.sequence.0;
         claims.claimed.extend(batch.claimed.iter().map(sequence));
         claims.is_cut |= batch.is_cut;
-        self.take(batch.claimed, clock::since(began));
+        self.take(batch, clock::since(began));
         Ok(())
     }
 
@@ -155,8 +155,8 @@ impl<D: Database> Claimer<'_, D> {
         }
     }
 
-    fn take(&mut self, claimed: Vec<Claimed>, took: Duration) {
-        if claimed.is_empty() {
+    fn take(&mut self, batch: Batch, took: Duration) {
+        if batch.claimed.is_empty() {
             return;
         }
         let (shared, lease) = (self.shared, self.planner.lease());
@@ -167,12 +167,13 @@ impl<D: Database> Claimer<'_, D> {
             stats.claims += 1;
         });
         shared.metrics.claim_seconds.record(took.as_secs_f64());
-        let met = self.look_up(&claimed);
+        let met = self.look_up(&batch);
         let registry = shared.registered.registry();
-        let is_filtered = |one: &Claimed| Filtering::is_for(&registry, one);
-        let (filtered, others) = claimed.into_iter().partition(is_filtered);
+        let is_current = met.is_ok() || shared.registered.has_read(batch.registrations);
+        let is_filtered = |one: &Claimed| is_current && Filtering::is_for(&registry, one);
+        let (filtered, others) = batch.claimed.into_iter().partition(is_filtered);
         self.filter(filtered, lease);
-        let jobs = shared.took(others, lease, met);
+        let jobs = shared.took(others, lease, met, is_current);
         self.hand_over(By::Claimer, jobs);
     }
 }

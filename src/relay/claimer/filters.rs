@@ -9,15 +9,17 @@ use crate::relay::filtering::Filtering;
 use crate::relay::planner::Report;
 use crate::routes::Way;
 use crate::store::brief::Tried;
-use crate::store::relay::claim::Claimed;
+use crate::store::relay::claim::{Batch, Claimed};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
 
 impl<D: Database> Claimer<'_, D> {
-    /// Updates the destinations if some messages name a removed one, or are for nobody: the transaction that enqueued a
-    /// message may have registered its destination.
-    pub(super) fn look_up(&mut self, claimed: &[Claimed]) -> Result<Met, Unasked> {
+    /// Updates the destinations if the claim has seen registrations that this relay does not know, or if some messages
+    /// name a removed destination or are for nobody.
+    pub(super) fn look_up(&mut self, batch: &Batch) -> Result<Met, Unasked> {
         let registry = self.shared.registered.registry();
+        let is_outdated = !self.shared.registered.has_read(batch.registrations);
+        let is_affected = |one: &Claimed| is_outdated && one.message.destination.is_empty();
         // A destination that was registered again must get the messages that wait for it.
         let is_removed = |one: &Claimed| {
             let (message, named) = (&one.message, registry.named(&one.message.destination));
@@ -30,10 +32,9 @@ impl<D: Database> Claimer<'_, D> {
             let way = routes.find(&message.topic, &message.destination);
             way == Way::NoRoute && registry.wanting(message).next().is_none()
         };
-        if claimed
-            .iter()
-            .any(|one| is_removed(one) || has_no_subscriber(one))
-        {
+        let is_unsure =
+            |one: &Claimed| is_affected(one) || is_removed(one) || has_no_subscriber(one);
+        if batch.claimed.iter().any(is_unsure) {
             // The session logs a failure, and the messages are released.
             let looked = self.look_at_rows().map_err(|_| Unasked::Released)?;
             if looked == Tried::Locked {

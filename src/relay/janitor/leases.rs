@@ -5,17 +5,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use uuid::Uuid;
+
 use crate::error::DatabaseError;
 use crate::relay::planner::Report;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::told::Told;
-use crate::store::relay::{keyed_lock, lease, pause, sleep_lock};
+use crate::store::relay::{keyed_lock, lease, pause, registrations, sleep_lock};
 
 /// The interval between two scans.
 const INTERVAL: Duration = Duration::from_secs(3600);
 /// The interval between two checks for leases whose rows have disappeared.
 const WATCH: Duration = Duration::from_secs(5);
+/// How long a record of registrations stays at least. Relays read the rows of destinations every second.
+const RECORDS: Duration = Duration::from_secs(60);
 /// The interval between two searches for sessions that keep inserts notifying.
 const SEARCH: Duration = Duration::from_secs(60);
 /// How long a lease or a pause is kept after its end.
@@ -38,6 +42,10 @@ pub(super) struct Leases {
     next_search: Instant,
     /// The sessions that keep inserts notifying, and that are logged.
     noisy: BTreeSet<i32>,
+    /// The records of registrations that were there at the last check. All relays have read these destinations by the next
+    /// one.
+    records: Vec<Uuid>,
+    next_records: Instant,
     /// When to scan for messages of a lease that has disappeared.
     wanted_at: Option<Instant>,
 }
@@ -59,6 +67,8 @@ impl Leases {
             ended: BTreeSet::new(),
             next_search: Instant::now(),
             noisy: BTreeSet::new(),
+            records: Vec::new(),
+            next_records: Instant::now(),
             wanted_at: None,
         }
     }
@@ -86,6 +96,11 @@ impl Leases {
             self.alive = alive.map(|lease| (lease.id, lease.sends_for)).collect();
             let ended = leases.iter().filter(|lease| lease.has_ended);
             self.end_sessions(session, ended.map(|lease| lease.id).collect())?;
+            if now >= self.next_records {
+                self.records =
+                    session.run(|conn, name| registrations::forget(conn, name, &self.records))?;
+                self.next_records = now + RECORDS;
+            }
             self.next_check = now + WATCH;
         }
         if self.round.is_none() && self.wanted_at.is_some_and(|at| now >= at) {

@@ -15,7 +15,7 @@ use crate::relay::told::Told;
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
 use crate::relay::written::{Settle, Written};
-use crate::store::relay::claim::Claimed;
+use crate::store::relay::claim::Batch;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 
@@ -24,12 +24,13 @@ const MOST_IN_A_ROW: u32 = 100;
 
 impl<D: Database> Settler<'_, D> {
     /// Hands claimed messages to the claimer.
-    fn hand_on(&self, claimed: Vec<Claimed>, lease: LeaseId) {
-        if claimed.is_empty() {
+    fn hand_on(&self, next: Batch, lease: LeaseId) {
+        if next.claimed.is_empty() {
             return;
         }
         let shared = self.shared;
-        let mut jobs = shared.took(claimed, lease, Err(Unasked::Released));
+        let is_current = shared.registered.has_read(next.registrations);
+        let mut jobs = shared.took(next.claimed, lease, Err(Unasked::Released), is_current);
         shared.count(|stats| stats.continued += jobs.len() as u64);
         // Bulkheads do not count the bytes of these messages while they wait for the claimer.
         for job in jobs.iter_mut().filter(|job| job.unsent.is_some()) {
@@ -84,17 +85,17 @@ impl<D: Database> Settler<'_, D> {
             // The statement may have succeeded. The lease then holds messages unknown to this relay.
             (shared.custody).begin_doubt(lease, self.db.after().backend.into());
         }
-        let (written, next) = result?;
-        let (mut next, is_cut) = (next.claimed, next.is_cut);
-        for one in &mut next {
+        let (written, mut next) = result?;
+        for one in &mut next.claimed {
             let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
             one.message.in_a_row = key.map_or(0, |count| count + 1);
         }
         // A next message that was committed too late for this claim may have been skipped by the claimer meanwhile,
         // because the message was not yet the first of its key.
         let is_passed = shared.keyed_looks().has_looked_since(looks) || shared.policy().has_parts;
-        let may_be_left = is_passed || is_cut || has_full;
+        let may_be_left = is_passed || next.is_cut || has_full;
         let claimed: HashSet<Key> = next
+            .claimed
             .iter()
             .filter_map(|one| Key::of(&one.message))
             .collect();

@@ -61,6 +61,10 @@ pub(super) enum Broken {
     RefusesForAll,
     /// The relay does not know the tenants of registered destinations.
     OverlooksTenants,
+    /// A claim does not show that destinations were registered since the relay has read them.
+    OverlooksRegistrations,
+    /// A destination gets messages of transactions that began before that of its registration.
+    GivesWhatIsEarlier,
     /// The relay does not know which topics other relays have served before.
     OverlooksServedTopics,
     /// A relay that registers forgets the topics that no running relay serves.
@@ -121,7 +125,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 42] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 44] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -182,6 +186,8 @@ impl Broken {
             Self::OverlooksTenants,
             &[Promise::Tenant, Promise::Recipients],
         ),
+        (Self::OverlooksRegistrations, &[Promise::Recipients]),
+        (Self::GivesWhatIsEarlier, &[Promise::Recipients]),
         (
             Self::OverlooksServedTopics,
             &[Promise::Lost, Promise::Recipients],

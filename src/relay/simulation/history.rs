@@ -37,6 +37,9 @@ pub(super) struct History {
     pub(super) lease: Duration,
     /// Some messages go to the registered destinations `x` and `y`, or by topic `c` to both.
     pub(super) has_registered: bool,
+    /// The transaction that registers `y` also enqueues messages, and is the one with this number. `None`: `y` is there
+    /// from the beginning.
+    pub(super) registers: Option<usize>,
     /// There are many registered destinations: see [`History::crowd`].
     pub(super) has_crowd: bool,
     /// The settings of all relays but the first refuse the port of `x`, and have no route for the topic `d` and no
@@ -209,6 +212,7 @@ impl History {
             is_crowded: Rng::with_seed(!seed).u8(..4) == 0,
             lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],
             has_registered: false,
+            registers: None,
             has_crowd: false,
             settings_differ: false,
             has_filters: false,
@@ -402,6 +406,13 @@ impl History {
     /// Sends some messages to registered destinations, which are disabled, removed, fail, hang or are slow.
     fn register(&mut self, rng: &mut Rng, is_calm: bool) {
         self.has_registered = true;
+        let mut dice = Rng::with_seed(self.seed ^ 1);
+        let count = self
+            .items
+            .iter()
+            .filter(|item| matches!(item.event, Event::Enqueue { .. }));
+        let count = count.count();
+        self.registers = (dice.u8(..3) == 0).then(|| dice.usize(..count.max(1)));
         for item in &mut self.items {
             let Event::Enqueue { messages, .. } = &mut item.event else {
                 continue;
@@ -415,6 +426,9 @@ impl History {
                 match rng.u8(..3) {
                     0 => new.topic = "c",
                     _ => new.destination = REGISTERED[rng.usize(..2)],
+                }
+                if self.registers.is_some() && !new.destination.is_empty() {
+                    new.destination = REGISTERED[0];
                 }
             }
         }
@@ -643,7 +657,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}",
+            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}",
             self.seed,
             self.relays,
             self.single_active,
@@ -652,6 +666,7 @@ impl fmt::Display for History {
             self.slow,
             self.has_dead_entries,
             self.is_crowded,
+            self.registers,
             self.settings_differ,
             self.has_filters,
             self.has_tenants,

@@ -1299,7 +1299,7 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let shared = process.shared;
     let most = i64::try_from(shared.bulkheads[0].queue()).expect("a small queue");
     let claimed: Vec<Claimed> = (0..=most).map(|n| claimed(n, "a", Some("k"))).collect();
-    let jobs = shared.took(claimed, LeaseId(1), Err(Unasked::Released));
+    let jobs = shared.took(claimed, LeaseId(1), Err(Unasked::Released), true);
     shared.tell_claimer(Told::Continued(jobs));
     process.pass_on_entries(None);
     let claimer = process.claimer.as_mut().expect("the claimer is idle");
@@ -1328,9 +1328,9 @@ fn a_destination_that_another_tenant_gets_has_another_number() {
         registered.change(changes.expect("changes"), pool, &shared.routes);
         registered.registry().named("x").expect("registered").id
     };
-    stage.tables.borrow_mut().put("x", true);
+    stage.tables.borrow_mut().put("x", true, 0);
     let first = number_now();
-    stage.tables.borrow_mut().put("x", false);
+    stage.tables.borrow_mut().put("x", false, 0);
     assert_eq!(number_now(), first);
     stage.tables.borrow_mut().give("x");
     assert_ne!(number_now(), first);
@@ -1425,7 +1425,7 @@ fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
     stage.set_clocks(Duration::ZERO);
     let process = Process::new(&stage, 0, 0, &slots[0]);
     let (shared, registered) = (process.shared, &process.shared.registered);
-    stage.tables.borrow_mut().put(REGISTERED[1], true);
+    stage.tables.borrow_mut().put(REGISTERED[1], true, 0);
     let changes = (stage.tables.borrow()).registered_since(&registered.registry(), false, 0);
     let all = shared.bulkheads.last().expect("the threads");
     registered.change(changes.expect("changes"), all, &shared.routes);

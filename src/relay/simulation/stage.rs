@@ -146,6 +146,8 @@ struct Transaction {
     commits: bool,
     /// A relay slept at the time of the insert.
     notifies: bool,
+    /// When it began, if it registers a destination.
+    registers: Option<i64>,
 }
 
 /// The true history of a message, even if the database has forgotten it.
@@ -154,6 +156,9 @@ pub(super) struct Truth {
     pub(super) fails: u32,
     /// Whether the receiver refuses the message.
     pub(super) is_refused: bool,
+    /// When the transaction began, by the server's clock, and whether it registers a destination.
+    began: i64,
+    registers: bool,
     pub(super) delay: Duration,
     pub(super) committed: Option<Duration>,
     /// Successful and failed sends, by destination.
@@ -182,6 +187,8 @@ pub(super) struct Stage<'w> {
     now: Cell<Duration>,
     pub(super) tables: RefCell<Tables>,
     server: Cell<u64>,
+    /// When the transaction that registers a destination has committed.
+    registered_at: Cell<Option<i64>>,
     is_down: Cell<bool>,
     skew: Cell<i64>,
     unflushed: RefCell<Vec<Unflushed>>,
@@ -246,6 +253,7 @@ impl<'w> Stage<'w> {
                 ..Tables::default()
             }),
             server: Cell::new(1),
+            registered_at: Cell::new(None),
             is_down: Cell::new(false),
             skew: Cell::new(0),
             unflushed: RefCell::default(),
@@ -283,9 +291,10 @@ impl<'w> Stage<'w> {
             let mut tables = self.tables.borrow_mut();
             let names = match self.history.has_crowd {
                 true => [&REGISTERED[..], &BAD, &[QUIET]].concat(),
+                false if self.history.registers.is_some() => REGISTERED[..1].to_vec(),
                 false => REGISTERED[..2].to_vec(),
             };
-            names.into_iter().for_each(|name| tables.put(name, true));
+            names.into_iter().for_each(|name| tables.put(name, true, 0));
         }
         for relay in 0..self.history.relays {
             self.start(relay);
@@ -889,7 +898,10 @@ impl<'w> Stage<'w> {
                 tables.has_locked_pauses = false;
                 self.unlocked_at.set(self.now.get());
             }
-            Happens::Put(name) => self.tables.borrow_mut().put(name, true),
+            Happens::Put(name) => {
+                let now = self.database_now().micros;
+                self.tables.borrow_mut().put(name, true, now);
+            }
             Happens::Janitor(number) => {
                 let vanished = self.tables.borrow().vanished();
                 let processes = self.processes.borrow();
@@ -939,7 +951,8 @@ impl<'w> Stage<'w> {
             Event::Disable(name, lasts) => {
                 let is_there = self.tables.borrow().registered.contains_key(name);
                 if is_there {
-                    self.tables.borrow_mut().put(name, false);
+                    let now = self.database_now().micros;
+                    self.tables.borrow_mut().put(name, false, now);
                     self.after(*lasts, Happens::Put(name));
                 }
             }
@@ -1107,11 +1120,15 @@ impl<'w> Stage<'w> {
         let now = self.database_now().micros;
         let mut tables = self.tables.borrow_mut();
         let mut truths = self.messages.borrow_mut();
+        let mut transactions = self.transactions.borrow_mut();
+        let registers = self.history.registers == Some(transactions.len());
         let row = |new: &New| {
             tables.last_sequence += 1;
             truths.push(Truth {
                 fails: new.fails,
                 is_refused: new.is_refused,
+                began: now,
+                registers,
                 delay: new.delay,
                 ..Truth::default()
             });
@@ -1143,13 +1160,13 @@ impl<'w> Stage<'w> {
         let writer = tables.next_writer;
         tables.next_writer += 1;
         tables.writers.insert(writer);
-        let mut transactions = self.transactions.borrow_mut();
         transactions.push(Transaction {
             writer,
             server: self.server.get(),
             rows,
             commits,
             notifies,
+            registers: registers.then_some(now),
         });
         self.after(lasts, Happens::End(transactions.len() - 1));
     }
@@ -1178,6 +1195,11 @@ impl<'w> Stage<'w> {
                 )
             });
             tables.rows.insert(row.sequence, row);
+        }
+        if let Some(began) = transaction.registers {
+            self.tell(|| format!("registered: {}", REGISTERED[1]));
+            tables.put(REGISTERED[1], true, began);
+            self.registered_at.set(Some(self.database_now().micros));
         }
         drop(tables);
         if transaction.notifies {
@@ -1329,10 +1351,10 @@ impl<'w> Stage<'w> {
         let registered: Vec<&str> = tables.registered.keys().copied().collect();
         registered
             .into_iter()
-            .for_each(|name| tables.put(name, true));
+            .for_each(|name| tables.put(name, true, 0));
         if self.history.has_registered && tables.registered.is_empty() {
             // Without a registered destination, messages that no route serves would wait forever.
-            tables.put(REGISTERED[2], true);
+            tables.put(REGISTERED[2], true, 0);
         }
         drop(tables);
         for process in self.processes.borrow_mut().iter_mut() {
@@ -1669,6 +1691,11 @@ impl<'w> Stage<'w> {
                 is_tenants && (matches || !tables.has_filters)
             };
             let mut wanted: BTreeSet<&str> = REGISTERED[..2].iter().copied().filter(want).collect();
+            match self.is_behind_registration(id) {
+                Some(true) => {}
+                Some(false) => drop(wanted.remove(REGISTERED[1])),
+                None => wanted.retain(|name| *name != REGISTERED[1] || reached.contains(name)),
+            }
             // A message that only the route of a topic gets needs no row for the route's destination.
             let is_whole = wanted.is_empty() && reached == BTreeSet::from([""]);
             wanted.extend((topic == wants::ROUTED).then_some("a"));
@@ -1678,6 +1705,27 @@ impl<'w> Stage<'w> {
                     format!("message {id} is for {wanted:?} and was settled for {reached:?}")
                 });
             }
+        }
+    }
+
+    /// Whether the transaction of a message registers the destination `y`, or began after `y` was registered. `None`: it
+    /// began while the registering transaction was open.
+    fn is_behind_registration(&self, id: usize) -> Option<bool> {
+        let Some(registers) = self.history.registers else {
+            return Some(true);
+        };
+        let Truth {
+            began,
+            registers: is_it,
+            ..
+        } = self.messages.borrow()[id];
+        let transactions = self.transactions.borrow();
+        let registration = transactions.get(registers).and_then(|one| one.registers);
+        match (registration, self.registered_at.get()) {
+            (Some(_), Some(_)) if is_it => Some(true),
+            (Some(registration), Some(_)) if began < registration => Some(false),
+            (Some(_), Some(committed)) => (began > committed).then_some(true),
+            _ => Some(false),
         }
     }
 

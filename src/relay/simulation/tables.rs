@@ -135,6 +135,8 @@ pub(super) struct Tables {
     pub(super) has_tenants: bool,
     pub(super) has_filters: bool,
     pub(super) last_stamp: i64,
+    /// How many destinations were registered so far.
+    pub(super) registrations: i64,
     pub(super) last_sequence: i64,
     /// Rows that an open transaction has changed.
     pub(super) locked: BTreeSet<i64>,
@@ -160,6 +162,8 @@ pub(super) struct Registered {
     tenant: usize,
     /// Changes with each update.
     pub(super) stamp: i64,
+    /// When the transaction that registered it began.
+    pub(super) created_at: i64,
 }
 
 /// The destination of a message; empty if the message is fanned out or goes nowhere.
@@ -397,12 +401,14 @@ impl Tables {
         gone.into_iter().collect()
     }
 
-    /// Registers a destination, or changes it.
-    pub(super) fn put(&mut self, name: &'static str, enabled: bool) {
+    /// Registers a destination in a transaction that began at this time, or changes it.
+    pub(super) fn put(&mut self, name: &'static str, enabled: bool, began: i64) {
         self.last_stamp += 1;
         let stamp = self.last_stamp;
         let own = REGISTERED.iter().position(|one| *one == name);
         let before = self.registered.get(name);
+        self.registrations += i64::from(before.is_none());
+        let created_at = before.map_or(began, |one| one.created_at);
         let tenant = before.map(|one| one.tenant).or(own).unwrap_or_default();
         let id = before.map(|one| one.id);
         let id = id.unwrap_or_else(|| Uuid::from_u128(stamp.unsigned_abs().into()));
@@ -414,6 +420,7 @@ impl Tables {
             id,
             tenant,
             stamp,
+            created_at,
         };
         self.registered.insert(name, registered);
         self.removed.remove(name);
@@ -427,7 +434,7 @@ impl Tables {
         one.tenant += 1;
         one.id = Uuid::from_u128(one.id.as_u128() + (1 << 64));
         let enabled = one.enabled;
-        self.put(name, enabled);
+        self.put(name, enabled, 0);
     }
 
     pub(super) fn remove(&mut self, name: &'static str) {
@@ -462,7 +469,9 @@ impl Tables {
         let overlooks_removed = broken == Some(Broken::OverlooksWhatIsRemoved);
         let removed = self.removed.iter().filter(|_| !overlooks_removed);
         let removed = removed.map(|name| (*name).to_owned()).collect();
-        if self.registered.is_empty() && !known.is_in_use() && removed == known.removed {
+        let registrations = self.registrations();
+        let has_same_records = removed == known.removed && registrations == known.registrations;
+        if self.registered.is_empty() && !known.is_in_use() && has_same_records {
             return None;
         }
         let stamp = self.registered.values().map(|one| one.stamp).sum();
@@ -479,6 +488,8 @@ impl Tables {
                 row.enabled = one.enabled;
                 row.filter = self.has_filters.then(|| (*name).to_owned());
                 row.tenant_id = self.tenants.get(&one.stamp).copied();
+                row.created_at = (broken != Some(Broken::GivesWhatIsEarlier))
+                    .then(|| UNIX_EPOCH + Duration::from_micros(one.created_at.unsigned_abs()));
                 match broken {
                     Some(Broken::OverlooksTenants) => row.tenant_id = None,
                     Some(Broken::RefusesForAll) if is_strict && *name == REGISTERED[0] => {
@@ -495,6 +506,7 @@ impl Tables {
             rows,
             others: self.active_relays(now),
             removed,
+            registrations,
             gone: gone.into_keys().collect(),
             ..registered::Changes::default()
         })
@@ -646,10 +658,20 @@ impl Tables {
             claimed
         });
         changes.is_only_claim = true;
+        let claimed: Vec<Claimed> = claimed.collect();
         Batch {
-            claimed: claimed.collect(),
+            registrations: (!claimed.is_empty())
+                .then(|| self.registrations())
+                .flatten(),
+            claimed,
             is_cut,
         }
+    }
+
+    /// The number of the records of registrations.
+    fn registrations(&self) -> Option<i64> {
+        let sees = self.broken != Some(Broken::OverlooksRegistrations);
+        (self.registrations > 0 && sees).then_some(self.registrations)
     }
 
     fn message(&self, row: &Row, now: Now) -> Message {
@@ -672,7 +694,7 @@ impl Tables {
             ordering_key: row.ordering_key.map(str::to_owned),
             idempotency_key: row.id.to_string(),
             tenant_id: wants::tenant_of(row.id).filter(|_| self.has_tenants),
-            created_at: UNIX_EPOCH,
+            created_at: UNIX_EPOCH + Duration::from_micros(row.occurred_at.unsigned_abs()),
             occurred_at: Some(UNIX_EPOCH + Duration::from_micros(row.occurred_at.unsigned_abs())),
             age: Duration::ZERO,
             claimed: now.here,

@@ -24,6 +24,7 @@ use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Record, Text, 
 use diesel::{PgConnection, select, update};
 
 use super::lease::{LeaseId, at_work};
+use super::registrations;
 use crate::message::{MAX_ROW_BYTES, Message};
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
@@ -145,6 +146,8 @@ pub(crate) struct Batch {
     pub(crate) claimed: Vec<Claimed>,
     /// Whether candidates were left because the claim was full.
     pub(crate) is_cut: bool,
+    /// The number of the registrations that the claim has seen, if it has claimed anything.
+    pub(crate) registrations: Option<i64>,
 }
 
 /// The most lanes that one statement reads, each by its own array. More lanes would save round trips. But each number
@@ -152,6 +155,21 @@ pub(crate) struct Batch {
 pub(in crate::store) const ARRAYS_AT_ONCE: usize = 8;
 
 impl Batch {
+    /// `before`: a moment before the claim.
+    fn of(rows: impl IntoIterator<Item = (TakenRow, TakenOver)>, before: Instant) -> Self {
+        let mut registrations = None;
+        let claimed = rows.into_iter().map(|(row, taken_over)| {
+            // Of several statements, the last one sees the most.
+            registrations = row.3;
+            Claimed::new(row, taken_over, before)
+        });
+        Self {
+            claimed: claimed.collect(),
+            is_cut: false,
+            registrations,
+        }
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.claimed.iter().map(|one| one.message.bytes()).sum()
     }
@@ -319,9 +337,10 @@ pub(super) fn claim_from<'a>(
         is_cut = count < found.len();
         found.truncate(count);
     }
+    let rows = take(conn, name, claimant.lease, &found)?;
     Ok(Batch {
-        claimed: take(conn, name, claimant.lease, &found, before)?,
         is_cut,
+        ..Batch::of(rows, before)
     })
 }
 
@@ -371,9 +390,8 @@ fn take(
     name: &OutboxName,
     lease: LeaseId,
     found: &[LockedRow],
-    before: Instant,
-) -> QueryResult<Vec<Claimed>> {
-    let mut claimed = Vec::with_capacity(found.len());
+) -> QueryResult<Vec<(TakenRow, TakenOver)>> {
+    let mut taken_rows = Vec::with_capacity(found.len());
     for kind in [TakenOver::No, TakenOver::Once, TakenOver::Again] {
         let of_kind = found.iter().filter(|one| one.taken_over == kind);
         let sequences: Vec<i64> = of_kind.map(|one| one.sequence).collect();
@@ -397,9 +415,9 @@ fn take(
                 kept(these.returning(taken(name))).load(conn)?
             }
         };
-        claimed.extend(rows.into_iter().map(|row| Claimed::new(row, kind, before)));
+        taken_rows.extend(rows.into_iter().map(|row| (row, kind)));
     }
-    Ok(claimed)
+    Ok(taken_rows)
 }
 
 /// Locks free messages and takes them with one statement, for a claim that cannot be too large.
@@ -416,13 +434,8 @@ pub(super) fn take_at_once(
         .set(is_held_by(lease))
         .returning(taken(name));
     let rows: Vec<TakenRow> = kept(these).load(conn)?;
-    let claimed = rows
-        .into_iter()
-        .map(|row| Claimed::new(row, TakenOver::No, before));
-    Ok(Batch {
-        claimed: claimed.collect(),
-        is_cut: false,
-    })
+    let rows = rows.into_iter().map(|row| (row, TakenOver::No));
+    Ok(Batch::of(rows, before))
 }
 
 type IsHeld = (
@@ -437,13 +450,14 @@ fn is_held_by(lease: LeaseId) -> IsHeld {
     )
 }
 
-/// The row, the time of the claim, and the digest of the last delivery under the row's key.
-type TakenRow = (live::LiveRow, PgTimestamp, Option<Vec<u8>>);
+/// The row, the time of the claim, the digest of the last delivery under the row's key, and the number of registrations.
+type TakenRow = (live::LiveRow, PgTimestamp, Option<Vec<u8>>, Option<i64>);
 
 type Taken = (
     AsSelect<live::LiveRow, Pg>,
     AssumeNotNull<outbox::locked_at>,
     On<'static, outbox::table, Nullable<Binary>>,
+    On<'static, outbox::table, Nullable<BigInt>>,
 );
 
 fn taken(name: &OutboxName) -> Taken {
@@ -451,6 +465,7 @@ fn taken(name: &OutboxName) -> Taken {
         live::LiveRow::as_returning(),
         outbox::locked_at.assume_not_null(),
         delivered(name),
+        registrations::seen(name),
     )
 }
 
@@ -468,7 +483,7 @@ fn delivered(name: &OutboxName) -> On<'static, outbox::table, Nullable<Binary>> 
 }
 
 impl Claimed {
-    fn new((row, at, delivered): TakenRow, taken_over: TakenOver, before: Instant) -> Self {
+    fn new((row, at, delivered, _): TakenRow, taken_over: TakenOver, before: Instant) -> Self {
         Self {
             position: Position {
                 available_at: row.available_at.0,

@@ -297,6 +297,9 @@ pub(crate) fn claim(
                 .map(|(goes_to, sequences)| chosen_for(name, claimant.expired, goes_to, sequences));
             let claimant = Claimant { bytes, ..claimant };
             let more = claim_from(conn, name, claimant, [chosen.collect()], usize::MAX)?;
+            if !more.claimed.is_empty() {
+                batch.registrations = more.registrations;
+            }
             batch.claimed.extend(more.claimed);
             batch.is_cut = more.is_cut;
         }

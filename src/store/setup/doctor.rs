@@ -23,6 +23,7 @@ pub(crate) fn suffixes() -> impl Iterator<Item = String> {
         "_topic",
         "_audit",
         "_destination",
+        "_registration",
     ];
     let parts = parts().map(|(table, part)| format!("{table}_{part}"));
     tables.into_iter().map(str::to_owned).chain(parts)

@@ -83,6 +83,7 @@ const REGISTRAR: Role = Role {
         ("_audit", "INSERT", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_registration", "INSERT", ""),
     ],
 };
 
@@ -109,6 +110,7 @@ const RELAY: Role = Role {
         ("_topic", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_audit", "SELECT, INSERT", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_registration", "SELECT, INSERT, DELETE", ""),
         ("_messages", "SELECT", ""),
     ],
 };

@@ -142,6 +142,8 @@ impl<'a, D: Database> Side<'a, D> {
         let Batch {
             mut claimed,
             is_cut,
+            // The server has another number.
+            registrations: _,
         } = batch;
         claimed.sort_by_key(|one| one.message.sequence);
         let mut told = format!("is cut: {is_cut}");
