@@ -175,8 +175,8 @@ impl Failing {
 
     /// Keeps a change that could not be recorded. Later changes replace it, but no failure hides a success.
     fn keep(&mut self, news: RowNews) {
-        let hides_success = news == RowNews::Works && self.news != Some(RowNews::Gone);
-        if self.news.is_none() || hides_success {
+        let is_success = news == RowNews::Works && self.news != Some(RowNews::Gone);
+        if self.news.is_none() || is_success {
             self.news = Some(news);
         }
     }
