@@ -78,11 +78,12 @@ mod walk;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+pub(super) use self::contention::OfKeys;
 pub(super) use self::lanes::Brought;
-pub(super) use self::picks::{Claims, OfKeys, Picked};
+pub(super) use self::picks::{Claims, Picked};
 pub(super) use self::reports::{Report, Returned};
-pub(super) use self::search::{Ended, Found, Outcome};
-pub(super) use self::searches::SearchKind;
+pub(super) use self::search::{Found, Outcome};
+pub(super) use self::searches::{Ended, SearchKind};
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
 pub(super) use self::undoing::Part;
 pub(super) use self::view::{Door, Settings, View};

@@ -27,7 +27,6 @@ use crate::config::{DeliveryPolicy, PolicyOption, words};
 use crate::name::OutboxName;
 use crate::registered_destination::RegisteredDestination;
 use crate::schema::values::{Filter, Time};
-use crate::store::operate::depths::DestinationCounts;
 
 /// The most secrets of one destination that sign at the same time.
 const MOST_SECRETS: usize = 5;
@@ -304,6 +303,18 @@ pub(crate) fn list(
         .select(row!())
         .load::<StoredRow>(conn)?;
     Ok(found.into_iter().map(RegisteredDestination::from).collect())
+}
+
+/// The number of registered destinations in each state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DestinationCounts {
+    /// Enabled, and not failing.
+    pub working: i64,
+    /// Enabled, but a send has failed, and none had succeeded for ten minutes.
+    pub failing: i64,
+    /// Disabled: nothing is sent.
+    pub disabled: i64,
 }
 
 /// The number of registered destinations in each state.

@@ -11,7 +11,8 @@ use crate::metrics::{
 };
 use crate::name::OutboxName;
 use crate::status::Status;
-use crate::store::operate::depths::{Depths, DestinationCounts};
+use crate::store::destinations::DestinationCounts;
+use crate::store::operate::depths::Depths;
 
 type Labels = (Arc<str>, Arc<str>);
 

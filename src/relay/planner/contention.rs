@@ -44,6 +44,22 @@ impl Contention {
     }
 }
 
+/// A claim of keyed messages. Such claims of all relays exclude one another.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(in crate::relay) enum OfKeys {
+    #[default]
+    None,
+    Done,
+    /// Another relay was claiming. The number is from 0 to 1, so that relays do not retry at the same time.
+    Beaten(f64),
+}
+
+impl OfKeys {
+    pub(super) fn is_beaten(self) -> bool {
+        matches!(self, Self::Beaten(_))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

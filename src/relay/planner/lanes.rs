@@ -10,8 +10,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::contention::OfKeys;
 use super::database_clock::DatabaseClock;
-use super::picks::OfKeys;
 use crate::relay::bulkhead::MOST_LANES;
 use crate::relay::kept_back::KeptBack;
 use crate::relay::pace::{Last, Pace};

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use super::Planner;
+use super::contention::OfKeys;
 use super::lanes::Seen;
 use super::view::View;
 use crate::relay::to::To;
@@ -32,22 +33,6 @@ pub(in crate::relay) struct Claims {
     /// Some messages were left out because of their size.
     pub(in crate::relay) is_cut: bool,
     pub(in crate::relay) of_keys: OfKeys,
-}
-
-/// A claim of keyed messages. Such claims of all relays exclude one another.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(in crate::relay) enum OfKeys {
-    #[default]
-    None,
-    Done,
-    /// Another relay was claiming. The number is from 0 to 1, so that relays do not retry at the same time.
-    Beaten(f64),
-}
-
-impl OfKeys {
-    pub(super) fn is_beaten(self) -> bool {
-        matches!(self, Self::Beaten(_))
-    }
 }
 
 /// A message that is left for another time.

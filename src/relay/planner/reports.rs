@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::contention::OfKeys;
 use super::database_clock::DatabaseClock;
 use super::lanes::Seen;
-use super::picks::OfKeys;
-use super::search::{Ended, Found, Outcome, WalkAgain};
-use super::searches::SearchKind;
+use super::search::{Found, Outcome, WalkAgain};
+use super::searches::{Ended, SearchKind};
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
 use super::{Awaited, Planner, Policy, Stage};

@@ -6,10 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::lanes::Brought;
 use super::picks::{Claims, Picked};
-use super::searches::SearchKind;
-use crate::store::relay::claim::{Lane, Position};
+use crate::store::relay::claim::Position;
 use crate::store::relay::page::Page;
 use crate::store::relay::search::Ask;
 
@@ -45,13 +43,6 @@ impl Pass {
             passed: None,
         }
     }
-}
-
-/// The outcome of a claim from lanes, or of a search: of its query, and of the claim of what the query has found.
-#[derive(Debug)]
-pub(in crate::relay) enum Ended<'a> {
-    Lanes(&'a [Lane], Outcome<Brought<'a>>),
-    Search(SearchKind, Ask, Outcome<Box<Found>>),
 }
 
 #[derive(Debug)]

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::lanes::Brought;
 use super::search::{Found, Outcome, Pass, Search, WalkAgain};
+use crate::store::relay::claim::Lane;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::search::Ask;
 
@@ -60,6 +62,13 @@ searches! {
     freed::Freed,
     patrol::Patrol,
     walk::Walk,
+}
+
+/// The outcome of a claim from lanes, or of a search: of its query, and of the claim of what the query has found.
+#[derive(Debug)]
+pub(in crate::relay) enum Ended<'a> {
+    Lanes(&'a [Lane], Outcome<Brought<'a>>),
+    Search(SearchKind, Ask, Outcome<Box<Found>>),
 }
 
 impl Searches {

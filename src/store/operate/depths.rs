@@ -20,7 +20,7 @@ use diesel::{PgConnection, RunQueryDsl};
 
 use crate::name::OutboxName;
 use crate::store::catalogue;
-use crate::store::destinations;
+use crate::store::destinations::{self, DestinationCounts};
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::served::{Unserved, served};
 use crate::store::relay::streams::{Found, streams};
@@ -52,18 +52,6 @@ pub struct Depths {
     pub destinations: DestinationCounts,
     /// At least one of the numbers is an estimate.
     pub is_estimate: bool,
-}
-
-/// The number of registered destinations in each state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DestinationCounts {
-    /// Enabled, and not failing.
-    pub working: i64,
-    /// Enabled, but a send has failed, and none had succeeded for ten minutes.
-    pub failing: i64,
-    /// Disabled: nothing is sent.
-    pub disabled: i64,
 }
 
 /// The number of live messages of one topic and destination.
