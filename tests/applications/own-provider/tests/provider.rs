@@ -1,8 +1,8 @@
 use std::time::{Duration, UNIX_EPOCH};
 
+use diesel_outbox::config::Config;
 use diesel_outbox::receive::{Headers, Verifier};
 use diesel_outbox::{Destination, HttpDispatcher};
-use diesel_outbox::config::Config;
 use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, RootCertStore};
 
