@@ -199,6 +199,6 @@ pub struct DestinationState {
     /// The messages for the destination that this relay has claimed and not yet settled.
     pub in_flight: usize,
     /// `flowing`, `trying` (one test send before all others), `paused`, `breaker_open`, or `held`: this relay cannot send,
-    /// for a reason of its own ([`RelayHandle::held`](crate::RelayHandle::held)).
+    /// for a reason of its own.
     pub state: &'static str,
 }
