@@ -59,7 +59,8 @@ use crate::status::ReasonCode;
 ///
 /// ```no_run
 /// use diesel::prelude::*;
-/// use diesel_outbox::{Event, Relay};
+/// use diesel_outbox::config::{OnDead, Rate};
+/// use diesel_outbox::{Backoff, Event, Relay};
 /// use diesel_outbox::handlers::{HandlerError, Handlers};
 /// use serde::{Deserialize, Serialize};
 /// use std::time::Duration;
@@ -76,6 +77,10 @@ use crate::status::ReasonCode;
 ///     .concurrency(4)
 ///     .timeout(Duration::from_secs(60))
 ///     .max_attempts(5)
+///     .backoff(Backoff::Table(vec![Duration::from_secs(10), Duration::from_secs(60)]))
+///     .expires_after(Duration::from_secs(3600))
+///     .on_dead(OnDead::Continue)
+///     .rate(Rate::per_second(10.0))
 ///     .on::<MemberJoined>(|event, context| {
 ///         if event.member_id == 0 {
 ///             return Err(HandlerError::dead("no member has this number"));

@@ -80,6 +80,14 @@ impl<'a> Bulk<'a> {
     }
 
     /// Only counts the messages, and changes nothing.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::{Bulk, Note};
+    ///
+    /// let note = Note::new("ada", "how many?");
+    /// let count = Bulk::new(&note).dry_run();
+    /// # let _ = count;
+    /// ```
     #[must_use]
     pub fn dry_run(mut self) -> Self {
         self.is_dry = true;

@@ -41,6 +41,7 @@ filter! {
     /// let filter = DestinationFilter::default()
     ///     .tenant_id(tenant)
     ///     .enabled(true)
+    ///     .failing(true)
     ///     .search("acme.example".to_owned())
     ///     .after("acme-1".to_owned());
     /// # let _ = filter;

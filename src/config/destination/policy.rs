@@ -199,6 +199,23 @@ macro_rules! setters {
 pub(crate) use setters;
 
 /// An option of a [`DeliveryPolicy`]: name, default, and what it does.
+///
+/// ```
+/// use diesel_outbox::config::{DeliveryPolicy, PolicyOption};
+///
+/// let attempts = PolicyOption::named("max_attempts").expect("an option");
+/// assert!(PolicyOption::of_registered().any(|option| option.name == attempts.name));
+/// println!("{}: {:?}", attempts.help, attempts.registered_default());
+///
+/// let mut policy = DeliveryPolicy::default();
+/// attempts.set(&mut policy, "max_attempts", 5)?;
+/// assert_eq!(policy.max_attempts, Some(5));
+/// assert!(attempts.value(&policy).is_some());
+/// assert_eq!(attempts.text(&policy).as_deref(), Some("5"));
+/// attempts.clear(&mut policy);
+/// assert_eq!(policy, DeliveryPolicy::default());
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PolicyOption {
