@@ -1,4 +1,4 @@
-//! Functions for operators: migrate, inspect, retry, cancel, settle, requeue, discard, replay, pause, forget. The commands of
+//! Functions for operators: migrate, inspect, retry, cancel, settle, requeue, discard, replay, pause, expunge, forget. The commands of
 //! the binary call these functions.
 //!
 //! Each function takes the caller's connection and the name of an outbox. Each function commits, unless the caller has
@@ -32,6 +32,7 @@ pub(crate) mod dead_letters;
 pub(crate) mod depths;
 pub(crate) mod diagnose;
 pub(crate) mod due;
+mod expunge;
 mod forget;
 pub(crate) mod keys;
 pub(crate) mod messages;
@@ -54,6 +55,7 @@ use crate::store::relay::connection;
 pub use self::bulk::{Bulk, Bulked, cancel_all, retry_all};
 pub use self::dead_letters::{discard, matching_dead_letters, requeue};
 pub use self::depths::depths;
+pub use self::expunge::{Expunged, expunge};
 pub use self::forget::{Forgotten, forget};
 pub use self::migrations::{check_schema, migration_sql, roles_sql};
 pub use self::pauses::{Pause, pause, pauses, resume};

@@ -1,5 +1,6 @@
 //! `diesel-outbox message`
 
+mod expunge;
 mod waiting;
 
 use std::collections::HashSet;
@@ -39,6 +40,8 @@ pub(crate) enum Action {
     Reschedule(waiting::Reschedule),
     /// Settle a message or dead letter by hand: delivered by other means, or not to be sent
     Settle(waiting::Settle),
+    /// Remove the content of a message wherever it is: payload, headers, responses and errors
+    Expunge(expunge::Expunge),
 }
 
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
@@ -51,6 +54,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Cancel(options) => waiting::cancel(&mut conn, &config, options),
         Action::Reschedule(options) => waiting::reschedule(&mut conn, &config, options),
         Action::Settle(options) => waiting::settle(&mut conn, &config, options),
+        Action::Expunge(options) => expunge::run(&mut conn, &config, options),
     }
 }
 

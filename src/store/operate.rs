@@ -13,6 +13,7 @@ pub(crate) mod deliveries;
 #[cfg(feature = "relay")]
 pub(crate) mod depths;
 #[cfg(feature = "relay")]
+pub(crate) mod expunge;
 pub(crate) mod forget;
 #[cfg(feature = "relay")]
 pub(crate) mod history;

@@ -276,3 +276,71 @@ fn long_work_is_done_in_steps_reports_its_progress_and_continues_after_a_stop() 
     assert_eq!((done.messages, done.ledger_entries), (500, 4000));
     assert_eq!(rows_with(&database, &tenant.to_string()), [0; 7]);
 }
+
+/// R63.
+#[test]
+fn the_content_of_an_expunged_message_is_nowhere_and_its_entry_stays() {
+    const CARD: &str = "4711-0815";
+    let database = Database::new();
+    let receiver = Receiver::start(|request, stream| {
+        let code = match request.header("ce-type") {
+            Some("order.lost") => 400,
+            Some("order.late") => 500,
+            _ => 200,
+        };
+        let body = String::from_utf8_lossy(&request.body);
+        let length = body.len();
+        let answer = format!("HTTP/1.1 {code} Reason\r\ncontent-length: {length}\r\n\r\n{body}");
+        std::io::Write::write_all(stream, answer.as_bytes())
+    });
+    for topic in ["order.paid", "order.lost", "order.late"] {
+        let message = NewMessage::new(topic, &json!({ "card": CARD })).expect("JSON");
+        database.enqueue_message(message.header("x-card", CARD));
+    }
+    let hour = Backoff::Table(vec![Duration::from_secs(3600)]);
+    let relay = database.relay().url(&receiver.url()).backoff(hour);
+    let relay = relay.start().expect("a relay");
+    eventually("all messages are in their final state", || {
+        ["delivered", "dead", "retrying"].map(|status| database.count(status)) == [1, 1, 1]
+    });
+    end(&relay);
+    // As with OUTBOX_LEDGER_PAYLOAD.
+    database.execute(&format!(
+        r#"UPDATE {{o}}_ledger SET payload = '{{"card":"{CARD}"}}'"#
+    ));
+    let has_content = || rows_with(&database, CARD).iter().any(|rows| *rows > 0);
+    let ids = database.text("SELECT string_agg(DISTINCT message_id::text, ' ') FROM {o}_messages");
+    let ids = ids.expect("messages");
+    let why = ["--why", "a card number"];
+    for id in ids.split(' ') {
+        let asked = finish(database.binary(&[&["message", "expunge", id][..], &why].concat()));
+        let stderr = asked.code(1).stderr;
+        assert!(stderr.contains("nothing was removed"), "{stderr}");
+    }
+    assert!(has_content());
+    let mut ended = [0; 2];
+    for id in ids.split(' ') {
+        let arguments = [&["message", "expunge", id, "--yes", "--json"][..], &why].concat();
+        let done = finish(database.binary(&arguments)).code(0).json();
+        assert_eq!(
+            (&done["ledger_entries"], &done["left"]),
+            (&json!(1), &json!(0))
+        );
+        ended[0] += done["cancelled"].as_u64().expect("a number");
+        ended[1] += done["discarded"].as_u64().expect("a number");
+    }
+    assert_eq!(ended, [1, 1]);
+    assert!(!has_content(), "{:?}", rows_with(&database, CARD));
+    let entries = "SELECT string_agg(topic || ' ' || status || coalesce(' ' || reason, ''), ', ' ORDER BY topic) FROM {o}_ledger";
+    assert_eq!(
+        database.text(entries).as_deref(),
+        Some("order.late dead CANCELLED, order.lost dead REJECTED, order.paid delivered")
+    );
+    let acts =
+        "SELECT count(*) FROM {o}_audit WHERE act = 'message expunge' AND why = 'a card number'";
+    assert_eq!(database.number(acts), 3);
+    let unknown = Uuid::now_v7().to_string();
+    let arguments = [&["message", "expunge", &unknown, "--yes"][..], &why].concat();
+    let stderr = finish(database.binary(&arguments)).code(1).stderr;
+    assert!(stderr.contains("there is no message"), "{stderr}");
+}

@@ -475,17 +475,21 @@ fn a_reader_looks_and_sees_no_payload() {
     }
 }
 
-/// Forgetting a tenant takes more rights than any of these roles has: only the owner may do it.
+/// Removing content takes more rights than any of these roles has: only the owner may do it.
 #[test]
-fn only_the_owner_forgets_a_tenant() {
+fn only_the_owner_forgets_a_tenant_and_removes_the_content_of_a_message() {
     let ground = Ground::new();
     let tenant = uuid::Uuid::now_v7();
     ground.enqueue(message("order.paid", 1).tenant_id(tenant));
     let forget = ["forget", "--yes", "--tenant", &tenant.to_string()];
+    let id = uuid::Uuid::now_v7().to_string();
+    let expunge = ["message", "expunge", &id, "--yes", "--why", "a test"];
     for kind in ["relay", "canceller", "enqueuer"] {
-        let refused = ground.run(kind, &forget).code(1).stderr;
-        assert!(refused.contains("the owner of the outbox"), "{refused}");
-        assert!(refused.contains("UPDATE on"), "{refused}");
+        for arguments in [&forget[..], &expunge[..]] {
+            let refused = ground.run(kind, arguments).code(1).stderr;
+            assert!(refused.contains("the owner of the outbox"), "{refused}");
+            assert!(refused.contains("UPDATE on"), "{refused}");
+        }
     }
     assert_eq!(ground.count("pending"), 1);
     let mut owner = binary(&forget);

@@ -18,6 +18,8 @@ pub enum Act {
     CancelMessage,
     /// Messages are settled by hand.
     SettleMessage,
+    /// The content of a message is removed.
+    ExpungeMessage,
     /// Dead letters are due again.
     RequeueDead,
     /// Dead letters are deleted.
@@ -54,6 +56,7 @@ impl Act {
             Self::RetryMessage => "message retry",
             Self::CancelMessage => "message cancel",
             Self::SettleMessage => "message settle",
+            Self::ExpungeMessage => "message expunge",
             Self::RequeueDead => "dead requeue",
             Self::DiscardDead => "dead discard",
             Self::Replay => "replay",

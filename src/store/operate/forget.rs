@@ -198,10 +198,19 @@ pub(crate) fn missing(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
         (name.pause(), "DELETE"),
         (name.audit(), "UPDATE"),
     ];
+    lacking(conn, &needed)
+}
+
+/// Those of these table rights that this role lacks.
+pub(super) fn lacking(
+    conn: &mut PgConnection,
+    needed: &[(String, &str)],
+) -> QueryResult<Vec<String>> {
     let mut missing = Vec::new();
     for (table, privilege) in needed {
         let may: Option<bool> =
-            select(has_table_privilege(to_regclass(table.as_str()), privilege)).get_result(conn)?;
+            select(has_table_privilege(to_regclass(table.as_str()), *privilege))
+                .get_result(conn)?;
         // Null: the table does not exist, which the first search reports.
         if may == Some(false) {
             missing.push(format!("{privilege} on {table}"));
