@@ -58,9 +58,10 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
     }
     let request = receiver.wait_for(1).remove(0);
     assert!(request.is_of(&first));
-    assert_eq!(
-        String::from_utf8_lossy(&request.body),
-        r#"{"order_id":3,"euro":42}"#
+    let body = String::from_utf8_lossy(&request.body);
+    assert!(
+        body.ends_with(r#""type":"order.placed","data":{"order_id":3,"euro":42}}"#),
+        "{body}"
     );
     shop.wait_for(&hook, "delivered");
 
@@ -95,7 +96,8 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
         "{page}"
     );
     let test = receiver.wait_for(3).remove(2);
-    assert_eq!(test.header("ce-type"), Some("outbox.test"));
+    let body = String::from_utf8_lossy(&test.body);
+    assert!(body.contains(r#""type":"outbox.test""#), "{body}");
     assert!(test.is_of(&first) && test.is_of(&new));
 
     // A message that the server refuses becomes a dead letter, and is sent again once the server accepts it.
