@@ -14,6 +14,7 @@ pub(crate) mod deliveries;
 pub(crate) mod depths;
 #[cfg(feature = "relay")]
 pub(crate) mod expunge;
+#[cfg(feature = "relay")]
 pub(crate) mod forget;
 #[cfg(feature = "relay")]
 pub(crate) mod history;
