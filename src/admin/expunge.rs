@@ -28,6 +28,12 @@ pub struct Expunged {
 
 impl Expunged {
     /// Whether the outbox has nothing of this message.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Expunged;
+    ///
+    /// assert!(Expunged::default().is_unknown());
+    /// ```
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
