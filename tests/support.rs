@@ -21,7 +21,7 @@ use crossbeam_channel::{Sender, bounded};
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{BigInt, Nullable, Text};
 use diesel::{Connection, PgConnection, QueryableByName, RunQueryDsl, sql_query};
-use diesel_outbox::config::Mode;
+use diesel_outbox::config::{Config, Mode};
 use diesel_outbox::{
     Backoff, Dispatcher, Message, NewMessage, Outbox, OutboxName, Outcome, Relay, RelayBuilder,
     RelayHandle, Response,
@@ -136,6 +136,25 @@ impl Database {
             .registered_backoff(Backoff::Table(vec![Duration::from_millis(50)]))
             .registered_mode(Mode::Binary)
             .registered_timeout(Duration::from_millis(1000))
+    }
+
+    /// A relay of registered destinations whose ledger keeps payloads.
+    pub fn keeping_relay(&self) -> RelayBuilder {
+        let mut config = Config::default();
+        for (setting, value) in [
+            ("DATABASE_URL", self.url.as_str()),
+            ("OUTBOX_TABLE", &self.name()),
+            ("OUTBOX_LEDGER_PAYLOAD", "true"),
+            ("OUTBOX_REGISTERED_THREADS", "4"),
+            ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
+            ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
+            ("OUTBOX_REGISTERED_MAX_ATTEMPTS", "1"),
+            ("OUTBOX_REGISTERED_MODE", "binary"),
+            ("OUTBOX_POLL_INTERVAL", "20ms"),
+        ] {
+            config.set(setting, value).expect(setting);
+        }
+        Relay::from_config(config)
     }
 
     /// The binary with settings for this outbox and short times.

@@ -121,7 +121,7 @@ fn messages_of_a_killed_relay_are_delivered_by_another_in_seconds() {
     is_taken_over_soon(true, DEFAULTS);
 }
 
-/// R15: a long timeout delays no takeover.
+/// R15, R56: a long timeout delays no takeover.
 #[test]
 fn messages_of_a_killed_relay_whose_sends_may_take_minutes_are_delivered_as_soon() {
     is_taken_over_soon(true, PATIENT);

@@ -7,7 +7,7 @@ use diesel_outbox::config::{Config, Mode};
 use diesel_outbox::destinations::{
     Delivery, DeliveryFilter, DestinationError, RegisteredDestination,
 };
-use diesel_outbox::{NewMessage, Relay, RelayBuilder, Status};
+use diesel_outbox::{NewMessage, RelayBuilder, Status};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -20,25 +20,6 @@ fn relay(database: &Database) -> RelayBuilder {
         .registered_https_only(false)
         .registered_public_only(false)
         .registered_max_attempts(1)
-}
-
-/// A relay whose ledger keeps payloads.
-fn keeping(database: &Database) -> RelayBuilder {
-    let mut config = Config::default();
-    for (setting, value) in [
-        ("DATABASE_URL", database.url.as_str()),
-        ("OUTBOX_TABLE", &database.name()),
-        ("OUTBOX_LEDGER_PAYLOAD", "true"),
-        ("OUTBOX_REGISTERED_THREADS", "4"),
-        ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
-        ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
-        ("OUTBOX_REGISTERED_MAX_ATTEMPTS", "1"),
-        ("OUTBOX_REGISTERED_MODE", "binary"),
-        ("OUTBOX_POLL_INTERVAL", "20ms"),
-    ] {
-        config.set(setting, value).expect(setting);
-    }
-    Relay::from_config(config)
 }
 
 fn put(database: &Database, hook: &RegisteredDestination) {
@@ -261,7 +242,7 @@ fn a_message_sent_again_goes_to_its_destination_only() {
     let (acme, status) = switched();
     let other = Receiver::ok();
     put(&database, &RegisteredDestination::new("acme", acme.url()));
-    let relay = keeping(&database).start().expect("a relay");
+    let relay = database.keeping_relay().start().expect("a relay");
     // The only destination that wants the topic: the row of the message does not name it.
     status.store(500, Ordering::SeqCst);
     database.enqueue("order.paid", json!({ "n": 1 }));
@@ -280,7 +261,7 @@ fn a_message_sent_again_goes_to_its_destination_only() {
         assert!(send_again(&database, "acme", &dead).expect("an answer"));
     }
     assert_eq!(database.count("pending"), 1);
-    let relay = keeping(&database).start().expect("a relay");
+    let relay = database.keeping_relay().start().expect("a relay");
     eventually("the message is delivered", || {
         database.count("delivered") == 1
     });
@@ -595,7 +576,7 @@ fn deliveries_are_those_of_the_registration_that_has_the_name() {
         Receiver::ok(),
     );
     put(&database, &RegisteredDestination::new("hook", first.url()));
-    let relay = keeping(&database).start().expect("a relay");
+    let relay = database.keeping_relay().start().expect("a relay");
     for n in 1..=2 {
         database.enqueue("order.paid", json!({ "n": n }));
     }

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use diesel_outbox::NewMessage;
 use diesel_outbox::admin::{self, Bulk, Bulked, Note, WaitingFilter};
 use diesel_outbox::destinations::{Recover, RegisteredDestination};
-use diesel_outbox::{NewMessage, RelayBuilder};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -196,25 +196,6 @@ fn put(db: &Database, hook: &RegisteredDestination) {
     put.expect("put");
 }
 
-/// A relay of registered destinations whose ledger keeps payloads.
-fn relay(db: &Database) -> RelayBuilder {
-    let mut config = diesel_outbox::config::Config::default();
-    for (setting, value) in [
-        ("DATABASE_URL", db.url.as_str()),
-        ("OUTBOX_TABLE", &db.name()),
-        ("OUTBOX_LEDGER_PAYLOAD", "true"),
-        ("OUTBOX_REGISTERED_THREADS", "4"),
-        ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
-        ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
-        ("OUTBOX_REGISTERED_MAX_ATTEMPTS", "1"),
-        ("OUTBOX_REGISTERED_MODE", "binary"),
-        ("OUTBOX_POLL_INTERVAL", "20ms"),
-    ] {
-        config.set(setting, value).expect(setting);
-    }
-    diesel_outbox::Relay::from_config(config)
-}
-
 /// What `acme` gets since this time, with a call that is interrupted twice.
 fn recovered(db: &Database, since: SystemTime, what: Recover) -> [u64; 3] {
     let (conn, outbox) = (&mut db.connect(), db.outbox());
@@ -257,7 +238,7 @@ fn dead_letters_since_a_time_are_recovered_in_the_order_of_keys() {
         recovered(&db, since, Recover::DeadLetters),
         [1000, 1000, 500]
     );
-    let relay = relay(&db).start().expect("a relay");
+    let relay = db.keeping_relay().start().expect("a relay");
     eventually("all are delivered", || db.count("delivered") == 2500);
     end(&relay);
     let mut of_keys: HashMap<String, Vec<i64>> = HashMap::new();
@@ -302,7 +283,7 @@ fn a_disabled_destination_recovers_exactly_what_it_missed() {
     let hook = hook.topics(["order.*"]).filter("$.euro ? (@ >= 100)");
     put(&db, &hook);
     put(&db, &RegisteredDestination::new("other", other.url()));
-    let started = relay(&db).start().expect("a relay");
+    let started = db.keeping_relay().start().expect("a relay");
     let since = SystemTime::now();
     let at = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     let wanted = |n: i64| {
@@ -318,7 +299,7 @@ fn a_disabled_destination_recovers_exactly_what_it_missed() {
     let disabled = destinations.disable(&mut db.connect(), "acme", "a day off");
     assert!(disabled.expect("disabled"));
     end(&started);
-    let relay = relay(&db).start().expect("a relay");
+    let relay = db.keeping_relay().start().expect("a relay");
     for n in [101, 102, 103] {
         db.enqueue_message(wanted(n));
     }
@@ -398,7 +379,7 @@ fn a_missed_message_is_sent_before_later_messages_of_its_key() {
     db.execute("SELECT setval(pg_get_serial_sequence('{o}', 'sequence'), 100)");
     let since = SystemTime::now() - Duration::from_secs(60);
     assert_eq!(recovered(&db, since, Recover::AndMissed), [1, 0, 0]);
-    let relay = relay(&db).start().expect("a relay");
+    let relay = db.keeping_relay().start().expect("a relay");
     receiver.wait_for(3);
     end(&relay);
     let numbers: Vec<i64> = got(&receiver).iter().map(|(n, _)| *n).collect();
@@ -487,7 +468,7 @@ fn a_destination_that_is_registered_again_can_get_what_the_old_one_got() {
     let since = SystemTime::now();
     put(&db, &RegisteredDestination::new("acme", receiver.url()));
     put(&db, &RegisteredDestination::new("other", receiver.url()));
-    let relay = relay(&db).start().expect("a relay");
+    let relay = db.keeping_relay().start().expect("a relay");
     for n in [1, 2] {
         db.enqueue_message(message("t", n).idempotency_key(format!("k{n}")));
     }

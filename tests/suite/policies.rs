@@ -246,7 +246,7 @@ fn a_policy_that_cannot_be_read_is_the_problem_of_its_row() {
     assert!(why.is_some_and(|why| why.contains("did you mean max_attempts?")));
 }
 
-/// R46: the defaults of registered destinations are their own.
+/// R46, R56: the defaults of registered destinations are their own.
 #[test]
 fn a_registered_destination_has_the_defaults_of_webhooks() {
     let database = Database::new();
@@ -280,7 +280,7 @@ fn a_registered_destination_has_the_defaults_of_webhooks() {
     end(&relay);
 }
 
-/// R46: customers see where their URL redirects to.
+/// R46, R56: customers see where their URL redirects to.
 #[test]
 fn a_redirect_is_not_followed_and_says_where_to() {
     let database = Database::new();

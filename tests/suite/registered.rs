@@ -820,7 +820,7 @@ fn order_is_kept_at_each_of_them() {
     }
 }
 
-/// R46: the customer has removed the endpoint. The messages wait, in case that was a mistake.
+/// R46, R56: the customer has removed the endpoint. The messages wait, in case that was a mistake.
 #[test]
 fn a_destination_that_is_gone_is_disabled_and_its_messages_wait() {
     let database = Database::new();
