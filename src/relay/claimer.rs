@@ -243,7 +243,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         self.shared.custody.wanted.want(Want::Room);
         let view = self.view();
         let step = self.planner.look_again(clock::now(), &view);
-        if !step.waits_for_room() {
+        if !matches!(&step, Step::Wait(wait) if wait.what.is_room()) {
             self.shared.custody.wanted.no_more(Want::Room);
         }
         self.act(step, &view)

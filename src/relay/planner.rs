@@ -82,16 +82,16 @@ pub(super) use self::contention::OfKeys;
 pub(super) use self::lanes::Brought;
 pub(super) use self::picks::{Claims, Picked};
 pub(super) use self::reports::{Report, Returned};
-pub(super) use self::search::{Found, Outcome};
-pub(super) use self::searches::{Ended, SearchKind};
+pub(super) use self::search::{Found, Outcome, Searched};
+pub(super) use self::searches::SearchKind;
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
 pub(super) use self::undoing::Part;
 pub(super) use self::view::{Door, Settings, View};
 
 use self::contention::Contention;
-use self::database_clock::DatabaseClock;
+use self::database_clock::{DatabaseClock, Now};
 use self::directory::Directory;
-use self::lanes::{Lanes, Now};
+use self::lanes::Lanes;
 use self::leases::Leases;
 use self::search::Pass;
 use self::searches::Searches;
@@ -158,13 +158,6 @@ pub(super) enum Undo {
     },
 }
 
-impl Step {
-    /// Whether a sender must ring when it makes room.
-    pub(super) fn waits_for_room(&self) -> bool {
-        matches!(self, Self::Wait(wait) if wait.what.is_room())
-    }
-}
-
 /// A wait: for what, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wait {
@@ -185,18 +178,26 @@ pub(super) enum Due {
     Owed,
 }
 
+impl Wait {
+    /// A wait for a time, after which the look goes on.
+    pub(super) fn until(until: Instant) -> Self {
+        Self {
+            what: Awaited::Time,
+            until,
+            due: Due::Owed,
+            answers: None,
+        }
+    }
+}
+
 /// The subject of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
-    /// Nothing: this relay is disabled.
-    Nothing,
-    Lease,
-    /// Another relay's keyed claim.
-    OthersClaim,
+    /// Only its end. This relay is disabled or has no lease, or another relay is claiming keyed messages, or known
+    /// messages are to be settled.
+    Time,
     /// The end of the active relay: this relay stands by.
     Turn,
-    /// Every known message is settled.
-    Settles,
     /// Room in a queue.
     Room,
     /// Messages that are due and can be sent.
@@ -247,29 +248,17 @@ pub(super) struct Planner<'a> {
     contention: Contention,
     /// The release of messages that a claim without an answer took.
     undoing: Option<Undoing>,
-    clock: DatabaseClock,
+    /// The database's clock, once a survey was made.
+    clock: Option<DatabaseClock>,
     /// Whether this relay is active; otherwise it stands by.
     is_active: bool,
     leases: Leases,
     surveys: Surveys,
     look: Look,
-    published: Published,
-}
-
-/// What the planner publishes.
-#[derive(Debug, Default)]
-struct Published {
-    policy: Policy,
     /// Topics of keyed messages that the settlers claimed and that found no place in a queue, with their ways.
     full: HashMap<String, To>,
-    is_new: bool,
-}
-
-impl Published {
-    fn set_full(&mut self) {
-        self.policy.full = self.full.keys().cloned().collect();
-        self.is_new = true;
-    }
+    /// Whether the policy may have changed since it was taken.
+    has_policy: bool,
 }
 
 impl<'a> Planner<'a> {
@@ -288,17 +277,16 @@ impl<'a> Planner<'a> {
             searches: Searches::default(),
             contention: Contention::default(),
             undoing: None,
-            clock: DatabaseClock::default(),
+            clock: None,
             is_active: true,
             leases: Leases::default(),
             surveys: Surveys::default(),
             look: Look {
-                question: 0,
-                began: now,
-                nothing_in_flight: false,
                 found_nothing: false,
+                ..Look::new(now, 0, false)
             },
-            published: Published::default(),
+            full: HashMap::new(),
+            has_policy: false,
         }
     }
 
@@ -322,23 +310,30 @@ impl<'a> Planner<'a> {
         self.is_active
     }
 
-    /// The policy, if it has changed since the last call.
+    /// The policy, if it may have changed since the last call.
     pub(super) fn take_policy(&mut self) -> Option<Policy> {
-        let published = &mut self.published;
-        std::mem::take(&mut published.is_new).then(|| published.policy.clone())
+        std::mem::take(&mut self.has_policy).then(|| Policy {
+            not_taken: self.lanes.nowhere().collect(),
+            full: self.full.keys().cloned().collect(),
+            has_parts: self.lanes.has_keyed_parts(),
+        })
     }
 
     /// Decides the next step.
     pub(super) fn next(&mut self, now: Instant, view: &View) -> Step {
         if self.contention.take_beaten() {
-            return wait(Awaited::OthersClaim, now + self.contention.left(now), None);
+            return Step::Wait(Wait::until(now + self.contention.left(now)));
         }
         let poll = self.next_poll(now);
         if !self.settings.is_enabled {
-            return wait(Awaited::Nothing, poll, Some(view.custody.question));
+            let answers = Some(view.custody.question);
+            return Step::Wait(Wait {
+                answers,
+                ..Wait::until(poll)
+            });
         }
         let Some(lease) = view.lease else {
-            return wait(Awaited::Lease, poll.min(now + LEASE_INTERVAL), None);
+            return Step::Wait(Wait::until(poll.min(now + LEASE_INTERVAL)));
         };
         if lease != self.lease {
             // The database has refused statements under the previous lease since that lease expired.
@@ -400,19 +395,9 @@ impl<'a> Planner<'a> {
         }
         let (lanes, moment) = (&self.lanes, self.settings.moment);
         let newest = self.searches.late.before_newest();
-        let looks = &mut self.surveys.looks;
-        let streams = looks.next(
-            now,
-            || lanes.streams(),
-            view.custody.is_asked,
-            newest,
-            moment,
-        );
-        let look = Self::look(
-            now,
-            view.custody.question,
-            view.custody.is_nothing_in_flight,
-        );
+        let (looks, custody) = (&mut self.surveys.looks, &view.custody);
+        let streams = looks.next(now, || lanes.streams(), custody.is_asked, newest, moment);
+        let look = Look::new(now, custody.question, custody.is_nothing_in_flight);
         Some(Step::Survey(Survey { streams, look }))
     }
 
@@ -480,7 +465,7 @@ impl<'a> Planner<'a> {
         }
         if asked.is_empty() {
             return match is_resting {
-                true => wait(Awaited::OthersClaim, now + rest, None),
+                true => Step::Wait(Wait::until(now + rest)),
                 false => Step::LookAgain,
             };
         }
@@ -591,59 +576,25 @@ impl<'a> Planner<'a> {
             .fold(self.next_poll(now), Instant::min)
     }
 
-    /// The wait until every known message is settled, before a claim without an answer is resolved.
-    pub(super) fn wait_for_settles(&self, now: Instant) -> Wait {
-        Wait {
-            what: Awaited::Settles,
-            until: self.next_poll(now),
-            due: Due::Poll,
-            answers: None,
-        }
-    }
-
     /// When the outbox is polled next, even without notifications.
-    fn next_poll(&self, now: Instant) -> Instant {
+    pub(super) fn next_poll(&self, now: Instant) -> Instant {
         now + self.settings.poll_interval.min(LONGEST_WAIT)
     }
 
     /// Lets the settlers continue the keys of topics that have room again.
     fn open_full(&mut self, view: &View) {
-        let published = &mut self.published;
-        let count = published.full.len();
-        published.full.retain(|_, to| view.room_of(*to) == 0);
-        if published.full.len() < count {
-            published.set_full();
-        }
-    }
-
-    fn look(now: Instant, question: u64, nothing_in_flight: bool) -> Look {
-        Look {
-            question,
-            began: now,
-            nothing_in_flight,
-            found_nothing: true,
-        }
+        let count = self.full.len();
+        self.full.retain(|_, to| view.room_of(*to) == 0);
+        self.has_policy |= self.full.len() < count;
     }
 
     /// Starts a look: every known lane may have messages again.
     fn begin_look(&mut self, now: Instant, nothing_in_flight: bool) {
         self.lanes.begin_look();
-        self.look = Self::look(now, self.look.question, nothing_in_flight);
+        self.look = Look::new(now, self.look.question, nothing_in_flight);
     }
 
     fn now(&self, here: Instant) -> Now {
-        Now {
-            here,
-            database: self.clock,
-        }
+        Now::new(here, self.clock)
     }
-}
-
-fn wait(what: Awaited, until: Instant, answers: Option<u64>) -> Step {
-    Step::Wait(Wait {
-        what,
-        until,
-        due: Due::Owed,
-        answers,
-    })
 }

@@ -10,7 +10,7 @@ use crate::relay::bulkhead::claim_bytes;
 use crate::relay::database::{Answer, Database, Taken, Which};
 use crate::relay::filtering::Filtering;
 use crate::relay::planner::{
-    Brought, Claims, Ended, Found, OfKeys, Outcome, Picked, SearchKind, View,
+    Brought, Claims, Found, OfKeys, Outcome, Picked, SearchKind, Searched, View,
 };
 use crate::store::brief::has_timed_out;
 use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane};
@@ -41,8 +41,7 @@ impl<D: Database> Claimer<'_, D> {
         let taken = self.unless_too_slow(taken, began)?;
         let took = clock::since(began);
         let Some(Taken { batch, reached }) = taken else {
-            let ended = Ended::Lanes(asked, Outcome::TooSlow);
-            self.planner.searched(clock::now(), ended, took);
+            self.planner.claim_was_too_slow(clock::now(), asked, took);
             return Ok(0);
         };
         let of_keys = of_keys(which, &batch);
@@ -54,8 +53,7 @@ impl<D: Database> Claimer<'_, D> {
             reached: &reached,
             took,
         };
-        let ended = Ended::Lanes(asked, Outcome::Done(brought));
-        self.planner.searched(clock::now(), ended, took);
+        self.planner.claimed(clock::now(), asked, &brought);
         let count = batch.claimed.len();
         self.take(batch, took);
         Ok(count)
@@ -68,17 +66,19 @@ impl<D: Database> Claimer<'_, D> {
             Ok(outcome) => (outcome, Ok(())),
             Err(error) => (Outcome::Failed, Err(error)),
         };
-        let (ended, took) = (Ended::Search(by, ask, outcome), clock::since(began));
-        self.planner.searched(clock::now(), ended, took);
+        let now = clock::now();
+        let took = now.saturating_duration_since(began);
+        let searched = Searched {
+            now,
+            ask,
+            outcome,
+            took,
+        };
+        self.planner.searched(by, searched);
         result
     }
 
-    fn find_and_claim(
-        &mut self,
-        ask: &Ask,
-        view: &View,
-        began: Instant,
-    ) -> Answer<Outcome<Box<Found>>> {
+    fn find_and_claim(&mut self, ask: &Ask, view: &View, began: Instant) -> Answer<Outcome> {
         let (leases, moment) = (self.planner.expired(), self.shared.moment());
         let Some(page) = self.db.find(leases, ask, moment)? else {
             return Ok(Outcome::TooSlow);

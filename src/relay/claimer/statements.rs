@@ -164,7 +164,7 @@ impl<D: Database> Claimer<'_, D> {
         // The doubt is read together with `aside`: since the planner's step, a settler may have lost a result although
         // its settle succeeded.
         let (Some(aside), Some(doubt)) = shared.custody.only_aside() else {
-            return Ok(Some(self.planner.wait_for_settles(clock::now())));
+            return Ok(Some(Wait::until(self.planner.next_poll(clock::now()))));
         };
         shared.custody.wanted.no_more(Want::Settled);
         let is_at_work = self.db.end_if_at_work(doubt)?;

@@ -17,8 +17,13 @@ pub(super) struct Contention {
 }
 
 impl Contention {
-    /// Another relay was claiming. `random` is from 0 to 1, so that relays do not retry at the same time.
-    pub(super) fn lost(&mut self, now: Instant, random: f64) {
+    /// Learns how a claim has ended.
+    pub(super) fn learn(&mut self, now: Instant, claim: OfKeys) {
+        let random = match claim {
+            OfKeys::None => return,
+            OfKeys::Done => return *self = Self::default(),
+            OfKeys::Beaten(random) => random,
+        };
         let pause = SHORTEST
             .saturating_mul(2_u32.saturating_pow(self.in_a_row))
             .min(LONGEST);
@@ -30,11 +35,6 @@ impl Contention {
     /// Whether another relay has blocked the last claim.
     pub(super) fn take_beaten(&mut self) -> bool {
         std::mem::take(&mut self.is_beaten)
-    }
-
-    /// No other relay was claiming.
-    pub(super) fn won(&mut self) {
-        *self = Self::default();
     }
 
     /// How long keyed claims must still wait.
@@ -71,17 +71,17 @@ mod tests {
         assert_eq!(contention.left(now), Duration::ZERO);
         let mut pauses = Vec::new();
         for _ in 0..10 {
-            contention.lost(now, 1.0);
+            contention.learn(now, OfKeys::Beaten(1.0));
             let until = contention.until.expect("a pause");
             pauses.push((until - now).as_millis());
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 100, 100, 100]);
-        contention.lost(now, 0.0);
+        contention.learn(now, OfKeys::Beaten(0.0));
         assert_eq!(contention.until.map(|until| until - now), Some(LONGEST / 2));
         assert_eq!(contention.left(now), LONGEST / 2);
-        contention.won();
+        contention.learn(now, OfKeys::Done);
         assert_eq!(contention.left(now), Duration::ZERO);
-        contention.lost(now, 1.0);
+        contention.learn(now, OfKeys::Beaten(1.0));
         assert_eq!(contention.until.map(|until| until - now), Some(SHORTEST));
     }
 }

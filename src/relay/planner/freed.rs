@@ -1,9 +1,8 @@
 //! Keys that may be free.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
 
-use super::search::{EveryOther, Found, Outcome, Pass, Search, WalkAgain};
+use super::search::{EveryOther, Outcome, Pass, Search, Searched, WalkAgain};
 use crate::relay::to::To;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::PAGE;
@@ -67,14 +66,8 @@ impl Search for Freed {
         Some(Ask::Keys(next.into_iter().collect()))
     }
 
-    fn learn(
-        &mut self,
-        _: Instant,
-        ask: Ask,
-        outcome: Outcome<Box<Found>>,
-        _: Duration,
-    ) -> Option<WalkAgain> {
-        match (ask, outcome) {
+    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
+        match (searched.ask, searched.outcome) {
             (Ask::Keys(keys), Outcome::Done(done)) if done.claims.of_keys.is_beaten() => {
                 self.keys.extend(keys);
             }

@@ -6,12 +6,12 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::contention::OfKeys;
-use super::database_clock::DatabaseClock;
+use super::database_clock::Now;
 use crate::relay::bulkhead::MOST_LANES;
 use crate::relay::kept_back::KeptBack;
 use crate::relay::pace::{Last, Pace};
@@ -51,7 +51,7 @@ const MOST_KEPT: usize = 1000;
 /// [`Walk`](super::walk::Walk) finds the rest: a due message may come after many waiting messages of other keys.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    lanes: Vec<Known>,
+    lanes: Vec<LaneState>,
     /// What was kept back at the last claim.
     kept_back: Arc<KeptBack>,
     turn: usize,
@@ -60,14 +60,9 @@ pub(super) struct Lanes {
 }
 
 #[derive(Debug)]
-struct Known {
+struct LaneState {
     stream: Stream,
     to: To,
-    state: State,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct State {
     /// The last claim returned fewer messages than it asked for.
     is_quiet: bool,
     /// This look has found no more messages in the lane.
@@ -114,41 +109,34 @@ impl Brought<'_> {
     }
 }
 
-/// The present by both clocks.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Now {
-    pub(super) here: Instant,
-    /// The database's clock, if known.
-    pub(super) database: DatabaseClock,
-}
-
-impl State {
+impl LaneState {
     /// A newly found stream. The walk claims the keyed messages that already exist.
-    fn new(found: &Found, now: Now, slow: Option<Duration>) -> Self {
-        let floor = match (found.stream.is_keyed, slow) {
+    fn new(Found { stream, first }: Found, to: To, now: Now, slow: Option<Duration>) -> Self {
+        let first = first.available_at;
+        let floor = match (stream.is_keyed, slow) {
             (true, _) => now.recently(OVERLAP),
             (false, None) => Position::START,
             // The found message may be due later than messages committed since.
-            (false, Some(_)) => {
-                Position::of_time(found.first.available_at).min(now.recently(OVERLAP))
-            }
+            (false, Some(_)) => Position::of_time(first).min(now.recently(OVERLAP)),
         };
         Self {
+            stream,
+            to,
             is_quiet: false,
             is_done: false,
             floor,
             swept: slow.map(|took| now.last(took)),
             is_swept_in_look: false,
-            first: found.first.available_at,
+            first,
             seen: now.here,
         }
     }
 
     /// Whether the next claim is a sweep. `is_asked`: a caller asks whether nothing is left. For keyed messages, the
     /// walk answers that question.
-    fn is_sweep_due(&self, now: Instant, is_keyed: bool, is_asked: bool) -> bool {
-        let is_wanted = is_asked && !is_keyed && self.is_quiet && !self.is_swept_in_look;
-        is_wanted || SWEEPS.is_due(now, self.swept)
+    fn is_sweep_due(&self, now: Instant, is_asked: bool) -> bool {
+        let may_be_wanted = is_asked && !self.stream.is_keyed;
+        (may_be_wanted && self.is_quiet && !self.is_swept_in_look) || SWEEPS.is_due(now, self.swept)
     }
 
     /// The time of the sweep that this look has left out. No notification announces the messages that only a sweep
@@ -162,7 +150,6 @@ impl State {
     /// for.
     fn learn(
         &mut self,
-        is_keyed: bool,
         after: Position,
         is_full: bool,
         last: Option<Position>,
@@ -176,7 +163,7 @@ impl State {
         if is_sweep {
             self.swept = Some(now.last(brought.took));
         }
-        if is_sweep && is_keyed && is_full {
+        if is_sweep && self.stream.is_keyed && is_full {
             // Many messages wait here behind others of their key, or there is too little room: the walk finds them.
             self.is_swept_in_look = true;
             return;
@@ -194,26 +181,9 @@ impl State {
         // The lane is empty after the last position. Just before it, a message may have been committed late.
         self.is_done = is_sweep || after <= recent;
     }
-}
 
-impl Known {
     fn is_of_registered(&self) -> bool {
         matches!(self.to, To::Registered(_)) && !self.stream.is_keyed
-    }
-}
-
-impl Now {
-    /// The position of messages that became available this long ago.
-    fn recently(self, overlap: Duration) -> Position {
-        Position::of_time(self.database.before(self.here, overlap))
-    }
-
-    /// What has ended now.
-    fn last(self, took: Duration) -> Last {
-        Last {
-            ended: self.here,
-            took,
-        }
     }
 }
 
@@ -231,43 +201,29 @@ impl Lanes {
             is_all,
             slow,
         } = seen;
+        // Two lanes of one stream would claim its messages twice. The first message of a stream counts.
+        let found = found.into_iter().rev();
+        let mut found: BTreeMap<Stream, Position> =
+            found.map(|found| (found.stream, found.first)).collect();
         if is_all {
-            let there: HashSet<&Stream> = found.iter().map(|found| &found.stream).collect();
+            self.looked = Some(now.here);
             let keeps_empty = self.lanes.len() <= MOST_KEPT;
             self.lanes.retain_mut(|lane| {
-                if there.contains(&lane.stream) {
-                    lane.state.seen = now.here;
+                if let Some(first) = found.get(&lane.stream) {
+                    (lane.seen, lane.first) = (now.here, first.available_at);
                     return true;
                 }
-                let is_recent = now.here.saturating_duration_since(lane.state.seen) < EMPTY_KEPT;
+                let is_recent = now.here.saturating_duration_since(lane.seen) < EMPTY_KEPT;
                 keeps_empty && (slow.is_some() || is_recent && !lane.is_of_registered())
             });
         }
-        if is_all {
-            self.looked = Some(now.here);
-            let firsts: HashMap<&Stream, i64> = (found.iter())
-                .map(|found| (&found.stream, found.first.available_at))
-                .collect();
-            for lane in &mut self.lanes {
-                let first = firsts.get(&lane.stream);
-                lane.state.first = first.copied().unwrap_or(lane.state.first);
-            }
+        for lane in &self.lanes {
+            found.remove(&lane.stream);
         }
-        // Two lanes of one stream would claim its messages twice.
-        let there: HashSet<&Stream> = found.iter().map(|found| &found.stream).collect();
-        let known = self.lanes.iter().map(|lane| &lane.stream);
-        let mut known: HashSet<Stream> = known
-            .filter(|stream| there.contains(stream))
-            .cloned()
-            .collect();
-        let new = found
-            .into_iter()
-            .filter(|found| known.insert(found.stream.clone()));
         let before = self.lanes.len();
-        self.lanes.extend(new.map(|found| Known {
-            to: way(&found.stream.topic),
-            state: State::new(&found, now, slow),
-            stream: found.stream,
+        self.lanes.extend(found.into_iter().map(|(stream, first)| {
+            let to = way(&stream.topic);
+            LaneState::new(Found { stream, first }, to, now, slow)
         }));
         (self.lanes[before..].iter()).any(|lane| lane.to == To::Nowhere)
     }
@@ -278,7 +234,7 @@ impl Lanes {
         for lane in &mut self.lanes {
             let to = way(&lane.stream.topic);
             if std::mem::replace(&mut lane.to, to) != to {
-                lane.state.is_done = false;
+                lane.is_done = false;
                 any = true;
             }
         }
@@ -288,20 +244,20 @@ impl Lanes {
     /// Topics that this relay does not serve, of messages that name no destination.
     pub(super) fn nowhere(&self) -> impl Iterator<Item = String> {
         let is_it =
-            |lane: &&Known| lane.to == To::Nowhere && lane.stream.topic.destination.is_empty();
+            |lane: &&LaneState| lane.to == To::Nowhere && lane.stream.topic.destination.is_empty();
         let nowhere = self.lanes.iter().filter(is_it);
         nowhere.map(|lane| lane.stream.topic.topic.clone())
     }
 
     /// The highest floor of all lanes.
     pub(super) fn passed(&self) -> Option<Position> {
-        self.lanes.iter().map(|lane| lane.state.floor).max()
+        self.lanes.iter().map(|lane| lane.floor).max()
     }
 
     /// Whether the floor of the message's lane has passed this position.
     pub(super) fn has_passed(&self, place: &Found) -> bool {
         let lane = (self.lanes.iter()).find(|lane| lane.stream == place.stream);
-        lane.is_some_and(|lane| lane.state.floor > place.first)
+        lane.is_some_and(|lane| lane.floor > place.first)
     }
 
     pub(super) fn streams(&self) -> Vec<Stream> {
@@ -321,23 +277,23 @@ impl Lanes {
     /// Starts a look: every lane may have messages again.
     pub(super) fn begin_look(&mut self) {
         for lane in &mut self.lanes {
-            lane.state.is_done = false;
-            lane.state.is_swept_in_look = false;
+            lane.is_done = false;
+            lane.is_swept_in_look = false;
         }
     }
 
     /// Every lane may have messages again, after its floor.
     pub(super) fn ask_again(&mut self) {
         for lane in &mut self.lanes {
-            lane.state.is_done = false;
+            lane.is_done = false;
         }
     }
 
     /// Any lane may have messages below its floor: the next claim of each lane is a sweep.
     pub(super) fn forget_places(&mut self) {
         for lane in &mut self.lanes {
-            lane.state.swept = None;
-            lane.state.is_done = false;
+            lane.swept = None;
+            lane.is_done = false;
         }
     }
 
@@ -346,11 +302,10 @@ impl Lanes {
     pub(super) fn were_too_slow(&mut self, asked: &[Lane], took: Duration, now: Now) {
         let asked: HashMap<&Stream, &Lane> =
             asked.iter().map(|lane| (&lane.stream, lane)).collect();
-        for known in &mut self.lanes {
-            let Some(lane) = asked.get(&known.stream) else {
+        for state in &mut self.lanes {
+            let Some(lane) = asked.get(&state.stream) else {
                 continue;
             };
-            let state = &mut known.state;
             state.swept = Some(now.last(took));
             state.is_swept_in_look = true;
             if lane.after > Position::START {
@@ -366,9 +321,9 @@ impl Lanes {
                 && let Some(available_at) = topics.get(&lane.stream.topic)
             {
                 let place = Position::of_time(*available_at);
-                lane.state.floor = lane.state.floor.min(place);
-                lane.state.first = lane.state.first.min(*available_at);
-                lane.state.is_done = false;
+                lane.floor = lane.floor.min(place);
+                lane.first = lane.first.min(*available_at);
+                lane.is_done = false;
             }
         }
     }
@@ -393,7 +348,7 @@ impl Lanes {
     fn time_of_early(&self, now: Now) -> i64 {
         let is_recent = |at: Instant| now.here.saturating_duration_since(at) < LOOK_IS_GOOD;
         match self.looked.is_some_and(is_recent) {
-            true => now.database.before(now.here, Duration::ZERO),
+            true => now.database,
             false => i64::MAX,
         }
     }
@@ -407,16 +362,15 @@ impl Lanes {
         room: impl Fn(Group) -> usize,
         is_asked: bool,
     ) -> Vec<Lane> {
-        let room_of = |lane: &Known| room(Group::Only(lane.to));
-        let shared_by = |lane: &Known| room(lane.to.group());
+        let room_of = |lane: &LaneState| room(Group::Only(lane.to));
+        let shared_by = |lane: &LaneState| room(lane.to.group());
         let count = self.lanes.len();
         if count == 0 {
             return Vec::new();
         }
         for lane in &mut self.lanes {
-            let state = &mut lane.state;
-            if state.is_done && is_asked && !lane.stream.is_keyed {
-                state.is_done = state.is_swept_in_look;
+            if lane.is_done && is_asked && !lane.stream.is_keyed {
+                lane.is_done = lane.is_swept_in_look;
             }
         }
         // With few lanes, each claim starts with another lane. With many, each claim takes the next lanes.
@@ -424,64 +378,53 @@ impl Lanes {
         self.turn = (self.turn + step) % count;
         let early = self.time_of_early(now);
         let in_turn = (0..count).map(|n| &self.lanes[(self.turn + n) % count]);
-        let (left, done): (Vec<&Known>, Vec<&Known>) = in_turn
-            .filter(|lane| is_asked || !lane.is_of_registered() || lane.state.first <= early)
+        let (left, done): (Vec<&LaneState>, Vec<&LaneState>) = in_turn
+            .filter(|lane| is_asked || !lane.is_of_registered() || lane.first <= early)
             .filter(|lane| !self.kept_back.has(&lane.stream.topic))
             .filter(|lane| room_of(lane) > 0)
-            .partition(|lane| !lane.state.is_done);
+            .partition(|lane| !lane.is_done);
         if left.is_empty() {
             return Vec::new();
         }
-        // No more lanes than messages fit: each lane is asked for at least one message.
-        let mut lanes_of: HashMap<Group, usize> = HashMap::new();
-        let (quiet, busy): (Vec<&Known>, Vec<&Known>) = left
-            .into_iter()
-            .chain(done)
-            .filter(|lane| {
-                let lanes = lanes_of.entry(lane.to.group()).or_default();
-                *lanes += 1;
-                *lanes <= shared_by(lane)
-            })
-            .take(MOST_LANES)
-            .partition(|lane| lane.state.is_quiet);
-        // The lanes of each group: the quiet ones, and the busy ones.
-        let count = |lanes: &[&Known]| {
-            let mut counts: HashMap<Group, usize> = HashMap::new();
-            (lanes.iter()).for_each(|lane| *counts.entry(lane.to.group()).or_default() += 1);
-            counts
+        // The lanes of each group: the quiet ones, and the busy ones. No more lanes than messages fit: each lane is asked
+        // for at least one message.
+        let mut of_group: HashMap<Group, [usize; 2]> = HashMap::new();
+        let has_share = |lane: &&LaneState| {
+            let counts = of_group.entry(lane.to.group()).or_default();
+            let has_share = counts.iter().sum::<usize>() < shared_by(lane);
+            counts[usize::from(!lane.is_quiet)] += usize::from(has_share);
+            has_share
         };
-        let (of_quiet, of_busy) = (count(&quiet), count(&busy));
-        let lane = |known: &Known, room: usize| {
-            let is_sweep = known
-                .state
-                .is_sweep_due(now.here, known.stream.is_keyed, is_asked);
+        let mut asked: Vec<&LaneState> = (left.into_iter().chain(done))
+            .filter(has_share)
+            .take(MOST_LANES)
+            .collect();
+        asked.sort_by_key(|lane| !lane.is_quiet);
+        let lane = |lane: &LaneState| {
+            let [quiet, busy] = of_group[&lane.to.group()];
+            let room = match lane.is_quiet {
+                true => (shared_by(lane) / 4).min(QUIET_ROOM) / quiet,
+                false => shared_by(lane) / busy,
+            };
             Lane {
-                stream: known.stream.clone(),
-                room: room.min(room_of(known)).max(1),
-                after: if is_sweep {
-                    Position::START
-                } else {
-                    known.state.floor
+                stream: lane.stream.clone(),
+                room: room.min(room_of(lane)).max(1),
+                after: match lane.is_sweep_due(now.here, is_asked) {
+                    true => Position::START,
+                    false => lane.floor,
                 },
             }
         };
-        let quiet = quiet.into_iter().map(|known| {
-            let room = (shared_by(known) / 4).min(QUIET_ROOM);
-            lane(known, room / of_quiet[&known.to.group()])
-        });
-        let busy = busy
-            .into_iter()
-            .map(|known| lane(known, shared_by(known) / of_busy[&known.to.group()]));
-        quiet.chain(busy).collect()
+        asked.into_iter().map(lane).collect()
     }
 
     /// The time of the first sweep that this look, started at `began`, has left out. A sweep that was possible at once
     /// was left out for want of room, and waiting does not make room.
     pub(super) fn owed_at(&self, began: Instant, is_open: impl Fn(To) -> bool) -> Option<Instant> {
         let is_claimed =
-            |lane: &&Known| is_open(lane.to) && !self.kept_back.has(&lane.stream.topic);
+            |lane: &&LaneState| is_open(lane.to) && !self.kept_back.has(&lane.stream.topic);
         let lanes = self.lanes.iter().filter(is_claimed);
-        let owed = lanes.filter_map(|lane| lane.state.owed_at());
+        let owed = lanes.filter_map(|lane| lane.owed_at());
         owed.filter(|at| *at >= began).min()
     }
 
@@ -505,8 +448,7 @@ impl Lanes {
                 continue;
             };
             let Topic { topic, destination } = &known.stream.topic;
-            let is_keyed = known.stream.is_keyed;
-            let (is_full, last) = if is_keyed {
+            let (is_full, last) = if known.stream.is_keyed {
                 let reached = brought.reached.get(&known.stream).copied();
                 // The messages left out of a cut batch come before that position.
                 let reached = reached.filter(|_| !brought.batch.is_cut);
@@ -515,12 +457,11 @@ impl Lanes {
                 let of_lane = found.get(&(topic.as_str(), destination.as_str()));
                 let (count, last) = of_lane.copied().unwrap_or_default();
                 if count > 0 {
-                    known.state.seen = now.here;
+                    known.seen = now.here;
                 }
                 (count >= lane.room, last)
             };
-            let state = &mut known.state;
-            state.learn(is_keyed, lane.after, is_full, last, brought, now);
+            known.learn(lane.after, is_full, last, brought, now);
         }
     }
 
@@ -528,9 +469,9 @@ impl Lanes {
     pub(super) fn is_anything_left(&self, now: Now, is_open: impl Fn(To) -> bool) -> bool {
         let early = self.time_of_early(now);
         self.lanes.iter().any(|lane| {
-            let is_due = !lane.is_of_registered() || lane.state.first <= early;
+            let is_due = !lane.is_of_registered() || lane.first <= early;
             let is_kept_back = || self.kept_back.has(&lane.stream.topic);
-            !lane.state.is_done && is_due && is_open(lane.to) && !is_kept_back()
+            !lane.is_done && is_due && is_open(lane.to) && !is_kept_back()
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::search::{Found, Outcome, Pass, Search, WalkAgain};
+use super::search::{Outcome, Pass, Search, Searched, WalkAgain};
 use crate::relay::pace::{Last, Pace};
 use crate::store::relay::claim::Position;
 use crate::store::relay::late::LookForLate;
@@ -74,11 +74,11 @@ impl Late {
 
     /// A query has found these writers and read up to this sequence; `None`: to the end. Returns `true` if no late
     /// message is missed from now on; earlier ones may have been missed.
-    fn read(&mut self, now: Instant, upto: Option<i64>, writers: Writers, took: Duration) -> bool {
+    fn read(&mut self, last: Last, upto: Option<i64>, writers: Writers) -> bool {
         self.before = self.last.map_or(Duration::ZERO, |last| last.took);
-        self.last = Some(Last { ended: now, took });
+        self.last = Some(last);
         if self.in_flight.is_none() {
-            self.began = Some(now);
+            self.began = Some(last.ended);
         }
         let writers = self
             .in_flight
@@ -104,12 +104,12 @@ impl Late {
     }
 
     /// A query took too long: the search starts over, and the patrol finds the messages that it misses meanwhile.
-    fn was_too_slow(&mut self, now: Instant, took: Duration) {
+    fn was_too_slow(&mut self, last: Last) {
         *self = Self {
             newest: self.newest,
-            began: Some(now),
-            last: Some(Last { ended: now, took }),
-            before: took,
+            began: Some(last.ended),
+            last: Some(last),
+            before: last.took,
             is_known: true,
             ..Self::default()
         };
@@ -133,14 +133,9 @@ impl Search for Late {
         (is_due && self.is_of_use(pass.passed)).then_some(Ask::Late(look))
     }
 
-    fn learn(
-        &mut self,
-        now: Instant,
-        _: Ask,
-        outcome: Outcome<Box<Found>>,
-        took: Duration,
-    ) -> Option<WalkAgain> {
-        match outcome {
+    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
+        let last = searched.last();
+        match searched.outcome {
             Outcome::Done(done) => {
                 let Moment { newest, writers } = done.page.moment?;
                 newest.into_iter().for_each(|newest| self.saw(newest));
@@ -149,10 +144,10 @@ impl Search for Late {
                     _ => None,
                 };
                 // Sweeps find the messages without a key.
-                let is_first = self.read(now, upto, writers, took);
+                let is_first = self.read(last, upto, writers);
                 return is_first.then_some(WalkAgain::Now);
             }
-            Outcome::TooSlow => self.was_too_slow(now, took),
+            Outcome::TooSlow => self.was_too_slow(last),
             Outcome::Failed => {}
         }
         None
@@ -176,6 +171,10 @@ mod tests {
         available_at: 5,
         sequence: i64::MIN,
     });
+
+    fn last(ended: Instant, took: Duration) -> Last {
+        Last { ended, took }
+    }
 
     /// The query of a pass.
     fn next(late: &mut Late, now: Instant, passed: Option<Position>) -> Option<LookForLate> {
@@ -204,7 +203,7 @@ mod tests {
         let mut look = |late: &mut Late, found: Writers| {
             now += INTERVAL;
             let look = next(late, now, PASSED).expect("a query is due");
-            (look.behind, late.read(now, None, found, TOOK))
+            (look.behind, late.read(last(now, TOOK), None, found))
         };
         assert_eq!(
             look(&mut late, writers(7, 9)),
@@ -229,7 +228,7 @@ mod tests {
         let first = next(&mut late, now, None).expect("a first query");
         assert_eq!((first.behind, first.known), (None, i64::MIN));
         late.saw(1_000_000);
-        late.read(now, None, writers(1, 1), TOOK);
+        late.read(last(now, TOOK), None, writers(1, 1));
         let later = now + INTERVAL;
         assert_eq!(
             next(&mut late, later, None),
@@ -246,13 +245,13 @@ mod tests {
         let (mut late, now) = (Late::default(), Instant::now());
         assert_eq!(late.again_at(&pass(now, now, PASSED)), None);
         let took = Duration::from_millis(100);
-        late.read(now, None, writers(1, 1), took);
+        late.read(last(now, took), None, writers(1, 1));
         assert_eq!(
             late.again_at(&pass(now, now + TOOK, PASSED)),
             Some(now + INTERVAL),
             "one slow query does not count"
         );
-        late.read(now, None, writers(1, 1), took);
+        late.read(last(now, took), None, writers(1, 1));
         assert_eq!(next(&mut late, now + INTERVAL, PASSED), None);
         assert_eq!(
             late.again_at(&pass(now, now, PASSED)),
@@ -269,7 +268,7 @@ mod tests {
             None,
             "claims have passed no message"
         );
-        late.was_too_slow(since, took);
+        late.was_too_slow(last(since, took));
         let later = since + REST * took;
         let look = next(&mut late, later, PASSED).expect("a query is due");
         assert_eq!(look.behind, None, "the search starts over");
@@ -283,7 +282,7 @@ mod tests {
         let mut look = |late: &mut Late, upto, found| {
             now += INTERVAL;
             let look = next(late, now, PASSED).expect("a query is due");
-            late.read(now, upto, found, TOOK);
+            late.read(last(now, TOOK), upto, found);
             look.behind
         };
         look(&mut late, None, writers(5, 6));

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::ranges::Ranges;
 use super::rounds::{Round, Rounds};
-use super::search::{EveryOther, Found, Outcome, Pass, Search, WalkAgain};
+use super::search::{EveryOther, Outcome, Pass, Search, Searched, WalkAgain};
 use crate::relay::pace::Pace;
 use crate::store::range::Range;
 use crate::store::relay::page::Place;
@@ -88,29 +88,19 @@ impl Search for Patrol {
         self.turn.is_next(pass.is_idle).then_some(Ask::Range(range))
     }
 
-    fn learn(
-        &mut self,
-        now: Instant,
-        ask: Ask,
-        outcome: Outcome<Box<Found>>,
-        took: Duration,
-    ) -> Option<WalkAgain> {
-        let Ask::Range(range) = ask else {
+    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
+        let (now, took) = (searched.now, searched.took);
+        let Ask::Range(range) = searched.ask else {
             return None;
         };
-        match outcome {
+        match searched.outcome {
             Outcome::Done(done) => {
-                let Found {
-                    page,
-                    picked,
-                    claims,
-                } = *done;
-                let upto = match page.next {
+                let upto = match done.page.next {
                     Some(Place::After(sequence)) => sequence,
                     _ => range.upto,
                 };
-                let has_left = picked.left.iter().any(|one| one.is_open);
-                let has_left = has_left || claims.is_cut || claims.of_keys.is_beaten();
+                let has_left = done.picked.left.iter().any(|one| one.is_open);
+                let has_left = has_left || done.claims.is_cut || done.claims.of_keys.is_beaten();
                 self.read(now, upto, took, has_left);
             }
             Outcome::TooSlow => self.was_too_wide(now, range, took),

@@ -1,6 +1,6 @@
 //! Choosing which of the found messages to claim.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::Instant;
 
 use super::Planner;
@@ -19,8 +19,6 @@ pub(in crate::relay) struct Picked {
     pub(in crate::relay) plain: Vec<i64>,
     /// The first messages of their keys. Also expired messages without a key.
     pub(in crate::relay) keyed: Vec<Candidate>,
-    /// The keys of these, in the same order.
-    keys: Vec<Option<Key>>,
     /// Not chosen, in the order of the page.
     pub(super) left: Vec<Left>,
 }
@@ -46,27 +44,6 @@ pub(super) struct Left {
     pub(super) is_open: bool,
 }
 
-impl Picked {
-    /// The keys of messages that their claim has left out because of its size.
-    pub(super) fn cut(&self, claims: &Claims) -> Vec<Key> {
-        if !claims.is_cut {
-            return Vec::new();
-        }
-        let claimed: HashSet<i64> = claims.claimed.iter().copied().collect();
-        let picked = self.keyed.iter().zip(&self.keys);
-        let left = picked.filter(|(one, _)| !claimed.contains(&one.sequence));
-        left.filter_map(|(_, key)| key.clone()).collect()
-    }
-
-    fn put(&mut self, free: &Free, goes_to: String) {
-        self.keyed.push(Candidate {
-            sequence: free.sequence,
-            goes_to,
-        });
-        self.keys.push(free.key());
-    }
-}
-
 impl Planner<'_> {
     /// Chooses the messages of a page for which there is room.
     pub(in crate::relay) fn pick(
@@ -77,10 +54,15 @@ impl Planner<'_> {
         view: &View,
     ) -> Picked {
         let mut picked = Picked::default();
+        let candidate = |free: &Free, goes_to| Candidate {
+            sequence: free.sequence,
+            goes_to,
+        };
         match ask {
             Ask::Expired(..) => {
                 // They are dead-lettered, whatever room there is.
-                (page.found.iter()).for_each(|free| picked.put(free, String::new()));
+                let found = page.found.iter();
+                picked.keyed = found.map(|free| candidate(free, String::new())).collect();
                 return picked;
             }
             Ask::Late(_) | Ask::Range(_) => self.learn_streams(now, page),
@@ -111,7 +93,7 @@ impl Planner<'_> {
             *count += 1;
             match key {
                 None => picked.plain.push(free.sequence),
-                Some(_) => picked.put(free, self.directory.goes_to(&topic)),
+                Some(_) => (picked.keyed).push(candidate(free, self.directory.goes_to(&topic))),
             }
         }
         picked

@@ -6,20 +6,19 @@ use std::time::{Duration, Instant};
 
 use super::contention::OfKeys;
 use super::database_clock::DatabaseClock;
-use super::lanes::Seen;
-use super::search::{Found, Outcome, WalkAgain};
-use super::searches::{Ended, SearchKind};
+use super::lanes::{Brought, Seen};
+use super::search::{Outcome, Searched, WalkAgain};
+use super::searches::SearchKind;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
-use super::{Awaited, Planner, Policy, Stage};
+use super::{Awaited, Planner, Stage};
 use crate::relay::doubt::Doubt;
 use crate::relay::registry::Registry;
 use crate::relay::to::To;
-use crate::store::relay::claim::Topic;
+use crate::store::relay::claim::{Lane, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::Free;
-use crate::store::relay::search::Ask;
 use crate::store::relay::settle::Claim;
 
 /// What other threads report to the planner, and what the claimer learns beside its steps.
@@ -75,18 +74,14 @@ impl Planner<'_> {
         is_rung: bool,
         is_nothing_in_flight: bool,
     ) {
-        match what {
-            Awaited::Nothing | Awaited::Lease | Awaited::OthersClaim | Awaited::Settles => return,
+        let must_survey = match what {
+            Awaited::Time => return,
             // A query for streams is owed, and nothing else announces its time.
-            Awaited::Room if self.surveys.looks.owed_at().is_some_and(|at| now >= at) => {
-                self.surveys.want();
-            }
-            Awaited::Room => {}
-            Awaited::Turn | Awaited::Work | Awaited::WorkOrRoom => {
-                if !is_rung {
-                    self.surveys.want();
-                }
-            }
+            Awaited::Room => self.surveys.looks.owed_at().is_some_and(|at| now >= at),
+            Awaited::Turn | Awaited::Work | Awaited::WorkOrRoom => !is_rung,
+        };
+        if must_survey {
+            self.surveys.want();
         }
         self.begin_look(now, is_nothing_in_flight);
     }
@@ -105,7 +100,7 @@ impl Planner<'_> {
     pub(in crate::relay) fn hear(&mut self, report: Report) {
         match report {
             Report::News => self.surveys.hear(),
-            Report::RowsOwed(at) => self.surveys.owe_rows(at),
+            Report::RowsOwed(at) => self.surveys.rows_owed = at,
             Report::Registered(registry) => {
                 self.directory.registry = registry;
                 let directory = &self.directory;
@@ -132,9 +127,7 @@ impl Planner<'_> {
                 }
             }
             Report::NoPlace(topic, to) => {
-                if self.published.full.insert(topic, to).is_none() {
-                    self.published.set_full();
-                }
+                self.has_policy |= self.full.insert(topic, to).is_none();
             }
         }
     }
@@ -170,7 +163,10 @@ impl Planner<'_> {
             self.searches.patrol.want(now);
         }
         // `now` is after the answer, so the estimate is never ahead of the database.
-        self.clock = DatabaseClock::new(found.time, now);
+        self.clock = Some(DatabaseClock {
+            micros: found.time,
+            came: now,
+        });
         if found.is_active && !self.is_active {
             self.lanes.forget_places();
             self.searches.late.restart();
@@ -184,12 +180,7 @@ impl Planner<'_> {
             self.searches.walk.restart();
         }
         let has_new_nowhere = self.take_over(seen, now);
-        self.published.policy = Policy {
-            not_taken: self.lanes.nowhere().collect(),
-            has_parts: self.lanes.has_keyed_parts(),
-            full: std::mem::take(&mut self.published.policy.full),
-        };
-        self.published.is_new = true;
+        self.has_policy = true;
         let was_wanted = self.surveys.end(began, now, self.settings.poll_interval);
         // A look over many lanes may take longer than the survey interval. If the look has found nothing yet, it
         // continues: otherwise it would never end. A newly expired lease begins a new look: its messages may be in any
@@ -206,9 +197,11 @@ impl Planner<'_> {
         (self.lanes).take_over(seen, |topic| directory.way(topic), now)
     }
 
-    /// Whether another server has answered a survey than the survey before.
+    /// Whether another server has answered a survey than the survey before. A promoted standby may lack the last
+    /// settles: then the lease still holds messages that this process has forgotten.
     pub(in crate::relay) fn is_other_server(&mut self, server: i64) -> bool {
-        let is_other = self.surveys.is_other_server(server);
+        let before = self.surveys.server.replace(server);
+        let is_other = before.is_some_and(|before| before != server);
         if is_other {
             self.searches.late.restart();
         }
@@ -227,69 +220,72 @@ impl Planner<'_> {
         }
     }
 
-    /// Takes in the outcome of a claim from lanes, or of a search.
-    pub(in crate::relay) fn searched(&mut self, now: Instant, ended: Ended<'_>, took: Duration) {
-        let (found, of_keys) = match &ended {
-            Ended::Lanes(_, Outcome::Done(done)) => (done.batch.claimed.len(), done.of_keys),
-            Ended::Search(_, _, Outcome::Done(done)) => {
-                (done.claims.claimed.len(), done.claims.of_keys)
-            }
-            Ended::Lanes(_, Outcome::TooSlow) | Ended::Search(_, _, Outcome::TooSlow) => {
-                // Other searches may take too long, too.
-                self.searches.patrol.want(now);
-                (0, OfKeys::None)
-            }
-            Ended::Lanes(..) | Ended::Search(..) => (0, OfKeys::None),
-        };
-        self.look.found_nothing &= found == 0 && !of_keys.is_beaten();
-        match of_keys {
-            OfKeys::None => {}
-            OfKeys::Done => self.contention.won(),
-            OfKeys::Beaten(random) => self.contention.lost(now, random),
-        }
-        match ended {
-            Ended::Lanes(asked, Outcome::Done(brought)) if !of_keys.is_beaten() => {
-                self.lanes.learn(asked, &brought, self.now(now));
-            }
-            Ended::Lanes(asked, Outcome::TooSlow) => {
-                log::warn!(event = "claim_slow", lanes = asked.len(), seconds = took.as_secs_f64(); "a claim took {:.1} s and was cancelled: an old transaction may keep settled messages in the index. Searching in smaller steps", took.as_secs_f64());
-                self.lanes.were_too_slow(asked, took, self.now(now));
-            }
-            Ended::Lanes(..) => {}
-            Ended::Search(by, ask, outcome) => self.learn_search(now, (by, ask), outcome, took),
+    /// Takes in what a claim from lanes has brought.
+    pub(in crate::relay) fn claimed(
+        &mut self,
+        now: Instant,
+        asked: &[Lane],
+        brought: &Brought<'_>,
+    ) {
+        self.count(now, brought.batch.claimed.len(), brought.of_keys);
+        if !brought.of_keys.is_beaten() {
+            self.lanes.learn(asked, brought, self.now(now));
         }
     }
 
-    fn learn_search(
+    /// A claim from lanes took too long and was cancelled. Searches may take too long, too.
+    pub(in crate::relay) fn claim_was_too_slow(
         &mut self,
         now: Instant,
-        (by, ask): (SearchKind, Ask),
-        mut outcome: Outcome<Box<Found>>,
+        asked: &[Lane],
         took: Duration,
     ) {
-        // The query of late messages cannot have taken longer: this process stood still.
-        let took = match by {
-            SearchKind::Late => took.min(self.settings.moment),
-            _ => took,
-        };
-        let mut passed = Vec::new();
-        if let Outcome::Done(done) = &mut outcome {
-            self.searches.free(done.picked.cut(&done.claims));
-            if by == SearchKind::Late {
-                passed = std::mem::take(&mut done.page.found);
-                passed.retain(|one| self.lanes.has_passed(&one.found()));
+        log::warn!(event = "claim_slow", lanes = asked.len(), seconds = took.as_secs_f64(); "a claim took {:.1} s and was cancelled: an old transaction may keep settled messages in the index. Searching in smaller steps", took.as_secs_f64());
+        self.searches.patrol.want(now);
+        self.lanes.were_too_slow(asked, took, self.now(now));
+    }
+
+    /// Takes in the outcome of a search.
+    pub(in crate::relay) fn searched(&mut self, by: SearchKind, mut searched: Searched) {
+        let now = searched.now;
+        match &searched.outcome {
+            Outcome::Done(done) => {
+                self.count(now, done.claims.claimed.len(), done.claims.of_keys);
+                self.searches.free(done.left_out());
+            }
+            Outcome::TooSlow => self.searches.patrol.want(now),
+            Outcome::Failed => {}
+        }
+        if by == SearchKind::Late {
+            // The query of late messages cannot have taken longer: this process stood still.
+            searched.took = searched.took.min(self.settings.moment);
+            if let Outcome::Done(done) = &searched.outcome {
+                self.go_back_to(&done.page.found);
             }
         }
-        match self.searches.learn(now, (by, ask), outcome, took) {
+        match self.searches.learn(by, searched) {
             Some(WalkAgain::Now) => self.searches.walk.restart(),
             Some(WalkAgain::Soon) => self.searches.walk.want_round(),
             None => {}
         }
-        let (keyed, plain): (Vec<Free>, Vec<Free>) =
-            (passed.into_iter()).partition(|one| one.ordering_key.is_some());
+    }
+
+    /// Messages were found that the floors of their lanes may have passed.
+    fn go_back_to(&mut self, found: &[Free]) {
+        let passed = found
+            .iter()
+            .filter(|one| self.lanes.has_passed(&one.found()));
+        let (keyed, plain): (Vec<&Free>, Vec<&Free>) =
+            passed.partition(|one| one.ordering_key.is_some());
         self.hear(Report::Returned(Returned::new(
             plain.iter().map(|one| (one.topic(), one.available_at.0)),
-            keyed.iter().filter_map(Free::key),
+            keyed.iter().filter_map(|one| one.key()),
         )));
+    }
+
+    /// A claim has taken this many messages.
+    fn count(&mut self, now: Instant, claimed: usize, of_keys: OfKeys) {
+        self.look.found_nothing &= claimed == 0 && !of_keys.is_beaten();
+        self.contention.learn(now, of_keys);
     }
 }

@@ -4,10 +4,13 @@
 //! questions ([`Search`]), and [`Searches`](super::searches::Searches) asks them in the order of their priority. Another
 //! search is another file and two lines: its module, and its place in the list.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::picks::{Claims, Picked};
+use crate::relay::pace::Last;
 use crate::store::relay::claim::Position;
+use crate::store::relay::ordered::Key;
 use crate::store::relay::page::Page;
 use crate::store::relay::search::Ask;
 
@@ -45,9 +48,18 @@ impl Pass {
     }
 }
 
+/// A search that has ended: its query, and the claim of what the query has found.
 #[derive(Debug)]
-pub(in crate::relay) enum Outcome<T> {
-    Done(T),
+pub(in crate::relay) struct Searched {
+    pub(in crate::relay) now: Instant,
+    pub(in crate::relay) ask: Ask,
+    pub(in crate::relay) outcome: Outcome,
+    pub(in crate::relay) took: Duration,
+}
+
+#[derive(Debug)]
+pub(in crate::relay) enum Outcome {
+    Done(Box<Found>),
     /// A statement took too long and was cancelled.
     TooSlow,
     Failed,
@@ -59,6 +71,30 @@ pub(in crate::relay) struct Found {
     pub(in crate::relay) page: Page,
     pub(in crate::relay) picked: Picked,
     pub(in crate::relay) claims: Claims,
+}
+
+impl Searched {
+    pub(super) fn last(&self) -> Last {
+        Last {
+            ended: self.now,
+            took: self.took,
+        }
+    }
+}
+
+impl Found {
+    /// The keys of picked messages that their claim has left out because of its size.
+    pub(super) fn left_out(&self) -> Vec<Key> {
+        if !self.claims.is_cut {
+            return Vec::new();
+        }
+        let claimed: HashSet<i64> = self.claims.claimed.iter().copied().collect();
+        let picked = self.picked.keyed.iter().map(|one| one.sequence);
+        let left: HashSet<i64> = picked.filter(|one| !claimed.contains(one)).collect();
+        let found = self.page.found.iter();
+        let found = found.filter(|free| left.contains(&free.sequence));
+        found.filter_map(|free| free.key()).collect()
+    }
 }
 
 /// When another walk begins.
@@ -75,14 +111,8 @@ pub(super) trait Search {
     /// What to ask the database now, if the search is due.
     fn ask(&mut self, pass: &Pass) -> Option<Ask>;
 
-    /// Learns the outcome of the query. Returns whether another walk is needed.
-    fn learn(
-        &mut self,
-        now: Instant,
-        ask: Ask,
-        outcome: Outcome<Box<Found>>,
-        took: Duration,
-    ) -> Option<WalkAgain>;
+    /// Learns the outcome. Returns whether another walk is needed.
+    fn learn(&mut self, searched: Searched) -> Option<WalkAgain>;
 
     /// When the search is due again, although no notification announces what it finds. `None`: with the next look.
     fn again_at(&self, _: &Pass) -> Option<Instant> {

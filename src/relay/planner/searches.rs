@@ -1,10 +1,8 @@
 //! All searches, in the order of their priority.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::lanes::Brought;
-use super::search::{Found, Outcome, Pass, Search, WalkAgain};
-use crate::store::relay::claim::Lane;
+use super::search::{Pass, Search, Searched, WalkAgain};
 use crate::store::relay::ordered::Key;
 use crate::store::relay::search::Ask;
 
@@ -31,15 +29,9 @@ macro_rules! searches {
                 None
             }
 
-            pub(super) fn learn(
-                &mut self,
-                now: Instant,
-                (by, ask): (SearchKind, Ask),
-                outcome: Outcome<Box<Found>>,
-                took: Duration,
-            ) -> Option<WalkAgain> {
+            pub(super) fn learn(&mut self, by: SearchKind, searched: Searched) -> Option<WalkAgain> {
                 match by {
-                    $(SearchKind::$Search => self.$name.learn(now, ask, outcome, took),)+
+                    $(SearchKind::$Search => self.$name.learn(searched),)+
                 }
             }
 
@@ -62,13 +54,6 @@ searches! {
     freed::Freed,
     patrol::Patrol,
     walk::Walk,
-}
-
-/// The outcome of a claim from lanes, or of a search: of its query, and of the claim of what the query has found.
-#[derive(Debug)]
-pub(in crate::relay) enum Ended<'a> {
-    Lanes(&'a [Lane], Outcome<Brought<'a>>),
-    Search(SearchKind, Ask, Outcome<Box<Found>>),
 }
 
 impl Searches {

@@ -49,9 +49,9 @@ pub(super) struct Surveys {
     news_interval: Duration,
     news: News,
     /// When a survey must check the rows of registered destinations, which the last survey has left out.
-    rows_owed: Option<Instant>,
+    pub(super) rows_owed: Option<Instant>,
     /// The server that answered the last survey.
-    server: Option<i64>,
+    pub(super) server: Option<i64>,
 }
 
 impl Default for Surveys {
@@ -77,11 +77,6 @@ impl Surveys {
     /// There may be new messages.
     pub(super) fn hear(&mut self) {
         self.news = News::Heard;
-    }
-
-    /// When the rows of registered destinations must be checked, if this survey leaves them out.
-    pub(super) fn owe_rows(&mut self, at: Option<Instant>) {
-        self.rows_owed = at;
     }
 
     /// `is_asked`: a caller asks whether nothing is left.
@@ -127,13 +122,6 @@ impl Surveys {
         self.interval = poll.max(REST * took).min(INTERVAL);
         self.news_interval = (REST_AFTER_NEWS * took).min(self.interval);
         was_wanted
-    }
-
-    /// Records the server that has answered. Returns `true` if the server has changed. A promoted standby may lack the
-    /// last settles: then the lease still holds messages that this process has forgotten.
-    pub(super) fn is_other_server(&mut self, server: i64) -> bool {
-        let before = self.server.replace(server);
-        before.is_some_and(|before| before != server)
     }
 }
 
@@ -186,6 +174,18 @@ pub(super) struct Look {
     pub(super) found_nothing: bool,
 }
 
+impl Look {
+    /// A look that begins now.
+    pub(super) fn new(now: Instant, question: u64, nothing_in_flight: bool) -> Self {
+        Self {
+            question,
+            began: now,
+            nothing_in_flight,
+            found_nothing: true,
+        }
+    }
+}
+
 /// How long the last queries for streams took.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
@@ -227,17 +227,12 @@ impl Looks {
         took: Duration,
     ) -> Seen {
         let last = Last { ended: now, took };
-        let is_slow = match looked {
-            Streams::All => {
-                self.for_all = Some(last);
-                took >= SLOW || found.is_none()
-            }
-            Streams::Beside(_) => {
-                self.beside_known = Some(last);
-                took >= SLOW || found.is_none()
-            }
-            Streams::Behind(_) => true,
-        };
+        match looked {
+            Streams::All => self.for_all = Some(last),
+            Streams::Beside(_) => self.beside_known = Some(last),
+            Streams::Behind(_) => {}
+        }
+        let is_slow = took >= SLOW || found.is_none() || matches!(looked, Streams::Behind(_));
         Seen {
             is_all: *looked == Streams::All && found.is_some(),
             slow: is_slow.then_some(took),

@@ -288,9 +288,13 @@ impl<'a> Ground<'a> {
             picked,
             claims,
         }));
-        let took = Duration::from_millis(1);
-        let ended = Ended::Search(kind, ask, outcome);
-        self.planner.searched(self.now, ended, took);
+        let searched = Searched {
+            now: self.now,
+            ask,
+            outcome,
+            took: Duration::from_millis(1),
+        };
+        self.planner.searched(kind, searched);
         sequences
     }
 
@@ -302,8 +306,13 @@ impl<'a> Ground<'a> {
             picked,
             claims: Claims::default(),
         }));
-        let ended = Ended::Search(SearchKind::Late, ask, outcome);
-        self.planner.searched(self.now, ended, took);
+        let searched = Searched {
+            now: self.now,
+            ask,
+            outcome,
+            took,
+        };
+        self.planner.searched(SearchKind::Late, searched);
     }
 
     /// The next step, which asks for late messages.
@@ -337,8 +346,7 @@ impl<'a> Ground<'a> {
             reached: &HashMap::new(),
             took: Duration::ZERO,
         };
-        let ended = Ended::Lanes(asked, Outcome::Done(brought));
-        self.planner.searched(self.now, ended, Duration::ZERO);
+        self.planner.claimed(self.now, asked, &brought);
     }
 }
 
@@ -418,12 +426,15 @@ fn a_relay_that_is_not_to_work_or_has_no_lease_waits() {
     let routes = routes();
     let mut ground = Ground::new(&routes);
     ground.view.lease = None;
-    let expected = wait(Awaited::Lease, ground.now + LEASE_INTERVAL, None);
-    assert_eq!(ground.next(), expected);
+    let expected = Wait::until(ground.now + LEASE_INTERVAL);
+    assert_eq!(ground.next(), Step::Wait(expected));
     ground.view.custody.question = 3;
     ground.planner.settings.is_enabled = false;
-    let expected = wait(Awaited::Nothing, ground.now + POLL, Some(3));
-    assert_eq!(ground.next(), expected);
+    let expected = Wait {
+        answers: Some(3),
+        ..Wait::until(ground.now + POLL)
+    };
+    assert_eq!(ground.next(), Step::Wait(expected));
 }
 
 /// A sender rings only while its flag is set. A sender that made room before did not ring.
@@ -497,8 +508,9 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
     // Found by the simulation (seed 39839): the query came due between two surveys while the relay waited for room, and
     // from then on every wait ended at once.
     ground.view.is_queue_full = true;
-    let expected = wait(Awaited::Room, owed, None);
-    assert_eq!(Step::Wait(ground.wait()), expected);
+    let wait = ground.wait();
+    let expected = (Awaited::Room, owed, Due::Owed);
+    assert_eq!((wait.what, wait.until, wait.due), expected);
     ground.now = owed;
     ground.planner.surveys.end(owed, owed, POLL);
     (ground.planner).waited(owed, Awaited::Room, false, true);
@@ -535,8 +547,7 @@ fn a_lane_continues_after_the_present_of_the_database() {
         reached: &HashMap::new(),
         took: SECOND / 2,
     };
-    let ended = Ended::Lanes(&sweep, Outcome::Done(brought));
-    ground.planner.searched(ground.now, ended, SECOND / 2);
+    ground.planner.claimed(ground.now, &sweep, &brought);
     assert_eq!(ground.wait().what, Awaited::Work);
     ground.planner.waited(ground.now, Awaited::Work, true, true);
     let after = asked(&mut ground)[0].after;
@@ -676,7 +687,7 @@ fn a_lease_that_is_lost_during_a_survey_is_followed_by_another_survey() {
     };
     ground.surveyed(found);
     ground.view.lease = None;
-    assert!(matches!(ground.next(), Step::Wait(wait) if wait.what == Awaited::Lease));
+    assert!(matches!(ground.next(), Step::Wait(wait) if wait.what == Awaited::Time));
     ground.view.lease = Some(LeaseId(8));
     assert!(matches!(ground.step(), Step::Survey(_)));
 }
@@ -885,8 +896,8 @@ fn a_relay_that_was_beaten_rests_and_claims_messages_without_keys_meanwhile() {
     let mut ground = Ground::with(&routes, &both);
     ground.bring_with(&[], vec![], OfKeys::Beaten(1.0));
     let rest = Duration::from_millis(1);
-    let expected = wait(Awaited::OthersClaim, ground.now + rest, None);
-    assert_eq!(ground.step(), expected);
+    let expected = Wait::until(ground.now + rest);
+    assert_eq!(ground.step(), Step::Wait(expected));
     let Step::Claim(Claim::Lanes { plain, keyed, .. }) = ground.step() else {
         panic!("expected a claim");
     };
@@ -1025,8 +1036,9 @@ fn a_slow_search_is_left_to_the_patrol() {
     let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
         panic!("expected a claim");
     };
-    let ended = Ended::Lanes(&plain, Outcome::TooSlow);
-    ground.planner.searched(ground.now, ended, SECOND);
+    ground
+        .planner
+        .claim_was_too_slow(ground.now, &plain, SECOND);
     let mut ranges: Vec<Range> = Vec::new();
     for _ in 0..1000 {
         match ground.step() {

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::search::{Found, Outcome, Pass, Search, WalkAgain};
-use crate::relay::pace::{Last, Pace};
+use super::search::{Outcome, Pass, Search, Searched, WalkAgain};
+use crate::relay::pace::Pace;
 use crate::store::relay::claim::{Position, Stream, Topic};
 use crate::store::relay::page::Place;
 use crate::store::relay::search::Ask;
@@ -75,14 +75,9 @@ impl Search for Unserved {
         (!pass.is_limited).then(|| Ask::Expired(stream.clone(), self.after))
     }
 
-    fn learn(
-        &mut self,
-        now: Instant,
-        _: Ask,
-        outcome: Outcome<Box<Found>>,
-        took: Duration,
-    ) -> Option<WalkAgain> {
-        match outcome {
+    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
+        let last = searched.last();
+        match searched.outcome {
             // The rest is behind the same position.
             Outcome::Done(done) if done.claims.of_keys.is_beaten() || done.claims.is_cut => {}
             Outcome::Done(done) => self.read(done.page.next),
@@ -92,7 +87,7 @@ impl Search for Unserved {
             true => INTERVAL,
             false => Duration::ZERO,
         };
-        self.next = Some(Pace::of_search(interval).next(Last { ended: now, took }));
+        self.next = Some(Pace::of_search(interval).next(last));
         None
     }
 
@@ -129,7 +124,12 @@ mod tests {
             picked: Picked::default(),
             claims: Claims::default(),
         }));
-        unserved.learn(now, ask, outcome, took);
+        unserved.learn(Searched {
+            now,
+            ask,
+            outcome,
+            took,
+        });
     }
 
     #[test]

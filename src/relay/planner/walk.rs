@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::rounds::Rounds;
-use super::search::{EveryOther, Found, Outcome, Pass, Search, WalkAgain};
+use super::search::{EveryOther, Outcome, Pass, Search, Searched, WalkAgain};
 use crate::relay::pace::Pace;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::Place;
@@ -95,21 +95,16 @@ impl Search for Walk {
         self.rounds.place().cloned().map(Ask::Walk)
     }
 
-    fn learn(
-        &mut self,
-        now: Instant,
-        _: Ask,
-        outcome: Outcome<Box<Found>>,
-        took: Duration,
-    ) -> Option<WalkAgain> {
-        match outcome {
+    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
+        let (now, took) = (searched.now, searched.took);
+        match searched.outcome {
             Outcome::Done(done) if done.claims.of_keys.is_beaten() => {}
             Outcome::Done(done) => {
-                let Found { page, picked, .. } = *done;
-                let has_left = picked.left.iter().any(|one| !one.has_room && one.is_open);
+                let left = done.picked.left;
+                let has_left = left.iter().any(|one| !one.has_room && one.is_open);
                 // The page ends at the first message whose destination had no room left.
-                let mut beyond = picked.left.into_iter().filter(|one| one.has_room);
-                let upto = beyond.find_map(|one| one.key).or(match page.next {
+                let mut beyond = left.into_iter().filter(|one| one.has_room);
+                let upto = beyond.find_map(|one| one.key).or(match done.page.next {
                     Some(Place::Key(key)) => Some(key),
                     _ => None,
                 });

@@ -1386,8 +1386,7 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
                     took,
                 };
                 let asked = [plain, keyed].concat();
-                let ended = planner::Ended::Lanes(&asked, planner::Outcome::Done(brought));
-                planner.searched(now, ended, took);
+                planner.claimed(now, &asked, &brought);
             }
             Step::Claim(planner::Claim::Found(kind, ask)) => {
                 let page = Page {
@@ -1403,8 +1402,13 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
                     picked,
                     claims: planner::Claims::default(),
                 };
-                let outcome = planner::Outcome::Done(Box::new(found));
-                planner.searched(now, planner::Ended::Search(kind, ask, outcome), took);
+                let searched = planner::Searched {
+                    now,
+                    ask,
+                    outcome: planner::Outcome::Done(Box::new(found)),
+                    took,
+                };
+                planner.searched(kind, searched);
             }
             Step::Wait(wait) => planner.waited(now, wait.what, true, true),
             _ => {}

@@ -50,7 +50,7 @@ impl Topic {
 }
 
 /// The messages of a topic, either with or without an ordering key.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Stream {
     pub(crate) topic: Topic,
     pub(crate) is_keyed: bool,

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
+use super::super::database_clock::DatabaseClock;
 use super::*;
 use crate::config::{Config, Destination, Route};
 use crate::relay::pace::REST;
@@ -36,17 +37,24 @@ fn all(topics: &[&str]) -> Seen {
 fn unknown() -> Now {
     Now {
         here: Instant::now(),
-        database: DatabaseClock::default(),
+        database: i64::MIN,
     }
 }
 
 /// A time at which the database's clock shows `micros`.
 fn at(micros: i64) -> Now {
     let here = Instant::now();
-    Now {
-        here,
-        database: DatabaseClock::new(micros, here),
-    }
+    let database = micros;
+    Now { here, database }
+}
+
+/// This long after a time.
+fn after(now: Now, duration: Duration) -> Now {
+    let clock = DatabaseClock {
+        micros: now.database,
+        came: now.here,
+    };
+    Now::new(now.here + duration, Some(clock))
 }
 
 /// Lanes of topics that all go to one bulkhead.
@@ -58,7 +66,7 @@ fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
     let mut lanes = Lanes::default();
     lanes.take_over(all(topics), by(&config), unknown());
     for lane in &mut lanes.lanes {
-        lane.state.is_quiet = quiet.contains(&lane.stream.topic.topic.as_str());
+        lane.is_quiet = quiet.contains(&lane.stream.topic.topic.as_str());
     }
     lanes
 }
@@ -148,9 +156,9 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
 fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
     let now = at(1_000_000_000);
     let found = all(&["a"]).found.remove(0);
-    let mut state = State::new(&found, now, None);
+    let mut state = LaneState::new(found, To::Bulkhead(0), now, None);
     assert!(
-        state.is_sweep_due(now.here, false, false),
+        state.is_sweep_due(now.here, false),
         "the lane was never swept"
     );
     let last = Position {
@@ -158,7 +166,6 @@ fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
         sequence: 7,
     };
     state.learn(
-        false,
         Position::START,
         true,
         Some(last),
@@ -167,22 +174,18 @@ fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
     );
     assert_eq!((state.floor, state.is_done), (last, false));
     assert!(
-        !state.is_sweep_due(now.here, false, false),
+        !state.is_sweep_due(now.here, false),
         "the lane has more behind its floor"
     );
     // No more messages there: the lane is claimed once more from a little earlier, for messages committed meanwhile.
-    state.learn(false, last, false, None, &brought(Duration::ZERO), now);
+    state.learn(last, false, None, &brought(Duration::ZERO), now);
     assert!(state.floor < last && !state.is_done && state.is_quiet);
     let floor = state.floor;
-    state.learn(false, floor, false, None, &brought(Duration::ZERO), now);
+    state.learn(floor, false, None, &brought(Duration::ZERO), now);
     assert!(state.is_done && !state.is_swept_in_look);
-    assert!(
-        state.is_sweep_due(now.here, false, true),
-        "the application asks"
-    );
+    assert!(state.is_sweep_due(now.here, true), "the application asks");
     // A sweep that took long is not repeated soon, even if the application asks.
     state.learn(
-        false,
         Position::START,
         false,
         None,
@@ -191,9 +194,9 @@ fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
     );
     assert!(state.is_done && state.is_swept_in_look);
     let an_hour = Duration::from_secs(3600);
-    assert!(!state.is_sweep_due(now.here + an_hour, false, true));
+    assert!(!state.is_sweep_due(now.here + an_hour, true));
     let a_day = REST * an_hour;
-    assert!(state.is_sweep_due(now.here + a_day, false, true));
+    assert!(state.is_sweep_due(now.here + a_day, true));
 }
 
 /// R9: a claim does not see messages committed after it began, and the next sweep, which would find them, may be far
@@ -207,11 +210,7 @@ fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
     lanes.begin_look();
     let asked = lanes.allot(now, |_| 10, false);
     let took = Duration::from_secs(5);
-    let later = Now {
-        here: now.here + took,
-        ..now
-    };
-    lanes.learn(&asked, &brought(took), later);
+    lanes.learn(&asked, &brought(took), after(now, took));
     lanes.begin_look();
     let next = lanes.allot(now, |_| 10, false);
     assert_eq!(next[0].after, now.recently(OVERLAP));
@@ -225,12 +224,12 @@ fn a_released_message_is_claimed_from_its_time_on_without_a_sweep() {
         sequence: 7,
     };
     for lane in &mut lanes.lanes {
-        lane.state.floor = last;
-        lane.state.swept = Some(Last {
+        lane.floor = last;
+        lane.swept = Some(Last {
             ended: Instant::now(),
             took: Duration::from_secs(1),
         });
-        lane.state.is_done = true;
+        lane.is_done = true;
     }
     let topic = |name: &str| stream(name).topic;
     lanes.go_back(&HashMap::from([(topic("a"), 900), (topic("c"), 1)]));
@@ -248,8 +247,8 @@ fn a_released_message_is_claimed_from_its_time_on_without_a_sweep() {
 #[test]
 fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something() {
     let mut lanes = lanes(&["a"], &[]);
-    lanes.lanes[0].state.floor = Position::of_time(5);
-    lanes.lanes[0].state.swept = Some(Last {
+    lanes.lanes[0].floor = Position::of_time(5);
+    lanes.lanes[0].swept = Some(Last {
         ended: Instant::now(),
         took: Duration::from_secs(1),
     });
@@ -282,7 +281,7 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     assert_eq!(lanes.streams(), ["a", "b"].map(stream));
     lanes.take_over(all(&["b"]), by(&nowhere), long_after(now));
     assert_eq!(lanes.streams(), [stream("b")]);
-    assert_eq!(lanes.lanes[0].state.floor, Position::of_time(1_000));
+    assert_eq!(lanes.lanes[0].floor, Position::of_time(1_000));
 }
 
 /// The way of each topic by the routes of these settings.
@@ -309,10 +308,7 @@ fn a_slow_look_forgets_no_stream_and_none_is_there_twice() {
 
 /// A time by which empty lanes are forgotten.
 fn long_after(now: Now) -> Now {
-    Now {
-        here: now.here + EMPTY_KEPT + Duration::from_secs(1),
-        ..now
-    }
+    after(now, EMPTY_KEPT + Duration::from_secs(1))
 }
 
 /// A message of a topic that was just delivered must not wait for the next survey.
@@ -379,22 +375,19 @@ fn keyed_lanes_are_swept_each_second() {
     let sweep = lanes.allot(now, |_| 10, false);
     assert_eq!(sweep[0].after, Position::START);
     // The claim has reached the end of the keyed messages that it reads; the walk covers the rest.
-    let floor = lanes.lanes[0].state.floor;
+    let floor = lanes.lanes[0].floor;
     let reached = HashMap::from([(keyed, Position::of_time(1))]);
     let full = Brought {
         reached: &reached,
         ..brought(Duration::ZERO)
     };
     lanes.learn(&sweep, &full, now);
-    assert_eq!(lanes.lanes[0].state.floor, floor, "the floor stays");
+    assert_eq!(lanes.lanes[0].floor, floor, "the floor stays");
     let next = lanes.allot(now, |_| 10, false);
     assert_eq!(next[0].after, floor, "the lane was swept just now");
     lanes.learn(&next, &brought(Duration::ZERO), now);
     lanes.begin_look();
-    let later = Now {
-        here: now.here + SWEEPS.interval,
-        ..now
-    };
+    let later = after(now, SWEEPS.interval);
     let next = lanes.allot(later, |_| 10, false);
     assert_eq!(next[0].after, Position::START);
 }
@@ -431,10 +424,7 @@ fn a_lane_of_a_registered_destination_is_asked_when_its_first_message_is_due() {
     );
     lanes.take_over(seen(2_000_000), registered, early);
     assert_eq!(lanes.allot(early, |_| 10, false), []);
-    let later = Now {
-        here: early.here + LOOK_IS_GOOD,
-        ..early
-    };
+    let later = after(early, LOOK_IS_GOOD);
     assert_eq!(
         lanes.allot(later, |_| 10, false).len(),
         1,
