@@ -5,6 +5,7 @@
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
 pub(crate) mod admin;
+mod auth;
 pub(crate) mod destination;
 pub(crate) mod environment;
 pub(crate) mod error;
@@ -32,6 +33,11 @@ use secrecy::SecretString;
 use url::Url;
 
 pub(crate) use self::admin::Admin;
+pub use self::auth::Auth;
+#[cfg(feature = "http")]
+pub(crate) use self::auth::{
+    Algorithm, AuthKind, Client, ClientKey, Encoding, HeaderSignature, OAuth2, Part, Template,
+};
 pub use self::destination::{
     Breaker, Class, Classes, DeliveryPolicy, Mode, OnDead, PolicyOption, Proxy, Rate, RequestBatch,
     Roots, Tls, TlsVersion,

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::status::{REDIRECTS_TO, ReasonCode};
+use crate::status::{REDIRECTS_TO, ReasonCode, TOKEN_SERVER};
 
 /// What TLS says of a certificate, and the words for it, after the name of the host.
 const CERTIFICATES: [(&str, &str); 8] = [
@@ -43,6 +43,7 @@ pub(crate) fn public_error(code: Option<ReasonCode>, error: Option<&str>) -> Str
             Some(limit) => return format!("your endpoint did not answer within {limit}"),
             None => "your endpoint did not answer in time",
         },
+        Some(Code::TokenServer) => return of_token_server(error),
         Some(Code::Redirect) => match error.split_once(REDIRECTS_TO) {
             Some((_, to)) => {
                 return format!("your endpoint redirects to {to}, and redirects are not followed");
@@ -65,6 +66,19 @@ pub(crate) fn public_error(code: Option<ReasonCode>, error: Option<&str>) -> Str
         _ => "the delivery failed",
     };
     words.to_owned()
+}
+
+/// What the token server answered, or why it did not: the words for the endpoint, about the token server.
+fn of_token_server(error: &str) -> String {
+    let error = error.strip_prefix(TOKEN_SERVER).unwrap_or_default();
+    if error.starts_with("answered ") {
+        return format!("your token server {error}");
+    }
+    let (code, error) = error.split_once(": ").unwrap_or_default();
+    let code = code.parse().unwrap_or(ReasonCode::Connect);
+    public_error(Some(code), Some(error))
+        .replace("your endpoint", "your token server")
+        .replace("the URL", "the token URL")
 }
 
 /// The text between these two.
@@ -125,6 +139,35 @@ mod tests {
             assert!(!text.contains(char::is_numeric), "{text}");
         }
         assert_eq!(public_error(None, Some("10.0.0.7")), "the delivery failed");
+    }
+
+    /// R59
+    #[test]
+    fn an_error_of_the_token_server_names_the_token_server() {
+        for (error, words) in [
+            (
+                "token server: answered 401 (invalid_client)",
+                "your token server answered 401 (invalid_client)",
+            ),
+            (
+                "token server: TIMEOUT: no response within 15000 ms",
+                "your token server did not answer within 15 s",
+            ),
+            (
+                "token server: CONNECT: 10.0.0.7:443: refused",
+                "your token server could not be reached",
+            ),
+            (
+                "token server: BLOCKED_ADDRESS: blocked address 10.0.0.7 (private): no",
+                "the token URL leads to no public address",
+            ),
+            ("", "your token server could not be reached"),
+        ] {
+            assert_eq!(
+                public_error(Some(ReasonCode::TokenServer), Some(error)),
+                words
+            );
+        }
     }
 
     /// R58: the tests of `dispatch::http::blame` compare with the errors themselves.

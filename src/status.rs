@@ -171,6 +171,8 @@ reason_codes! {
     PayloadTooLarge = "PAYLOAD_TOO_LARGE",
     /// The destination's name resolves only to addresses that are not allowed.
     BlockedAddress = "BLOCKED_ADDRESS",
+    /// The destination's token server (OAuth 2.0) is unreachable, or issues no token.
+    TokenServer = "TOKEN_SERVER",
     /// The HTTP proxy is unreachable, or refused the credentials. No attempt is counted.
     Proxy = "PROXY",
     /// The relay's machine lacks file descriptors, ports or memory, or its network is down. No attempt is counted.
@@ -199,6 +201,9 @@ reason_codes! {
     /// Any other failure of a dispatcher or a handler.
     Failed = "FAILED",
 }
+
+/// How an error of the token server begins. What follows is an answer, or the reason code and the error of the request.
+pub(crate) const TOKEN_SERVER: &str = "token server: ";
 
 /// In the error of a redirect, before the URL that the receiver redirects to.
 pub(crate) const REDIRECTS_TO: &str = ", which redirects to ";

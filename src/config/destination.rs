@@ -18,6 +18,7 @@ pub(crate) use self::policy::setters;
 pub use self::policy::{DeliveryPolicy, Mode, OnDead, PolicyOption};
 pub use self::tls::{Proxy, Roots, Tls, TlsVersion};
 
+use super::auth::Auth;
 use super::error::ConfigError;
 use super::secret::SigningSecret;
 use super::text::{TICK, at_least, shown_url, url as parse_url, within};
@@ -86,6 +87,8 @@ pub struct Destination {
     pub secrets: Vec<SigningSecret>,
     /// Headers of every request. Messages cannot replace them. Logs and pages never show the values.
     pub headers: Vec<(String, SecretString)>,
+    /// Authentication that the receiver asks for, beside the signatures.
+    pub auth: Option<Auth>,
     /// The largest payload in bytes. A message with a larger payload is dead-lettered. `None`: the limit of the table.
     pub max_payload_bytes: Option<usize>,
     /// `true`: the host may resolve to any address. `false`: only to public addresses.
@@ -125,6 +128,7 @@ impl Destination {
             request_batch: RequestBatch::default(),
             secrets: Vec::new(),
             headers: Vec::new(),
+            auth: None,
             max_payload_bytes: None,
             internal: None,
             allow: Vec::new(),
@@ -161,6 +165,14 @@ impl Destination {
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<SecretString>) -> Self {
         self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// Sets authentication that the receiver asks for, beside the signatures: an OAuth 2.0 token, or a signature in a
+    /// header of its own. Defaults to none.
+    #[must_use]
+    pub fn auth(mut self, auth: Auth) -> Self {
+        self.auth = Some(auth);
         self
     }
 
@@ -224,6 +236,10 @@ impl Destination {
             let reason = "internal = true already allows every address: remove internal or allow";
             return wrong("allow", reason);
         }
+        if let Some(auth) = &self.auth {
+            auth.check(&self.headers, &self.url)
+                .map_err(|reason| ("auth", reason))?;
+        }
         if self.tls.client_cert_file.is_some() != self.tls.client_key_file.is_some() {
             return wrong(
                 "tls",
@@ -286,6 +302,8 @@ mod tests {
         let seconds = Duration::from_secs;
         let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
         let secret = || secret.parse::<SigningSecret>().expect("a secret");
+        let signature = r#"{"type":"header","name":"x-sig","secret":"hunter2"}"#;
+        let signature = || signature.parse::<Auth>().expect("authentication");
         let batch = RequestBatch {
             size: 7,
             ..RequestBatch::default()
@@ -308,6 +326,7 @@ mod tests {
             .secret(secret())
             .secret(secret())
             .header("authorization", "hunter2")
+            .auth(signature())
             .timeout(seconds(1))
             .concurrency(2)
             .rate(Rate::per_second(3.0))
@@ -332,6 +351,7 @@ mod tests {
             request_batch,
             secrets,
             headers,
+            auth,
             max_payload_bytes,
             internal,
             allow,
@@ -348,6 +368,8 @@ mod tests {
             (headers[0].0.as_str(), headers[0].1.expose_secret()),
             ("authorization", "hunter2")
         );
+        let auth = auth.map(|auth| auth.to_string());
+        assert_eq!(auth, Some(signature().to_string()));
         let expected = DeliveryPolicy {
             mode: Some(Mode::Batched),
             timeout: Some(seconds(1)),

@@ -18,11 +18,15 @@ pub(super) struct Section {
 impl Section {
     /// A table whose keys are all `known`. Any other value is an error.
     pub(super) fn new(at: String, value: Value, known: &[&str]) -> Result<Self, ConfigError> {
-        let section = Self::open(at, value)?;
-        let mut keys = section.table.keys();
+        Self::open(at, value)?.only(known)
+    }
+
+    /// The table, whose remaining keys must be `known`.
+    pub(super) fn only(self, known: &[&str]) -> Result<Self, ConfigError> {
+        let mut keys = self.table.keys();
         match keys.find(|key| !known.contains(&key.as_str())) {
-            Some(key) => Err(unknown_key(&section.at, key, key, known)),
-            None => Ok(section),
+            Some(key) => Err(unknown_key(&self.at, key, key, known)),
+            None => Ok(self),
         }
     }
 
@@ -63,7 +67,6 @@ impl Section {
     }
 
     /// As [`take`](Self::take), but a missing key is an error.
-    #[cfg(feature = "file")]
     pub(super) fn required<T>(
         &mut self,
         name: &str,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use secrecy::ExposeSecret;
 
 use super::error::ConfigError;
-use super::{Config, DEFAULT_DESTINATION, LedgerPayload, SETTINGS};
+use super::{Auth, Config, DEFAULT_DESTINATION, LedgerPayload, SETTINGS};
 use crate::header::check_header;
 
 /// The most sender threads of all destinations together.
@@ -126,6 +126,13 @@ impl Config {
                     &key,
                     "must be https, because https_only is set",
                 ));
+            }
+            let token_url = destination.auth.as_ref().and_then(Auth::token_url);
+            if destination.https_only.unwrap_or(self.https_only)
+                && token_url.is_some_and(|url| url.scheme() != "https")
+            {
+                let reason = "must be https, because https_only is set";
+                return Err(ConfigError::new(key("auth.token_url"), reason));
             }
             for (header, value) in &destination.headers {
                 check_header(header, value.expose_secret()).map_err(|reason| {

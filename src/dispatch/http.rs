@@ -1,6 +1,7 @@
 //! Sends messages over blocking HTTP to the destinations that their topics are routed to.
 
 mod address;
+mod assertion;
 mod blame;
 mod cloudevents;
 mod connection;
@@ -8,6 +9,7 @@ mod credentials;
 mod egress;
 mod form;
 mod head;
+mod header_signature;
 mod headers;
 mod lines;
 mod lookups;
@@ -22,23 +24,26 @@ mod sockets;
 mod stored;
 mod target;
 mod tls;
+mod tokens;
 mod trace;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
+
+use ::http::header::AUTHORIZATION;
 
 use self::form::{Checked, Form, Request};
 pub(crate) use self::lines::close_idle;
 use self::lookups::{Lookup, system_lookup};
-use self::target::{Common, Target};
+use self::target::{Answer, Common, Target};
+use self::tokens::{Token, Tokens};
 use super::{CustomerError, Dispatcher, Failure, Outcome};
-use crate::config::{Config, ConfigError, Destination, Mode};
+use crate::config::{AuthKind, Config, ConfigError, Destination, Mode, OAuth2};
 use crate::lock::lock;
 use crate::message::Message;
-use crate::provider::{MISSING, provider};
 use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
 
@@ -66,6 +71,8 @@ pub struct HttpDispatcher {
 struct Place {
     target: Target,
     form: Form,
+    /// The tokens that the receiver asks for.
+    tokens: Option<Tokens>,
 }
 
 impl HttpDispatcher {
@@ -123,11 +130,7 @@ impl HttpDispatcher {
     fn looking_up(config: &Config, lookup: Box<Lookup>) -> Result<Self, ConfigError> {
         let mut common = Common::new(lookup);
         let source = source(config);
-        let place = |destination| {
-            let form = Form::new(&destination, config, &source)?;
-            let target = Target::new(destination, config, &mut common)?;
-            Ok(Place { target, form })
-        };
+        let place = |destination| Place::new(destination, config, &source, &mut common);
         let destinations = config.all_destinations().into_iter();
         Ok(Self {
             routes: Routes::new(config),
@@ -239,18 +242,20 @@ impl Customers {
             let why = "this relay sends by the application's own dispatcher";
             return Err(CustomerError::NotHere(why.to_owned()));
         }
-        target::check_for_all(&destination, &self.config).map_err(CustomerError::Invalid)?;
-        // All other checks also depend on this relay's settings.
+        // All checks but these also depend on this relay's settings.
+        let for_all = |one| target::check_for_all(one, &self.config);
         let not_here = |error: ConfigError| CustomerError::NotHere(error.to_string());
+        for_all(&destination).map_err(CustomerError::Invalid)?;
         self.check_settings(&destination).map_err(not_here)?;
-        if destination.url.scheme() == "https" && provider().is_none() {
-            let why = format!("https needs cryptography, and {MISSING}");
-            return Err(CustomerError::NotHere(why));
+        if let Some((server, _)) = token_server(&destination) {
+            let bad = for_all(&server).map_err(of_token_url);
+            bad.map_err(CustomerError::Invalid)?;
+            let bad = self.check_settings(&server).map_err(of_token_url);
+            bad.map_err(not_here)?;
         }
-        let form = Form::new(&destination, &self.config, &self.source).map_err(not_here)?;
-        let target = Target::new(destination, &self.config, &mut lock(&self.common));
-        let target = target.map_err(not_here)?;
-        Ok(Arc::new(Place { target, form }))
+        let common = &mut lock(&self.common);
+        let place = Place::new(destination, &self.config, &self.source, common);
+        Ok(Arc::new(place.map_err(not_here)?))
     }
 
     /// Whether the settings allow the scheme and the port of the URL.
@@ -269,6 +274,26 @@ impl Customers {
             return refused("the port is not in OUTBOX_REGISTERED_PORTS");
         }
         Ok(())
+    }
+}
+
+/// The token server as a destination, which is reached as the destination itself.
+fn token_server(of: &Destination) -> Option<(Destination, OAuth2)> {
+    let AuthKind::OAuth2(oauth2) = &of.auth.as_ref()?.kind else {
+        return None;
+    };
+    let server = Destination {
+        url: oauth2.token_url.clone(),
+        ..of.clone()
+    };
+    Some((server, OAuth2::clone(oauth2)))
+}
+
+/// The error of the URL of a token server.
+fn of_token_url(error: ConfigError) -> ConfigError {
+    match error.key().strip_suffix(".url") {
+        Some(key) => ConfigError::new(format!("{key}.auth.token_url"), error.reason()),
+        None => error,
     }
 }
 
@@ -317,6 +342,26 @@ impl Dispatcher for Place {
 }
 
 impl Place {
+    /// Checks the settings of the destination. An error names the invalid setting.
+    fn new(
+        destination: Destination,
+        config: &Config,
+        source: &str,
+        common: &mut Common,
+    ) -> Result<Self, ConfigError> {
+        let form = Form::new(&destination, config, source)?;
+        let tokens = token_server(&destination).map(|(server, oauth2)| {
+            let key = format!("destinations.{}.auth", server.name);
+            let target = Target::new(server, config, common).map_err(of_token_url)?;
+            Tokens::new(oauth2, target).map_err(|reason| ConfigError::new(key, reason))
+        });
+        Ok(Self {
+            form,
+            tokens: tokens.transpose()?,
+            target: Target::new(destination, config, common)?,
+        })
+    }
+
     fn send(&self, message: &Message) -> Outcome {
         let outcome = self.post(|| {
             let checked = self.form.check(message)?;
@@ -368,10 +413,40 @@ impl Place {
 
     /// Posts a request. `build` is called again if the request has to be sent again.
     fn post<'m>(&self, build: impl Fn() -> Result<Request<'m>, Failure>) -> Outcome {
-        match self.target.post(build) {
+        let began = Instant::now();
+        let answer = match &self.tokens {
+            None => self.target.post(began, build),
+            Some(tokens) => self.post_with_token(tokens, began, build),
+        };
+        match answer {
             Ok(answer) => response::outcome(answer, &self.target.destination, SystemTime::now()),
             Err(outcome) => outcome,
         }
+    }
+
+    /// Posts a request with a token. If the receiver refuses a token that this send has not requested itself, posts the
+    /// request once more with a new token.
+    fn post_with_token<'m>(
+        &self,
+        tokens: &Tokens,
+        began: Instant,
+        build: impl Fn() -> Result<Request<'m>, Failure>,
+    ) -> Result<Answer, Outcome> {
+        let post = |token: &Token| {
+            self.target.post(began, || {
+                let mut request = build()?;
+                let header = token.header.clone();
+                request.headers.insert(AUTHORIZATION, header);
+                Ok(request)
+            })
+        };
+        let token = tokens.get(began)?;
+        let answer = post(&token)?;
+        if answer.response.status != Some(401) || token.is_newer_than(began) {
+            return Ok(answer);
+        }
+        tokens.refuse(&token);
+        post(&tokens.get(began)?)
     }
 }
 

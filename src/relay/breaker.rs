@@ -119,6 +119,7 @@ pub(super) fn sign(outcome: &Outcome) -> Sign {
             ReasonCode::Dns
             | ReasonCode::Connect
             | ReasonCode::Tls
+            | ReasonCode::TokenServer
             | ReasonCode::Timeout
             | ReasonCode::ConnectionLost
             | ReasonCode::Protocol

@@ -7,10 +7,11 @@ use secrecy::SecretString;
 use serde_json::Value;
 
 use super::values::{bytes, content, list, path, switch};
-use crate::config::section::{Section, shown};
+use crate::config::auth::SECRET_KEYS;
+use crate::config::section::{Section, both, shown};
 use crate::config::values::{count, duration, parsed, text, unshown, word, wrong_type};
 use crate::config::{
-    ConfigError, DeliveryPolicy, Destination, Proxy, SigningSecret, Tls, parse_secrets,
+    Auth, ConfigError, DeliveryPolicy, Destination, Proxy, SigningSecret, Tls, parse_secrets,
 };
 use crate::message::MAX_PAYLOAD_BYTES;
 
@@ -23,6 +24,7 @@ const OWN_KEYS: &[&str] = &[
     "batch_size",
     "batch_linger",
     "headers",
+    "auth",
     "max_payload",
     "internal",
     "allow",
@@ -80,6 +82,7 @@ fn request(section: &mut Section, destination: &mut Destination) -> Result<(), C
         parse_secrets(key, &content(key, value)?)
     })?;
     section.set("headers", &mut destination.headers, headers)?;
+    destination.auth = section.take("auth", auth)?;
     destination.max_payload_bytes = section.take("max_payload", bytes(MAX_PAYLOAD_BYTES))?;
     Ok(())
 }
@@ -132,6 +135,23 @@ fn headers(key: &str, value: Value) -> Result<Vec<(String, SecretString)>, Confi
         headers.push((name, value.into()));
     }
     Ok(headers)
+}
+
+/// A table, whose secrets may be in files: `client_secret_file` instead of `client_secret`.
+fn auth(key: &str, mut value: Value) -> Result<Auth, ConfigError> {
+    if let Some(table) = value.as_object_mut() {
+        for name in SECRET_KEYS {
+            let of_file = format!("{name}_file");
+            if let Some(path) = table.remove(&of_file) {
+                let of_file = format!("{key}.{of_file}");
+                if table.contains_key(name) {
+                    return Err(both(&of_file, name));
+                }
+                table.insert(name.to_owned(), content(&of_file, path)?.into());
+            }
+        }
+    }
+    Auth::read(key, value)
 }
 
 /// Networks such as `10.0.0.0/8`, or plain addresses.

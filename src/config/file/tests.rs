@@ -109,6 +109,12 @@ max_payload = 1000
 internal = true
 breaker = false
 proxy = "direct"
+[destinations.audit.auth]
+type = "oauth2"
+token_url = "https://login.example/token"
+client_id = "shop"
+client_secret_file = "{token_file}"
+scope = "events"
 
 [[routes]]
 topic = "order.*"
@@ -223,6 +229,13 @@ fn every_key_of_a_destination_is_read() {
     assert_eq!(audit.internal, Some(true));
     assert_eq!(audit.policy.breaker, None);
     assert_eq!(audit.proxy, Some(Proxy::Direct));
+    let auth = audit.auth.as_ref().expect("authentication");
+    assert_eq!(
+        auth.to_string(),
+        "oauth2, token_url https://login.example/token, client_id shop"
+    );
+    let written = auth.written().expose_secret();
+    assert!(written.contains(r#""client_secret":"ToKeN555-of-file""#));
 }
 
 #[test]

@@ -10,10 +10,11 @@ use uuid::Uuid;
 
 use super::cloudevents::Envelope;
 use super::connection::OUTPUT_BYTES;
+use super::header_signature::HeaderSigner;
 use super::headers;
 use super::signature::Signer;
 use super::stored::{self, Stored, invalid};
-use crate::config::{Config, ConfigError, Destination, Mode};
+use crate::config::{AuthKind, Config, ConfigError, Destination, Mode};
 use crate::dispatch::Failure;
 use crate::header::{ATTRIBUTE_PREFIX, MAX_LINE_BYTES, check_header};
 use crate::message::Message;
@@ -38,6 +39,7 @@ pub(super) struct Form {
     fixed_names: Vec<String>,
     envelope: Envelope,
     signer: Signer,
+    header_signer: Option<HeaderSigner>,
     max_payload_bytes: Option<usize>,
 }
 
@@ -117,6 +119,11 @@ impl Form {
                 .map_err(|reason| ConfigError::new("OUTBOX_SECRET", reason)),
             own => Signer::new(own).map_err(|reason| bad("secret", reason)),
         };
+        let header_signer = match destination.auth.as_ref().map(|auth| &auth.kind) {
+            Some(AuthKind::Header(header)) => Some(HeaderSigner::new(header)),
+            Some(AuthKind::OAuth2(_) | AuthKind::Sealed) | None => None,
+        };
+        let header_signer = header_signer.transpose();
         Ok(Self {
             destination: name.clone(),
             mode,
@@ -127,6 +134,7 @@ impl Form {
             fixed_names,
             envelope: Envelope::new(source, &attributes),
             signer: signer?,
+            header_signer: header_signer.map_err(|reason| bad("auth", reason))?,
             max_payload_bytes: destination.max_payload_bytes,
         })
     }
@@ -174,8 +182,7 @@ impl Form {
             headers::add_trace(&mut headers, trace).map_err(unsendable)?;
         }
         headers.extend(stored.headers);
-        headers::add_webhook(&mut headers, message.message_id, now, &self.signer, &body)
-            .map_err(unsendable)?;
+        self.sign(&mut headers, message.message_id, now, &body)?;
         check_length(&headers)?;
         Ok(Request { headers, body })
     }
@@ -193,12 +200,23 @@ impl Form {
             .collect();
         let body = self.array(&events);
         let mut headers = self.headers(0);
-        headers::add_webhook(&mut headers, Uuid::now_v7(), now, &self.signer, &body)
-            .map_err(|error| invalid(error.to_string()))?;
+        self.sign(&mut headers, Uuid::now_v7(), now, &body)?;
         Ok(Request {
             headers,
             body: Cow::Owned(body),
         })
+    }
+
+    fn sign(
+        &self,
+        headers: &mut HeaderMap,
+        id: Uuid,
+        now: SystemTime,
+        body: &str,
+    ) -> Result<(), Failure> {
+        let signer = self.header_signer.as_ref();
+        headers::add_webhook(headers, id, now, (&self.signer, signer), body)
+            .map_err(|error| invalid(error.to_string()))
     }
 
     fn headers(&self, stored: usize) -> HeaderMap {

@@ -8,6 +8,7 @@ use ::http::header::{HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
 use percent_encoding::{CONTROLS, utf8_percent_encode};
 use uuid::Uuid;
 
+use super::header_signature::HeaderSigner;
 use super::signature::Signer;
 use super::stored::{Stored, Trace};
 use crate::header::ENCODED;
@@ -28,12 +29,12 @@ const OUTBOX_ATTEMPT: HeaderName = HeaderName::from_static("outbox-attempt");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Adds id, timestamp and signature of a request. `body` must be the sent body, byte for byte.
+/// Adds id, timestamp and signatures of a request. `body` must be the sent body, byte for byte.
 pub(super) fn add_webhook(
     headers: &mut HeaderMap,
     id: Uuid,
     now: SystemTime,
-    signer: &Signer,
+    (signer, header_signer): (&Signer, Option<&HeaderSigner>),
     body: &str,
 ) -> Result<(), InvalidHeaderValue> {
     let id = id_value(id)?;
@@ -41,6 +42,11 @@ pub(super) fn add_webhook(
     let timestamp = HeaderValue::from(seconds);
     if let Some(signature) = signer.sign(id.as_bytes(), timestamp.as_bytes(), body.as_bytes())? {
         headers.insert(WEBHOOK_SIGNATURE, signature);
+    }
+    if let Some(signer) = header_signer
+        && let (Ok(id), Ok(timestamp)) = (id.to_str(), timestamp.to_str())
+    {
+        signer.sign(headers, id, timestamp, body)?;
     }
     headers.insert(WEBHOOK_ID, id);
     headers.insert(WEBHOOK_TIMESTAMP, timestamp);

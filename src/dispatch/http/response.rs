@@ -67,7 +67,7 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Parses both forms of `Retry-After` (RFC 9110, 10.2.3): seconds, or a date. Of what else receivers write (`30.5`,
 /// `30, 30`, `30s`, `500ms`) it takes the first number, rounded up.
-fn parse_retry_after(value: &str, now: SystemTime) -> Option<Duration> {
+pub(super) fn parse_retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     let is_digit = |byte: &char| byte.is_ascii_digit();
     let digits = value.chars().take_while(is_digit).count();

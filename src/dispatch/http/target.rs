@@ -59,6 +59,16 @@ pub(super) struct Target {
     worked: Arc<Mutex<Option<IpAddr>>>,
     /// Since when every send has found only refused addresses.
     refused_since: Mutex<Option<Instant>>,
+    reads: Reads,
+}
+
+/// How much of a response body is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    /// The beginning, for the ledger.
+    Beginning,
+    /// All of it, for as long as the send may take.
+    Whole,
 }
 
 /// A wait for a connection that does not shorten the time of a send.
@@ -204,7 +214,27 @@ impl Target {
             reuse: Reuse::default(),
             worked: Arc::default(),
             refused_since: Mutex::default(),
+            reads: Reads::Beginning,
         })
+    }
+
+    /// Reads whole bodies of responses, up to [`READ_BYTES`].
+    pub(super) fn reading_whole(self) -> Self {
+        Self {
+            reads: Reads::Whole,
+            ..self
+        }
+    }
+
+    /// The part of the timeout of a send that is left.
+    pub(super) fn left(&self, began: Instant) -> Duration {
+        self.timeout.saturating_sub(began.elapsed())
+    }
+
+    /// The outcome of a send that has no time left.
+    pub(super) fn timed_out(&self) -> Outcome {
+        let error = ureq::Error::Timeout(ureq::Timeout::Global);
+        blame::outcome(&error, self.timeout)
     }
 
     /// A line without a connection, for exclusive use, so that no send waits for another. `None`: this process may have no
@@ -245,20 +275,20 @@ impl Target {
         }
     }
 
-    /// Posts a request. The caller decides the outcome of a response. Without a response, the error is the outcome.
+    /// Posts a request of a send that began then. The caller decides the outcome of a response. Without a response, the
+    /// error is the outcome.
     ///
     /// A reused connection may be lost because the receiver closes it at that moment. Then the request is built and sent
     /// once more, on a new connection.
     pub(super) fn post<'m>(
         &self,
+        began: Instant,
         build: impl Fn() -> Result<form::Request<'m>, Failure>,
     ) -> Result<Answer, Outcome> {
         let mut request = build().map_err(Outcome::Dead)?;
-        let began = Instant::now();
         let is_worth_it = self.reuse.is_worth_it();
         let idle = is_worth_it.then(|| self.lines.take(began)).flatten();
         let mut is_reused = idle.is_some();
-        let mut passed = Duration::ZERO;
         let Some(line) = idle.or_else(|| self.new_line()) else {
             let most = most_sockets();
             let shortage = Shortage::new(
@@ -268,9 +298,7 @@ impl Target {
             let error = ureq::Error::Other(Box::new(shortage));
             return Err(blame::outcome(&error, self.timeout));
         };
-        if !is_reused {
-            passed = began.elapsed();
-        }
+        let mut passed = began.elapsed();
         let result = loop {
             let result = self.send(&line, request, passed);
             match &result {
@@ -306,11 +334,13 @@ impl Target {
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = headers;
         self.authorize(request.headers_mut());
-        if self.has_own_timeout || passed > NO_WAIT {
+        let reads_whole = self.reads == Reads::Whole;
+        if self.has_own_timeout || passed > NO_WAIT || reads_whole {
             let timeout = Some(self.timeout.saturating_sub(passed));
             request = (line.agent.configure_request(request))
                 .timeout_global(timeout)
                 .timeout_connect(timeout)
+                .timeout_recv_body(Some(BODY_WAIT).filter(|_| !reads_whole))
                 .build();
         }
         let answer = line.agent.run(request)?;
@@ -326,7 +356,7 @@ impl Target {
             location: header(LOCATION),
             response: Response {
                 status: Some(answer.status().as_u16()),
-                body: beginning(answer.into_body().into_reader()),
+                body: beginning(answer.into_body().into_reader(), self.reads),
             },
         })
     }
@@ -392,12 +422,14 @@ fn of_agents(timeout: Duration) -> ureq::config::Config {
         .build()
 }
 
-/// Reads a response body and keeps its beginning. An error has no effect, because the status has already arrived.
-fn beginning(reader: impl Read) -> Option<String> {
+/// Reads a response body and keeps what is asked for. An error has no effect, because the status has already arrived.
+fn beginning(reader: impl Read, reads: Reads) -> Option<String> {
     let mut body = Vec::new();
     if let Err(error) = reader.take(READ_BYTES).read_to_end(&mut body) {
         log::debug!(event = "answer_cut", error:% = error; "the response body could not be read completely: keeping the part that arrived");
     }
-    body.truncate(KEEP_BYTES);
+    if reads == Reads::Beginning {
+        body.truncate(KEEP_BYTES);
+    }
     (!body.is_empty()).then(|| String::from_utf8_lossy(&body).into_owned())
 }
