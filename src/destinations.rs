@@ -66,11 +66,11 @@ use uuid::Uuid;
 
 #[cfg(feature = "http")]
 use crate::config::Config;
-use crate::config::{ConfigError, SecretKeys, SigningSecret};
+use crate::config::{Auth, ConfigError, SecretKeys, SigningSecret};
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
-use crate::sealed::{Opened, Place, Stored, open_all, seal};
-use crate::store::destinations as store;
+use crate::sealed::{Opened, Place, Stored, open_all, open_auth, seal};
+use crate::store::destinations::{self as store, Secrets};
 use crate::store::operate::deliveries::{self, SentAgain};
 use crate::store::pinned::pinned;
 use crate::store::relay::served;
@@ -175,6 +175,9 @@ pub struct Encryption {
 /// The default of [`Destinations::with_keys`].
 static NO_KEYS: LazyLock<SecretKeys> = LazyLock::new(SecretKeys::default);
 
+/// The secrets of a row that could be read.
+type OpenedSecrets = (Vec<Opened>, Option<Opened<Auth>>);
+
 /// The number of destinations whose secrets one statement reads.
 const PAGE: i64 = 500;
 
@@ -244,9 +247,19 @@ impl<'a> Destinations<'a> {
             return Err(ConfigError::new(key, reason).into());
         }
         destination.check()?;
-        let secret = self.sealed(&destination.name, &SigningSecret::random())?;
+        let name = &destination.name;
+        let secret = self.sealed(name, &SigningSecret::random().written())?;
+        let auth = destination
+            .auth
+            .as_ref()
+            .map(|auth| match auth.is_sealed() {
+                true => Ok(auth.written().clone()),
+                false => self.sealed(name, auth.written()),
+            });
+        let auth = auth.transpose()?;
+        let auth = auth.as_ref().map(ExposeSecret::expose_secret);
         Ok(pinned(conn, self.name, |conn, outbox| {
-            store::put(conn, outbox, destination, secret.expose_secret())
+            store::put(conn, outbox, destination, secret.expose_secret(), auth)
         })?)
     }
 
@@ -332,9 +345,9 @@ impl<'a> Destinations<'a> {
         name: &str,
     ) -> Result<Option<SigningSecret>, DestinationError> {
         let found = pinned(conn, self.name, |conn, outbox| {
-            store::secret(conn, outbox, name)
+            store::secrets(conn, outbox, name)
         })?;
-        let Some(text) = found else {
+        let Some(text) = found.and_then(|found| found.secret) else {
             return Ok(None);
         };
         let mut secrets = self.opened(name, &text)?.into_iter();
@@ -393,7 +406,7 @@ impl<'a> Destinations<'a> {
             // A relay sends nothing while it cannot read one of the secrets.
             self.secret(conn, name)?;
         }
-        let sealed = self.sealed(name, secret)?;
+        let sealed = self.sealed(name, &secret.written())?;
         Ok(pinned(conn, self.name, |conn, outbox| {
             store::rotate(conn, outbox, name, sealed.expose_secret(), keep)
         })?)
@@ -425,12 +438,20 @@ impl<'a> Destinations<'a> {
         if self.keys.is_empty() {
             return Err(ConfigError::new("OUTBOX_SECRET_KEY", "it is not set").into());
         }
-        self.look_through(conn, |conn, outbox, name, column, opened| {
-            let sealed = opened.iter().map(|one| self.sealed(name, &one.secret));
-            let sealed = sealed.collect::<Result<Vec<_>, _>>()?;
-            let words: Vec<&str> = sealed.iter().map(ExposeSecret::expose_secret).collect();
-            let words = words.join(" ");
-            Ok(store::replace_secrets(conn, outbox, name, column, &words)?)
+        self.look_through(conn, |conn, outbox, before, (secrets, auth)| {
+            let seal = |written: &SecretString| {
+                let sealed = self.sealed(&before.name, written)?;
+                Ok::<_, DestinationError>(sealed.expose_secret().to_owned())
+            };
+            let words = secrets.iter().map(|one| seal(&one.secret.written()));
+            let words = words.collect::<Result<Vec<_>, _>>()?;
+            let auth = auth.as_ref().map(|one| seal(one.secret.written()));
+            let after = Secrets {
+                name: before.name.clone(),
+                secret: (!words.is_empty()).then(|| words.join(" ")),
+                auth: auth.transpose()?,
+            };
+            Ok(store::replace_secrets(conn, outbox, before, &after)?)
         })
     }
 
@@ -452,7 +473,7 @@ impl<'a> Destinations<'a> {
     /// # Errors
     /// If the database fails.
     pub fn encryption(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
-        self.look_through(conn, |_, _, _, _, _| Ok(true))
+        self.look_through(conn, |_, _, _, _| Ok(true))
     }
 
     /// Reads the secrets of each destination, and calls `old` if they are not all encrypted with the newest key. If
@@ -464,9 +485,8 @@ impl<'a> Destinations<'a> {
         mut old: impl FnMut(
             &mut PgConnection,
             &OutboxName,
-            &str,
-            &str,
-            &[Opened],
+            &Secrets,
+            OpenedSecrets,
         ) -> Result<bool, DestinationError>,
     ) -> Result<Encryption, DestinationError> {
         let mut found = Encryption::default();
@@ -474,26 +494,30 @@ impl<'a> Destinations<'a> {
         loop {
             let last = pinned(conn, self.name, |conn, outbox| {
                 let page = store::secrets_behind(conn, outbox, &after, PAGE)?;
-                let last = page.last().map(|(name, _)| name.clone());
-                for (name, mut column) in page {
-                    while let Some(text) = column.as_deref().filter(|text| !text.trim().is_empty())
-                    {
-                        let Ok(opened) = self.opened(&name, text) else {
-                            found.unreadable.push(name);
+                let last = page.last().map(|row| row.name.clone());
+                for row in page {
+                    let mut row = Some(row);
+                    while let Some(one) = row {
+                        let Ok((secrets, auth)) = self.opened_all(&one) else {
+                            found.unreadable.push(one.name);
                             break;
                         };
-                        let has = |stored| opened.iter().any(|one| one.stored == stored);
+                        let stored = secrets.iter().map(|one| one.stored);
+                        let stored: Vec<_> =
+                            stored.chain(auth.as_ref().map(|one| one.stored)).collect();
+                        let has = |one| stored.contains(&one);
                         let count = match (has(Stored::Plain), has(Stored::ByOlderKey)) {
+                            _ if stored.is_empty() => break,
                             (true, _) => &mut found.plain,
                             (false, true) => &mut found.older,
                             (false, false) => &mut found.newest,
                         };
                         let is_newest = !has(Stored::Plain) && !has(Stored::ByOlderKey);
-                        if is_newest || old(conn, outbox, &name, text, &opened)? {
+                        if is_newest || old(conn, outbox, &one, (secrets, auth))? {
                             *count += 1;
                             break;
                         }
-                        column = store::secret(conn, outbox, &name)?;
+                        row = store::secrets(conn, outbox, &one.name)?;
                     }
                 }
                 Ok::<_, DestinationError>(last)
@@ -506,8 +530,8 @@ impl<'a> Destinations<'a> {
     }
 
     /// The secret in its stored form.
-    fn sealed(&self, name: &str, secret: &SigningSecret) -> Result<SecretString, DestinationError> {
-        let sealed = seal(self.keys, self.place(name), secret);
+    fn sealed(&self, name: &str, written: &SecretString) -> Result<SecretString, DestinationError> {
+        let sealed = seal(self.keys, self.place(name), written);
         Ok(sealed.map_err(|reason| ConfigError::new("OUTBOX_SECRET_KEY", reason))?)
     }
 
@@ -517,6 +541,20 @@ impl<'a> Destinations<'a> {
             .map_err(|why| ConfigError::new(format!("destinations.{name}.secret"), why.to_string()))
     }
 
+    /// The authentication of a column.
+    fn opened_auth(&self, name: &str, column: &str) -> Result<Opened<Auth>, ConfigError> {
+        open_auth(self.keys, self.place(name), column)
+            .map_err(|why| ConfigError::new(format!("destinations.{name}.auth"), why.to_string()))
+    }
+
+    /// Everything that a row keeps secret.
+    fn opened_all(&self, row: &Secrets) -> Result<OpenedSecrets, ConfigError> {
+        let secrets = self.opened(&row.name, row.secret.as_deref().unwrap_or_default())?;
+        let auth = row.auth.as_deref();
+        let auth = auth.map(|column| self.opened_auth(&row.name, column));
+        Ok((secrets, auth.transpose()?))
+    }
+
     fn place<'p>(&'p self, destination: &'p str) -> Place<'p> {
         Place {
             outbox: self.name,
@@ -524,7 +562,8 @@ impl<'a> Destinations<'a> {
         }
     }
 
-    /// If keys are given, sets the problem of each destination whose secrets cannot be read.
+    /// If keys are given, decrypts the authentication of each destination, and sets the problem of each destination whose
+    /// secrets cannot be read.
     fn report_secrets(
         &self,
         conn: &mut PgConnection,
@@ -539,11 +578,15 @@ impl<'a> Destinations<'a> {
         let secrets = store::secrets_of(conn, outbox, &names)?;
         let mut secrets = secrets.into_iter().peekable();
         for one in found {
-            let secret = secrets.next_if(|(name, _)| *name == one.name);
-            let column = secret.and_then(|(_, column)| column);
-            let opened = self.opened(&one.name, column.as_deref().unwrap_or_default());
-            if let (None, Err(error)) = (&one.problem, opened) {
-                one.problem = Some(error.to_string());
+            let Some(row) = secrets.next_if(|row| row.name == one.name) else {
+                continue;
+            };
+            match self.opened_all(&row) {
+                Ok((_, Some(auth))) => one.auth = Some(auth.secret),
+                Ok((_, None)) => {}
+                Err(error) => {
+                    one.problem.get_or_insert_with(|| error.to_string());
+                }
             }
         }
         Ok(())
@@ -709,7 +752,10 @@ impl<'a> Destinations<'a> {
         let found = pinned(conn, self.name, |conn, outbox| {
             store::registered_as(conn, outbox, &[name.to_owned()])
         })?;
-        let Some(store::Registered { row, secrets, .. }) = found.into_iter().next() else {
+        let Some(store::Registered {
+            mut row, secrets, ..
+        }) = found.into_iter().next()
+        else {
             return Ok(None);
         };
         if let Some(problem) = &row.problem {
@@ -724,7 +770,12 @@ impl<'a> Destinations<'a> {
             false => self.keys,
         };
         let text = secrets.as_ref().map_or("", ExposeSecret::expose_secret);
-        let secrets = self.with_keys(keys).opened(name, text)?;
+        let opening = self.with_keys(keys);
+        let secrets = opening.opened(name, text)?;
+        if let Some(auth) = &row.auth {
+            let opened = opening.opened_auth(name, auth.written().expose_secret())?;
+            row.auth = Some(opened.secret);
+        }
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
         DestinationTest::new(&row, secrets, &config).map(Some)
     }

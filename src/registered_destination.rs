@@ -7,7 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
 use crate::config::{
-    ConfigError, DeliveryPolicy, Destination, LONGEST_SEND, SigningSecret, parse_url, setters,
+    Auth, ConfigError, DeliveryPolicy, Destination, LONGEST_SEND, SigningSecret, parse_url, setters,
 };
 use crate::header::check_header;
 
@@ -30,6 +30,7 @@ const MOST_TOPICS: usize = 100;
 ///     .tenant(tenant)
 ///     .filter("$.total ? (@ > 100)")
 ///     .header("x-team", "billing")
+///     .auth(r#"{"type":"header","name":"x-signature","secret":"hunter2"}"#.parse()?)
 ///     .mode(Mode::Structured)
 ///     .concurrency(2)
 ///     .rate(Rate::per_second(10.0))
@@ -41,7 +42,7 @@ const MOST_TOPICS: usize = 100;
 ///     .classes(Classes::default())
 ///     .description("Acme's shop");
 /// assert!(hook.check().is_ok());
-/// # Ok::<(), diesel_outbox::BadBackoff>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
@@ -60,6 +61,10 @@ pub struct RegisteredDestination {
     pub enabled: bool,
     /// Headers of every request. The values are secret.
     pub headers: Vec<(String, SecretString)>,
+    /// Authentication that the receiver asks for, beside the signatures. It is encrypted in the database like the
+    /// secrets; without the key, it is shown as `encrypted`, and
+    /// [`put`](crate::destinations::Destinations::put) keeps it.
+    pub auth: Option<Auth>,
     /// Limits, retries, and what responses mean. The timeout is at most 5 minutes.
     pub policy: DeliveryPolicy,
     /// A description for people.
@@ -96,6 +101,7 @@ impl RegisteredDestination {
             filter: None,
             enabled: true,
             headers: Vec::new(),
+            auth: None,
             policy: DeliveryPolicy::default(),
             description: None,
             disabled_reason: None,
@@ -139,6 +145,14 @@ impl RegisteredDestination {
         self
     }
 
+    /// Sets authentication that the receiver asks for, beside the signatures: an OAuth 2.0 token, or a signature in a
+    /// header of its own. Defaults to none.
+    #[must_use]
+    pub fn auth(mut self, auth: Auth) -> Self {
+        self.auth = Some(auth);
+        self
+    }
+
     /// Sets a description for people.
     #[must_use]
     pub fn description(mut self, description: impl Into<String>) -> Self {
@@ -158,6 +172,7 @@ impl RegisteredDestination {
         let mut destination = Destination::new(&self.name, &self.url)?;
         destination.secrets = secrets;
         destination.headers = self.headers.clone();
+        destination.auth = self.auth.clone();
         destination.policy = self.policy.clone();
         Ok(destination)
     }
@@ -184,7 +199,7 @@ impl RegisteredDestination {
             let reason = "a name has 1 to 255 bytes, without white space and control characters";
             return Err(at("name", reason.to_owned()));
         }
-        parse_url(&self.url).map_err(|reason| at("url", reason))?;
+        let url = parse_url(&self.url).map_err(|reason| at("url", reason))?;
         if self.topics.is_empty() || self.topics.len() > MOST_TOPICS {
             return Err(at(
                 "topics",
@@ -204,6 +219,10 @@ impl RegisteredDestination {
         for (header, value) in &self.headers {
             check_header(header, value.expose_secret())
                 .map_err(|reason| at(&format!("headers.{header}"), reason.to_owned()))?;
+        }
+        if let Some(auth) = &self.auth {
+            let check = auth.check(&self.headers, &url);
+            check.map_err(|reason| at("auth", reason))?;
         }
         let policy = &self.policy;
         policy.check().map_err(|(key, reason)| at(key, reason))?;

@@ -13,7 +13,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::config::{SecretKeys, SigningSecret, words};
+use crate::config::{Auth, ConfigError, SecretKeys, SigningSecret, words};
 use crate::name::OutboxName;
 
 /// The prefix of a sealed secret. It contains the version of the format.
@@ -46,23 +46,23 @@ pub(crate) enum Stored {
 }
 
 /// A stored secret that could be read.
-pub(crate) struct Opened {
-    pub(crate) secret: SigningSecret,
+pub(crate) struct Opened<T = SigningSecret> {
+    pub(crate) secret: T,
     pub(crate) stored: Stored,
 }
 
-/// The secret in its stored form: sealed with the newest key, or plain if there is no key. The error is the reason.
+/// The text of a secret in its stored form: sealed with the newest key, or plain if there is no key. The error is the
+/// reason.
 pub(crate) fn seal(
     keys: &SecretKeys,
     place: Place<'_>,
-    secret: &SigningSecret,
+    written: &SecretString,
 ) -> Result<SecretString, String> {
     let Some(key) = keys.bytes().next() else {
-        return Ok(secret.written());
+        return Ok(written.clone());
     };
     let mut nonce = [0; NONCE_BYTES];
     getrandom::fill(&mut nonce).map_err(|error| format!("cannot get random bytes: {error}"))?;
-    let written = secret.written();
     let payload = Payload {
         msg: written.expose_secret().as_bytes(),
         aad: &place.associated_data(),
@@ -97,9 +97,10 @@ pub(crate) fn open_all(
     place: Place<'_>,
     column: &str,
 ) -> Result<Vec<Opened>, Unreadable> {
+    let parse = |text: &str| text.parse();
     let open = |(index, word)| {
         let which = |reason| format!("secret {}: {reason}", index + 1);
-        open(keys, place, word).map_err(|error| match error {
+        open(keys, place, word, parse).map_err(|error| match error {
             Unreadable::Locked(reason) => Unreadable::Locked(which(reason)),
             Unreadable::Bad(reason) => Unreadable::Bad(which(reason)),
         })
@@ -107,11 +108,23 @@ pub(crate) fn open_all(
     words(column).enumerate().map(open).collect()
 }
 
-fn open(keys: &SecretKeys, place: Place<'_>, word: &str) -> Result<Opened, Unreadable> {
-    let parsed = |text: &str| {
-        let secret = text.parse::<SigningSecret>();
-        secret.map_err(|error| Unreadable::Bad(error.reason().to_owned()))
-    };
+/// The authentication of a column, plain or sealed.
+pub(crate) fn open_auth(
+    keys: &SecretKeys,
+    place: Place<'_>,
+    column: &str,
+) -> Result<Opened<Auth>, Unreadable> {
+    open(keys, place, column, str::parse)
+}
+
+fn open<T>(
+    keys: &SecretKeys,
+    place: Place<'_>,
+    word: &str,
+    parse: impl Fn(&str) -> Result<T, ConfigError>,
+) -> Result<Opened<T>, Unreadable> {
+    let parsed =
+        |text: &str| parse(text).map_err(|error| Unreadable::Bad(error.reason().to_owned()));
     let locked = |reason: &str| Unreadable::Locked(reason.to_owned());
     let Some(encoded) = word.strip_prefix(PREFIX) else {
         if word.starts_with(PREFIX_OF_ANY) {

@@ -5,12 +5,13 @@ mod policy;
 mod recover;
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::config::{Config, PolicyOption, SigningSecret};
+use diesel_outbox::config::{Auth, Config, PolicyOption, SigningSecret};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
@@ -160,6 +161,9 @@ pub(crate) struct Put {
     /// Header of every request, 'name: value'; repeatable
     #[arg(long = "header", value_name = "HEADER")]
     headers: Vec<String>,
+    /// Authentication that the receiver asks for, as JSON; @FILE reads a file, - standard input
+    #[arg(long, value_name = "JSON")]
+    auth: Option<String>,
     #[command(flatten)]
     policy: PolicyFlags,
     /// Description, for operators
@@ -399,6 +403,9 @@ impl Put {
                 .map(|text| header(text))
                 .collect::<Result<_, _>>()?;
         }
+        if let Some(text) = &self.auth {
+            one.auth = Some(auth(text)?);
+        }
         self.policy.apply(&mut one.policy)?;
         one.tenant_id = self.tenant.or(one.tenant_id);
         one.filter = self.filter.clone().or(one.filter);
@@ -427,6 +434,22 @@ fn header(text: &str) -> Result<(String, secrecy::SecretString), ConfigError> {
         .split_once(':')
         .ok_or_else(|| ConfigError::new("--header", "the colon is missing: write 'name: value'"))?;
     Ok((name.trim().to_owned(), value.trim().into()))
+}
+
+/// The value of `--auth`: JSON, or where it is. Other processes can see a value on the command line.
+fn auth(text: &str) -> Result<Auth, ConfigError> {
+    let wrong = |reason: String| ConfigError::new("--auth", reason);
+    let read = match (text, text.strip_prefix('@')) {
+        ("-", _) => {
+            let mut text = String::new();
+            let read = std::io::stdin().read_to_string(&mut text);
+            read.map(|_| text)
+        }
+        (_, Some(path)) => std::fs::read_to_string(path),
+        _ => Ok(text.to_owned()),
+    };
+    let read = read.map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    read.parse()
 }
 
 fn show_secret(conn: &mut PgConnection, destinations: Destinations<'_>, name: &str) -> Result<()> {
@@ -513,6 +536,7 @@ fn shown(one: &RegisteredDestination) -> String {
     row("tenant", one.tenant_id.map(|tenant| tenant.to_string()));
     row("filter", one.filter.clone());
     row("headers", (!headers.is_empty()).then(|| headers.join(" ")));
+    row("auth", one.auth.as_ref().map(ToString::to_string));
     for option in PolicyOption::of_registered() {
         row(&option.name.replace('_', " "), option.text(&one.policy));
     }
@@ -544,6 +568,7 @@ struct Shown<'a> {
     filter: Option<&'a str>,
     enabled: bool,
     headers: Vec<&'a str>,
+    auth: Option<BTreeMap<&'static str, String>>,
     /// Every option, also those that have their defaults.
     #[serde(flatten)]
     policy: BTreeMap<&'static str, Option<Value>>,
@@ -576,6 +601,10 @@ impl<'a> Shown<'a> {
             filter: one.filter.as_deref(),
             enabled: one.enabled,
             headers: one.headers.iter().map(|(name, _)| name.as_str()).collect(),
+            auth: one
+                .auth
+                .as_ref()
+                .map(|auth| BTreeMap::from_iter(auth.shown())),
             policy: options
                 .map(|option| (option.name, option.value(&one.policy)))
                 .collect(),

@@ -544,7 +544,8 @@ BEGIN
     -- Registered destinations: webhooks of an application's customers. Plain SQL may write the rows; relays use a
     -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default. policy
     -- has the other options of a destination: {"max_attempts": 5, "backoff": "5s,1m,1h", "classes": {"404": "dead"}}.
-    -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. failing_since: the first
+    -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. auth: authentication that
+    -- the receiver asks for, JSON as in outbox.toml; plain or, like secret, encrypted. failing_since: the first
     -- failed send since the last successful one. failing: a send has failed ten minutes later or more, which the event
     -- outbox.destination.failing tells. id: tells this registration from others of the same name.
     -- created_at: when the registering transaction began; messages of transactions that began earlier do not go there.
@@ -559,6 +560,7 @@ BEGIN
             secret            text,
             old_secrets_until timestamptz,
             headers           json,
+            auth              text,
             mode              text,
             concurrency       integer,
             rate              text,
@@ -580,6 +582,7 @@ BEGIN
                 AND octet_length(topics::text) <= 32768),
             CONSTRAINT outbox_destination_filter_is_at_most_4_kib CHECK (octet_length(filter::text) <= 4096),
             CONSTRAINT outbox_destination_secret_is_at_most_4_kib CHECK (octet_length(secret) <= 4096),
+            CONSTRAINT outbox_destination_auth_is_at_most_16_kib CHECK (octet_length(auth) <= 16384),
             CONSTRAINT outbox_destination_headers_are_an_object CHECK (json_typeof(headers) = 'object'),
             CONSTRAINT outbox_destination_headers_are_at_most_8_kib CHECK (octet_length(headers::text) <= 8192),
             CONSTRAINT outbox_destination_mode_is_known CHECK (mode IN ('binary', 'structured', 'batched')),

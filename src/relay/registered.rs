@@ -22,7 +22,7 @@ use crate::lock::lock;
 use crate::message::Message;
 use crate::registered_destination::RegisteredDestination;
 use crate::routes::{Refuses, Routes};
-use crate::sealed::{Place, Unreadable, open_all};
+use crate::sealed::{Place, Unreadable, open_all, open_auth};
 use crate::status::ReasonCode;
 use crate::store::destinations::{AsSeen, Registered as Row, Stamp};
 use crate::store::relay::failing::Failures;
@@ -184,13 +184,27 @@ impl Maker {
             outbox: &self.config.table,
             destination: &row.name,
         };
-        let (secrets, unreadable) = match open_all(&self.config.secret_keys, place, secrets) {
+        let keys = &self.config.secret_keys;
+        let (secrets, unreadable) = match open_all(keys, place, secrets) {
             Ok(secrets) => (secrets, None),
             Err(Unreadable::Locked(why)) => (Vec::new(), Some(why)),
             Err(Unreadable::Bad(why)) => return Err(format!("secret: {why}")),
         };
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
+        let auth = row
+            .auth
+            .as_ref()
+            .map(|auth| open_auth(keys, place, auth.written().expose_secret()));
+        let (auth, unreadable) = match auth.transpose() {
+            Ok(auth) => (auth.map(|one| one.secret), unreadable),
+            Err(Unreadable::Locked(why)) => (None, unreadable.or(Some(format!("auth: {why}")))),
+            Err(Unreadable::Bad(why)) => return Err(format!("auth: {why}")),
+        };
         let wrong = |error: ConfigError| error.to_string();
+        let row = RegisteredDestination {
+            auth,
+            ..row.clone()
+        };
         let destination = row.destination(secrets);
         let destination = destination.map_err(wrong)?;
         let made = match unreadable.or(not_here.map(str::to_owned)) {

@@ -294,6 +294,8 @@ macro_rules! __outbox_tables {
                 old_secrets_until -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// A JSON object of headers for every request.
                 headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+                /// Authentication that the receiver asks for, plain or encrypted; null: none.
+                auth -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// The mode of requests; null: the mode of the relay's settings.
                 mode -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// The maximum number of concurrent sends; null: 4.

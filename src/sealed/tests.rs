@@ -20,7 +20,7 @@ fn without_a_key_secrets_are_stored_and_read_as_they_are() {
         destination: "acme",
     };
     let none = SecretKeys::default();
-    let stored = seal(&none, place, &secret()).expect("no key is needed");
+    let stored = seal(&none, place, &secret().written()).expect("no key is needed");
     assert_eq!(stored.expose_secret(), SECRET);
     let column = format!("{SECRET}, {OTHER}");
     for keys in [none, SecretKeys::random()] {
@@ -72,7 +72,7 @@ mod sealed {
     }
 
     fn sealed(keys: &SecretKeys, place: Place<'_>) -> String {
-        let sealed = seal(keys, place, &secret()).expect("sealed");
+        let sealed = seal(keys, place, &secret().written()).expect("sealed");
         sealed.expose_secret().to_owned()
     }
 

@@ -12,7 +12,9 @@ use diesel::prelude::{
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{BigInt, Text};
 use diesel::upsert::excluded;
-use diesel::{PgConnection, PgTextExpressionMethods, delete, insert_into, update};
+use diesel::{
+    PgConnection, PgExpressionMethods, PgTextExpressionMethods, delete, insert_into, update,
+};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use uuid::Uuid;
@@ -23,7 +25,7 @@ use super::place::from_micros;
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
 use super::statement::statement;
 use super::table::destination;
-use crate::config::{DeliveryPolicy, PolicyOption, words};
+use crate::config::{Auth, DeliveryPolicy, PolicyOption, words};
 use crate::name::OutboxName;
 use crate::registered_destination::RegisteredDestination;
 use crate::schema::values::{Filter, Time};
@@ -70,6 +72,7 @@ struct StoredRow {
     enabled: bool,
     #[diesel(deserialize_as = MaybeJson)]
     headers: Option<String>,
+    auth: Option<String>,
     mode: Option<String>,
     concurrency: Option<i32>,
     rate: Option<String>,
@@ -98,6 +101,7 @@ macro_rules! row {
             destination::filter,
             destination::enabled,
             destination::headers,
+            destination::auth,
             destination::mode,
             destination::concurrency,
             destination::rate,
@@ -120,6 +124,11 @@ impl From<StoredRow> for RegisteredDestination {
         let headers = row
             .headers
             .and_then(|json| read("headers", headers(&json), &mut problem));
+        let auth = row.auth.map(Auth::of_column).transpose();
+        let auth = auth.unwrap_or_else(|error| {
+            problem = problem.take().or(Some(error.to_string()));
+            None
+        });
         let mut policy = DeliveryPolicy {
             timeout: row.timeout.map(length),
             ..DeliveryPolicy::default()
@@ -145,6 +154,7 @@ impl From<StoredRow> for RegisteredDestination {
             filter: row.filter,
             enabled: row.enabled,
             headers: headers.unwrap_or_default(),
+            auth,
             policy,
             description: row.description,
             disabled_reason: row.disabled_reason,
@@ -206,12 +216,14 @@ pub(crate) fn exceeds_limit(error: &Error) -> bool {
         if info.constraint_name() == Some("outbox_destinations_of_a_tenant"))
 }
 
-/// Inserts the destination with this secret. If the name exists, replaces everything except the secrets.
+/// Inserts the destination with this secret and this authentication in its stored form. If the name exists, replaces
+/// everything except the secrets.
 pub(crate) fn put(
     conn: &mut PgConnection,
     name: &OutboxName,
     one: &RegisteredDestination,
     secret: &str,
+    auth: Option<&str>,
 ) -> QueryResult<()> {
     let headers: BTreeMap<&str, &str> = (one.headers.iter())
         .map(|(name, value)| (name.as_str(), value.expose_secret()))
@@ -231,6 +243,7 @@ pub(crate) fn put(
             destination::enabled.eq(one.enabled),
             destination::secret.eq(secret),
             destination::headers.eq(headers.as_deref().map(Json)),
+            destination::auth.eq(auth),
             destination::mode.eq(policy.mode.map(|mode| mode.to_string())),
             destination::concurrency.eq(concurrency),
             destination::rate.eq(policy.rate.map(|rate| rate.to_string())),
@@ -248,6 +261,7 @@ pub(crate) fn put(
             destination::filter.eq(excluded(destination::filter)),
             destination::enabled.eq(excluded(destination::enabled)),
             destination::headers.eq(excluded(destination::headers)),
+            destination::auth.eq(excluded(destination::auth)),
             destination::mode.eq(excluded(destination::mode)),
             destination::concurrency.eq(excluded(destination::concurrency)),
             destination::rate.eq(excluded(destination::rate)),
@@ -450,45 +464,57 @@ pub(crate) fn remove(conn: &mut PgConnection, name: &OutboxName, which: &str) ->
         .map(|count| count > 0)
 }
 
-/// The secrets of the destination, newest first.
-pub(crate) fn secret(
+/// What a row keeps secret, plain or sealed.
+#[derive(Queryable)]
+pub(crate) struct Secrets {
+    pub(crate) name: String,
+    /// The secrets that sign, newest first.
+    pub(crate) secret: Option<String>,
+    pub(crate) auth: Option<String>,
+}
+
+/// The columns of a `Secrets`.
+const SECRETS: (destination::name, destination::secret, destination::auth) =
+    (destination::name, destination::secret, destination::auth);
+
+/// The secrets of the destination.
+pub(crate) fn secrets(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: &str,
-) -> QueryResult<Option<String>> {
-    let found = registered(name)
+) -> QueryResult<Option<Secrets>> {
+    registered(name)
         .filter(destination::name.eq(which))
-        .select(destination::secret)
+        .select(SECRETS)
         .get_result(conn)
-        .optional()?;
-    Ok(found.flatten())
+        .optional()
 }
 
-/// The secrets of these destinations, plain or sealed, ordered by name.
+/// The secrets of these destinations, ordered by name.
 pub(crate) fn secrets_of(
     conn: &mut PgConnection,
     name: &OutboxName,
     names: &[&str],
-) -> QueryResult<Vec<(String, Option<String>)>> {
+) -> QueryResult<Vec<Secrets>> {
     registered(name)
         .filter(destination::name.eq_any(names))
         .order(destination::name)
-        .select((destination::name, destination::secret))
+        .select(SECRETS)
         .load(conn)
 }
 
-/// The secrets of all destinations whose names sort after this name, plain or sealed, ordered by name.
+/// The secrets of all destinations whose names sort after this name, ordered by name.
 pub(crate) fn secrets_behind(
     conn: &mut PgConnection,
     name: &OutboxName,
     after: &str,
     limit: i64,
-) -> QueryResult<Vec<(String, Option<String>)>> {
+) -> QueryResult<Vec<Secrets>> {
     registered(name)
         .filter(destination::name.gt(after))
         .order(destination::name)
         .limit(limit)
-        .select((destination::name, destination::secret))
+        .select(SECRETS)
         .load(conn)
 }
 
@@ -496,14 +522,17 @@ pub(crate) fn secrets_behind(
 pub(crate) fn replace_secrets(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &str,
-    before: &str,
-    secrets: &str,
+    before: &Secrets,
+    after: &Secrets,
 ) -> QueryResult<bool> {
     update(registered(name))
-        .filter(destination::name.eq(which))
-        .filter(destination::secret.assume_not_null().eq(before))
-        .set(destination::secret.eq(secrets))
+        .filter(destination::name.eq(&before.name))
+        .filter(destination::secret.is_not_distinct_from(&before.secret))
+        .filter(destination::auth.is_not_distinct_from(&before.auth))
+        .set((
+            destination::secret.eq(&after.secret),
+            destination::auth.eq(&after.auth),
+        ))
         .execute(conn)
         .map(|count| count > 0)
 }

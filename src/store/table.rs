@@ -318,8 +318,8 @@ tables! {
     messages = outbox_messages { sequence, status, settled_at }
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }
     destination = outbox_destination {
-        name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, mode, concurrency, rate,
-        timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, failing,
+        name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, auth, mode, concurrency,
+        rate, timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, failing,
         id
     }
     registration = outbox_registration { id }

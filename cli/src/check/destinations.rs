@@ -1,5 +1,7 @@
 //! One line for each destination, and warnings about settings that may be unintended.
 
+use std::collections::BTreeMap;
+
 use diesel_outbox::Destination;
 use diesel_outbox::config::{Config, Mode, OnDead, Proxy, Roots};
 use diesel_outbox::program;
@@ -40,6 +42,8 @@ pub(super) fn as_json(config: &Config) -> Value {
             "url": program::shown_url(d),
             "mode": mode(d, config).to_string(),
             "secrets": secrets(d, config),
+            "auth": d.auth.as_ref().map(|auth| BTreeMap::from_iter(auth.shown())),
+            "auth": d.auth.as_ref().map(|auth| auth.shown().into_iter().collect::<BTreeMap<_, _>>()),
             "concurrency": concurrency(d, config),
             "rate": d.policy.rate.map(|r| json!({ "per_second": r.per_second, "burst": r.burst })),
             "breaker": d.policy.breaker.is_some(),
@@ -62,6 +66,10 @@ fn line(destination: &Destination, config: &Config) -> String {
         0 => "unsigned".to_owned(),
         1 => "signed with 1 secret".to_owned(),
         count => format!("signed with {count} secrets"),
+    };
+    let signed = match &destination.auth {
+        None => signed,
+        Some(auth) => format!("{signed}, authentication: {auth}"),
     };
     let threads = match concurrency(destination, config) {
         1 => "1 thread".to_owned(),
@@ -90,6 +98,10 @@ fn line(destination: &Destination, config: &Config) -> String {
         program::shown_url(destination),
         shown_mode(destination, config),
         signed,
+        destination.auth.as_ref().map_or_else(
+            || "no authentication".to_owned(),
+            |auth| format!("authentication: {auth}"),
+        ),
         threads,
         rate,
         breaker,
@@ -107,6 +119,9 @@ fn warnings(destination: &Destination, config: &Config) -> Vec<&'static str> {
     if is_signed && destination.url.scheme() == "http" && is_public(destination) {
         warnings
             .push("requests are signed, but http:// to a public host is not private: use https://");
+    }
+    if destination.auth.is_some() && destination.url.scheme() == "http" && is_public(destination) {
+        warnings.push("the receiver asks for authentication, but http:// to a public host is not private: use https://");
     }
     if is_signed && mode(destination, config) == Mode::Binary {
         warnings.push("headers are not signed: consider structured mode");

@@ -76,7 +76,14 @@ impl FromArgMatches for PolicyFlags {
 
 /// The values that can be cleared.
 pub(super) fn fields() -> Vec<String> {
-    let own = ["topics", "tenant", "filter", "headers", "description"];
+    let own = [
+        "topics",
+        "tenant",
+        "filter",
+        "headers",
+        "auth",
+        "description",
+    ];
     let own = own.into_iter().map(str::to_owned);
     own.chain(PolicyOption::of_registered().map(flag_of))
         .collect()
@@ -89,6 +96,7 @@ pub(super) fn clear(one: &mut RegisteredDestination, field: &str) {
         "tenant" => one.tenant_id = None,
         "filter" => one.filter = None,
         "headers" => one.headers.clear(),
+        "auth" => one.auth = None,
         "description" => one.description = None,
         option => {
             if let Some(option) = PolicyOption::named(&option.replace('-', "_")) {

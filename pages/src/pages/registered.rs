@@ -338,6 +338,7 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
                         }
                     }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
+                    @if let Some(auth) = &one.auth { dt { "Authentication" } dd { (auth) } }
                     @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Failing since", one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
                         @if let Some(time) = time {
                             dt { (name) } dd { (words::moment(&humantime::format_rfc3339_seconds(time).to_string())) }
