@@ -43,7 +43,7 @@ const SEALED: &str = "sealed";
 /// Authentication that a receiver asks for: an OAuth 2.0 token, or a signature in a header of its own.
 ///
 /// Each request also has the headers of Standard Webhooks. The text is a JSON object; `type` is `oauth2` or `header`.
-/// The [guide](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/webhooks.md#authentication-that-a-receiver-asks-for)
+/// The [reference](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/requests.md#authentication)
 /// has all keys. `Display` and `Debug` show no secret.
 ///
 /// ```

@@ -182,7 +182,7 @@ impl Example {
                 let script = "import sqlite3, sys\n\
                      for [event] in sqlite3.connect(sys.argv[1]).execute('SELECT event FROM events'):\n\
                      \x20   print(event)";
-                let mut command = Command::new(installed("venv/bin/python"));
+                let mut command = Command::new(installed("receivers/venv/bin/python"));
                 command.args(["-c", script]).arg(self.inbox());
                 finish(command).code(0).stdout
             }
@@ -252,12 +252,12 @@ fn inbox(folder: &Path) -> PathBuf {
     folder.join("inbox.store")
 }
 
-/// A path in the folder that `scripts/install-receivers` fills.
-fn installed(name: &str) -> PathBuf {
+/// A path in a folder that `scripts/install-receivers` fills.
+pub(crate) fn installed(path: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .parent()
         .expect("tmp is in the build's folder");
-    let path = target.join("receivers").join(name);
+    let path = target.join(path);
     assert!(
         path.exists(),
         "{} is missing: run `make test`, or scripts/install-receivers",
@@ -270,7 +270,7 @@ fn command(library: Library) -> Command {
     let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join("examples/receivers");
     let mut command = match library {
         Library::Python => {
-            let mut command = Command::new(installed("venv/bin/python"));
+            let mut command = Command::new(installed("receivers/venv/bin/python"));
             command.arg("-B").arg(sources.join("python/receiver.py"));
             command
         }
@@ -278,7 +278,7 @@ fn command(library: Library) -> Command {
             let mut command = Command::new("node");
             command
                 .arg(sources.join("node/receiver.js"))
-                .env("NODE_PATH", installed("node_modules"));
+                .env("NODE_PATH", installed("receivers/node_modules"));
             command
         }
     };

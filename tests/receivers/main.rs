@@ -1,5 +1,5 @@
 //! The relay's binary against the receivers of `examples/receivers`. Third-party libraries for Standard Webhooks and
-//! CloudEvents verify and read what the relay signs and sends. Receivers written like these examples lose no message
+//! CloudEvents verify and read what the relay signs and sends, and those of OAuth, GitHub and Stripe what it authenticates with. Receivers written like these examples lose no message
 //! and repeat no message.
 
 #[path = "../support.rs"]
@@ -8,6 +8,7 @@ mod support;
 mod example;
 mod proxy;
 
+mod auth;
 mod duplicates;
 mod modes;
 mod refusals;

@@ -101,7 +101,7 @@ pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> 
         );
         findings.push(Finding {
             advice: Some(
-                "set OUTBOX_SECRET_KEY to the key that encrypted the secrets, or replace the secrets: `diesel-outbox destination rotate NAME --keep 0s`".to_owned(),
+                "set OUTBOX_SECRET_KEY to the key that encrypted the secrets, or replace the secrets: `diesel-outbox destination rotate NAME --keep 0s`, and `destination put NAME --auth` if the destination has authentication".to_owned(),
             ),
             ..bad(WHAT, detail)
         });

@@ -316,3 +316,255 @@ impl fmt::Debug for Grant {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::thread::{scope, spawn};
+
+    use super::super::lookups::system_lookup;
+    use super::super::target::Common;
+    use super::*;
+    use crate::config::{Auth, AuthKind, Config, Destination};
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Tokens of a server that hands each request to the test.
+    fn tokens(timeout: Duration) -> (Arc<Tokens>, Receiver<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!(
+            "http://{}/token",
+            listener.local_addr().expect("an address")
+        );
+        let (sender, requests) = channel();
+        spawn(move || {
+            for stream in listener.incoming().flatten() {
+                read_request(&stream);
+                if sender.send(stream).is_err() {
+                    break;
+                }
+            }
+        });
+        let settings = serde_json::json!({
+            "type": "oauth2", "token_url": url, "client_id": "shop", "client_secret": "hunter2",
+        });
+        let auth: Auth = settings.to_string().parse().expect("good");
+        let AuthKind::OAuth2(oauth2) = auth.kind else {
+            panic!("oauth2");
+        };
+        let server = Destination::new("shop", &url)
+            .expect("a URL")
+            .timeout(timeout);
+        let mut common = Common::new(Box::new(system_lookup));
+        let target = Target::new(server, &Config::default(), &mut common).expect("a target");
+        let tokens = Tokens::new(*oauth2, target).expect("tokens");
+        assert!(!format!("{tokens:?}").contains("hunter2"));
+        (Arc::new(tokens), requests)
+    }
+
+    fn read_request(stream: &TcpStream) {
+        let mut reader = BufReader::new(stream);
+        let (mut line, mut length) = (String::new(), 0);
+        while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+            let lower = line.to_ascii_lowercase();
+            if let Some(value) = lower.strip_prefix("content-length:") {
+                length = value.trim().parse().expect("a number");
+            }
+            line.clear();
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).expect("a body");
+    }
+
+    fn answer(mut stream: TcpStream, status: u16, body: &str) {
+        let length = body.len();
+        write!(
+            stream,
+            "HTTP/1.1 {status} OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+        .expect("the client waits");
+    }
+
+    fn issue(stream: TcpStream, token: &str) {
+        let body = format!(r#"{{"access_token":"{token}","expires_in":3600}}"#);
+        answer(stream, 200, &body);
+    }
+
+    fn value(token: &Token) -> &str {
+        token.header.to_str().expect("ASCII")
+    }
+
+    /// The value of the token that a new send gets.
+    fn get(tokens: &Tokens) -> Result<String, String> {
+        match tokens.get(Instant::now()) {
+            Ok(token) => Ok(value(&token).to_owned()),
+            Err(Outcome::Retry(failure)) => {
+                assert_eq!(failure.code, ReasonCode::TokenServer);
+                Err(failure.error)
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// Makes the token due for renewal, with this life left.
+    fn age(tokens: &Tokens, left: Duration) {
+        let (mut state, now) = (lock(&tokens.state), Instant::now());
+        let token = state.token.as_mut().expect("a token");
+        (token.renew_at, token.expires_at) = (now, now + left);
+    }
+
+    /// R59
+    #[test]
+    fn senders_without_a_token_wait_for_one_request_and_share_its_result() {
+        for is_issued in [true, false] {
+            let (tokens, requests) = tokens(HOUR);
+            let results = scope(|scope| {
+                let gets = [(); 8].map(|()| scope.spawn(|| get(&tokens)));
+                let stream = requests.recv().expect("a request");
+                match is_issued {
+                    true => issue(stream, "t1"),
+                    false => answer(stream, 500, ""),
+                }
+                // A sender that comes after a failure requests a token itself.
+                while gets.iter().any(|one| !one.is_finished()) {
+                    if let Ok(stream) = requests.recv_timeout(Duration::from_millis(5)) {
+                        answer(stream, 500, "");
+                    }
+                }
+                gets.map(|one| one.join().expect("no panic"))
+            });
+            let expected = match is_issued {
+                true => Ok("Bearer t1".to_owned()),
+                false => Err("token server: answered 500".to_owned()),
+            };
+            assert!(results.iter().all(|one| *one == expected), "{results:?}");
+            assert!(!is_issued || requests.try_recv().is_err());
+        }
+    }
+
+    /// R59
+    #[test]
+    fn while_one_sender_renews_the_token_others_use_the_old_one() {
+        let (tokens, requests) = tokens(HOUR);
+        scope(|scope| {
+            let first = scope.spawn(|| get(&tokens));
+            issue(requests.recv().expect("a request"), "t1");
+            assert_eq!(first.join().expect("no panic"), Ok("Bearer t1".to_owned()));
+            age(&tokens, HOUR);
+            let renewing = scope.spawn(|| get(&tokens));
+            let request = requests.recv().expect("a request");
+            for _ in 0..3 {
+                assert_eq!(get(&tokens), Ok("Bearer t1".to_owned()));
+            }
+            issue(request, "t2");
+            assert_eq!(
+                renewing.join().expect("no panic"),
+                Ok("Bearer t2".to_owned())
+            );
+            assert_eq!(get(&tokens), Ok("Bearer t2".to_owned()));
+        });
+        assert!(requests.try_recv().is_err());
+    }
+
+    /// R59
+    #[test]
+    fn a_renewal_that_fails_leaves_the_old_token_for_as_long_as_it_is_valid() {
+        let (tokens, requests) = tokens(HOUR);
+        scope(|scope| {
+            let first = scope.spawn(|| get(&tokens));
+            issue(requests.recv().expect("a request"), "t1");
+            first.join().expect("no panic").expect("a token");
+            age(&tokens, HOUR);
+            let renewing = scope.spawn(|| get(&tokens));
+            answer(requests.recv().expect("a request"), 503, "");
+            assert_eq!(
+                renewing.join().expect("no panic"),
+                Ok("Bearer t1".to_owned())
+            );
+            // Not at once again.
+            assert_eq!(get(&tokens), Ok("Bearer t1".to_owned()));
+            assert!(requests.try_recv().is_err());
+            age(&tokens, Duration::ZERO);
+            let expired = scope.spawn(|| get(&tokens));
+            answer(requests.recv().expect("a request"), 503, "");
+            let error = expired.join().expect("no panic").expect_err("no token");
+            assert_eq!(error, "token server: answered 503");
+        });
+    }
+
+    /// R59
+    #[test]
+    fn a_sender_waits_for_a_token_no_longer_than_its_send_may_take() {
+        let (tokens, requests) = tokens(Duration::from_millis(300));
+        scope(|scope| {
+            let gets = [(); 3].map(|()| scope.spawn(|| get(&tokens)));
+            for one in gets {
+                let error = one.join().expect("no panic").expect_err("no token");
+                assert_eq!(error, "token server: TIMEOUT: no response within 300 ms");
+            }
+        });
+        drop(requests);
+    }
+
+    /// R59
+    #[test]
+    fn only_the_refused_token_is_forgotten() {
+        let (tokens, requests) = tokens(HOUR);
+        let get = || tokens.get(Instant::now()).expect("a token");
+        scope(|scope| {
+            let first = scope.spawn(get);
+            issue(requests.recv().expect("a request"), "t1");
+            let first = first.join().expect("no panic");
+            tokens.refuse(&first);
+            let second = scope.spawn(get);
+            issue(requests.recv().expect("a request"), "t2");
+            assert_eq!(value(&second.join().expect("no panic")), "Bearer t2");
+            // Another sender comes with the first token.
+            tokens.refuse(&first);
+            assert_eq!(value(&get()), "Bearer t2");
+        });
+    }
+
+    /// R59
+    #[test]
+    fn the_life_of_a_token_is_read_in_every_form_that_servers_write() {
+        let now = Instant::now();
+        let life = |expires: &str| {
+            let body = format!(r#"{{"access_token":"a"{expires}}}"#);
+            let token = token(&body, now).expect("a token");
+            let life = token.expires_at - now;
+            assert_eq!(token.renew_at - now, life * 4 / 5);
+            life.as_secs()
+        };
+        for (expires, seconds) in [
+            (r#","expires_in":3600"#, 3600),
+            (r#","expires_in":"3600""#, 3600),
+            (r#","expires_in":0"#, 0),
+            (r#","expires_in":1e300"#, 300),
+            (r#","expires_in":999999999"#, 24 * 3600),
+            (r#","expires_in":-1"#, 300),
+            (r#","expires_in":null"#, 300),
+            ("", 300),
+        ] {
+            assert_eq!(life(expires), seconds, "{expires}");
+        }
+        let long = format!(r#"{{"access_token":"{}"}}"#, "a".repeat(MOST_BYTES + 1));
+        for bad in ["", "[]", r#"{"access_token":""}"#, &long] {
+            assert!(token(bad, now).is_err());
+        }
+    }
+
+    /// R59
+    #[test]
+    fn an_error_code_is_shown_only_if_it_is_one() {
+        let of = |error: &str| error_code(&serde_json::json!({ "error": error }).to_string());
+        assert_eq!(of("invalid_client").as_deref(), Some("invalid_client"));
+        for odd in ["a b", "<script>", &"a".repeat(65)] {
+            assert_eq!(of(odd), None);
+        }
+        assert_eq!(error_code("no JSON"), None);
+    }
+}
