@@ -98,10 +98,6 @@ fn line(destination: &Destination, config: &Config) -> String {
         program::shown_url(destination),
         shown_mode(destination, config),
         signed,
-        destination.auth.as_ref().map_or_else(
-            || "no authentication".to_owned(),
-            |auth| format!("authentication: {auth}"),
-        ),
         threads,
         rate,
         breaker,
