@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
 use diesel::connection::SimpleConnection;
+use diesel::pg::Pg;
 use diesel::sql_types::{BigInt, Nullable, Text};
 use diesel::{Connection, PgConnection, QueryableByName, RunQueryDsl, sql_query};
 use diesel_outbox::config::{Config, Mode};
@@ -64,6 +65,8 @@ pub const AS_POSTGRESQL_15: &str = "REVOKE CREATE ON SCHEMA public FROM PUBLIC";
 pub struct Database {
     pub url: String,
     schema: String,
+    /// A connection for questions, which tests repeat until the answer is right: each new one costs the server a process.
+    asking: Mutex<Option<PgConnection>>,
 }
 
 impl Database {
@@ -98,6 +101,7 @@ impl Database {
         Self {
             url: url.to_owned(),
             schema: schema.to_owned(),
+            asking: Mutex::new(None),
         }
     }
 
@@ -198,24 +202,30 @@ impl Database {
 
     /// One number, for example from `SELECT count(*) FROM {o}`.
     pub fn number(&self, select: &str) -> i64 {
-        sql_query(format!(
-            "SELECT ({})::bigint AS value",
-            select.replace("{o}", &self.name())
-        ))
-        .get_result::<NumberRow>(&mut self.connect())
-        .unwrap_or_else(|error| panic!("{select}: {error}"))
-        .value
+        self.ask::<NumberRow>(select, "bigint").value
     }
 
     /// One text, or `None` for NULL.
     pub fn text(&self, select: &str) -> Option<String> {
-        sql_query(format!(
-            "SELECT ({})::text AS value",
-            select.replace("{o}", &self.name())
-        ))
-        .get_result::<TextRow>(&mut self.connect())
-        .unwrap_or_else(|error| panic!("{select}: {error}"))
-        .value
+        self.ask::<TextRow>(select, "text").value
+    }
+
+    fn ask<R: QueryableByName<Pg> + 'static>(&self, select: &str, sql_type: &str) -> R {
+        let select = select.replace("{o}", &self.name());
+        let ask = |conn: &mut PgConnection| {
+            sql_query(format!("SELECT ({select})::{sql_type} AS value")).get_result(conn)
+        };
+        let lock = || self.asking.lock().expect("no panic while it is held");
+        let kept = lock().take();
+        // The server may have been restarted, or have ended the session.
+        let kept = kept.and_then(|mut conn| Some((ask(&mut conn).ok()?, conn)));
+        let (row, conn) = kept.unwrap_or_else(|| {
+            let mut conn = self.connect();
+            let row = ask(&mut conn).unwrap_or_else(|error| panic!("{select}: {error}"));
+            (row, conn)
+        });
+        *lock() = Some(conn);
+        row
     }
 
     /// The number of messages in this state, according to the view.
