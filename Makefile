@@ -61,7 +61,7 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 	@command -v psql >/dev/null || scripts/install-package psql
 	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
-	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
+	WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
 
 simulate: bootstrap ## Run histories of relays in a simulated world (SEED=, HISTORIES=, MINUTES=)
 	$(CARGO) test --release --no-run --lib --features $(TEST_FEATURES)
@@ -78,7 +78,7 @@ examples: bootstrap ## Test the separate projects: shops on rouille, Rocket and 
 		set -- --manifest-path $$project/Cargo.toml; \
 		export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0; \
 		echo "== $$project"; \
-		$(CARGO) test --no-run "$$@" && scripts/with-postgres $(CARGO) test "$$@" || exit 1; \
+		$(CARGO) test --no-run "$$@" && WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test "$$@" || exit 1; \
 	done
 
 test-matrix: ## Run the tests on every supported version of PostgreSQL
