@@ -396,6 +396,12 @@ impl Custody {
         self.state().is_nothing_in_flight()
     }
 
+    /// Whether this process has messages, or may have: of a claim in doubt.
+    pub(super) fn has_messages(&self) -> bool {
+        let state = self.state();
+        state.count > 0 || !state.of_leases.is_empty() || state.doubt.is_some()
+    }
+
     /// The number of messages in flight.
     pub(super) fn count(&self) -> usize {
         self.state().count

@@ -21,8 +21,9 @@ pub(crate) enum Ending {
     LeaveLease,
 }
 
-/// The longest interval between checks of the lease. The lease can end early in the database, because its clock
-/// jumps or an operator ends the lease. Other relays may then take over the messages at once.
+/// The longest interval between checks of the lease while the relay has messages. The lease can end early in the
+/// database, because its clock jumps or an operator ends the lease. Other relays may then take over the messages at
+/// once.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// The longest wait between attempts to reach the database. A relay that is cut off must be back before its lease
@@ -71,6 +72,8 @@ pub(super) struct Heartbeat<'a, D> {
     listener: Option<Backend>,
     /// The time of the next renewal.
     next: BootTime,
+    /// Until when a relay without messages leaves its lease unseen.
+    quiet_until: BootTime,
 }
 
 impl<'a, D: Database> Heartbeat<'a, D> {
@@ -90,12 +93,15 @@ impl<'a, D: Database> Heartbeat<'a, D> {
             is_locked: false,
             listener: None,
             next: BootTime::now().after(every),
+            quiet_until: BootTime::now(),
         }
     }
 
     /// Renews or checks the lease, or registers one if there is none. Returns the time until the next beat.
     ///
     /// If a check finds that the lease was shortened, because its connection was lost, the next beat renews at once.
+    ///
+    /// A relay without messages asks the database less often, except while the lease of another relay ends.
     pub(super) fn beat(&mut self) -> Duration {
         let shared = self.shared;
         let asked = BootTime::now();
@@ -103,10 +109,22 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         self.current = self.current.filter(|id| shared.lease.is(*id));
         let lease = shared.config.lease;
         let look = LOOK.min(self.every);
+        let is_quiet = asked < self.quiet_until.min(self.next) && !shared.custody.has_messages();
+        if is_quiet && self.current.is_some() {
+            return look;
+        }
         let result = match self.current {
             Some(id) if asked < self.next => match self.db.look(id) {
                 Ok(Some(seen)) => {
                     shared.lease.seen(id, asked, seen.left);
+                    self.quiet_until = match seen.others_end {
+                        true => asked,
+                        false => asked.after(shared.lease.quiet_for()),
+                    };
+                    if seen.others_end {
+                        // The claimer may sleep for as long as nothing is committed.
+                        shared.signals.news.ring();
+                    }
                     let is_newly_locked = seen.is_locked && !self.is_locked;
                     self.is_locked |= seen.is_locked;
                     let is_new_listener = self.listener != shared.listener();
@@ -128,6 +146,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
             None => {
                 self.is_locked = false;
                 self.listener = None;
+                self.quiet_until = asked;
                 self.db.register(&self.registration).map(Some)
             }
         };

@@ -81,6 +81,11 @@ impl LeaseClock {
         self.takeover_after
     }
 
+    /// How long a relay without messages may leave its lease unseen: so that a message that then comes is sent at once.
+    pub(super) fn quiet_for(&self) -> Duration {
+        MOST_UNSEEN.min(self.lease / 12) * 3 / 5
+    }
+
     /// When running sends are closed.
     pub(crate) fn fence(&self) -> &Arc<Fence> {
         &self.fence

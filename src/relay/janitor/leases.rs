@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use diesel::Connection;
 use uuid::Uuid;
 
 use crate::error::DatabaseError;
@@ -86,8 +87,12 @@ impl Leases {
     fn check(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let now = Instant::now();
         if now >= self.next_check {
-            session.run(keyed_lock::keep_lock)?;
-            let leases = session.run(lease::all)?;
+            let leases = session.run(|conn, name| {
+                conn.transaction(|conn| {
+                    keyed_lock::keep_lock(conn, name)?;
+                    lease::all(conn, name)
+                })
+            })?;
             let is_gone = |id: &i64| leases.iter().all(|lease| lease.id != *id);
             let gone = self.alive.iter().filter(|(id, _)| is_gone(id));
             let quiet_at = gone.map(|(_, sends_for)| now + *sends_for);

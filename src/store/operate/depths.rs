@@ -219,14 +219,15 @@ const COUNTS: &str = "count(*) FILTER (WHERE locked_by IS NULL AND attempts = 0)
 /// The number of messages in each state, by lane. Large tables are estimated.
 pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
     // One transaction, because each further transaction costs four round trips.
-    let (rows, factor, dead) = looking(conn, None, |conn| {
+    let (rows, factor, dead, destinations) = looking(conn, None, |conn| {
         let pages = catalogue::pages(conn, &name.outbox())?;
         let dead = dead::depths(conn, name)?;
+        let destinations = destinations::counts(conn, name)?;
         if pages <= COUNTED_PAGES {
-            return Ok((counted(conn, name)?, None, dead));
+            return Ok((counted(conn, name)?, None, dead, destinations));
         }
         let (rows, factor) = sample::lanes(conn, name, pages)?;
-        Ok((rows, Some(factor), dead))
+        Ok((rows, Some(factor), dead, destinations))
     })?;
     let mut lanes = match factor {
         None => rows.into_iter().map(exact).collect(),
@@ -238,7 +239,7 @@ pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     Ok(Depths {
         lanes,
         dead,
-        destinations: destinations::counts(conn, name)?,
+        destinations,
         is_estimate,
     })
 }

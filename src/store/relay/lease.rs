@@ -223,6 +223,8 @@ pub(crate) struct Seen {
     pub(crate) left: Duration,
     /// Whether this session holds the lease's lock.
     pub(crate) is_locked: bool,
+    /// Whether the lease of another relay ends, or should: a survey by the claimer decides.
+    pub(crate) others_end: bool,
 }
 
 /// Reads a lease. `None`: the lease has expired or ended. `locks`: the session lasts, so it takes the lease's lock; it
@@ -234,19 +236,32 @@ pub(crate) fn look(
     locks: bool,
 ) -> QueryResult<Option<Seen>> {
     let found = leases(name).filter(is_valid(id));
-    let times = (lease::expires_at, clock_timestamp());
-    let found: Option<((PgTimestamp, PgTimestamp), bool)> = match locks {
+    let soon = clock_timestamp() + other_lease::takeover_after.assume_not_null();
+    // The session of a relay holds the lock of its lease, if the row says after how long others may take over.
+    let has_no_session =
+        (other_lease::takeover_after.is_not_null()).and(pg_try_advisory_xact_lock(other_lease::id));
+    let ends = (other_lease::expires_at.le(clock_timestamp()))
+        .or(other_lease::expires_at.le(soon))
+        .or(has_no_session);
+    let others = other_lease::table(name.lease())
+        .filter(not(other_lease::ended))
+        .filter(other_lease::id.ne(id.0))
+        .filter(ends)
+        .select(other_lease::id);
+    let seen = ((lease::expires_at, clock_timestamp()), exists(others));
+    let found: Option<(((PgTimestamp, PgTimestamp), bool), bool)> = match locks {
         true => found
-            .select((times, pg_try_advisory_lock(lease::id)))
+            .select((seen, pg_try_advisory_lock(lease::id)))
             .get_result(conn),
         false => found
-            .select((times, false.into_sql::<Bool>()))
+            .select((seen, false.into_sql::<Bool>()))
             .get_result(conn),
     }
     .optional()?;
-    Ok(found.map(|((until, now), is_locked)| Seen {
+    Ok(found.map(|(((until, now), others_end), is_locked)| Seen {
         left: Duration::from_micros(u64::try_from(until.0.saturating_sub(now.0)).unwrap_or(0)),
         is_locked,
+        others_end,
     }))
 }
 
