@@ -156,11 +156,6 @@ impl<'a, D: Database> Claimer<'a, D> {
         if self.shared.signals.news.ear.try_recv().is_ok() {
             self.planner.hear(Report::News);
         }
-        let shared = self.shared;
-        self.planner.look_at_unserved(clock::now(), || {
-            let unrouted = shared.unrouted().into_iter();
-            unrouted.map(|one| one.topic).collect()
-        });
     }
 
     fn hear_of(&mut self, told: Told) {

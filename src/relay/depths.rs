@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 pub use self::gauges::DepthGauges;
 
 use super::monitor;
+use super::planner::Report;
 use super::session::Session;
 use super::shared::Shared;
-use super::unrouted::{Told, Unrouted};
+use super::told::Told;
+use super::unrouted::{self, Unrouted};
 use crate::error::DatabaseError;
 use crate::routes::Way;
 use crate::store::operate::depths::{self, Depths, LaneDepth};
@@ -34,7 +36,7 @@ pub(super) struct Counting<'a> {
     /// [`Stats::moves`](super::Stats::moves) at the last count.
     moves: u64,
     gauges: DepthGauges,
-    told: Told,
+    told: unrouted::Told,
 }
 
 impl<'a> Counting<'a> {
@@ -48,7 +50,7 @@ impl<'a> Counting<'a> {
                 &shared.config.table,
                 shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name),
             ),
-            told: Told::default(),
+            told: unrouted::Told::default(),
         }
     }
 
@@ -91,6 +93,8 @@ impl<'a> Counting<'a> {
             way != Way::NotTaken
         });
         self.told.tell(&unrouted);
+        let topics = unrouted.iter().map(|one| one.topic.clone()).collect();
+        (self.shared).tell_claimer(Told::Report(Report::Unserved(topics)));
         self.shared.set_unrouted(unrouted);
     }
 

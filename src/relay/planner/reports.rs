@@ -30,6 +30,8 @@ pub(crate) enum Report {
     RowsOwed(Option<Instant>),
     /// Registered destinations have changed: lanes may go elsewhere, and waiting messages may be sent.
     Registered(Arc<Registry>),
+    /// All topics with messages that no relay serves.
+    Unserved(Vec<Topic>),
     /// Messages were released or have become free.
     Returned(Returned),
     /// All leases whose rows are gone while messages still name them.
@@ -108,6 +110,10 @@ impl Planner<'_> {
                     self.searches.walk.restart();
                 }
             }
+            Report::Unserved(mut topics) => {
+                topics.retain(|topic| self.directory.way(topic) == To::Nowhere);
+                self.searches.unserved.topics = topics;
+            }
             Report::Returned(Returned { topics, keys }) => {
                 self.lanes.go_back(&topics);
                 self.searches.free(keys);
@@ -132,22 +138,9 @@ impl Planner<'_> {
         }
     }
 
-    /// Gets the unserved topics when a round over them is due.
-    pub(in crate::relay) fn look_at_unserved(
-        &mut self,
-        now: Instant,
-        unserved: impl FnOnce() -> Vec<Topic>,
-    ) {
-        if self.searches.unserved.wants_a_round(now) {
-            let is_nowhere = |topic: &Topic| self.directory.way(topic) == To::Nowhere;
-            let topics = unserved().into_iter().filter(is_nowhere).collect();
-            let moment = self.settings.poll_interval;
-            self.searches.unserved.begin(now, topics, moment);
-        }
-    }
-
-    /// Takes in the result of a survey. `held`: the leases whose messages are still in flight in this process. Begins a new look, unless the current look has found nothing yet. Returns
-    /// `true` if new topics were found that this relay does not serve.
+    /// Takes in the result of a survey. `held`: the leases whose messages are still in flight in this process. Begins a
+    /// new look, unless the current look has found nothing yet. Returns `true` if new topics were found that this relay
+    /// does not serve.
     pub(in crate::relay) fn surveyed(
         &mut self,
         now: Instant,

@@ -390,9 +390,7 @@ fn a_round_hears_the_gates_and_surveys_before_it_claims() {
 fn searches_come_in_the_order_of_their_priority() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false), stream("a", true)]);
-    ground
-        .planner
-        .look_at_unserved(ground.now, || vec![topic("c")]);
+    (ground.planner).hear(Report::Unserved(vec![topic("c")]));
     ground.planner.searches.free([key("k")]);
     ground.planner.searches.patrol.want(ground.now);
     let mut kinds = Vec::new();
@@ -698,11 +696,6 @@ fn work_owed_only_by_claims_ends_no_wait_of_a_relay_that_does_not_claim() {
     let routes = routes();
     for (is_active, left_to_claim) in [(false, None), (true, Some(0))] {
         let mut ground = Ground::new(&routes);
-        // The first round is empty, and the next round is due.
-        ground.planner.look_at_unserved(ground.now, Vec::new);
-        ground.now += POLL;
-        let unserved = || vec![topic("c")];
-        ground.planner.look_at_unserved(ground.now, unserved);
         ground.planner.searches.patrol.want(ground.now);
         ground.view.left_to_claim = left_to_claim;
         ground.surveyed(Surveyed {
@@ -1095,8 +1088,8 @@ fn a_process_that_stood_still_looks_for_late_commits_soon() {
 fn expired_messages_are_searched_for_in_topics_that_no_relay_serves() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
-    let unserved = || vec![topic("a"), topic("c")];
-    ground.planner.look_at_unserved(ground.now, unserved);
+    let unserved = vec![topic("a"), topic("c")];
+    ground.planner.hear(Report::Unserved(unserved));
     let mut seen = Vec::new();
     while let Step::Claim(Claim::Found(kind @ SearchKind::Unserved, ask)) = ground.step() {
         let Ask::Expired(stream, Position::START) = &ask else {

@@ -15,6 +15,8 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// Rounds over the streams that no relay serves, a page at a time.
 #[derive(Debug)]
 pub(super) struct Unserved {
+    /// The topics of the next round.
+    pub(super) topics: Vec<Topic>,
     /// The streams left in this round, and the position in the first of them.
     streams: VecDeque<Stream>,
     after: Position,
@@ -25,6 +27,7 @@ pub(super) struct Unserved {
 impl Default for Unserved {
     fn default() -> Self {
         Self {
+            topics: Vec::new(),
             streams: VecDeque::new(),
             after: Position::START,
             next: None,
@@ -35,26 +38,6 @@ impl Default for Unserved {
 impl Unserved {
     fn is_time(&self, now: Instant) -> bool {
         self.next.is_none_or(|next| now >= next)
-    }
-
-    /// Whether a round is due. The caller then passes the unserved topics to [`begin`](Self::begin).
-    pub(super) fn wants_a_round(&self, now: Instant) -> bool {
-        self.streams.is_empty() && self.is_time(now)
-    }
-
-    /// Starts a round over topics that no relay serves. If there are none, asks again soon: the list may change.
-    pub(super) fn begin(&mut self, now: Instant, topics: Vec<Topic>, moment: Duration) {
-        let both = |topic: Topic| {
-            [false, true].map(|is_keyed| Stream {
-                topic: topic.clone(),
-                is_keyed,
-            })
-        };
-        self.streams = topics.into_iter().flat_map(both).collect();
-        self.after = Position::START;
-        if self.streams.is_empty() {
-            self.next = Some(now + moment.min(INTERVAL));
-        }
     }
 
     /// The messages of the first stream were read up to this place; `None`: to the end.
@@ -71,8 +54,20 @@ impl Unserved {
 
 impl Search for Unserved {
     fn ask(&mut self, pass: &Pass) -> Option<Ask> {
-        let stream = self.streams.front().filter(|_| self.is_time(pass.now))?;
-        (!pass.is_limited).then(|| Ask::Expired(stream.clone(), self.after))
+        if pass.is_limited || !self.is_time(pass.now) {
+            return None;
+        }
+        if self.streams.is_empty() {
+            let both = |topic: &Topic| {
+                [false, true].map(|is_keyed| Stream {
+                    topic: topic.clone(),
+                    is_keyed,
+                })
+            };
+            self.streams = self.topics.iter().flat_map(both).collect();
+        }
+        let stream = self.streams.front()?.clone();
+        Some(Ask::Expired(stream, self.after))
     }
 
     fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
@@ -136,16 +131,8 @@ mod tests {
     fn a_round_takes_a_step_at_a_time_and_rests_between() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let mut unserved = Unserved::default();
-        assert!(unserved.wants_a_round(now));
-        unserved.begin(now, Vec::new(), second);
-        assert!(!unserved.wants_a_round(now), "no topic is unserved");
-        assert!(unserved.wants_a_round(now + second));
-        let topic = Topic {
-            topic: "a".to_owned(),
-            destination: String::new(),
-        };
-        unserved.begin(now + second, vec![topic], second);
-        let now = now + second;
+        assert_eq!(step(&mut unserved, now), None, "no topic is unserved");
+        unserved.topics.push(Topic::new("a", ""));
         let (plain, after) = step(&mut unserved, now).expect("a step");
         assert!(!plain.is_keyed && after == Position::START);
         let here = Position::of_time(7);
@@ -157,7 +144,7 @@ mod tests {
         );
         let at = unserved.again_at(&Pass::at(now)).expect("another step");
         assert_eq!(at, now + REST * second);
-        assert_eq!(step(&mut unserved, at), Some((plain, here)));
+        assert_eq!(step(&mut unserved, at), Some((plain.clone(), here)));
         learn(&mut unserved, at, None, Duration::ZERO);
         let (keyed, after) = step(&mut unserved, at).expect("the keyed stream");
         assert!(keyed.is_keyed && after == Position::START);
@@ -167,6 +154,7 @@ mod tests {
             None,
             "the round has ended"
         );
-        assert!(!unserved.wants_a_round(at) && unserved.wants_a_round(at + INTERVAL));
+        assert_eq!(step(&mut unserved, at), None, "rounds rest between");
+        assert_eq!(step(&mut unserved, at + INTERVAL), Some((plain, Position::START)));
     }
 }
