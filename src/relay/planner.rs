@@ -82,7 +82,7 @@ pub(super) use self::contention::OfKeys;
 pub(super) use self::lanes::Brought;
 pub(super) use self::picks::{Claims, Picked};
 pub(super) use self::reports::{Report, Returned};
-pub(super) use self::search::{Found, Outcome, Searched};
+pub(super) use self::search::{Finished, Found, Outcome};
 pub(super) use self::searches::SearchKind;
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
 pub(super) use self::undoing::Part;

@@ -10,7 +10,7 @@ use crate::relay::bulkhead::claim_bytes;
 use crate::relay::database::{Answer, Database, Taken, Which};
 use crate::relay::filtering::Filtering;
 use crate::relay::planner::{
-    Brought, Claims, Found, OfKeys, Outcome, Picked, SearchKind, Searched, View,
+    Brought, Claims, Finished, Found, OfKeys, Outcome, Picked, SearchKind, View,
 };
 use crate::store::brief::has_timed_out;
 use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane};
@@ -68,13 +68,13 @@ impl<D: Database> Claimer<'_, D> {
         };
         let now = clock::now();
         let took = now.saturating_duration_since(began);
-        let searched = Searched {
+        let finished = Finished {
             now,
             ask,
             outcome,
             took,
         };
-        self.planner.searched(by, searched);
+        self.planner.searched(by, finished);
         result
     }
 

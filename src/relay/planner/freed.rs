@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::search::{EveryOther, Outcome, Pass, Search, Searched, WalkAgain};
+use super::search::{EveryOther, Finished, Outcome, Pass, Search, WalkAgain};
 use crate::relay::to::To;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::PAGE;
@@ -66,8 +66,8 @@ impl Search for Freed {
         Some(Ask::Keys(next.into_iter().collect()))
     }
 
-    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
-        match (searched.ask, searched.outcome) {
+    fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
+        match (finished.ask, finished.outcome) {
             (Ask::Keys(keys), Outcome::Done(done)) if done.claims.of_keys.is_beaten() => {
                 self.keys.extend(keys);
             }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::search::{Outcome, Pass, Search, Searched, WalkAgain};
+use super::search::{Finished, Outcome, Pass, Search, WalkAgain};
 use crate::relay::pace::{Last, Pace};
 use crate::store::relay::claim::Position;
 use crate::store::relay::late::LookForLate;
@@ -133,9 +133,9 @@ impl Search for Late {
         (is_due && self.is_of_use(pass.passed)).then_some(Ask::Late(look))
     }
 
-    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
-        let last = searched.last();
-        match searched.outcome {
+    fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
+        let last = finished.last();
+        match finished.outcome {
             Outcome::Done(done) => {
                 let Moment { newest, writers } = done.page.moment?;
                 newest.into_iter().for_each(|newest| self.saw(newest));

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::ranges::Ranges;
 use super::rounds::{Round, Rounds};
-use super::search::{EveryOther, Outcome, Pass, Search, Searched, WalkAgain};
+use super::search::{EveryOther, Finished, Outcome, Pass, Search, WalkAgain};
 use crate::relay::pace::Pace;
 use crate::store::range::Range;
 use crate::store::relay::page::Place;
@@ -88,12 +88,12 @@ impl Search for Patrol {
         self.turn.is_next(pass.is_idle).then_some(Ask::Range(range))
     }
 
-    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
-        let (now, took) = (searched.now, searched.took);
-        let Ask::Range(range) = searched.ask else {
+    fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
+        let (now, took) = (finished.now, finished.took);
+        let Ask::Range(range) = finished.ask else {
             return None;
         };
-        match searched.outcome {
+        match finished.outcome {
             Outcome::Done(done) => {
                 let upto = match done.page.next {
                     Some(Place::After(sequence)) => sequence,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::contention::OfKeys;
 use super::database_clock::DatabaseClock;
 use super::lanes::{Brought, Seen};
-use super::search::{Outcome, Searched, WalkAgain};
+use super::search::{Finished, Outcome, WalkAgain};
 use super::searches::SearchKind;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
@@ -239,9 +239,9 @@ impl Planner<'_> {
     }
 
     /// Takes in the outcome of a search.
-    pub(in crate::relay) fn searched(&mut self, by: SearchKind, mut searched: Searched) {
-        let now = searched.now;
-        match &searched.outcome {
+    pub(in crate::relay) fn searched(&mut self, by: SearchKind, mut finished: Finished) {
+        let now = finished.now;
+        match &finished.outcome {
             Outcome::Done(done) => {
                 self.count(now, done.claims.claimed.len(), done.claims.of_keys);
                 self.searches.free(done.left_out());
@@ -251,12 +251,12 @@ impl Planner<'_> {
         }
         if by == SearchKind::Late {
             // The query of late messages cannot have taken longer: this process stood still.
-            searched.took = searched.took.min(self.settings.moment);
-            if let Outcome::Done(done) = &searched.outcome {
+            finished.took = finished.took.min(self.settings.moment);
+            if let Outcome::Done(done) = &finished.outcome {
                 self.go_back_to(&done.page.found);
             }
         }
-        match self.searches.learn(by, searched) {
+        match self.searches.learn(by, finished) {
             Some(WalkAgain::Now) => self.searches.walk.restart(),
             Some(WalkAgain::Soon) => self.searches.walk.want_round(),
             None => {}

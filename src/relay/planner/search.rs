@@ -32,25 +32,9 @@ pub(super) struct Pass {
     pub(super) passed: Option<Position>,
 }
 
-#[cfg(test)]
-impl Pass {
-    /// An idle pass of a look that begins now.
-    pub(super) fn at(now: Instant) -> Self {
-        Self {
-            now,
-            since: now,
-            is_idle: true,
-            is_asked: false,
-            has_keyed: true,
-            is_limited: false,
-            passed: None,
-        }
-    }
-}
-
 /// A search that has ended: its query, and the claim of what the query has found.
 #[derive(Debug)]
-pub(in crate::relay) struct Searched {
+pub(in crate::relay) struct Finished {
     pub(in crate::relay) now: Instant,
     pub(in crate::relay) ask: Ask,
     pub(in crate::relay) outcome: Outcome,
@@ -73,7 +57,7 @@ pub(in crate::relay) struct Found {
     pub(in crate::relay) claims: Claims,
 }
 
-impl Searched {
+impl Finished {
     pub(super) fn last(&self) -> Last {
         Last {
             ended: self.now,
@@ -112,7 +96,7 @@ pub(super) trait Search {
     fn ask(&mut self, pass: &Pass) -> Option<Ask>;
 
     /// Learns the outcome. Returns whether another walk is needed.
-    fn learn(&mut self, searched: Searched) -> Option<WalkAgain>;
+    fn learn(&mut self, finished: Finished) -> Option<WalkAgain>;
 
     /// When the search is due again, although no notification announces what it finds. `None`: with the next look.
     fn again_at(&self, _: &Pass) -> Option<Instant> {

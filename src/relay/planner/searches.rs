@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::search::{Pass, Search, Searched, WalkAgain};
+use super::search::{Finished, Pass, Search, WalkAgain};
 use crate::store::relay::ordered::Key;
 use crate::store::relay::search::Ask;
 
@@ -29,9 +29,9 @@ macro_rules! searches {
                 None
             }
 
-            pub(super) fn learn(&mut self, by: SearchKind, searched: Searched) -> Option<WalkAgain> {
+            pub(super) fn learn(&mut self, by: SearchKind, finished: Finished) -> Option<WalkAgain> {
                 match by {
-                    $(SearchKind::$Search => self.$name.learn(searched),)+
+                    $(SearchKind::$Search => self.$name.learn(finished),)+
                 }
             }
 

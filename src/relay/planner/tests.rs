@@ -42,6 +42,21 @@ fn settings() -> Settings {
     }
 }
 
+impl Pass {
+    /// An idle pass of a look that begins now.
+    pub(super) fn at(now: Instant) -> Self {
+        Self {
+            now,
+            since: now,
+            is_idle: true,
+            is_asked: false,
+            has_keyed: true,
+            is_limited: false,
+            passed: None,
+        }
+    }
+}
+
 /// A planner, the time, and the view of the other threads.
 struct Ground<'a> {
     planner: Planner<'a>,
@@ -288,13 +303,13 @@ impl<'a> Ground<'a> {
             picked,
             claims,
         }));
-        let searched = Searched {
+        let finished = Finished {
             now: self.now,
             ask,
             outcome,
             took: Duration::from_millis(1),
         };
-        self.planner.searched(kind, searched);
+        self.planner.searched(kind, finished);
         sequences
     }
 
@@ -306,13 +321,13 @@ impl<'a> Ground<'a> {
             picked,
             claims: Claims::default(),
         }));
-        let searched = Searched {
+        let finished = Finished {
             now: self.now,
             ask,
             outcome,
             took,
         };
-        self.planner.searched(SearchKind::Late, searched);
+        self.planner.searched(SearchKind::Late, finished);
     }
 
     /// The next step, which asks for late messages.

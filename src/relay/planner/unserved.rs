@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::search::{Outcome, Pass, Search, Searched, WalkAgain};
+use super::search::{Finished, Outcome, Pass, Search, WalkAgain};
 use crate::relay::pace::Pace;
 use crate::store::relay::claim::{Position, Stream, Topic};
 use crate::store::relay::page::Place;
@@ -70,9 +70,9 @@ impl Search for Unserved {
         Some(Ask::Expired(stream, self.after))
     }
 
-    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
-        let last = searched.last();
-        match searched.outcome {
+    fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
+        let last = finished.last();
+        match finished.outcome {
             // The rest is behind the same position.
             Outcome::Done(done) if done.claims.of_keys.is_beaten() || done.claims.is_cut => {}
             Outcome::Done(done) => self.read(done.page.next),
@@ -119,7 +119,7 @@ mod tests {
             picked: Picked::default(),
             claims: Claims::default(),
         }));
-        unserved.learn(Searched {
+        unserved.learn(Finished {
             now,
             ask,
             outcome,
@@ -155,6 +155,9 @@ mod tests {
             "the round has ended"
         );
         assert_eq!(step(&mut unserved, at), None, "rounds rest between");
-        assert_eq!(step(&mut unserved, at + INTERVAL), Some((plain, Position::START)));
+        assert_eq!(
+            step(&mut unserved, at + INTERVAL),
+            Some((plain, Position::START))
+        );
     }
 }

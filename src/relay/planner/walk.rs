@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::rounds::Rounds;
-use super::search::{EveryOther, Outcome, Pass, Search, Searched, WalkAgain};
+use super::search::{EveryOther, Finished, Outcome, Pass, Search, WalkAgain};
 use crate::relay::pace::Pace;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::Place;
@@ -95,9 +95,9 @@ impl Search for Walk {
         self.rounds.place().cloned().map(Ask::Walk)
     }
 
-    fn learn(&mut self, searched: Searched) -> Option<WalkAgain> {
-        let (now, took) = (searched.now, searched.took);
-        match searched.outcome {
+    fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
+        let (now, took) = (finished.now, finished.took);
+        match finished.outcome {
             Outcome::Done(done) if done.claims.of_keys.is_beaten() => {}
             Outcome::Done(done) => {
                 let left = done.picked.left;

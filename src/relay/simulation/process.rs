@@ -1402,13 +1402,13 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
                     picked,
                     claims: planner::Claims::default(),
                 };
-                let searched = planner::Searched {
+                let finished = planner::Finished {
                     now,
                     ask,
                     outcome: planner::Outcome::Done(Box::new(found)),
                     took,
                 };
-                planner.searched(kind, searched);
+                planner.searched(kind, finished);
             }
             Step::Wait(wait) => planner.waited(now, wait.what, true, true),
             _ => {}
