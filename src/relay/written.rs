@@ -47,6 +47,10 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
     let (config, bulkheads) = (settle.config, settle.bulkheads);
     let (name, lease, group) = (&config.table, settle.lease, settle.group);
     let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
+    let failures = || {
+        let failed = group.iter().filter_map(|one| failed(one, bulkheads));
+        failed.collect::<Vec<Failed>>()
+    };
     let changed = match settle.kind {
         Kind::Delivered | Kind::NoSubscriber => {
             let status = match settle.kind {
@@ -61,20 +65,8 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             settle::delivered(conn, name, lease, &delivered, status, keeps)
         }
         Kind::Deduplicated => settle::deduplicated(conn, name, lease, &claims()),
-        Kind::Retry => {
-            let failed: Vec<Failed> = group
-                .iter()
-                .filter_map(|one| failed(one, bulkheads))
-                .collect();
-            settle::retry(conn, name, lease, &failed)
-        }
-        Kind::Dead => {
-            let dead: Vec<Failed> = group
-                .iter()
-                .filter_map(|one| failed(one, bulkheads))
-                .collect();
-            bury(conn, settle, &dead)
-        }
+        Kind::Retry => settle::retry(conn, name, lease, &failures()),
+        Kind::Dead => bury(conn, settle, &failures()),
         Kind::Split => {
             // All destinations: the row says which of them have their parts. A standby that took over may have forgotten
             // the last piece.

@@ -6,52 +6,34 @@ use super::RelayBuilder;
 use crate::backoff::Backoff;
 use crate::config::{Mode, SecretKeys};
 
-impl RelayBuilder {
+/// The setters of settings that one field of the same name holds.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $variable:literal: $setter:ident($value:ident: $type:ty);)+) => {
+        impl RelayBuilder {
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $setter(self, $value: $type) -> Self {
+                    self.with($variable, |config| config.$setter = $value)
+                }
+            )+
+        }
+    };
+}
+
+setters! {
     /// Sets the number of sender threads, 1 to 1024, for each destination without its own number. Defaults to 16.
-    #[must_use]
-    pub fn concurrency(self, threads: usize) -> Self {
-        self.with("OUTBOX_CONCURRENCY", |config| config.concurrency = threads)
-    }
+    "OUTBOX_CONCURRENCY": concurrency(threads: usize);
 
     /// Sets the most messages in one claim and in one settle, 1 to 10,000. Defaults to 500.
-    #[must_use]
-    pub fn batch(self, messages: usize) -> Self {
-        self.with("OUTBOX_BATCH", |config| config.batch = messages)
-    }
+    "OUTBOX_BATCH": batch(messages: usize);
 
     /// Sets how long an idle relay waits before it polls again. Defaults to 500 ms.
-    #[must_use]
-    pub fn poll_interval(self, interval: Duration) -> Self {
-        self.with("OUTBOX_POLL_INTERVAL", |config| {
-            config.poll_interval = interval
-        })
-    }
+    "OUTBOX_POLL_INTERVAL": poll_interval(interval: Duration);
 
     /// Sets how long a silent relay keeps its claimed messages; after that, other relays take them over. Must be more
     /// than twice the longest send. Defaults to 60 s.
-    #[must_use]
-    pub fn lease(self, lease: Duration) -> Self {
-        self.with("OUTBOX_LEASE", |config| config.lease = lease)
-    }
-
-    /// Sets the number of sender threads, up to 1024, that all [registered destinations](crate::destinations) share. With
-    /// 0, the relay serves no registered destination: their messages wait for another relay.
-    /// The threads start with the first message for a registered destination. Defaults to 64.
-    ///
-    /// Call this method if the relay has registered destinations only: otherwise the relay does not start.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    ///
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_threads(32);
-    /// ```
-    #[must_use]
-    pub fn registered_threads(self, threads: usize) -> Self {
-        self.with("OUTBOX_REGISTERED_THREADS", |config| {
-            config.registered_threads = threads;
-            config.expects_registered = threads > 0;
-        })
-    }
+    "OUTBOX_LEASE": lease(lease: Duration);
 
     /// Sets whether registered destinations without TLS are refused. Defaults to `true`.
     ///
@@ -63,12 +45,7 @@ impl RelayBuilder {
     ///     .registered_https_only(false)
     ///     .registered_public_only(false);
     /// ```
-    #[must_use]
-    pub fn registered_https_only(self, is_so: bool) -> Self {
-        self.with("OUTBOX_REGISTERED_HTTPS_ONLY", |config| {
-            config.registered_https_only = is_so;
-        })
-    }
+    "OUTBOX_REGISTERED_HTTPS_ONLY": registered_https_only(is_so: bool);
 
     /// Sets whether registered destinations may resolve to public addresses only. Defaults to `true`, because their
     /// URLs come from customers.
@@ -79,26 +56,7 @@ impl RelayBuilder {
     /// // Behind a firewall that blocks all other internal addresses.
     /// let relay = Relay::builder("postgres://localhost/shop").registered_public_only(false);
     /// ```
-    #[must_use]
-    pub fn registered_public_only(self, is_so: bool) -> Self {
-        self.with("OUTBOX_REGISTERED_PUBLIC_ONLY", |config| {
-            config.registered_public_only = is_so;
-        })
-    }
-
-    /// Sets the ports that the URLs of registered destinations may have. Defaults to any port.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    ///
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_ports([443, 8443]);
-    /// ```
-    #[must_use]
-    pub fn registered_ports(self, ports: impl IntoIterator<Item = u16>) -> Self {
-        self.with("OUTBOX_REGISTERED_PORTS", |config| {
-            config.registered_ports = ports.into_iter().collect();
-        })
-    }
+    "OUTBOX_REGISTERED_PUBLIC_ONLY": registered_public_only(is_so: bool);
 
     /// Sets how long a registered destination may fail before the relay disables it: no send has succeeded for this long,
     /// at any relay. Defaults to 5 days.
@@ -110,12 +68,7 @@ impl RelayBuilder {
     /// let day = Duration::from_secs(24 * 3600);
     /// let relay = Relay::builder("postgres://localhost/shop").registered_disable_after(2 * day);
     /// ```
-    #[must_use]
-    pub fn registered_disable_after(self, time: Duration) -> Self {
-        self.with("OUTBOX_REGISTERED_DISABLE_AFTER", |config| {
-            config.registered_disable_after = time;
-        })
-    }
+    "OUTBOX_REGISTERED_DISABLE_AFTER": registered_disable_after(time: Duration);
 
     /// Sets the CloudEvents mode of requests to registered destinations without their own mode. Defaults to
     /// [`Mode::Structured`], because signatures cover no headers.
@@ -126,12 +79,7 @@ impl RelayBuilder {
     ///
     /// let relay = Relay::builder("postgres://localhost/shop").registered_mode(Mode::Binary);
     /// ```
-    #[must_use]
-    pub fn registered_mode(self, mode: Mode) -> Self {
-        self.with("OUTBOX_REGISTERED_MODE", |config| {
-            config.registered_mode = mode;
-        })
-    }
+    "OUTBOX_REGISTERED_MODE": registered_mode(mode: Mode);
 
     /// Sets the time limit of one send to a registered destination without its own limit, at most 5 minutes. Defaults
     /// to 15 s.
@@ -142,12 +90,7 @@ impl RelayBuilder {
     ///
     /// let relay = Relay::builder("postgres://localhost/shop").registered_timeout(Duration::from_secs(5));
     /// ```
-    #[must_use]
-    pub fn registered_timeout(self, timeout: Duration) -> Self {
-        self.with("OUTBOX_REGISTERED_TIMEOUT", |config| {
-            config.registered_timeout = timeout;
-        })
-    }
+    "OUTBOX_REGISTERED_TIMEOUT": registered_timeout(timeout: Duration);
 
     /// Sets the number of failed attempts at a registered destination, 1 to 1,000,000, after which a message is
     /// dead-lettered. Defaults to 10.
@@ -157,12 +100,7 @@ impl RelayBuilder {
     ///
     /// let relay = Relay::builder("postgres://localhost/shop").registered_max_attempts(5);
     /// ```
-    #[must_use]
-    pub fn registered_max_attempts(self, attempts: u32) -> Self {
-        self.with("OUTBOX_REGISTERED_MAX_ATTEMPTS", |config| {
-            config.registered_max_attempts = attempts;
-        })
-    }
+    "OUTBOX_REGISTERED_MAX_ATTEMPTS": registered_max_attempts(attempts: u32);
 
     /// Sets the delay between attempts at a registered destination. Defaults to
     /// `5s,5m,30m,2h,5h,10h,14h,20h,24h`: ten attempts in three days.
@@ -174,12 +112,7 @@ impl RelayBuilder {
     /// let relay = Relay::builder("postgres://localhost/shop").registered_backoff(backoff);
     /// # Ok::<(), diesel_outbox::BadBackoff>(())
     /// ```
-    #[must_use]
-    pub fn registered_backoff(self, backoff: Backoff) -> Self {
-        self.with("OUTBOX_REGISTERED_BACKOFF", |config| {
-            config.registered_backoff = backoff;
-        })
-    }
+    "OUTBOX_REGISTERED_BACKOFF": registered_backoff(backoff: Backoff);
 
     /// Sets the keys that encrypt the secrets of registered destinations in the database. See
     /// [`Destinations::with_keys`](crate::destinations::Destinations::with_keys). Defaults to none.
@@ -194,33 +127,17 @@ impl RelayBuilder {
     /// let relay = Relay::builder("postgres://localhost/shop").secret_keys(keys);
     /// # Ok::<(), diesel_outbox::ConfigError>(())
     /// ```
-    #[must_use]
-    pub fn secret_keys(self, keys: SecretKeys) -> Self {
-        self.with("OUTBOX_SECRET_KEY", |config| config.secret_keys = keys)
-    }
+    "OUTBOX_SECRET_KEY": secret_keys(keys: SecretKeys);
 
     /// Sets the time limit of one send, for each destination without its own limit. Handlers have
     /// [their own limit](crate::handlers::Handlers::timeout). Defaults to 2.5 s.
-    #[must_use]
-    pub fn send_timeout(self, timeout: Duration) -> Self {
-        self.with("OUTBOX_SEND_TIMEOUT", |config| {
-            config.send_timeout = timeout
-        })
-    }
+    "OUTBOX_SEND_TIMEOUT": send_timeout(timeout: Duration);
 
     /// Sets the number of failed attempts, 1 to 1,000,000, after which a message is dead-lettered. Defaults to 20.
-    #[must_use]
-    pub fn max_attempts(self, attempts: u32) -> Self {
-        self.with("OUTBOX_MAX_ATTEMPTS", |config| {
-            config.max_attempts = attempts
-        })
-    }
+    "OUTBOX_MAX_ATTEMPTS": max_attempts(attempts: u32);
 
     /// Sets the delays between attempts. Defaults to `exponential(5s, 1h)`.
-    #[must_use]
-    pub fn backoff(self, backoff: Backoff) -> Self {
-        self.with("OUTBOX_BACKOFF", |config| config.backoff = backoff)
-    }
+    "OUTBOX_BACKOFF": backoff(backoff: Backoff);
 
     /// Sets whether the relay writes messages about its own events into the same outbox. Defaults to `false`.
     ///
@@ -247,9 +164,52 @@ impl RelayBuilder {
     ///         .own_events(true))
     /// }
     /// ```
+    "OUTBOX_OWN_EVENTS": own_events(is_so: bool);
+
+    /// Sets whether the relay claims and sends messages. Defaults to `true`.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// // A copy of the production database delivers nothing.
+    /// let is_production = std::env::var("STAGE").as_deref() == Ok("production");
+    /// let relay = Relay::builder("postgres://localhost/shop").enabled(is_production);
+    /// ```
+    "OUTBOX_ENABLED": enabled(enabled: bool);
+}
+
+impl RelayBuilder {
+    /// Sets the number of sender threads, up to 1024, that all [registered destinations](crate::destinations) share. With
+    /// 0, the relay serves no registered destination: their messages wait for another relay.
+    /// The threads start with the first message for a registered destination. Defaults to 64.
+    ///
+    /// Call this method if the relay has registered destinations only: otherwise the relay does not start.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_threads(32);
+    /// ```
     #[must_use]
-    pub fn own_events(self, is_so: bool) -> Self {
-        self.with("OUTBOX_OWN_EVENTS", |config| config.own_events = is_so)
+    pub fn registered_threads(self, threads: usize) -> Self {
+        self.with("OUTBOX_REGISTERED_THREADS", |config| {
+            config.registered_threads = threads;
+            config.expects_registered = threads > 0;
+        })
+    }
+
+    /// Sets the ports that the URLs of registered destinations may have. Defaults to any port.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").registered_ports([443, 8443]);
+    /// ```
+    #[must_use]
+    pub fn registered_ports(self, ports: impl IntoIterator<Item = u16>) -> Self {
+        self.with("OUTBOX_REGISTERED_PORTS", |config| {
+            config.registered_ports = ports.into_iter().collect();
+        })
     }
 
     /// Sets how long the ledger keeps settled messages; `None` keeps them forever. Defaults to a week.
@@ -276,20 +236,6 @@ impl RelayBuilder {
         self.with("OUTBOX_INBOX_RETENTION", |config| {
             config.inbox_retention = Some(retention)
         })
-    }
-
-    /// Sets whether the relay claims and sends messages. Defaults to `true`.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    ///
-    /// // A copy of the production database delivers nothing.
-    /// let is_production = std::env::var("STAGE").as_deref() == Ok("production");
-    /// let relay = Relay::builder("postgres://localhost/shop").enabled(is_production);
-    /// ```
-    #[must_use]
-    pub fn enabled(self, enabled: bool) -> Self {
-        self.with("OUTBOX_ENABLED", |config| config.enabled = enabled)
     }
 
     /// Sets the number of messages after which the relay stops claiming, for jobs that do a bounded amount of work.
