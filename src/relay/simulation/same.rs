@@ -39,7 +39,7 @@ use crate::relay::threads::Post;
 use crate::relay::verdict::Verdict;
 use crate::store::operate::dead;
 use crate::store::operate::replay::{self, ReplayFilter, ReplayIds};
-use crate::store::operate::why::{self, WaitReason};
+use crate::store::operate::why::{Facts, WaitReason, of_live};
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease;
 use crate::store::statement::statement;
@@ -281,9 +281,23 @@ fn pass_in_postgres(conn: &mut PgConnection, name: &OutboxName) {
 /// Why each live message waits.
 fn reasons(tables: &Tables, now: i64) -> BTreeMap<i64, WaitReason> {
     let facts = tables.facts(now);
-    let reason = |row: &tables::Row| tables.reason(&facts, row, now).timeless();
+    let reason = |row: &tables::Row| timeless(tables.reason(&facts, row, now));
     let rows = tables.rows.values();
     rows.map(|row| (row.sequence, reason(row))).collect()
+}
+
+/// The reason without times.
+fn timeless(mut reason: WaitReason) -> WaitReason {
+    match &mut reason {
+        WaitReason::NotDue { until }
+        | WaitReason::TopicPaused { until, .. }
+        | WaitReason::DestinationPaused { until, .. }
+        | WaitReason::BreakerOpen { until, .. } => *until = None,
+        WaitReason::Sending { since, .. } => since.clear(),
+        WaitReason::Expired { held_by } => **held_by = timeless(held_by.as_ref().clone()),
+        _ => {}
+    }
+    reason
 }
 
 /// Whether exactly those due messages wait for others of their keys that a claim leaves. If no relay is active, the
@@ -577,8 +591,10 @@ fn compare_on<'w>(
             real.told_rows(rows_of_postgres(&mut operator, name)),
         ];
         story.push(format!("{question:?}\n    {}", answers[0]));
-        let told = why::reasons(&mut operator, name).expect("the live messages");
-        let told = told.into_iter().map(|(row, why)| (row, why.timeless()));
+        let facts = Facts::load(&mut operator, name).expect("facts");
+        let told = of_live(&mut operator, name, &facts, &[]).expect("the live messages");
+        let told = told.into_iter();
+        let told = told.map(|(record, why)| (record.sequence.0, timeless(why)));
         let (told, reasons) = (told.collect(), reasons(&stage.tables.borrow(), now));
         if reasons != told || !explains_claims(&stage.tables.borrow(), &reasons, now) {
             return Err(format!(

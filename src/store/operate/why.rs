@@ -1,7 +1,5 @@
 //! Why a live message is not sent yet, and until when. Commands, the page, the library and tests ask here.
 
-#[cfg(test)]
-use std::collections::BTreeMap;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
@@ -329,7 +327,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    pub(super) fn load(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Self> {
+    pub(crate) fn load(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Self> {
         Ok(Self::new(
             to_micros(select(clock_timestamp()).get_result(conn)?),
             valid_leases(conn, name)?,
@@ -652,7 +650,7 @@ pub(crate) fn due_in_test(
 }
 
 /// All live messages except these, and why each waits.
-fn of_live(
+pub(crate) fn of_live(
     conn: &mut PgConnection,
     name: &OutboxName,
     facts: &Facts,
@@ -666,57 +664,6 @@ fn of_live(
     Ok(all
         .filter_map(|(record, reason)| Some((record, reason?)))
         .collect())
-}
-
-/// Why each live message waits, by sequence.
-#[cfg(test)]
-pub(crate) fn reasons(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-) -> QueryResult<BTreeMap<i64, WaitReason>> {
-    let facts = Facts::load(conn, name)?;
-    let all = of_live(conn, name, &facts, &[])?.into_iter();
-    Ok(all
-        .map(|(record, reason)| (record.sequence.0, reason))
-        .collect())
-}
-
-#[cfg(test)]
-impl WaitReason {
-    /// The reason without times, for comparisons.
-    pub(crate) fn timeless(self) -> Self {
-        match self {
-            Self::NotDue { .. } => Self::NotDue { until: None },
-            Self::TopicPaused { reason, .. } => Self::TopicPaused {
-                reason,
-                until: None,
-            },
-            Self::DestinationPaused {
-                destination,
-                reason,
-                ..
-            } => Self::DestinationPaused {
-                destination,
-                reason,
-                until: None,
-            },
-            Self::BreakerOpen { destination, .. } => Self::BreakerOpen {
-                destination,
-                until: None,
-            },
-            Self::Sending {
-                has_expired, rate, ..
-            } => Self::Sending {
-                since: String::new(),
-                has_expired,
-                rate,
-            },
-            Self::Expired { held_by } => Self::Expired {
-                held_by: Box::new(held_by.timeless()),
-            },
-            other => other,
-        }
-    }
 }
 
 #[cfg(test)]
