@@ -64,7 +64,7 @@ pub use self::waiting::{Note, Verdict, cancel, reschedule, retry, settle, wait_r
 pub use crate::store::destinations::DestinationCounts;
 pub use crate::store::operate::dead::{DeadFilter, LetterId};
 pub use crate::store::operate::depths::{DeadDepth, Depths, LaneDepth};
-pub use crate::store::operate::replay::{ReplayFilter, ReplayIds, Replayed};
+pub use crate::store::operate::replay::{ReplayFilter, ReplayIds};
 pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;

@@ -20,7 +20,6 @@ pub use crate::admin::keys::{blocked_keys, leases, refused_destinations};
 pub use crate::admin::messages::{history, key_messages, ledger, message};
 pub use crate::admin::migrations::{missing_rights, revert_migrations};
 pub use crate::admin::overview::{Overview, exact_overview, overview};
-pub use crate::admin::replay::count_replayable;
 pub use crate::admin::server::{WakeUp, server_version, wake_up};
 pub use crate::admin::topics::{ForgetTopicError, LiveTopic, forget_topic, served_topics, topics};
 pub use crate::admin::waiting::{wait_reasons_of, waiting};

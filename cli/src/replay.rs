@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, ReplayFilter, ReplayIds, ReplayRun, Replayed};
+use diesel_outbox::admin::{self, Bulk, Bulked, ReplayFilter, ReplayIds, ReplayRun};
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::{ConfigError, Status};
@@ -71,26 +71,36 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let times = times(options)?;
     let filter = filter(options, times)?;
     // The name is known before the first replay, so that an interrupted run can continue.
-    let run = options.run.clone().unwrap_or_else(new_name);
-    let run: ReplayRun = run.parse().map_err(|_| {
-        let why = format!("{run:?} is not a run name: give 1 to 22 letters, digits and -");
-        ConfigError::new("--run", why)
-    })?;
+    let run = options.run.as_deref().map_or_else(
+        || Ok(ReplayRun::now()),
+        |run| {
+            let why = format!("{run:?} is not a run name: give 1 to 22 letters, digits and -");
+            run.parse().map_err(|_| ConfigError::new("--run", why))
+        },
+    )?;
     let mut conn = connect(&config, "replay", Duration::from_secs(600))?;
     let filter = filter.idempotency_keys(keys(&mut conn, &config, &options.ids)?);
-    let found = program::count_replayable(&mut conn, &config.table, &filter)?;
+    let ids = if options.new_ids {
+        ReplayIds::New
+    } else {
+        ReplayIds::Same
+    };
+    let note = options.signed.note();
+    let mut replay =
+        |bulk: Bulk<'_>| admin::replay(&mut conn, &config.table, &filter, ids, &run, bulk);
+    let found = replay(Bulk::new(&note).dry_run())?;
     if found.without_payload > 0 && !options.json {
         output::line(format!(
             "{} delivered messages cannot be replayed: the ledger has no payload of them (OUTBOX_LEDGER_PAYLOAD)",
             found.without_payload
         ))?;
     }
-    if options.dry_run || found.replayed == 0 {
-        return end(options, &found, &Replayed::default(), None);
+    if options.dry_run || found.changed == 0 {
+        return end(options, &found, &Bulked::default(), None);
     }
     let question = format!(
         "replay {} messages of the outbox {}{}?",
-        found.replayed,
+        found.changed,
         config.table,
         if options.new_ids {
             " with new message ids"
@@ -107,31 +117,16 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         bail!("nothing was replayed");
     }
     let signals = signals::channel()?;
-    let bar = ProgressBar::new(found.replayed);
+    let bar = ProgressBar::new(found.changed);
     bar.set_style(ProgressStyle::with_template(
         "{bar:40} {pos}/{len} {per_sec} {eta}",
     )?);
-    let ids = if options.new_ids {
-        ReplayIds::New
-    } else {
-        ReplayIds::Same
-    };
-    let note = options.signed.note();
     let mut is_stopped = false;
-    let progress = |_: &str, so_far: &Replayed| {
-        bar.set_position(so_far.replayed + so_far.skipped);
+    let replayed = replay(Bulk::new(&note).progress(|so_far| {
+        bar.set_position(so_far.changed + so_far.skipped);
         is_stopped = !signals.is_empty();
         !is_stopped
-    };
-    let replayed = admin::replay(
-        &mut conn,
-        &config.table,
-        &filter,
-        ids,
-        Some(&run),
-        &note,
-        progress,
-    );
+    }));
     bar.finish_and_clear();
     let how_to_continue = format!(
         "to continue, repeat the command with --run {run}{}",
@@ -146,17 +141,6 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         bail!("stopped by a signal; {how_to_continue}");
     }
     Ok(())
-}
-
-/// A unique name that begins with the current time.
-fn new_name() -> String {
-    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let time: String = now
-        .trim_end_matches('Z')
-        .chars()
-        .filter(char::is_ascii_alphanumeric)
-        .collect();
-    format!("{time}-{:06x}", fastrand::u32(0..1 << 24))
 }
 
 /// Flags with absolute times for times given as durations, which would select other messages later.
@@ -217,23 +201,18 @@ fn keys(conn: &mut PgConnection, config: &Config, ids: &[String]) -> Result<Vec<
     Ok(keys)
 }
 
-fn end(
-    options: &Options,
-    found: &Replayed,
-    done: &Replayed,
-    run: Option<&ReplayRun>,
-) -> Result<()> {
+fn end(options: &Options, found: &Bulked, done: &Bulked, run: Option<&ReplayRun>) -> Result<()> {
     if options.json {
         return output::json(&json!({
             "run": run.map(ToString::to_string),
-            "matched": found.replayed + found.without_payload,
+            "matched": found.changed + found.without_payload,
             "without_payload": found.without_payload,
-            "replayed": done.replayed,
+            "replayed": done.changed,
             "skipped": done.skipped,
         }));
     }
     if options.dry_run {
-        return output::line(match found.replayed {
+        return output::line(match found.changed {
             1 => "1 message would be replayed".to_owned(),
             count => format!("{count} messages would be replayed"),
         });
@@ -242,14 +221,14 @@ fn end(
         0 => String::new(),
         skipped => format!("; {skipped} were already in this run"),
     };
-    if found.replayed + found.without_payload == 0 {
+    if found.changed + found.without_payload == 0 {
         return output::line("replayed 0: no delivered message in the ledger matches");
     }
     let run = run.map_or(String::new(), |run| format!(" in the run {run}"));
-    let end = if std::io::stdout().is_terminal() && done.replayed > 0 {
+    let end = if std::io::stdout().is_terminal() && done.changed > 0 {
         "; `diesel-outbox status --watch` shows the progress"
     } else {
         ""
     };
-    output::line(format!("replayed {}{run}{skipped}{end}", done.replayed))
+    output::line(format!("replayed {}{run}{skipped}{end}", done.changed))
 }

@@ -11,6 +11,7 @@ use diesel::PgConnection;
 use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::store::operate::missed::Step;
 use crate::store::operate::waiting::{self, Act, WaitingFilter};
 use crate::store::pinned::pinned;
 
@@ -46,10 +47,20 @@ pub struct Bulk<'a> {
 pub struct Bulked {
     /// Messages that were changed, or would be.
     pub changed: u64,
-    /// Messages that were left: their idempotency key is in the outbox again, or another operator was faster.
+    /// Messages that were left: their idempotency key is in the outbox again, or another operator or run was faster.
     pub skipped: u64,
     /// Messages that cannot be sent, because the ledger has no payload of them (`OUTBOX_LEDGER_PAYLOAD`).
     pub without_payload: u64,
+}
+
+impl From<Step> for Bulked {
+    fn from(step: Step) -> Self {
+        Self {
+            changed: step.placed as u64,
+            skipped: step.skipped as u64,
+            without_payload: step.without_payload as u64,
+        }
+    }
 }
 
 impl fmt::Debug for Bulk<'_> {

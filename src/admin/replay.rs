@@ -2,12 +2,13 @@
 
 use diesel::PgConnection;
 
-use super::Note;
+use super::{Bulk, Bulked};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::status::UnknownWord;
 use crate::store::operate::audit::Act;
-use crate::store::operate::replay::{self, ReplayFilter, ReplayIds, Replayed};
+use crate::store::operate::missed::Step;
+use crate::store::operate::replay::{self, ReplayFilter, ReplayIds};
 use crate::store::pinned::pinned;
 
 /// The name of a run of [`replay`]. The name is part of the idempotency key of each message that the run
@@ -18,11 +19,19 @@ use crate::store::pinned::pinned;
 ///
 /// let run: ReplayRun = "billing-lost-a-day".parse()?;
 /// assert_eq!(run.to_string(), "billing-lost-a-day");
+/// assert_ne!(ReplayRun::now(), ReplayRun::now());
 /// assert!("no spaces allowed".parse::<ReplayRun>().is_err());
 /// # Ok::<(), diesel_outbox::UnknownWord>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplayRun(String);
+
+impl ReplayRun {
+    /// A new run, named after the present time.
+    pub fn now() -> Self {
+        Self(replay::new_run())
+    }
+}
 
 impl std::str::FromStr for ReplayRun {
     type Err = UnknownWord;
@@ -46,24 +55,8 @@ impl std::fmt::Display for ReplayRun {
     }
 }
 
-/// Counts what [`replay`] would do with this filter now.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn count_replayable(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    filter: &ReplayFilter,
-) -> Result<Replayed, DatabaseError> {
-    Ok(pinned(conn, name, |conn, name| {
-        let walk = replay::begin(conn, name, filter, None)?;
-        replay::count(conn, name, filter, &walk)
-    })?)
-}
-
-/// Enqueues delivered messages again, in the order in which they were delivered, 1,000 in each transaction.
-/// `progress` is called after each transaction, with the name of the run and the totals so far. The replay
-/// stops when `progress` returns `false`.
+/// Enqueues delivered messages again, in the order in which they were delivered. A message that this run has enqueued
+/// before, or that shares one replay with another message, is skipped.
 ///
 /// - A replayed message goes only to the destination that it named. A message that named none goes to the
 ///   requested [`destination`](ReplayFilter::destination), otherwise where the current routes lead.
@@ -77,7 +70,7 @@ pub fn count_replayable(
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, Note, ReplayFilter, ReplayIds};
+/// use diesel_outbox::admin::{self, Bulk, Note, ReplayFilter, ReplayIds, ReplayRun};
 /// use std::time::{Duration, SystemTime};
 ///
 /// /// Billing has lost an hour of work.
@@ -86,12 +79,9 @@ pub fn count_replayable(
 ///         .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
 ///         .destination("billing".to_owned());
 ///     let note = Note::new("alice", "billing was restored from a backup");
-///     let ids = ReplayIds::New;
-///     let replayed = admin::replay(conn, outbox, &filter, ids, None, &note, |run, so_far| {
-///         println!("{run}: {} messages", so_far.replayed);
-///         true
-///     })?;
-///     Ok(replayed.replayed)
+///     let (ids, run) = (ReplayIds::New, ReplayRun::now());
+///     println!("this is the run {run}");
+///     Ok(admin::replay(conn, outbox, &filter, ids, &run, Bulk::new(&note))?.changed)
 /// }
 /// ```
 ///
@@ -102,28 +92,29 @@ pub fn replay(
     name: &OutboxName,
     filter: &ReplayFilter,
     ids: ReplayIds,
-    run: Option<&ReplayRun>,
-    note: &Note,
-    mut progress: impl FnMut(&str, &Replayed) -> bool,
-) -> Result<Replayed, DatabaseError> {
-    let run = run.map(|run| run.0.as_str());
+    run: &ReplayRun,
+    mut bulk: Bulk<'_>,
+) -> Result<Bulked, DatabaseError> {
     let mut walk = pinned(conn, name, |conn, name| {
-        replay::begin(conn, name, filter, run)
+        replay::begin(conn, name, filter, &run.0)
     })?;
-    let mut sum = Replayed::default();
-    while let Some(step) = pinned(conn, name, |conn, name| {
-        let step = replay::step(conn, name, filter, ids, &mut walk, note.as_str())?;
-        if let Some(Replayed { replayed: 1.., .. }) = step {
-            note.audit(conn, name, Act::Replay, &walk.run)?;
-        }
-        Ok::<_, diesel::result::Error>(step)
-    })? {
-        sum.replayed += step.replayed;
-        sum.without_payload += step.without_payload;
-        sum.skipped += step.skipped;
-        if !progress(&walk.run, &sum) {
-            break;
-        }
+    if bulk.is_dry() {
+        let count = pinned(conn, name, |conn, name| {
+            replay::count(conn, name, filter, &walk)
+        })?;
+        return Ok(count.into());
     }
-    Ok(sum)
+    let note = bulk.note();
+    // The end is what the totals say, whoever ended the steps.
+    let _ = bulk.steps(|most| {
+        let step = pinned(conn, name, |conn, name| {
+            let step = replay::step(conn, name, filter, ids, &mut walk, most, note.as_str())?;
+            if let Some(Step { placed: 1.., .. }) = step {
+                note.audit(conn, name, Act::Replay, &run.0)?;
+            }
+            Ok::<_, DatabaseError>(step)
+        })?;
+        Ok::<_, DatabaseError>(step.map(Bulked::from))
+    })?;
+    Ok(bulk.done())
 }

@@ -191,11 +191,7 @@ impl Destinations<'_> {
                     }
                     Ok::<_, DestinationError>(done)
                 })?;
-                Ok(done.map(|done| Bulked {
-                    changed: done.placed as u64,
-                    skipped: done.skipped as u64,
-                    without_payload: done.without_payload as u64,
-                }))
+                Ok(done.map(Bulked::from))
             })?;
             match page.last() {
                 Some(last)

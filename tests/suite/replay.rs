@@ -4,8 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use diesel_outbox::NewMessage;
-use diesel_outbox::admin::{self, Note, ReplayFilter, ReplayIds, ReplayRun};
-use diesel_outbox::program;
+use diesel_outbox::admin::{self, Bulk, Note, ReplayFilter, ReplayIds, ReplayRun};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -251,37 +250,21 @@ fn a_stopped_run_continues_in_order_and_doubles_nothing() {
     );
     let mut conn = db.connect();
     let run: ReplayRun = "r".parse().expect("a name");
-    let filter = ReplayFilter::default();
-    let found = program::count_replayable(&mut conn, &db.outbox_name(), &filter).expect("counted");
-    assert_eq!(found.replayed, 3500);
+    let (filter, name, alice) = (ReplayFilter::default(), db.outbox_name(), alice());
+    let mut replay = |bulk: Bulk<'_>| {
+        let same = ReplayIds::Same;
+        admin::replay(&mut conn, &name, &filter, same, &run, bulk).expect("replayed")
+    };
+    assert_eq!(replay(Bulk::new(&alice).dry_run()).changed, 3500);
     let mut batches = 0;
-    let stopped = admin::replay(
-        &mut conn,
-        &db.outbox_name(),
-        &filter,
-        ReplayIds::Same,
-        Some(&run),
-        &alice(),
-        |run, _| {
-            assert_eq!(run, "r");
-            batches += 1;
-            batches < 5
-        },
-    )
-    .expect("replayed");
-    assert!((1..3500).contains(&stopped.replayed), "{stopped:?}");
-    let rest = admin::replay(
-        &mut conn,
-        &db.outbox_name(),
-        &filter,
-        ReplayIds::Same,
-        Some(&run),
-        &alice(),
-        |_, _| true,
-    )
-    .expect("replayed");
-    assert_eq!(rest.skipped, stopped.replayed);
-    assert_eq!(stopped.replayed + rest.replayed, 3500);
+    let stopped = replay(Bulk::new(&alice).progress(|_| {
+        batches += 1;
+        batches < 5
+    }));
+    assert!((1..3500).contains(&stopped.changed), "{stopped:?}");
+    let rest = replay(Bulk::new(&alice));
+    assert_eq!(rest.skipped, stopped.changed);
+    assert_eq!(stopped.changed + rest.changed, 3500);
     let out_of_order = db.number(
         "SELECT count(*) FROM (SELECT payload::text::int - lag(payload::text::int) OVER (ORDER BY sequence)
             AS step FROM {o}) s WHERE step <> 1",
@@ -331,19 +314,12 @@ fn times_bound_what_is_replayed() {
     );
     let ago = |hours: f64| SystemTime::now().checked_sub(Duration::from_secs_f64(hours * 3600.0));
     let filter = ReplayFilter::default().since(ago(5.5)).until(ago(2.5));
-    let mut conn = db.connect();
-    let found = program::count_replayable(&mut conn, &db.outbox_name(), &filter).expect("counted");
-    assert_eq!(found.replayed, 3);
-    let done = admin::replay(
-        &mut conn,
-        &db.outbox_name(),
-        &filter,
-        ReplayIds::New,
-        None,
-        &alice(),
-        |_, _| true,
-    );
-    assert_eq!(done.expect("replayed").replayed, 3);
+    let (mut conn, alice) = (db.connect(), alice());
+    for bulk in [Bulk::new(&alice).dry_run(), Bulk::new(&alice)] {
+        let (ids, run) = (ReplayIds::New, ReplayRun::now());
+        let done = admin::replay(&mut conn, &db.outbox_name(), &filter, ids, &run, bulk);
+        assert_eq!(done.expect("replayed").changed, 3);
+    }
     let oldest = db
         .text("SELECT min(idempotency_key) FROM {o}")
         .expect("one");

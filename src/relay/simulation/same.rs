@@ -516,11 +516,10 @@ fn compare_on<'w>(
                     topic: Some((*topic).to_owned()),
                     ..ReplayFilter::default()
                 };
-                let mut walk =
-                    replay::begin(&mut operator, name, &filter, Some(RUN)).expect("begun");
+                let mut walk = replay::begin(&mut operator, name, &filter, RUN).expect("begun");
                 let mut step = || {
                     let same = ReplayIds::Same;
-                    replay::step(&mut operator, name, &filter, same, &mut walk, "")
+                    replay::step(&mut operator, name, &filter, same, &mut walk, 1000, "")
                         .expect("replayed")
                 };
                 while step().is_some() {}

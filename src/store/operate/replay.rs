@@ -16,6 +16,7 @@ use uuid::Uuid;
 pub(crate) use crate::message::replays::LONGEST_RUN;
 
 use super::ledger::is_not_another;
+use super::missed::Step;
 use crate::message::replays::replayed;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
@@ -25,13 +26,10 @@ use crate::store::digest_of;
 use crate::store::filter::filter;
 use crate::store::looking::looking;
 use crate::store::open_part;
-use crate::store::place::{Place, as_micros, from_micros, rfc3339};
+use crate::store::place::{Place, as_micros, from_micros};
 use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
 use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::{ledger, lock};
-
-/// Messages that one statement replays.
-pub(crate) const BATCH: i64 = 1_000;
 
 /// The row of `outbox_lock` that replays lock.
 const REPLAYS: &str = "replay";
@@ -84,18 +82,6 @@ pub enum ReplayIds {
     New,
 }
 
-/// What a replay has done, or would do.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Replayed {
-    /// Delivered messages with a payload: these are, or would be, replayed.
-    pub replayed: u64,
-    /// Delivered messages whose payload is not in the ledger (`OUTBOX_LEDGER_PAYLOAD`).
-    pub without_payload: u64,
-    /// Messages that this run has replayed before, or that share one replay with another message.
-    pub skipped: u64,
-}
-
 #[derive(Queryable)]
 struct FoundRow {
     message_id: Uuid,
@@ -120,15 +106,12 @@ pub(crate) struct Walk {
     registration: Option<Uuid>,
 }
 
-/// What one step has done. `None`: the walk has ended.
-pub(crate) type Step = Option<Replayed>;
-
-/// Begins a replay. Without `run`, the name comes from the database's time.
+/// Begins a replay.
 pub(crate) fn begin(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &ReplayFilter,
-    run: Option<&str>,
+    run: &str,
 ) -> QueryResult<Walk> {
     let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
     let since = match filter.since {
@@ -143,7 +126,7 @@ pub(crate) fn begin(
     };
     Ok(Walk {
         registration,
-        run: run.map_or_else(|| run_of(now), str::to_owned),
+        run: run.to_owned(),
         place: Place::before(since.unwrap_or(i64::MIN)),
         end: until.min(to_micros(now).saturating_add(1)),
         window: 1_000_000,
@@ -156,14 +139,11 @@ fn oldest(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Option<PgTi
     looking(conn, None, |conn| unprepared(first).get_result(conn))
 }
 
-/// The name of a run, such as `20261121T101500-5f3a9c`: the time in seconds, and a random number.
-fn run_of(now: PgTimestamp) -> String {
-    let time = rfc3339(now);
-    let seconds = time.split('.').next().unwrap_or_default();
-    let time: String = seconds
-        .chars()
-        .filter(char::is_ascii_alphanumeric)
-        .collect();
+/// A new name of a run, such as `20261121T101500-5f3a9c`: the time in seconds, and a random number.
+pub(crate) fn new_run() -> String {
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let now = now.trim_end_matches('Z').chars();
+    let time: String = now.filter(char::is_ascii_alphanumeric).collect();
     format!("{time}-{:06x}", fastrand::u32(0..1 << 24))
 }
 
@@ -202,7 +182,7 @@ pub(crate) fn count(
     name: &OutboxName,
     filter: &ReplayFilter,
     walk: &Walk,
-) -> QueryResult<Replayed> {
+) -> QueryResult<Step> {
     let (with_payload, all): (i64, i64) = looking(conn, None, |conn| {
         let counts = ledger::table(name.ledger())
             .filter(is_meant(filter, walk.place.micros, walk.end))
@@ -210,27 +190,29 @@ pub(crate) fn count(
             .select((dsl::count(ledger::payload), count_star()));
         unprepared(counts).get_result(conn)
     })?;
-    Ok(Replayed {
-        replayed: u64::try_from(with_payload).unwrap_or(0),
-        without_payload: u64::try_from(all - with_payload).unwrap_or(0),
+    Ok(Step {
+        placed: usize::try_from(with_payload).unwrap_or(0),
+        without_payload: usize::try_from(all - with_payload).unwrap_or(0),
         skipped: 0,
     })
 }
 
-/// Replays the next messages, at most [`BATCH`], in one statement. `operator`: who replays, and why.
+/// Replays the next messages, at most `most`, in one statement. `None`: the walk has ended. `operator`: who replays, and
+/// why.
 pub(crate) fn step(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &ReplayFilter,
     ids: ReplayIds,
     walk: &mut Walk,
+    most: usize,
     operator: &str,
-) -> QueryResult<Step> {
+) -> QueryResult<Option<Step>> {
     let rows = loop {
         if walk.place.micros >= walk.end {
             return Ok(None);
         }
-        let rows = next(conn, name, filter, walk)?;
+        let rows = next(conn, name, filter, walk, most)?;
         if !rows.is_empty() {
             break rows;
         }
@@ -239,10 +221,10 @@ pub(crate) fn step(
     let with_payload: Vec<&FoundRow> = rows.iter().filter(|row| row.has_payload).collect();
     let asked = filter.destination.as_deref().unwrap_or_default();
     let inserted = insert(conn, name, ids, asked, &walk.run, &with_payload, operator)?;
-    Ok(Some(Replayed {
-        replayed: inserted as u64,
-        without_payload: (rows.len() - with_payload.len()) as u64,
-        skipped: (with_payload.len() - inserted) as u64,
+    Ok(Some(Step {
+        placed: inserted,
+        without_payload: rows.len() - with_payload.len(),
+        skipped: with_payload.len() - inserted,
     }))
 }
 
@@ -259,12 +241,13 @@ fn take_turns(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
 }
 
 /// The next rows in the order in which they were settled; moves the walk past them. Reads a window of time,
-/// which grows and shrinks until it holds about one batch.
+/// which grows and shrinks until it holds about `most` rows.
 fn next(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &ReplayFilter,
     walk: &mut Walk,
+    most: usize,
 ) -> QueryResult<Vec<FoundRow>> {
     // Keys have an index, so one window covers all of them.
     if !keys_of(filter).is_empty() {
@@ -281,7 +264,7 @@ fn next(
             .filter(all_of([given(walk.registration, is_not_another)]))
             .filter(when.gt(walk.place.of_row()))
             .order((ledger::settled_at, ledger::sequence))
-            .limit(BATCH)
+            .limit(i64::try_from(most).unwrap_or(i64::MAX))
             .select((
                 ledger::message_id,
                 shown_key!(ledger),
@@ -291,17 +274,16 @@ fn next(
             ));
         unprepared(rows).load(conn)
     })?;
-    let number = i64::try_from(rows.len()).unwrap_or(BATCH);
     walk.place = match rows.last() {
-        Some(last) if number >= BATCH => Place {
+        Some(last) if rows.len() >= most => Place {
             micros: to_micros(last.settled_at),
             sequence: last.sequence,
         },
         _ => Place::before(to),
     };
-    if number >= BATCH {
+    if rows.len() >= most {
         walk.window = (walk.window / 2).max(1_000);
-    } else if number < BATCH / 2 {
+    } else if rows.len() < most / 2 {
         walk.window = walk.window.saturating_mul(4);
     }
     Ok(rows)
@@ -314,7 +296,7 @@ pub(crate) fn once_more(
     (destination, registration): (&str, Option<Uuid>),
     message_id: Uuid,
     operator: &str,
-) -> QueryResult<Option<Replayed>> {
+) -> QueryResult<Option<Step>> {
     let delivered = ledger::table(name.ledger())
         .filter(ledger::message_id.eq(message_id))
         .filter(ledger::destination.eq(destination))
@@ -332,16 +314,14 @@ pub(crate) fn once_more(
     if rows.is_empty() {
         return Ok(None);
     }
-    let mut done = Replayed::default();
-    let Some(row) = rows.iter().find(|row| row.has_payload) else {
-        done.without_payload = 1;
-        return Ok(Some(done));
-    };
-    let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
-    let run = run_of(now);
-    let same = ReplayIds::Same;
-    let inserted = insert(conn, name, same, destination, &run, &[row], operator)?;
-    done.replayed = inserted as u64;
+    let mut done = Step::default();
+    match rows.iter().find(|row| row.has_payload) {
+        None => done.without_payload = 1,
+        Some(row) => {
+            let (ids, run) = (ReplayIds::Same, new_run());
+            done.placed = insert(conn, name, ids, destination, &run, &[row], operator)?;
+        }
+    }
     Ok(Some(done))
 }
 
@@ -420,16 +400,16 @@ mod tests {
     use crate::store::tests::Outbox;
 
     /// Replays what was delivered in these seconds, as the run `again`.
-    fn replay(conn: &mut PgConnection, name: &OutboxName, from: u64, to: u64) -> u64 {
+    fn replay(conn: &mut PgConnection, name: &OutboxName, from: u64, to: u64) -> usize {
         let filter = ReplayFilter {
             since: Some(UNIX_EPOCH + Duration::from_secs(from)),
             until: Some(UNIX_EPOCH + Duration::from_secs(to)),
             ..ReplayFilter::default()
         };
-        let mut walk = begin(conn, name, &filter, Some("again")).expect("begun");
+        let mut walk = begin(conn, name, &filter, "again").expect("begun");
         walk.window = i64::from(u32::MAX);
-        let done = step(conn, name, &filter, ReplayIds::Same, &mut walk, "");
-        done.expect("replayed").expect("messages").replayed
+        let done = step(conn, name, &filter, ReplayIds::Same, &mut walk, 1000, "");
+        done.expect("replayed").expect("messages").placed
     }
 
     /// R36: the ledger has a key twice, so the replays insert the keys in different orders.
