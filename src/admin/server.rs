@@ -44,7 +44,7 @@ pub fn wake_up(conn: &mut PgConnection, config: &Config) -> Result<WakeUp, Datab
     };
     let is_direct = config.listener_url.is_some();
     let timeout = Duration::from_secs(10);
-    let listener = Listener::connect(url, &config.table, timeout, is_direct)?;
+    let listener = Listener::connect(url, &config.table, timeout, is_direct, "")?;
     Ok(listener.map_or(WakeUp::Pooled, |_| WakeUp::Listening))
 }
 

@@ -16,8 +16,8 @@ const FIRST_TRY: Duration = Duration::from_millis(2);
 const LONGEST_TRY: Duration = Duration::from_millis(25);
 /// How often, during an open insert, the claimer also queries for topics that had no messages.
 const LOOK_WHILE_INSERTING: Duration = Duration::from_millis(100);
-/// The wait between attempts while another relay holds the lock. That relay releases the lock without notice when it
-/// finds work or ends.
+/// The wait between attempts while another relay holds the lock, or is awake. That relay releases the lock without notice
+/// when it finds work or ends.
 const TRY_AFTER_ANOTHER: Duration = Duration::from_secs(1);
 /// How often a listener that hears nothing asks whether the server still answers.
 const PROVE: Duration = Duration::from_secs(10);
@@ -25,7 +25,9 @@ const PROVE: Duration = Duration::from_secs(10);
 const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Listens until the relay stops. Notifications are only hints: without the listener, the relay polls.
-pub(crate) fn run(shared: &Shared) {
+///
+/// `serves`: what the relay serves, the same text for relays that serve the same.
+pub(crate) fn run(shared: &Shared, serves: &str) {
     let Some(url) = shared.listener_url() else {
         log::warn!(event = "listener_without_url", poll_interval:? = shared.config.poll_interval; "the relay's connections come from a manager and cannot listen: polling for new messages every {:?}; set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false", shared.config.poll_interval);
         // The thread must not end: an ended thread counts as a bug.
@@ -36,7 +38,7 @@ pub(crate) fn run(shared: &Shared) {
         let connected = asking(shared, || {
             let is_direct = shared.config.listener_url.is_some();
             let name = &shared.config.table;
-            Listener::connect(url, name, STATEMENT_TIMEOUT, is_direct)
+            Listener::connect(url, name, STATEMENT_TIMEOUT, is_direct, serves)
         });
         let end = match connected {
             Ok(Some(listener)) => {
@@ -72,8 +74,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
     // Messages committed before the connection caused no notification here.
     shared.signals.news.ring();
     let sleep = &shared.signals.sleep;
-    let mut has_lock = false;
-    let mut next_try: Option<Duration> = None;
+    let mut next_try = Some(Duration::ZERO);
     let mut looked = Instant::now();
     let mut answered = Instant::now();
     while !shared.is_stopping() {
@@ -94,12 +95,10 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             shared.metrics.notified.increment(1);
             shared.signals.doorbell.ring();
         }
-        if has_lock && (is_news || sleep.is_awake()) {
-            asking(shared, || listener.unlock())?;
-            has_lock = false;
-        }
-        next_try = match (sleep.is_awake(), has_lock) {
-            (true, _) => None,
+        let is_awake = is_news || sleep.is_awake();
+        let is_told = is_awake && asking(shared, || listener.wake())?;
+        next_try = match (sleep.is_awake(), listener.has_lock) {
+            (true, _) => (!is_told).then_some(TRY_AFTER_ANOTHER),
             (false, true) => {
                 fall_asleep(shared);
                 None
@@ -115,14 +114,21 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
                         shared.signals.doorbell.ring();
                     }
                     let wait = next_try.map_or(FIRST_TRY, |wait| wait * 2);
-                    Some(wait.min(LONGEST_TRY))
+                    Some(wait.clamp(FIRST_TRY, LONGEST_TRY))
                 }
                 Lock::Another => {
                     fall_asleep(shared);
                     Some(TRY_AFTER_ANOTHER)
                 }
+                Lock::Awake => {
+                    fall_asleep(shared);
+                    // Inserts do not notify. The other relay finds their messages, unless it has just ended.
+                    if next_try.is_some() {
+                        shared.signals.news.ring();
+                    }
+                    Some(TRY_AFTER_ANOTHER)
+                }
                 Lock::Taken => {
-                    has_lock = true;
                     fall_asleep(shared);
                     // Ring even if the claimer was already asleep: the relay that held the lock may have released it
                     // some time ago.

@@ -46,6 +46,7 @@ impl Running {
         let (keyed, keyed_queue) = bounded(most);
         let outcomes = Outcomes { plain, keyed };
 
+        let serves = registration.serves.clone().unwrap_or_default();
         self.spawn(shared, Post::Heartbeat.name(), move |shared| {
             heartbeat::run(shared, registration, lease_id, &ending);
         })?;
@@ -81,8 +82,8 @@ impl Running {
         self.spawn(shared, Post::Janitor.name(), |shared| janitor::run(shared))?;
         self.spawn(shared, "monitor", |shared| monitor::run(shared))?;
         if shared.listens() {
-            self.spawn(shared, Post::Listener.name(), |shared| {
-                listener::run(shared)
+            self.spawn(shared, Post::Listener.name(), move |shared| {
+                listener::run(shared, &serves);
             })?;
         }
         // Bounded in effect: the entries are claimed messages, whose number is bounded.

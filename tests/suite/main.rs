@@ -62,6 +62,7 @@ mod policies;
 mod pooler;
 mod prometheus;
 mod proxy;
+mod quiet;
 mod receivers;
 mod refusals;
 mod registered;

@@ -45,6 +45,8 @@ pub(super) enum Broken {
     LosesHandOvers,
     /// The relay does not poll once more after it has fallen asleep.
     SleepsAtOnce,
+    /// A relay that sleeps while another is awake leaves everything to that relay.
+    RestsWhileOthersWake,
     /// A query for late commits finds none.
     OverlooksWhatIsLate,
     /// The relay never hears that a registered destination was removed.
@@ -125,7 +127,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 44] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 45] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -163,6 +165,7 @@ impl Broken {
         (Self::LosesNews, &[Promise::Late]),
         (Self::LosesHandOvers, &[Promise::Lost]),
         (Self::SleepsAtOnce, &[Promise::Late]),
+        (Self::RestsWhileOthersWake, &[Promise::Late]),
         (Self::OverlooksWhatIsLate, &[Promise::Late]),
         (Self::ContinuesLater, &[Promise::Order]),
         (Self::OverlooksWhatIsRemoved, &[Promise::Lost]),

@@ -111,8 +111,10 @@ struct Sending {
 }
 
 #[derive(Default)]
-struct Listening {
+pub(super) struct Listening {
     has_lock: bool,
+    /// Whether relays that serve the same see that this one is awake.
+    pub(super) is_awake: bool,
     next_try: Option<Duration>,
 }
 
@@ -215,7 +217,7 @@ pub(super) struct Process<'w> {
     queues: Vec<Receiver<Job>>,
     sending: Vec<Sending>,
     outcomes: Outcomes,
-    listening: Listening,
+    pub(super) listening: Listening,
     inbox: (Sender<Told>, Receiver<Told>),
     /// Kept alive for the other ends.
     _channels: (Sender<()>, Sender<()>),
@@ -569,7 +571,7 @@ impl<'w> Process<'w> {
                 match self.listening.has_lock {
                     _ if self.notified.get() => Some(now),
                     true => is_awake.then_some(now),
-                    false if is_awake => None,
+                    false if is_awake => (!self.listening.is_awake).then_some(now),
                     false => Some(self.listening.next_try.unwrap_or(now)),
                 }
             }
@@ -774,6 +776,15 @@ impl<'w> Stage<'w> {
 
     fn run_listener(&self, number: usize) {
         let mut processes = self.processes.borrow_mut();
+        let now = self.now();
+        let serves = |process: &Process<'_>| process.registration().serves;
+        let mut others = processes.iter().enumerate().filter(|(other, process)| {
+            *other != number
+                && !process.is_dead
+                && process.listening.is_awake
+                && serves(process) == serves(&processes[number])
+        });
+        let is_another_awake = others.next().is_some();
         let process = &mut processes[number];
         let (shared, sleep) = (process.shared, &process.shared.signals.sleep);
         let listening = &mut process.listening;
@@ -789,17 +800,25 @@ impl<'w> Stage<'w> {
             self.listener.set(None);
             listening.has_lock = false;
         }
+        listening.is_awake = sleep.is_awake();
         let fall_asleep = || {
             if sleep.begin() && self.broken != Some(Broken::SleepsAtOnce) {
                 shared.signals.news.ring();
             }
         };
-        let now = self.now();
         listening.next_try = match (sleep.is_awake(), listening.has_lock) {
             (true, _) => None,
             (false, true) => {
                 fall_asleep();
                 None
+            }
+            (false, false) if is_another_awake => {
+                fall_asleep();
+                if listening.next_try.is_some() && self.broken != Some(Broken::RestsWhileOthersWake)
+                {
+                    shared.signals.news.ring();
+                }
+                Some(now + AFTER_ANOTHER)
             }
             (false, false) if self.inserting.get() > 0 => {
                 shared.signals.news.ring();

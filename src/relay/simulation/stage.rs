@@ -1075,7 +1075,9 @@ impl<'w> Stage<'w> {
     /// Breaks the listener's connection, which the server notices.
     fn deafen(&self, relay: usize, lasts: Duration) {
         for number in self.all_of(relay) {
-            self.processes.borrow_mut()[number].deaf_until = self.now.get() + lasts;
+            let process = &mut self.processes.borrow_mut()[number];
+            process.deaf_until = self.now.get() + lasts;
+            process.listening.is_awake = false;
             if self.listener.get() == Some(number) {
                 self.listener.set(None);
             }

@@ -297,11 +297,21 @@ impl Tables {
     /// A session reads a lease and takes its lock.
     pub(super) fn look(&mut self, lease: i64, backend: Option<i32>, now: i64) -> Option<Seen> {
         let is_there = self.is_there(lease, now);
+        let ends = |other: &Lease| {
+            let soon = other
+                .takeover_after
+                .map_or(now, |after| now + micros(after));
+            let has_no_session = other.takeover_after.is_some() && other.locked_by.is_none();
+            !other.is_ended && (other.expires_at <= soon || has_no_session)
+        };
+        let mut others = self.leases.iter().filter(|(id, _)| **id != lease);
+        let others_end = others.any(|(_, other)| ends(other));
         let lease = self.leases.get_mut(&lease).filter(|_| is_there)?;
         lease.locked_by = lease.locked_by.or(backend);
         Some(Seen {
             left: Duration::from_micros(u64::try_from(lease.expires_at - now).unwrap_or(0)),
             is_locked: backend.is_some() && lease.locked_by == backend,
+            others_end,
         })
     }
 

@@ -14,6 +14,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::fd::BorrowedFd;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use pq_sys::{ConnStatusType, ExecStatusType, PGconn, PGresult};
@@ -38,10 +39,20 @@ pub(crate) fn has_own_process(url: &SecretString) -> Result<bool, DatabaseError>
 }
 
 /// A connection that listens for messages of one outbox.
+///
+/// Its advisory locks have the number of the outbox and a second key. While a session holds the key 1 exclusively, inserts
+/// notify. A relay that is awake shares a key that stands for what it serves: as long as one does, relays that serve the
+/// same sleep without the lock.
 pub(crate) struct Listener {
     raw: Raw,
     /// The oid of the outbox.
     oid: u32,
+    /// The second key of the lock of relays that are awake and serve the same.
+    awake: i32,
+    /// Whether this session shares that lock.
+    is_awake: bool,
+    /// Whether this session holds the lock that makes inserts notify.
+    pub(crate) has_lock: bool,
     /// Notifications that arrived and are not reported yet.
     heard: usize,
     /// The server process of this session.
@@ -58,13 +69,16 @@ pub(crate) enum Lock {
     Taken,
     /// Another relay has the lock: inserts will notify all relays.
     Another,
+    /// A relay that serves the same is awake, and needs no notifications.
+    Awake,
     /// An insert is in progress that will not notify.
     Insert,
 }
 
 impl Listener {
     /// Connects and listens. `None`: something between this process and the server, such as a pooler, would stop
-    /// notifications. `is_direct`: the URL was chosen for listening, so a pooler is accepted.
+    /// notifications. `is_direct`: the URL was chosen for listening, so a pooler is accepted. `serves`: what the relay
+    /// serves, the same text for relays that serve the same.
     ///
     /// # Errors
     /// [`DatabaseError::Connect`] with libpq's message, without the URL's password.
@@ -73,6 +87,7 @@ impl Listener {
         name: &OutboxName,
         statement_timeout: Duration,
         is_direct: bool,
+        serves: &str,
     ) -> Result<Option<Self>, DatabaseError> {
         let mut raw = Raw::connect(url, LONGEST_TURN)?;
         let is_pooled = !raw.has_own_process()?;
@@ -86,19 +101,23 @@ impl Listener {
         if !is_pooled {
             raw.answer = statement_timeout;
         }
-        let table = format!("'{}'", name.outbox().replace('\'', "''"));
         let oid: u32 = raw
-            .execute(&format!(
-                "SELECT pg_catalog.to_regclass({table})::pg_catalog.oid"
+            .number(&format!(
+                "to_regclass({})::pg_catalog.oid",
+                quoted(&name.outbox())
             ))?
-            .and_then(|oid| oid.parse().ok())
             .ok_or_else(|| DatabaseError::Schema(format!("there is no outbox {name}")))?;
+        // Never 1.
+        let awake = raw.number(&format!("hashtext({}) | 2", quoted(serves)))?;
         let backend = raw.backend()?;
         raw.execute(&format!("SET search_path = {}", crate::store::pinned::PATH))?;
         raw.execute(&format!("LISTEN outbox_{oid}"))?;
         Ok(Some(Self {
             raw,
             oid,
+            awake: awake.unwrap_or(2),
+            is_awake: false,
+            has_lock: false,
             heard: 0,
             backend,
             is_pooled,
@@ -110,14 +129,26 @@ impl Listener {
         self.oid.cast_signed()
     }
 
-    /// Tries to take the lock that makes inserts notify.
+    /// Tries to take the lock that makes inserts notify, for a relay that is not awake any more.
+    ///
+    /// The relay gives up its share first. So of relays that fall asleep at the same time, at least one finds nobody awake.
     pub(crate) fn try_lock(&mut self) -> Result<Lock, DatabaseError> {
-        let number = self.number();
-        let taken = self
-            .raw
-            .execute(&format!("SELECT pg_try_advisory_lock({number}, 1)"))?;
-        if taken.as_deref() == Some("t") {
-            return Ok(Lock::Taken);
+        let (number, awake) = (self.number(), self.awake);
+        let give_up = match std::mem::take(&mut self.is_awake) {
+            true => format!("SELECT pg_advisory_unlock_shared({number}, {awake});"),
+            false => String::new(),
+        };
+        let taken = self.raw.execute(&format!(
+            "{give_up} SELECT CASE WHEN NOT pg_try_advisory_xact_lock({number}, {awake}) THEN 'awake'
+                         WHEN pg_try_advisory_lock({number}, 1) THEN 'taken' END"
+        ))?;
+        match taken.as_deref() {
+            Some("taken") => {
+                self.has_lock = true;
+                return Ok(Lock::Taken);
+            }
+            Some("awake") => return Ok(Lock::Awake),
+            _ => {}
         }
         let oid = self.oid;
         let another = self.raw.execute(&format!(
@@ -141,12 +172,18 @@ impl Listener {
         self.raw.execute("SELECT 1").map(drop)
     }
 
-    /// Releases the lock.
-    pub(crate) fn unlock(&mut self) -> Result<(), DatabaseError> {
-        let number = self.number();
-        self.raw
-            .execute(&format!("SELECT pg_advisory_unlock({number}, 1)"))?;
-        Ok(())
+    /// Tells relays that serve the same that this relay is awake, and releases the lock if this session has it. `false`: try
+    /// again, because a relay looks for others at this moment. Any role may hold the lock, so this waits for nobody.
+    pub(crate) fn wake(&mut self) -> Result<bool, DatabaseError> {
+        let (number, awake) = (self.number(), self.awake);
+        let unlock = match std::mem::take(&mut self.has_lock) {
+            true => format!("SELECT pg_advisory_unlock({number}, 1);"),
+            false if self.is_awake => return Ok(true),
+            false => String::new(),
+        };
+        let share = format!("SELECT pg_try_advisory_lock_shared({number}, {awake})");
+        self.is_awake = self.raw.execute(&(unlock + &share))?.as_deref() == Some("t");
+        Ok(self.is_awake)
     }
 
     /// Waits until the server sends something, `other` is readable, or `time` has passed. Returns at once if
@@ -170,6 +207,11 @@ impl Listener {
     pub(crate) fn notifications(&mut self) -> usize {
         std::mem::take(&mut self.heard) + self.raw.notifications()
     }
+}
+
+/// A literal of SQL.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
 }
 
 /// A libpq connection.
@@ -231,6 +273,12 @@ impl Raw {
             })
         });
         parsed.ok_or_else(|| DatabaseError::Schema("the listener has no server process".into()))
+    }
+
+    /// The value of a function of the server.
+    fn number<N: FromStr>(&mut self, call: &str) -> Result<Option<N>, DatabaseError> {
+        let value = self.execute(&format!("SELECT pg_catalog.{call}"))?;
+        Ok(value.and_then(|value| value.parse().ok()))
     }
 
     /// Runs SQL and returns the first value of the last result.

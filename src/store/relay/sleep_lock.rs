@@ -1,4 +1,5 @@
-//! The sessions that hold the advisory lock (outbox, 1): while any session holds the lock, inserts notify.
+//! The sessions that hold the advisory lock (outbox, 1): while any session holds the lock, inserts notify. And the sessions
+//! that share a lock of relays that are awake: meanwhile others do not make inserts notify.
 //!
 //! A sleeping relay's listener holds it. A frozen relay keeps its session, and so the lock, for as long as it is frozen:
 //! each commit notifies, and commits that notify wait for one another. So the relay's lease names the listener's server
@@ -16,7 +17,7 @@ use crate::store::OUTBOX_NUMBER;
 use crate::store::sql::pg_terminate_backend;
 use crate::store::statement::unprepared_statement;
 
-/// A session that holds the lock, and is not the listener of a relay whose lease is alive.
+/// A session that holds or shares a lock, and is not the listener of a relay whose lease is alive.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct Holder {
     pub(crate) pid: i32,
@@ -43,11 +44,11 @@ pub(crate) fn holders(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
                 SELECT l.id, l.ended FROM {lease} l
                  WHERE l.listener_pid = a.pid AND coalesce(l.listener_started = a.backend_start, true)
                  ORDER BY l.id DESC LIMIT 1) n ON true
-          WHERE k.locktype = 'advisory' AND k.objsubid = 2 AND k.objid = 1
+          WHERE k.locktype = 'advisory' AND k.objsubid = 2
             AND k.classid::bigint::bit(32)::integer = {OUTBOX_NUMBER}
             AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-            AND k.mode = 'ExclusiveLock' AND k.granted
-            AND n.ended IS NOT FALSE
+            AND k.granted AND CASE k.objid WHEN 1 THEN k.mode = 'ExclusiveLock' AND n.ended IS NOT FALSE
+                                   ELSE k.mode = 'ShareLock' AND n.ended END
             AND coalesce(a.backend_start < clock_timestamp() - interval '5 s', true)
           ORDER BY a.pid",
         lease = name.lease()

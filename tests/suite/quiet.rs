@@ -1,0 +1,97 @@
+//! Relays that have nothing to do.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::fresh::FreshDatabase;
+use crate::support::{Database, Receiver, Running, end, eventually};
+
+/// A poll interval that nothing may wait for.
+const NEVER: Duration = Duration::from_secs(600);
+
+/// The listeners of relays that are awake.
+const AWAKE: &str = "SELECT count(*) FROM pg_locks
+    WHERE locktype = 'advisory' AND classid = '{o}'::regclass::oid AND objid <> 1 AND objsubid = 2
+      AND mode = 'ShareLock' AND granted";
+
+/// R62: one look at its lease in three seconds, and little else.
+#[test]
+fn an_idle_relay_asks_the_database_about_once_a_second() {
+    let fresh = FreshDatabase::new();
+    let database = Database::at(&fresh.url);
+    let relay = database.relay().lease(Duration::from_secs(60));
+    let relay = database.sleeper(relay.url("http://127.0.0.1:9/"));
+    let commits = || {
+        database
+            .number("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
+    };
+    // A rate needs an interval. In the first one, the sessions report what they did at the start.
+    let [_, count] = [12, 20].map(|seconds| {
+        let before = commits();
+        database.execute(&format!("SELECT pg_sleep({seconds})"));
+        commits() - before
+    });
+    assert!(count <= 30, "{count} transactions in 20 s");
+    end(&relay);
+}
+
+/// R62: nobody rings a relay that sleeps, so its heartbeat must see that the lease of another ends.
+#[test]
+fn a_relay_that_never_polls_takes_over_from_a_killed_one() {
+    let database = Database::new();
+    let (held, _gate) = Receiver::held();
+    let receiver = Receiver::ok();
+    let mut killed = database.binary(&["run"]);
+    killed
+        .env("OUTBOX_LEASE", "12s")
+        .env("OUTBOX_URL", held.url());
+    let killed = Running::start(killed);
+    eventually("the first relay sleeps", || database.is_relay_asleep());
+    database.enqueue("t", json!(1));
+    held.wait_for(1);
+    let relay = database.relay().url(&receiver.url()).poll_interval(NEVER);
+    let relay = relay
+        .lease(Duration::from_secs(12))
+        .start()
+        .expect("the relay starts");
+    eventually("the lease of the first is locked", || {
+        database.number("SELECT count(*) FROM {o}_lease WHERE takeover_after IS NOT NULL") == 2
+    });
+    killed.kill();
+    receiver.wait_for(1);
+    eventually("the message is settled", || {
+        database.count("delivered") == 1
+    });
+    end(&relay);
+}
+
+/// R62: of relays that serve the same, none makes inserts notify while another is awake.
+#[test]
+fn a_relay_sleeps_quietly_while_another_is_awake() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let start = || database.sleeper(database.relay().url(&receiver.url()));
+    let relays = [start(), start()];
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let feeds = || {
+            while !is_over.load(Ordering::Relaxed) {
+                database.enqueue_many(200);
+            }
+        };
+        scope.spawn(feeds);
+        eventually("one relay is awake, and inserts do not notify", || {
+            database.number(AWAKE) == 1 && !database.is_relay_asleep()
+        });
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let is_empty = || database.number("SELECT count(*) FROM {o}") == 0;
+    eventually("both sleep", || {
+        database.number(AWAKE) == 0 && database.is_relay_asleep() && is_empty()
+    });
+    database.enqueue("t", json!(1));
+    eventually("a commit wakes one", is_empty);
+    relays.iter().for_each(end);
+}
