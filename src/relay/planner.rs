@@ -179,7 +179,7 @@ pub(super) enum Due {
 }
 
 impl Wait {
-    /// A wait for a time, after which the look goes on.
+    /// A wait for a time, after which the look continues.
     pub(super) fn until(until: Instant) -> Self {
         Self {
             what: Awaited::Time,
