@@ -512,7 +512,7 @@ mod tests {
 
     /// R59
     #[test]
-    fn what_cannot_be_used_is_named_and_no_secret_is_shown() {
+    fn a_bad_value_is_named_and_no_secret_is_shown() {
         let secret = json!({ "client_secret": "hunter2" });
         let with = |key: &str, value: Value| {
             let mut all = oauth2(&secret);
