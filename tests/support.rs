@@ -65,8 +65,8 @@ pub const AS_POSTGRESQL_15: &str = "REVOKE CREATE ON SCHEMA public FROM PUBLIC";
 pub struct Database {
     pub url: String,
     schema: String,
-    /// A connection for questions, which tests repeat until the answer is right: each new one costs the server a process.
-    asking: Mutex<Option<PgConnection>>,
+    /// A connection that is kept, because each new one costs the server a process. Nothing sets anything in its session.
+    kept: Mutex<Option<PgConnection>>,
 }
 
 impl Database {
@@ -101,7 +101,7 @@ impl Database {
         Self {
             url: url.to_owned(),
             schema: schema.to_owned(),
-            asking: Mutex::new(None),
+            kept: Mutex::new(None),
         }
     }
 
@@ -187,8 +187,8 @@ impl Database {
 
     /// Runs SQL in which `{o}` is the name of the outbox: `SELECT … FROM {o}_ledger`.
     pub fn execute(&self, sql: &str) -> usize {
-        sql_query(sql.replace("{o}", &self.name()))
-            .execute(&mut self.connect())
+        let query = sql_query(sql.replace("{o}", &self.name()));
+        self.with(|conn| query.execute(conn))
             .unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
@@ -212,20 +212,24 @@ impl Database {
 
     fn ask<R: QueryableByName<Pg> + 'static>(&self, select: &str, sql_type: &str) -> R {
         let select = select.replace("{o}", &self.name());
-        let ask = |conn: &mut PgConnection| {
-            sql_query(format!("SELECT ({select})::{sql_type} AS value")).get_result(conn)
-        };
-        let lock = || self.asking.lock().expect("no panic while it is held");
+        let query = sql_query(format!("SELECT ({select})::{sql_type} AS value"));
+        self.with(|conn| query.get_result(conn))
+            .unwrap_or_else(|error| panic!("{select}: {error}"))
+    }
+
+    /// Runs statements on the kept connection, or on a new one while another thread uses it.
+    fn with<T>(&self, work: impl FnOnce(&mut PgConnection) -> T) -> T {
+        let lock = || self.kept.lock().expect("no panic while it is held");
         let kept = lock().take();
         // The server may have been restarted, or have ended the session.
-        let kept = kept.and_then(|mut conn| Some((ask(&mut conn).ok()?, conn)));
-        let (row, conn) = kept.unwrap_or_else(|| {
-            let mut conn = self.connect();
-            let row = ask(&mut conn).unwrap_or_else(|error| panic!("{select}: {error}"));
-            (row, conn)
+        let kept = kept.and_then(|mut conn| {
+            let is_alive = sql_query("SELECT").execute(&mut conn).is_ok();
+            is_alive.then_some(conn)
         });
+        let mut conn = kept.unwrap_or_else(|| self.connect());
+        let done = work(&mut conn);
         *lock() = Some(conn);
-        row
+        done
     }
 
     /// The number of messages in this state, according to the view.
@@ -259,8 +263,7 @@ impl Database {
 
     pub fn enqueue_message(&self, message: NewMessage) -> i64 {
         let outbox = self.outbox();
-        self.connect()
-            .transaction(|conn| outbox.enqueue(conn, message))
+        self.with(|conn| conn.transaction(|conn| outbox.enqueue(conn, message)))
             .expect("enqueued")
             .sequence
             .0

@@ -700,7 +700,8 @@ fn hanging_destinations_leave_threads_to_the_others() {
     let relay = relay(&database)
         .registered_threads(8)
         .send_timeout(Duration::from_secs(10))
-        .registered_timeout(Duration::from_secs(10))
+        // Longer than this test waits for anything.
+        .registered_timeout(2 * PATIENCE)
         .lease(Duration::from_secs(60))
         .start()
         .expect("a relay");
@@ -710,16 +711,10 @@ fn hanging_destinations_leave_threads_to_the_others() {
         database.enqueue("bad", json!({}));
     }
     eventually("some threads hang", || hanging.count() >= 6);
-    let began = Instant::now();
     for _ in 0..100 {
         database.enqueue("good", json!({}));
     }
     good.wait_for(101);
-    let took = began.elapsed();
-    assert!(
-        took < Duration::from_secs(5),
-        "the other destinations waited for {took:?}"
-    );
     gate.open();
     eventually("all messages are settled", || {
         database.count("delivered") == 101 + 120
