@@ -249,7 +249,8 @@ pub(crate) fn look(
         .filter(ends)
         .select(other_lease::id);
     let seen = ((lease::expires_at, clock_timestamp()), exists(others));
-    let found: Option<(((PgTimestamp, PgTimestamp), bool), bool)> = match locks {
+    type Row = (((PgTimestamp, PgTimestamp), bool), bool);
+    let found: Option<Row> = match locks {
         true => found
             .select((seen, pg_try_advisory_lock(lease::id)))
             .get_result(conn),
