@@ -217,6 +217,11 @@ impl Database {
             .unwrap_or_else(|error| panic!("{select}: {error}"))
     }
 
+    /// Ends the kept connection: the server counts what a session has read when it ends.
+    pub fn disconnect(&self) {
+        drop(self.kept.lock().expect("no panic while it is held").take());
+    }
+
     /// Runs statements on the kept connection, or on a new one while another thread uses it.
     fn with<T>(&self, work: impl FnOnce(&mut PgConnection) -> T) -> T {
         let lock = || self.kept.lock().expect("no panic while it is held");

@@ -636,6 +636,7 @@ fn a_backlog_behind_a_closed_destination_is_not_read() {
     // The rows read through the claim index and by scans of the table. The janitor uses the primary key.
     let read = || {
         let schema = database.schema();
+        database.disconnect();
         fresh.statistic(&format!(
             "SELECT (SELECT idx_tup_read FROM pg_stat_user_indexes
                       WHERE schemaname = '{schema}' AND indexrelname = 'outbox_claim')

@@ -303,7 +303,13 @@ fn gauges_say_how_much_waits_and_fall_to_zero() {
         .expect("a relay");
     database.enqueue("dies", json!(1));
     eventually("the message is dead-lettered", || dying.stats().dead == 1);
+    eventually("the dead letter is counted", || {
+        let labels = [("topic", "dies"), ("status", "dead")];
+        metrics.find("diesel_outbox_messages", &labels) == Some(1.0)
+    });
     end(&dying);
+    let counted = metrics.value("diesel_outbox_messages", &[]);
+    assert_eq!(counted, 0.0, "nobody counts any more");
 
     let receiver = Receiver::ok();
     let relay = database.relay().url(&receiver.url()).start();

@@ -44,7 +44,7 @@ struct Shown {
 }
 
 /// The gauges `diesel_outbox_messages`, `diesel_outbox_oldest_due_seconds` and `diesel_outbox_registered_destinations`, for
-/// a process without a relay. A relay sets them itself.
+/// a process without a relay. A relay sets them itself. When dropped, they show that nothing waits: nobody counts any more.
 pub struct DepthGauges {
     outbox: Arc<str>,
     /// The destinations that have their own label.
@@ -127,6 +127,13 @@ impl DepthGauges {
     fn destination_label(&self, name: &str) -> Arc<str> {
         let own = self.destinations.get(name).cloned();
         own.unwrap_or_else(|| OTHER.into())
+    }
+}
+
+impl Drop for DepthGauges {
+    fn drop(&mut self) {
+        let nothing = Shown::default();
+        self.lanes.values().for_each(|lane| lane.show(&nothing));
     }
 }
 
