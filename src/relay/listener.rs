@@ -96,9 +96,9 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             shared.signals.doorbell.ring();
         }
         let is_awake = is_news || sleep.is_awake();
-        let is_told = is_awake && asking(shared, || listener.wake())?;
+        let is_visible = is_awake && asking(shared, || listener.wake())?;
         next_try = match (sleep.is_awake(), listener.has_lock) {
-            (true, _) => (!is_told).then_some(TRY_AFTER_ANOTHER),
+            (true, _) => (!is_visible).then_some(TRY_AFTER_ANOTHER),
             (false, true) => {
                 fall_asleep(shared);
                 None

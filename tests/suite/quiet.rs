@@ -74,10 +74,10 @@ fn a_relay_sleeps_quietly_while_another_is_awake() {
     let receiver = Receiver::ok();
     let start = || database.sleeper(database.relay().url(&receiver.url()));
     let relays = [start(), start()];
-    let is_over = AtomicBool::new(false);
+    let is_enough = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let feeds = || {
-            while !is_over.load(Ordering::Relaxed) {
+            while !is_enough.load(Ordering::Relaxed) {
                 database.enqueue_many(200);
             }
         };
@@ -85,7 +85,7 @@ fn a_relay_sleeps_quietly_while_another_is_awake() {
         eventually("one relay is awake, and inserts do not notify", || {
             database.number(AWAKE) == 1 && !database.is_relay_asleep()
         });
-        is_over.store(true, Ordering::Relaxed);
+        is_enough.store(true, Ordering::Relaxed);
     });
     let is_empty = || database.number("SELECT count(*) FROM {o}") == 0;
     eventually("both sleep", || {
