@@ -52,6 +52,7 @@ use super::text::{TICK, at_least, shown_url, url as parse_url, within};
 /// let partner = Destination::new("partner", "https://partner.example/events")?
 ///     // The request.
 ///     .header("x-team", "billing")
+///     .auth(r#"{"type":"header","name":"x-signature","secret":"hunter2"}"#.parse()?)
 ///     .request_batch(RequestBatch::default())
 ///     .max_payload_bytes(65_536)
 ///     .tls(Tls::default())
