@@ -40,7 +40,7 @@ pub(crate) use self::auth::{
 };
 pub use self::destination::{
     Breaker, Class, Classes, DeliveryPolicy, Mode, OnDead, PolicyOption, Proxy, Rate, RequestBatch,
-    Roots, Tls, TlsVersion,
+    Roots, Tls, TlsVersion, Verification,
 };
 pub(crate) use self::destination::{Destination, setters};
 pub use self::environment::from_env;

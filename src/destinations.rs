@@ -55,6 +55,8 @@
 mod recover;
 #[cfg(feature = "http")]
 mod trial;
+#[cfg(feature = "http")]
+mod verification;
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -67,6 +69,8 @@ use uuid::Uuid;
 #[cfg(feature = "http")]
 use crate::config::Config;
 use crate::config::{Auth, ConfigError, SecretKeys, SigningSecret};
+#[cfg(feature = "http")]
+use crate::dispatch::CustomerError;
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
 use crate::sealed::{Opened, Place, Stored, open_all, open_auth, seal};
@@ -78,6 +82,8 @@ use crate::store::relay::served;
 pub use self::recover::Recover;
 #[cfg(feature = "http")]
 pub use self::trial::{DestinationTest, TestAnswer};
+#[cfg(feature = "http")]
+pub use self::verification::{EndpointAnswer, EndpointCheck};
 pub use crate::registered_destination::RegisteredDestination;
 pub use crate::store::destinations::DestinationFilter;
 pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryFilter};
@@ -135,6 +141,16 @@ impl DestinationError {
             Self::TooMany(_) => "no more destinations can be registered".to_owned(),
             Self::Database(_) => "the request could not be processed: try again later".to_owned(),
             Self::PayloadNotKept { .. } => "the message is no longer available".to_owned(),
+        }
+    }
+}
+
+#[cfg(feature = "http")]
+impl From<CustomerError> for DestinationError {
+    fn from(error: CustomerError) -> Self {
+        match error {
+            CustomerError::Invalid(error) => Self::Invalid(error),
+            CustomerError::NotHere(why) => Self::Refused(why),
         }
     }
 }
@@ -225,7 +241,9 @@ impl<'a> Destinations<'a> {
         Self { keys, ..self }
     }
 
-    /// Registers a destination with a new secret. If the name exists, replaces everything except the secrets.
+    /// Registers a destination with a new secret, or [its own](RegisteredDestination::secret). If the name exists, replaces
+    /// everything; the secrets only if it has its own. If the URL or the verification changes, the endpoint is no longer
+    /// verified.
     ///
     /// # Errors
     /// - [`DestinationError::Invalid`], which names the value that cannot be used. Also if the destination is from
@@ -248,7 +266,10 @@ impl<'a> Destinations<'a> {
         }
         destination.check()?;
         let name = &destination.name;
-        let secret = self.sealed(name, &SigningSecret::random().written())?;
+        let own = destination.secret.as_ref();
+        let secret = own.cloned().unwrap_or_else(SigningSecret::random);
+        let secret = self.sealed(name, &secret.written())?;
+        let secret = secret.expose_secret();
         let auth = destination
             .auth
             .as_ref()
@@ -259,7 +280,11 @@ impl<'a> Destinations<'a> {
         let auth = auth.transpose()?;
         let auth = auth.as_ref().map(ExposeSecret::expose_secret);
         Ok(pinned(conn, self.name, |conn, outbox| {
-            store::put(conn, outbox, destination, secret.expose_secret(), auth)
+            store::put(conn, outbox, destination, secret, auth)?;
+            if own.is_some() {
+                store::rotate(conn, outbox, name, secret, Duration::ZERO)?;
+            }
+            Ok::<_, diesel::result::Error>(())
         })?)
     }
 
@@ -749,6 +774,20 @@ impl<'a> Destinations<'a> {
         name: &str,
         config: &Config,
     ) -> Result<Option<DestinationTest>, DestinationError> {
+        let ready = self.ready(conn, name, config)?;
+        ready
+            .map(|(row, secrets, config)| DestinationTest::new(&row, secrets, &config))
+            .transpose()
+    }
+
+    /// A destination that a relay could send to, its secrets, and the settings for it.
+    #[cfg(feature = "http")]
+    fn ready(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        config: &Config,
+    ) -> Result<Option<(RegisteredDestination, Vec<SigningSecret>, Config)>, DestinationError> {
         let found = pinned(conn, self.name, |conn, outbox| {
             store::registered_as(conn, outbox, &[name.to_owned()])
         })?;
@@ -777,7 +816,7 @@ impl<'a> Destinations<'a> {
             row.auth = Some(opened.secret);
         }
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
-        DestinationTest::new(&row, secrets, &config).map(Some)
+        Ok(Some((row, secrets, config)))
     }
 }
 

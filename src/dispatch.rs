@@ -14,9 +14,9 @@ pub use self::http::HttpDispatcher;
 #[cfg(feature = "http")]
 pub(crate) use self::http::signature::{Signer, signed_content};
 #[cfg(feature = "http")]
-pub(crate) use self::http::{Customers, close_idle};
+pub(crate) use self::http::{Customers, Verifier, close_idle};
 #[cfg(not(feature = "http"))]
-pub(crate) use self::without_http::{Customers, HttpDispatcher, close_idle};
+pub(crate) use self::without_http::{Customers, HttpDispatcher, Verifier, close_idle};
 use crate::config::ConfigError;
 use crate::message::Message;
 use crate::status::ReasonCode;
@@ -28,6 +28,21 @@ pub(crate) enum CustomerError {
     Invalid(ConfigError),
     /// This relay cannot or may not send there. Another relay, with other settings, may.
     NotHere(String),
+}
+
+/// An endpoint has not shown that it wants messages.
+#[derive(Debug)]
+pub(crate) struct NotVerified {
+    pub(crate) failure: Failure,
+    /// The endpoint refuses them: it is not asked again.
+    pub(crate) is_final: bool,
+}
+
+impl NotVerified {
+    /// The reason code, a colon and the error.
+    pub(crate) fn text(&self) -> String {
+        format!("{}: {}", self.failure.code, self.failure.error)
+    }
 }
 
 /// Sends messages to their destinations.

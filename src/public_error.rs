@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::status::{REDIRECTS_TO, ReasonCode, TOKEN_SERVER};
+use crate::status::{NO_CHALLENGE, REDIRECTS_TO, ReasonCode, TOKEN_SERVER};
 
 /// What TLS says of a certificate, and the words for it, after the name of the host.
 const CERTIFICATES: [(&str, &str); 8] = [
@@ -22,6 +22,12 @@ const CERTIFICATES: [(&str, &str); 8] = [
     ),
     ("Revoked", "is revoked"),
 ];
+
+/// The text for a reason code, a colon and an error.
+pub(crate) fn of_text(text: &str) -> String {
+    let (code, error) = text.split_once(": ").unwrap_or((text, ""));
+    public_error(code.parse().ok(), Some(error))
+}
 
 /// The text for this reason and this error.
 pub(crate) fn public_error(code: Option<ReasonCode>, error: Option<&str>) -> String {
@@ -59,6 +65,10 @@ pub(crate) fn public_error(code: Option<ReasonCode>, error: Option<&str>) -> Str
         Some(Code::InvalidUrl) => "the URL cannot be used",
         Some(Code::InvalidHeader) => "a header cannot be sent",
         Some(Code::PayloadTooLarge) => "the message is too large",
+        Some(Code::NotVerified) => match error {
+            NO_CHALLENGE => "the answer of your endpoint did not repeat the challenge",
+            _ => "your endpoint did not allow this sender (WebHook-Allowed-Origin)",
+        },
         Some(Code::Expired) => "the message expired before delivery",
         Some(Code::Cancelled) => "the message was cancelled",
         Some(Code::ByHand) => "the message was settled by an operator",

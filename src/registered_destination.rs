@@ -7,9 +7,11 @@ use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
 use crate::config::{
-    Auth, ConfigError, DeliveryPolicy, Destination, LONGEST_SEND, SigningSecret, parse_url, setters,
+    Auth, ConfigError, DeliveryPolicy, Destination, LONGEST_SEND, Rate, SigningSecret,
+    Verification, parse_url, setters,
 };
 use crate::header::check_header;
+use crate::public_error::of_text;
 
 /// The maximum number of concurrent sends to one registered destination.
 const MOST_CONCURRENCY: usize = 64;
@@ -86,6 +88,18 @@ pub struct RegisteredDestination {
     /// Until when older secrets also sign, as after a rotation. `None`: only the newest secret signs, or all of them sign
     /// until you change them. Set by the database.
     pub old_secrets_until: Option<SystemTime>,
+    /// How the endpoint shows that it wants messages, before the first is sent.
+    pub verification: Verification,
+    /// When the endpoint was verified; `None`: not since the URL or the verification was changed. Set by the relays.
+    pub verified_at: Option<SystemTime>,
+    /// The rate limit that the endpoint asked for when it was verified. The lower of both limits holds. Set by the relays.
+    pub allowed_rate: Option<Rate>,
+    /// Why the last try to verify the endpoint failed: a reason code and the error, for operators. Show customers
+    /// [`public_verification_error`](Self::public_verification_error). Set by the relays.
+    pub verification_error: Option<String>,
+    /// A secret that the receiver brings. [`put`](crate::destinations::Destinations::put) replaces all secrets with it;
+    /// `None`: a new destination gets a random secret, and an existing one keeps its secrets. Never read back.
+    pub secret: Option<SigningSecret>,
     /// Whether the row has a value that could not be read: `problem` says which, and the field here is empty.
     pub(crate) is_unread: bool,
 }
@@ -111,6 +125,11 @@ impl RegisteredDestination {
             failing_since: None,
             failing: false,
             old_secrets_until: None,
+            verification: Verification::None,
+            verified_at: None,
+            allowed_rate: None,
+            verification_error: None,
+            secret: None,
             is_unread: false,
         }
     }
@@ -153,6 +172,59 @@ impl RegisteredDestination {
         self
     }
 
+    /// Sets how the endpoint shows that it wants messages, before the first is sent. Defaults to none.
+    #[must_use]
+    pub fn verification(mut self, verification: Verification) -> Self {
+        self.verification = verification;
+        self
+    }
+
+    /// Sets a secret that the receiver brings, instead of a random one. The text is that of
+    /// [Standard Webhooks](https://www.standardwebhooks.com): `whsec_` and the base64 of 24 to 64 bytes.
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::RegisteredDestination;
+    ///
+    /// let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
+    ///     .secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?);
+    /// # let _ = hook;
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn secret(mut self, secret: SigningSecret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// Whether messages may be sent: the endpoint is verified, or need not be.
+    ///
+    /// ```
+    /// use diesel_outbox::config::Verification;
+    /// use diesel_outbox::destinations::RegisteredDestination;
+    ///
+    /// let hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
+    /// assert!(hook.is_verified());
+    /// assert!(!hook.verification(Verification::CloudEvents).is_verified());
+    /// ```
+    pub fn is_verified(&self) -> bool {
+        self.verification == Verification::None || self.verified_at.is_some()
+    }
+
+    /// Why the last try to verify the endpoint failed, in words for customers, like
+    /// [`Delivery::public_error`](crate::destinations::Delivery::public_error).
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::RegisteredDestination;
+    ///
+    /// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
+    /// hook.verification_error = Some("TIMEOUT: no response within 15000 ms".to_owned());
+    /// let error = hook.public_verification_error();
+    /// assert_eq!(error.as_deref(), Some("your endpoint did not answer within 15 s"));
+    /// ```
+    pub fn public_verification_error(&self) -> Option<String> {
+        self.verification_error.as_deref().map(of_text)
+    }
+
     /// Sets a description for people.
     #[must_use]
     pub fn description(mut self, description: impl Into<String>) -> Self {
@@ -174,6 +246,9 @@ impl RegisteredDestination {
         destination.headers = self.headers.clone();
         destination.auth = self.auth.clone();
         destination.policy = self.policy.clone();
+        destination.verification = self.verification;
+        let rates = [self.policy.rate, self.allowed_rate].into_iter().flatten();
+        destination.policy.rate = rates.min_by(|a, b| a.per_second.total_cmp(&b.per_second));
         Ok(destination)
     }
 

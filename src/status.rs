@@ -157,6 +157,8 @@ reason_codes! {
     Rejected = "REJECTED",
     /// 410.
     Gone = "GONE",
+    /// The endpoint of a registered destination did not show that it wants messages.
+    NotVerified = "NOT_VERIFIED",
     /// No running relay serves the message's topic, or has the destination that the message names. The message waits.
     NoRoute = "NO_ROUTE",
     /// The message names a destination that is not configured.
@@ -207,6 +209,9 @@ pub(crate) const TOKEN_SERVER: &str = "token server: ";
 
 /// In the error of a redirect, before the URL that the receiver redirects to.
 pub(crate) const REDIRECTS_TO: &str = ", which redirects to ";
+
+/// The error of an endpoint that did not repeat the challenge.
+pub(crate) const NO_CHALLENGE: &str = "the response did not repeat the challenge";
 
 impl fmt::Display for ReasonCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::config::{Auth, Config, PolicyOption, SigningSecret};
+use diesel_outbox::config::{Auth, Config, PolicyOption, SigningSecret, Verification};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
@@ -97,6 +97,16 @@ pub(crate) enum Action {
         #[arg(long)]
         json: bool,
     },
+    /// Ask the endpoint of a destination now whether it wants messages, as its --verification says
+    Verify {
+        /// Name of the destination
+        name: String,
+        /// Print the answer as JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        signed: Signed,
+    },
     /// List the messages of a destination with their results, newest first
     Deliveries(deliveries::List),
     /// Send a delivered message or a dead letter to a destination again
@@ -166,6 +176,10 @@ pub(crate) struct Put {
     auth: Option<String>,
     #[command(flatten)]
     policy: PolicyFlags,
+    /// How the endpoint shows that it wants messages, before the first is sent: challenge or cloudevents. Until then, messages
+    /// wait; with challenge:skip or cloudevents:skip, the destination gets none
+    #[arg(long, value_name = "WORD")]
+    verification: Option<Verification>,
     /// Description, for operators
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
@@ -219,7 +233,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Put(put) => {
             let secret = given_secret(settings, &config)?;
             let one = conn.transaction::<_, anyhow::Error, _>(|conn| {
-                let one = put.put(conn, destinations, secret.as_ref())?;
+                let one = put.put(conn, destinations, secret.clone())?;
                 let note = put.signed.note();
                 program::audit(conn, table, &note, Act::PutDestination, &one.name)?;
                 Ok(one)
@@ -307,6 +321,22 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         }
         Action::Encrypt => encrypt(conn, destinations),
         Action::Test { name, json } => deliveries::test(conn, destinations, name, &config, *json),
+        Action::Verify { name, json, signed } => {
+            let check = deliveries::sendable(destinations.verify(conn, name, &config))?;
+            let Some(check) = check else {
+                return missing(name);
+            };
+            let answer = check.ask();
+            program::audited(
+                conn,
+                table,
+                &signed.note(),
+                Act::VerifyDestination,
+                name,
+                |conn| destinations.record(conn, &answer),
+            )?;
+            deliveries::verified(name, &answer, *json)
+        }
         Action::Deliveries(how) => deliveries::list(conn, destinations, how),
         Action::SendAgain { name, id, signed } => {
             let sent =
@@ -376,7 +406,7 @@ impl Put {
         &self,
         conn: &mut PgConnection,
         destinations: Destinations<'_>,
-        secret: Option<&SigningSecret>,
+        secret: Option<SigningSecret>,
     ) -> Result<RegisteredDestination> {
         let found = destinations.get(conn, &self.name)?;
         let mut one = match (found, &self.url) {
@@ -413,16 +443,13 @@ impl Put {
         for field in &self.clear {
             policy::clear(&mut one, field);
         }
-        let failed = |error| match error {
+        one.verification = self.verification.unwrap_or(one.verification);
+        one.secret = secret;
+        destinations.put(conn, &one).map_err(|error| match error {
             // Bad arguments: exit code 2.
             DestinationError::Invalid(error) => error.into(),
             error => anyhow::Error::from(error),
-        };
-        destinations.put(conn, &one).map_err(failed)?;
-        if let Some(secret) = secret {
-            let replaced = destinations.rotate_to(conn, &self.name, secret, Duration::ZERO);
-            replaced.map_err(failed)?;
-        }
+        })?;
         let stored = destinations.get(conn, &self.name)?;
         Ok(stored.unwrap_or(one))
     }
@@ -517,6 +544,10 @@ fn state(one: &RegisteredDestination) -> String {
     match (one.enabled, &one.problem, one.failing_since.map(time)) {
         (false, _, _) => format!("disabled: {}", output::shown(&in_words(reason))),
         (true, Some(problem), _) => format!("not used: {}", output::shown(problem)),
+        (true, None, _) if !one.is_verified() => match &one.verification_error {
+            Some(error) => format!("not verified: {}", output::shown(error)),
+            None => "not verified".to_owned(),
+        },
         (true, None, Some(since)) if one.failing => format!("failing since {since}"),
         (true, None, Some(since)) => format!("enabled, no success since {since}"),
         (true, None, None) => "enabled".to_owned(),
@@ -539,6 +570,14 @@ fn shown(one: &RegisteredDestination) -> String {
     row("auth", one.auth.as_ref().map(ToString::to_string));
     for option in PolicyOption::of_registered() {
         row(&option.name.replace('_', " "), option.text(&one.policy));
+    }
+    if one.verification != Verification::None {
+        row("verification", Some(one.verification.to_string()));
+        row("verified", one.verified_at.map(time));
+        row(
+            "allowed rate",
+            one.allowed_rate.map(|rate| rate.to_string()),
+        );
     }
     row("description", one.description.clone());
     row("registered", one.created_at.map(time));
@@ -575,6 +614,10 @@ struct Shown<'a> {
     description: Option<&'a str>,
     disabled_reason: Option<&'a str>,
     problem: Option<&'a str>,
+    verification: String,
+    verified_at: Option<String>,
+    allowed_rate: Option<String>,
+    verification_error: Option<&'a str>,
     created_at: Option<String>,
     updated_at: Option<String>,
     failing: bool,
@@ -611,6 +654,10 @@ impl<'a> Shown<'a> {
             description: one.description.as_deref(),
             disabled_reason: one.disabled_reason.as_deref(),
             problem: one.problem.as_deref(),
+            verification: one.verification.to_string(),
+            verified_at: one.verified_at.map(time),
+            allowed_rate: one.allowed_rate.map(|rate| rate.to_string()),
+            verification_error: one.verification_error.as_deref(),
             created_at: one.created_at.map(time),
             updated_at: one.updated_at.map(time),
             failing: one.failing,

@@ -49,7 +49,8 @@ $function$;
 
 -- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at. The name stays:
 -- waiting messages name the destination, and its secret may be encrypted for this name. With another tenant, the row is
--- another registration. A destination with another URL, or that is enabled again, has not failed yet.
+-- another registration. A destination with another URL, or that is enabled again, has not failed yet. One with another URL
+-- or verification is not verified.
 CREATE FUNCTION outbox_destination_changes() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -68,11 +69,22 @@ BEGIN
         NEW.failing_since := NULL;
     END IF;
     NEW.failing := NEW.failing AND NEW.failing_since IS NOT NULL;
-    -- Relays write failing_since and failing. The rest of the row is then the same, byte for byte (*=: json has no other
-    -- equality).
+    IF NEW.url <> OLD.url OR NEW.verification IS DISTINCT FROM OLD.verification THEN
+        NEW.verified_at := NULL;
+        NEW.allowed_rate := NULL;
+    END IF;
+    IF NEW.url <> OLD.url OR NEW.verification IS DISTINCT FROM OLD.verification OR NEW.enabled > OLD.enabled THEN
+        NEW.verification_due := NULL;
+        NEW.verification_tries := 0;
+        NEW.verification_error := NULL;
+    END IF;
+    -- Relays write these columns. The rest of the row is then the same, byte for byte (*=: json has no other equality).
     others := NEW;
     others.failing_since := OLD.failing_since;
     others.failing := OLD.failing;
+    others.verification_due := OLD.verification_due;
+    others.verification_tries := OLD.verification_tries;
+    others.verification_error := OLD.verification_error;
     IF NEW *= OLD OR NOT others *= OLD THEN
         NEW.updated_at := clock_timestamp();
     END IF;
@@ -549,6 +561,8 @@ BEGIN
     -- failed send since the last successful one. failing: a send has failed ten minutes later or more, which the event
     -- outbox.destination.failing tells. id: tells this registration from others of the same name.
     -- created_at: when the registering transaction began; messages of transactions that began earlier do not go there.
+    -- verification: how the endpoint shows that it wants the messages, before the first is sent: challenge or cloudevents;
+    -- until verified_at, messages wait or, with ':skip', do not go there. verification_due: the next try.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             name              text COLLATE "C" NOT NULL,
@@ -572,8 +586,16 @@ BEGIN
             updated_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
             failing_since     timestamptz,
             failing           boolean NOT NULL DEFAULT false,
+            verification      text,
+            verified_at       timestamptz,
+            allowed_rate      text,
+            verification_due  timestamptz,
+            verification_tries integer NOT NULL DEFAULT 0,
+            verification_error text,
             id                uuid NOT NULL DEFAULT gen_random_uuid(),
             CONSTRAINT %3$I PRIMARY KEY (name),
+            CONSTRAINT outbox_destination_verification_is_known CHECK (
+                verification IN ('none', 'challenge', 'challenge:skip', 'cloudevents', 'cloudevents:skip')),
             CONSTRAINT outbox_destination_fails_since_a_time CHECK (NOT failing OR failing_since IS NOT NULL),
             CONSTRAINT outbox_destination_name_is_a_word CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),

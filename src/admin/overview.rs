@@ -79,7 +79,7 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
     counts.push(count(Status::Dead, depths.dead_letters(), dead_is_estimate));
     counts.retain(|row| row.count > 0);
     let mut all_troubles: Vec<TroubleCount> = depths.unrouted().filter_map(unrouted).collect();
-    all_troubles.extend(disabled(&depths, &why::of_disabled(conn, name)?));
+    all_troubles.extend(stopped(&depths, &why::stopped(conn, name)?));
     // The last error of messages that no relay serves is not why they wait.
     let is_unserved = |topic: &str| {
         let mut lanes = depths.lanes.iter().filter(|lane| lane.topic == topic);
@@ -115,20 +115,19 @@ fn unrouted(lane: &LaneDepth) -> Option<TroubleCount> {
     })
 }
 
-/// Due messages of disabled registered destinations.
-fn disabled(depths: &Depths, reasons: &HashMap<String, String>) -> Vec<TroubleCount> {
+/// Due messages of registered destinations to which nothing is sent.
+fn stopped(depths: &Depths, reasons: &HashMap<String, WaitReason>) -> Vec<TroubleCount> {
     let lanes = depths.lanes.iter();
     let due = lanes.filter(|lane| lane.oldest_due_seconds.is_some());
     let row = |lane: &LaneDepth| {
-        let (destination, reason) = reasons.get_key_value(&lane.destination)?;
-        let why = WaitReason::DestinationDisabled {
-            destination: destination.clone(),
-            reason: reason.clone(),
-        };
+        let why = reasons.get(&lane.destination)?;
         Some(TroubleCount {
             status: Status::Pending,
             topic: lane.topic.clone(),
-            reason: "DISABLED".to_owned(),
+            reason: match why {
+                WaitReason::NotVerified { .. } => ReasonCode::NotVerified.to_string(),
+                _ => "DISABLED".to_owned(),
+            },
             count: lane.pending + lane.retrying,
             example: Some(why.to_string()),
             is_estimate: lane.is_estimate,

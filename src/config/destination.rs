@@ -4,6 +4,7 @@ mod classes;
 mod limits;
 mod policy;
 mod tls;
+mod verification;
 
 use std::fmt;
 use std::time::Duration;
@@ -17,6 +18,7 @@ pub use self::limits::{Breaker, Rate, RequestBatch};
 pub(crate) use self::policy::setters;
 pub use self::policy::{DeliveryPolicy, Mode, OnDead, PolicyOption};
 pub use self::tls::{Proxy, Roots, Tls, TlsVersion};
+pub use self::verification::Verification;
 
 use super::auth::Auth;
 use super::error::ConfigError;
@@ -102,6 +104,8 @@ pub struct Destination {
     pub tls: Tls,
     /// The HTTP proxy to the destination.
     pub proxy: Option<Proxy>,
+    /// How the endpoint of a registered destination shows that it wants messages.
+    pub(crate) verification: Verification,
 }
 
 impl Destination {
@@ -136,6 +140,7 @@ impl Destination {
             https_only: None,
             tls: Tls::default(),
             proxy: None,
+            verification: Verification::None,
         }
     }
 }
@@ -359,6 +364,7 @@ mod tests {
             https_only,
             tls,
             proxy,
+            verification: _,
         } = destination;
         assert_eq!(
             (name.as_str(), url.host_str()),

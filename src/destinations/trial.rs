@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
 use super::DestinationError;
 use crate::config::{Config, SigningSecret};
-use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome, Response, caught};
-use crate::message::{Message, Sequence};
+use crate::dispatch::{Customers, Dispatcher, Failure, Outcome, Response, caught};
+use crate::message::Message;
 use crate::public_error::public_error;
 use crate::registered_destination::RegisteredDestination;
 use crate::status::ReasonCode;
@@ -77,35 +77,11 @@ impl DestinationTest {
         let config = config.for_registered();
         let destination = one.destination(secrets)?;
         let dispatcher = Customers::new(config).dispatcher(destination);
-        let dispatcher = dispatcher.map_err(|error| match error {
-            CustomerError::Invalid(error) => DestinationError::Invalid(error),
-            CustomerError::NotHere(why) => DestinationError::Refused(why),
-        })?;
-        let message_id = Uuid::now_v7();
+        let dispatcher = dispatcher?;
+        let payload = serde_json::json!({ "destination": one.name });
         Ok(Self {
             dispatcher,
-            message: Message {
-                sequence: Sequence(0),
-                message_id,
-                topic: TOPIC.to_owned(),
-                destination: one.name.clone(),
-                payload: serde_json::json!({ "destination": one.name }).to_string(),
-                headers: None,
-                ordering_key: None,
-                idempotency_key: message_id.to_string(),
-                tenant_id: one.tenant_id,
-                created_at: SystemTime::now(),
-                occurred_at: None,
-                attempts: 0,
-                expires: None,
-                available_at: 0,
-                claimed_at: 0,
-                claimed: Instant::now(),
-                age: Duration::ZERO,
-                in_a_row: 0,
-                split_to: None,
-                registration: None,
-            },
+            message: Message::unstored(TOPIC, &one.name, one.tenant_id, &payload),
         })
     }
 

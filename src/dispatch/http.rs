@@ -26,6 +26,7 @@ mod target;
 mod tls;
 mod tokens;
 mod trace;
+mod verification;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,6 +41,7 @@ pub(crate) use self::lines::close_idle;
 use self::lookups::{Lookup, system_lookup};
 use self::target::{Answer, Common, Target};
 use self::tokens::{Token, Tokens};
+pub(crate) use self::verification::Verifier;
 use super::{CustomerError, Dispatcher, Failure, Outcome};
 use crate::config::{AuthKind, Config, ConfigError, Destination, Mode, OAuth2};
 use crate::lock::lock;
@@ -238,6 +240,10 @@ impl Customers {
         &self,
         destination: Destination,
     ) -> Result<Arc<dyn Dispatcher>, CustomerError> {
+        Ok(Arc::new(self.place(destination)?))
+    }
+
+    fn place(&self, destination: Destination) -> Result<Place, CustomerError> {
         if !self.can_send {
             let why = "this relay sends by the application's own dispatcher";
             return Err(CustomerError::NotHere(why.to_owned()));
@@ -254,8 +260,7 @@ impl Customers {
             bad.map_err(not_here)?;
         }
         let common = &mut lock(&self.common);
-        let place = Place::new(destination, &self.config, &self.source, common);
-        Ok(Arc::new(place.map_err(not_here)?))
+        Place::new(destination, &self.config, &self.source, common).map_err(not_here)
     }
 
     /// Whether the settings allow the scheme and the port of the URL.
@@ -413,14 +418,21 @@ impl Place {
 
     /// Posts a request. `build` is called again if the request has to be sent again.
     fn post<'m>(&self, build: impl Fn() -> Result<Request<'m>, Failure>) -> Outcome {
-        let began = Instant::now();
-        let answer = match &self.tokens {
-            None => self.target.post(began, build),
-            Some(tokens) => self.post_with_token(tokens, began, build),
-        };
-        match answer {
+        match self.answer(build) {
             Ok(answer) => response::outcome(answer, &self.target.destination, SystemTime::now()),
             Err(outcome) => outcome,
+        }
+    }
+
+    /// The response to a request, whatever it means.
+    fn answer<'m>(
+        &self,
+        build: impl Fn() -> Result<Request<'m>, Failure>,
+    ) -> Result<Answer, Outcome> {
+        let began = Instant::now();
+        match &self.tokens {
+            None => self.target.post(began, build),
+            Some(tokens) => self.post_with_token(tokens, began, build),
         }
     }
 

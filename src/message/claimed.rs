@@ -90,6 +90,39 @@ impl Message {
         self.occurred_at.unwrap_or(self.created_at)
     }
 
+    /// A message that is in no outbox: a test, or a challenge.
+    #[cfg(feature = "http")]
+    pub(crate) fn unstored(
+        topic: &str,
+        destination: &str,
+        tenant_id: Option<Uuid>,
+        payload: &serde_json::Value,
+    ) -> Self {
+        let message_id = Uuid::now_v7();
+        Self {
+            sequence: Sequence(0),
+            message_id,
+            topic: topic.to_owned(),
+            destination: destination.to_owned(),
+            payload: payload.to_string(),
+            headers: None,
+            ordering_key: None,
+            idempotency_key: message_id.to_string(),
+            tenant_id,
+            created_at: SystemTime::now(),
+            occurred_at: None,
+            attempts: 0,
+            expires: None,
+            available_at: 0,
+            claimed_at: 0,
+            claimed: Instant::now(),
+            age: Duration::ZERO,
+            in_a_row: 0,
+            split_to: None,
+            registration: None,
+        }
+    }
+
     /// What tells this message from all others. A sequence may be used again, and an id may be given twice.
     #[cfg(feature = "relay")]
     pub(crate) fn identity(&self) -> (Sequence, Uuid) {

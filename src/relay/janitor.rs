@@ -1,12 +1,16 @@
-//! The janitor thread: cleans the ledger, its payloads and the inbox, removes old leases and pauses, and counts the waiting messages.
+//! The janitor thread: cleans the ledger, its payloads and the inbox, removes old leases and pauses, counts the waiting
+//! messages, and has the endpoints of registered destinations verified.
 
 mod leases;
+mod verifications;
 
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select;
 
 use self::leases::Leases;
+use self::verifications::Verifications;
 use super::depths::Counting;
 use super::session::Session;
 use super::shared::Shared;
@@ -25,22 +29,30 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Cleans and counts until the relay stops.
 pub(crate) fn run(shared: &Shared) {
-    let mut janitor = Janitor::new(shared);
-    loop {
-        let wait = match janitor.work() {
-            Ok(()) => janitor.until_next(),
-            Err(_) => janitor.session.wait(),
-        };
-        select! {
-            recv(shared.signals.stop) -> _ => return,
-            recv(shared.signals.count.ear) -> _ => janitor.depths.hurry(),
-            default(wait) => {}
+    let (mut session, mut verifications) = thread::scope(|scope| {
+        let mut janitor = Janitor::new(shared, scope);
+        let ended = janitor.verifications.inbox.clone();
+        loop {
+            let wait = match janitor.work() {
+                Ok(()) => janitor.until_next(),
+                Err(_) => janitor.session.wait(),
+            };
+            select! {
+                recv(shared.signals.stop) -> _ => return (janitor.session, janitor.verifications),
+                recv(shared.signals.count.ear) -> _ => janitor.depths.hurry(),
+                recv(ended) -> one => janitor.verifications.keep(one),
+                default(wait) => {}
+            }
         }
-    }
+    });
+    // If the database fails, a relay tries again.
+    let _ = verifications.record(&mut session);
 }
 
-struct Janitor<'a> {
+struct Janitor<'a, 'scope> {
     shared: &'a Shared,
+    scope: &'scope Scope<'scope, 'a>,
+    verifications: Verifications,
     session: Session,
     depths: Counting<'a>,
     /// The interval between two cleanings.
@@ -55,8 +67,8 @@ struct Janitor<'a> {
     cleaning: Option<Cleaning>,
 }
 
-impl<'a> Janitor<'a> {
-    fn new(shared: &'a Shared) -> Self {
+impl<'a, 'scope> Janitor<'a, 'scope> {
+    fn new(shared: &'a Shared, scope: &'scope Scope<'scope, 'a>) -> Self {
         // A short retention needs more frequent cleaning.
         let inbox_retention = shared.config.inbox_retention;
         let interval = CLEAN_INTERVAL
@@ -69,6 +81,8 @@ impl<'a> Janitor<'a> {
             .max(Duration::from_millis(200));
         Self {
             shared,
+            scope,
+            verifications: Verifications::new(),
             session: shared.session(Post::Janitor, STATEMENT_TIMEOUT, Plans::Any),
             depths: Counting::new(shared),
             interval,
@@ -94,6 +108,8 @@ impl<'a> Janitor<'a> {
 
     /// Does the work that must not wait for a long cleaning.
     fn look(&mut self) -> Result<(), DatabaseError> {
+        self.verifications
+            .look(self.shared, self.scope, &mut self.session)?;
         self.leases.look(self.shared, &mut self.session)?;
         self.depths.count(&mut self.session)
     }
@@ -101,6 +117,7 @@ impl<'a> Janitor<'a> {
     fn until_next(&self) -> Duration {
         let next = self.next_cleaning.min(self.depths.next());
         let next = next.min(self.leases.next());
+        let next = next.min(self.verifications.next());
         next.saturating_duration_since(Instant::now())
     }
 

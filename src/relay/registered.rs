@@ -17,7 +17,7 @@ use super::to::To;
 use super::turns::Turns;
 use crate::clock;
 use crate::config::{Config, ConfigError};
-use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome};
+use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome, Verifier};
 use crate::lock::lock;
 use crate::message::Message;
 use crate::registered_destination::RegisteredDestination;
@@ -144,7 +144,14 @@ impl Maker {
                 });
                 None
             });
-            let Made { bulkhead, refused } = made.unwrap_or_default();
+            let Made {
+                bulkhead,
+                refused,
+                verifier,
+            } = made.unwrap_or_default();
+            // Until then, it is like a disabled one.
+            let skips = verifier.is_some() && row.verification.skips();
+            let bulkhead = bulkhead.filter(|_| !skips);
             let customer = Arc::new(Customer {
                 id,
                 registration,
@@ -157,6 +164,7 @@ impl Maker {
                 created_at: row.created_at,
                 limits: bulkhead.as_ref().map(Bulkhead::limits),
                 refused,
+                verifier,
             });
             next.by_name
                 .insert(Arc::clone(&customer.name), Arc::clone(&customer));
@@ -207,23 +215,27 @@ impl Maker {
         };
         let destination = row.destination(secrets);
         let destination = destination.map_err(wrong)?;
+        let refusing = |why: &str| Arc::new(Refusing(why.to_owned())) as Arc<dyn Dispatcher>;
         let made = match unreadable.or(not_here.map(str::to_owned)) {
             Some(why) => Err(CustomerError::NotHere(why)),
-            None => self.customers.dispatcher(destination.clone()),
+            None if row.is_verified() => (self.customers)
+                .dispatcher(destination.clone())
+                .map(|dispatcher| (dispatcher, None)),
+            None => (self.customers)
+                .verifier(destination.clone(), row.tenant_id)
+                .map(|verifier| (refusing(NOT_VERIFIED), Some(Arc::new(verifier)))),
         };
-        let (dispatcher, refused) = match made {
-            Ok(dispatcher) => (dispatcher, None),
+        let (dispatcher, verifier, refused) = match made {
+            Ok((dispatcher, verifier)) => (dispatcher, verifier, None),
             Err(CustomerError::Invalid(error)) => return Err(wrong(error)),
-            Err(CustomerError::NotHere(why)) => (
-                Arc::new(Refusing(why.clone())) as Arc<dyn Dispatcher>,
-                Some(why),
-            ),
+            Err(CustomerError::NotHere(why)) => (refusing(&why), None, Some(why)),
         };
         let answers = &self.answers;
         let bulkhead = Bulkhead::of_customer(&destination, &self.config, pool, dispatcher, answers);
         Ok(Made {
             bulkhead: Some(bulkhead),
             refused,
+            verifier,
         })
     }
 }
@@ -231,12 +243,16 @@ impl Maker {
 /// Why a relay refuses a row with the name of one of its configured destinations or groups of handlers.
 const SAME_NAME: &str = "a destination in this relay's settings has the same name";
 
+/// Why no relay sends to a destination whose endpoint has not shown that it wants messages.
+const NOT_VERIFIED: &str = "the destination is not verified";
+
 /// The result of making a bulkhead.
 #[derive(Default)]
 struct Made {
     bulkhead: Option<Bulkhead>,
     /// The reason why this relay does not send.
     refused: Option<String>,
+    verifier: Option<Arc<Verifier>>,
 }
 
 #[derive(Default)]
@@ -423,7 +439,7 @@ impl Registered {
         let is_limited = |member: &Arc<Member>| {
             let gate = &member.bulkhead.gate;
             let is_flowing = matches!(gate.standing(), Standing::Flowing | Standing::Trying);
-            member.customer.is_refused() || !is_flowing || gate.has_news()
+            member.customer.is_held() || !is_flowing || gate.has_news()
         };
         watched.retain(|id| pool.get(id).is_some_and(is_limited));
     }

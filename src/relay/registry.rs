@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::job::Terms;
 use super::to::To;
 use super::verdict::Retries;
+use crate::dispatch::Verifier;
 use crate::message::Message;
 use crate::routes::{Refuses, Routes, Way, matches_any};
 use crate::store::destinations::{AsSeen, Stamp};
@@ -37,6 +38,8 @@ pub(crate) struct Customer {
     /// Why this relay does not send: its settings do not allow the URL, or it cannot decrypt the secret. The messages
     /// wait, because another relay may be able to send.
     pub(super) refused: Option<String>,
+    /// Asks the endpoint, which must first show that it wants messages; `None`: it has, or need not. The messages wait.
+    pub(super) verifier: Option<Arc<Verifier>>,
 }
 
 /// How messages are sent to an enabled destination.
@@ -61,9 +64,9 @@ impl Customer {
         }
     }
 
-    /// Whether this relay does not send to the destination, although others may.
-    pub(super) fn is_refused(&self) -> bool {
-        self.refused.is_some()
+    /// Whether this relay does not send to the destination: its settings refuse it, or it is not verified.
+    pub(super) fn is_held(&self) -> bool {
+        self.refused.is_some() || self.verifier.is_some()
     }
 
     /// Whether a message that names the destination is not for it: the name was registered again, or the row was given to
@@ -111,6 +114,8 @@ pub(crate) struct Registry {
     /// The topics of all enabled destinations.
     topics: Vec<String>,
     pub(super) has_filters: bool,
+    /// The destinations whose endpoints this relay may verify.
+    pub(super) unverified: Vec<Arc<Customer>>,
     pub(super) last_id: u32,
     /// What the active relays serve.
     pub(super) others: Arc<Others>,
@@ -219,6 +224,9 @@ impl Registry {
             if let Some(why) = one.refused.as_deref().filter(|_| self.can_send) {
                 refuses.add(name, why);
             }
+            if one.verifier.is_some() && self.can_send {
+                self.unverified.push(Arc::clone(one));
+            }
             if one.is_enabled() {
                 let of_tenant = self.of_tenants.entry(one.tenant_id).or_default();
                 of_tenant.push(Arc::clone(name));
@@ -272,6 +280,7 @@ mod tests {
                 created_at: None,
                 limits: None,
                 refused: None,
+                verifier: None,
             })
         }
     }

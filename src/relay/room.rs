@@ -51,7 +51,7 @@ impl Rooms {
             ..Self::default()
         };
         for Member { customer, bulkhead } in registered.watched().iter().map(AsRef::as_ref) {
-            if customer.is_refused() {
+            if customer.is_held() {
                 rooms.closed.insert(customer.id);
                 continue;
             }

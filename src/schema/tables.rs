@@ -319,6 +319,19 @@ macro_rules! __outbox_tables {
                 failing_since -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// A send has failed, and none had succeeded for ten minutes.
                 failing -> diesel::sql_types::Bool,
+                /// How the endpoint shows that it wants the messages: `challenge` or `cloudevents`, each also with `:skip`;
+                /// `none` or null: it need not.
+                verification -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// When the endpoint was verified. A change of the URL or the verification clears the column.
+                verified_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// The rate limit that the endpoint asked for when it was verified.
+                allowed_rate -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// When a relay tries to verify the endpoint next; null: now.
+                verification_due -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// The failed tries.
+                verification_tries -> diesel::sql_types::Integer,
+                /// Why the last try failed: a reason code, a colon and the error.
+                verification_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// Tells this registration from others of the same name, and from the same row under another tenant.
                 id -> diesel::sql_types::Uuid,
             }

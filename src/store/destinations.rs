@@ -25,7 +25,7 @@ use super::place::from_micros;
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
 use super::statement::statement;
 use super::table::destination;
-use crate::config::{Auth, DeliveryPolicy, PolicyOption, words};
+use crate::config::{Auth, DeliveryPolicy, PolicyOption, Verification, words};
 use crate::name::OutboxName;
 use crate::registered_destination::RegisteredDestination;
 use crate::schema::values::{Filter, Time};
@@ -88,6 +88,10 @@ struct StoredRow {
     failing_since: Option<PgTimestamp>,
     failing: bool,
     old_secrets_until: Option<PgTimestamp>,
+    verification: Option<String>,
+    verified_at: Option<PgTimestamp>,
+    allowed_rate: Option<String>,
+    verification_error: Option<String>,
 }
 
 /// The columns of a `StoredRow`.
@@ -114,6 +118,10 @@ macro_rules! row {
             destination::failing_since,
             destination::failing,
             destination::old_secrets_until,
+            destination::verification,
+            destination::verified_at,
+            destination::allowed_rate,
+            destination::verification_error,
         )
     };
 }
@@ -148,6 +156,14 @@ impl From<StoredRow> for RegisteredDestination {
             let read = policy.read_column(&json);
             problem = problem.or(read.err().map(|error| error.to_string()));
         }
+        let verification = row.verification.unwrap_or_default();
+        let verification = match verification.as_str() {
+            "" => Some(Verification::None),
+            word => read("verification", word.parse(), &mut problem),
+        };
+        let allowed_rate = row.allowed_rate;
+        let allowed_rate =
+            allowed_rate.and_then(|rate| read("allowed_rate", rate.parse(), &mut problem));
         let mut found = Self {
             topics: row.topics,
             tenant_id: row.tenant_id,
@@ -163,6 +179,10 @@ impl From<StoredRow> for RegisteredDestination {
             failing_since: row.failing_since.map(system_time),
             failing: row.failing,
             old_secrets_until: row.old_secrets_until.map(system_time),
+            verification: verification.unwrap_or_default(),
+            verified_at: row.verified_at.map(system_time),
+            allowed_rate,
+            verification_error: row.verification_error,
             is_unread: problem.is_some(),
             ..Self::new(row.name, row.url)
         };
@@ -233,6 +253,8 @@ pub(crate) fn put(
     let concurrency = policy
         .concurrency
         .map(|sends| i32::try_from(sends).unwrap_or(i32::MAX));
+    let verification = one.verification;
+    let verification = (verification != Verification::None).then(|| verification.to_string());
     insert_into(registered(name))
         .values((
             destination::name.eq(&one.name),
@@ -251,6 +273,7 @@ pub(crate) fn put(
             destination::policy.eq(policy.column().as_deref().map(Json)),
             destination::description.eq(&one.description),
             destination::disabled_reason.eq(&one.disabled_reason),
+            destination::verification.eq(verification),
         ))
         .on_conflict(destination::name)
         .do_update()
@@ -269,6 +292,7 @@ pub(crate) fn put(
             destination::policy.eq(excluded(destination::policy)),
             destination::description.eq(excluded(destination::description)),
             destination::disabled_reason.eq(excluded(destination::disabled_reason)),
+            destination::verification.eq(excluded(destination::verification)),
         ))
         .execute(conn)
         .map(drop)
@@ -377,6 +401,13 @@ pub(crate) fn set_enabled(
         ))
         .execute(conn)
         .map(|count| count > 0)
+}
+
+/// Whether the endpoint has yet to show that it wants messages.
+pub(crate) fn is_unverified() -> On<'static, destination::table> {
+    let verification = destination::verification;
+    let is_wanted = verification.assume_not_null().ne("none");
+    Box::new((verification.is_not_null().and(is_wanted)).and(destination::verified_at.is_null()))
 }
 
 /// One version of a row: its name, and the time of its last change.

@@ -25,5 +25,6 @@ pub(crate) mod split;
 pub(crate) mod streams;
 pub(crate) mod topics;
 mod unserved;
+pub(crate) mod verification;
 mod walk;
 pub(crate) mod whereabouts;

@@ -85,6 +85,7 @@ mod topics;
 #[cfg(feature = "tracing")]
 mod traces;
 mod typed_queries;
+mod verification;
 mod wait_reasons;
 mod waiting;
 mod wake;

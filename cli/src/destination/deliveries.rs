@@ -1,10 +1,12 @@
-//! `diesel-outbox destination deliveries`, `send-again` and `test`
+//! `diesel-outbox destination deliveries`, `send-again`, `test` and `verify`
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::Place;
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::{Delivery, DeliveryFilter, DestinationError, Destinations};
+use diesel_outbox::destinations::{
+    Delivery, DeliveryFilter, DestinationError, Destinations, EndpointAnswer,
+};
 use diesel_outbox::{ConfigError, ReasonCode, Status};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -113,10 +115,8 @@ pub(super) fn test(
     config: &Config,
     json: bool,
 ) -> Result<()> {
-    let test = match destinations.test(conn, name, config) {
-        Ok(Some(test)) => test,
-        Ok(None) => return super::missing(name),
-        Err(error) => bail!("nothing was sent: {error}"),
+    let Some(test) = sendable(destinations.test(conn, name, config))? else {
+        return super::missing(name);
     };
     let answer = test.send();
     if json {
@@ -143,6 +143,37 @@ pub(super) fn test(
     }
     match (answer.reason, answer.error) {
         (Some(reason), Some(error)) => bail!("the test failed: {reason} ({error})"),
+        _ => Ok(()),
+    }
+}
+
+/// What may be sent, if the settings allow it.
+pub(super) fn sendable<T>(ready: Result<Option<T>, DestinationError>) -> Result<Option<T>> {
+    ready.map_err(|error| anyhow!("nothing was sent: {error}"))
+}
+
+/// Shows the answer of an endpoint. Fails unless the endpoint is verified.
+pub(super) fn verified(name: &str, answer: &EndpointAnswer, json: bool) -> Result<()> {
+    let rate = answer.allowed_rate.map(|rate| rate.to_string());
+    if json {
+        output::json(&json!({
+            "verified": answer.is_verified,
+            "allowed_rate": rate,
+            "took_ms": u64::try_from(answer.took.as_millis())?,
+            "reason": answer.reason.map(ReasonCode::as_str),
+            "error": answer.error,
+            "public_error": answer.public_error(),
+        }))?;
+    } else if answer.is_verified {
+        let rate = rate.map(|rate| format!(", and allows {rate}"));
+        output::line(format!(
+            "{} is verified{}",
+            output::shown(name),
+            rate.unwrap_or_default()
+        ))?;
+    }
+    match (answer.reason, &answer.error) {
+        (Some(reason), Some(error)) => bail!("not verified: {reason} ({error})"),
         _ => Ok(()),
     }
 }

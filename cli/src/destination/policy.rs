@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use diesel_outbox::ConfigError;
-use diesel_outbox::config::{DeliveryPolicy, PolicyOption};
+use diesel_outbox::config::{DeliveryPolicy, PolicyOption, Verification};
 use diesel_outbox::destinations::RegisteredDestination;
 use diesel_outbox::program::SETTINGS;
 
@@ -82,6 +82,7 @@ pub(super) fn fields() -> Vec<String> {
         "filter",
         "headers",
         "auth",
+        "verification",
         "description",
     ];
     let own = own.into_iter().map(str::to_owned);
@@ -97,6 +98,7 @@ pub(super) fn clear(one: &mut RegisteredDestination, field: &str) {
         "filter" => one.filter = None,
         "headers" => one.headers.clear(),
         "auth" => one.auth = None,
+        "verification" => one.verification = Verification::None,
         "description" => one.description = None,
         option => {
             if let Some(option) = PolicyOption::named(&option.replace('-', "_")) {

@@ -5,7 +5,7 @@ pub(super) mod change;
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::{Pausable, Place};
-use diesel_outbox::config::PolicyOption;
+use diesel_outbox::config::{PolicyOption, Verification};
 use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter,
     Destinations, RegisteredDestination,
@@ -210,6 +210,7 @@ fn state(site: &Site, one: &RegisteredDestination) -> Markup {
     html! {
         @match (one.enabled, one.failing) {
             (false, _) => span.badge.bad { "disabled" },
+            (true, _) if !one.is_verified() => span.badge.wait { "not verified" },
             (true, true) => span.badge.bad { "failing" },
             (true, false) => span.badge.good { "enabled" },
         }
@@ -217,6 +218,7 @@ fn state(site: &Site, one: &RegisteredDestination) -> Markup {
             " " span.quiet { "no success since " (words::moment(&humantime::format_rfc3339_seconds(since).to_string())) }
         }
         @if let Some(reason) = &one.disabled_reason { " " (words::shortened(reason, 200)) }
+        @if let Some(error) = &one.verification_error { " " (words::shortened(error, 200)) }
         @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
         " " (held(why.as_deref()))
     }
@@ -337,9 +339,13 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
                             dt title=(option.help) { (heading(option)) } dd { (text) }
                         }
                     }
+                    @if one.verification != Verification::None {
+                        dt { "Verification" } dd { (one.verification) }
+                    }
+                    @if let Some(rate) = one.allowed_rate { dt { "Allowed rate" } dd { (rate) } }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
                     @if let Some(auth) = &one.auth { dt { "Authentication" } dd { (auth) } }
-                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Failing since", one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
+                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Verified", one.verified_at), ("Failing since", one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
                         @if let Some(time) = time {
                             dt { (name) } dd { (words::moment(&humantime::format_rfc3339_seconds(time).to_string())) }
                         }

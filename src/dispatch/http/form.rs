@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
+use ::http::Method;
 use ::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use secrecy::ExposeSecret;
+use url::Url;
 use uuid::Uuid;
 
 use super::cloudevents::Envelope;
@@ -43,6 +45,18 @@ pub(super) struct Form {
     max_payload_bytes: Option<usize>,
 }
 
+/// Names the origin of requests to receivers that take part in the handshake of CloudEvents.
+const REQUEST_ORIGIN: HeaderName = HeaderName::from_static("webhook-request-origin");
+/// The origin of a relay whose source names no host.
+const ORIGIN: &str = "diesel-outbox";
+
+/// The host of the source.
+pub(super) fn origin(source: &str) -> String {
+    let url = Url::parse(source).ok();
+    let host = url.as_ref().and_then(Url::host_str);
+    host.unwrap_or(ORIGIN).to_owned()
+}
+
 /// A message that has passed the checks before a send.
 #[derive(Debug)]
 pub(super) struct Checked<'a> {
@@ -50,9 +64,11 @@ pub(super) struct Checked<'a> {
     stored: Stored,
 }
 
-/// The headers and body of a POST request.
+/// A request.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
+    /// OPTIONS has no body.
+    pub(super) method: Method,
     pub(super) headers: HeaderMap,
     pub(super) body: Cow<'a, str>,
 }
@@ -95,6 +111,12 @@ impl Form {
         }
         let mut attributes = BTreeMap::new();
         let mut fixed_names = Vec::new();
+        if destination.verification.is_by_cloudevents() {
+            let origin = HeaderValue::from_str(&origin(source));
+            let origin = origin.map_err(|error| bad("source", error.to_string()))?;
+            fixed.insert(REQUEST_ORIGIN, origin);
+            fixed_names.push(REQUEST_ORIGIN.as_str().to_owned());
+        }
         for (header, value) in &destination.headers {
             let value = value.expose_secret();
             let bad = |reason: String| bad(&format!("headers.{header}"), reason);
@@ -184,7 +206,11 @@ impl Form {
         headers.extend(stored.headers);
         self.sign(&mut headers, message.message_id, now, &body)?;
         check_length(&headers)?;
-        Ok(Request { headers, body })
+        Ok(Request {
+            method: Method::POST,
+            headers,
+            body,
+        })
     }
 
     /// One request for several messages. The idempotency key, attempt and stored HTTP headers of each message are left
@@ -202,6 +228,7 @@ impl Form {
         let mut headers = self.headers(0);
         self.sign(&mut headers, Uuid::now_v7(), now, &body)?;
         Ok(Request {
+            method: Method::POST,
             headers,
             body: Cow::Owned(body),
         })
@@ -217,6 +244,17 @@ impl Form {
         let signer = self.header_signer.as_ref();
         headers::add_webhook(headers, id, now, (&self.signer, signer), body)
             .map_err(|error| invalid(error.to_string()))
+    }
+
+    /// A request that asks what the receiver allows, with the destination's headers.
+    pub(super) fn options(&self) -> Request<'static> {
+        let is_own = |name: &HeaderName| self.fixed_names.iter().any(|own| own == name.as_str());
+        let own = self.fixed.iter().filter(|(name, _)| is_own(name));
+        Request {
+            method: Method::OPTIONS,
+            headers: own.cloned().collect(),
+            body: Cow::Borrowed(""),
+        }
     }
 
     fn headers(&self, stored: usize) -> HeaderMap {

@@ -11,7 +11,14 @@ const MOST_BYTES: usize = 256 * 1024;
 const LONGEST_LINE: usize = 8 * 1024;
 /// The most spaces before a status.
 const MOST_SPACES: usize = 8;
-/// The most bytes that are kept of `Retry-After` and `Location`.
+/// The fields whose first value is kept.
+const KEPT: [&str; 4] = [
+    "retry-after",
+    "location",
+    "webhook-allowed-origin",
+    "webhook-allowed-rate",
+];
+/// The most bytes that are kept of each of them.
 const LONGEST_VALUE: usize = 512;
 
 /// The head of a response, as far as it has arrived.
@@ -59,8 +66,8 @@ struct Fields {
     closes: bool,
     keeps_alive: bool,
     idle: Option<Duration>,
-    retry_after: Vec<u8>,
-    location: Vec<u8>,
+    /// In the order of [`KEPT`].
+    kept: [Vec<u8>; KEPT.len()],
     has_challenge: bool,
     /// The field that a folded line continues.
     last: Option<Field>,
@@ -72,9 +79,9 @@ enum Field {
     Encoding,
     Connection,
     KeepAlive,
-    RetryAfter,
-    Location,
     Challenge,
+    /// The number in [`KEPT`].
+    Kept(usize),
 }
 
 impl Field {
@@ -84,12 +91,12 @@ impl Field {
             ("transfer-encoding", Self::Encoding),
             ("connection", Self::Connection),
             ("keep-alive", Self::KeepAlive),
-            ("retry-after", Self::RetryAfter),
-            ("location", Self::Location),
             ("proxy-authenticate", Self::Challenge),
         ];
-        let is_name = |(known, _): &&(&str, Self)| name.eq_ignore_ascii_case(known.as_bytes());
-        known.iter().find(is_name).map(|(_, field)| *field)
+        let is_name = |known: &str| name.eq_ignore_ascii_case(known.as_bytes());
+        let found = known.iter().find(|(known, _)| is_name(known));
+        let found = found.map(|(_, field)| *field);
+        found.or_else(|| KEPT.iter().position(|known| is_name(known)).map(Self::Kept))
     }
 }
 
@@ -217,12 +224,10 @@ impl Head {
         if fields.has_challenge {
             add(b"proxy-authenticate: any\r\n");
         }
-        for (name, value) in [
-            (&b"retry-after: "[..], &fields.retry_after),
-            (b"location: ", &fields.location),
-        ] {
+        for (name, value) in KEPT.iter().zip(&fields.kept) {
             if !value.is_empty() {
-                add(name);
+                add(name.as_bytes());
+                add(b": ");
                 add(value);
                 add(b"\r\n");
             }
@@ -287,9 +292,8 @@ impl Fields {
                 let timeout = items().find_map(|item| seconds(&item.to_ascii_lowercase()));
                 self.idle = timeout.map(Duration::from_secs).or(self.idle);
             }
-            Field::RetryAfter if self.retry_after.is_empty() => self.retry_after = kept(value),
-            Field::Location if self.location.is_empty() => self.location = kept(value),
-            Field::RetryAfter | Field::Location | Field::Challenge => {}
+            Field::Kept(number) if self.kept[number].is_empty() => self.kept[number] = kept(value),
+            Field::Kept(_) | Field::Challenge => {}
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use ::http::header::{LOCATION, RETRY_AFTER};
+
 use super::target::Answer;
 use crate::config::{Class, Destination, shown_url};
 use crate::dispatch::{Failure, Outcome, Pause};
@@ -9,14 +11,9 @@ use crate::status::{REDIRECTS_TO, ReasonCode};
 
 /// The outcome of a response.
 pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime) -> Outcome {
-    let Answer {
-        response,
-        retry_after,
-        location,
-    } = answer;
-    let status = response.status.unwrap_or_default();
+    let status = answer.response.status.unwrap_or_default();
     let class = match status {
-        200..=299 => return Outcome::Delivered(response),
+        200..=299 => return Outcome::Delivered(answer.response),
         400..=499 => destination.policy.classes.of(status),
         _ => Class::Retry,
     };
@@ -30,9 +27,9 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
         _ => ReasonCode::Protocol,
     };
     let may_ask_to_wait = matches!(status, 408 | 409 | 425 | 429 | 500..=599);
-    let retry_after = retry_after
+    let retry_after = (answer.header(RETRY_AFTER))
         .filter(|_| may_ask_to_wait)
-        .and_then(|value| parse_retry_after(&value, now))
+        .and_then(|value| parse_retry_after(value, now))
         .map(|wait| wait.min(destination.policy.retry_after_cap));
     let pause = match (class, status) {
         (Class::Pause, _) => Some(Pause::UntilResumed),
@@ -41,7 +38,8 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
         _ => None,
     };
     // The URL is shown without what may be a token: the error is logged.
-    let to = location.and_then(|to| destination.url.join(&to).ok());
+    let to = answer.header(LOCATION);
+    let to = to.and_then(|to| destination.url.join(to).ok());
     let error = match to.filter(|_| code == ReasonCode::Redirect) {
         Some(to) => format!(
             "the receiver returned {status}{REDIRECTS_TO}{}",
@@ -51,7 +49,7 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
     };
     let failure = Failure {
         error,
-        response,
+        response: answer.response,
         retry_after,
         pause,
         ..Failure::new(code, "")
@@ -101,17 +99,23 @@ pub(super) fn parse_retry_after(value: &str, now: SystemTime) -> Option<Duration
 
 #[cfg(test)]
 mod tests {
+    use ::http::header::HeaderName;
     use proptest::prelude::{any, prop_assert, proptest};
 
     use super::*;
     use crate::dispatch::Response;
 
-    fn outcome_of(status: u16, retry_after: Option<&str>, destination: &Destination) -> Outcome {
-        let answer = Answer {
+    fn answer(status: u16, header: Option<(HeaderName, &str)>) -> Answer {
+        let header = header.into_iter();
+        let valid = |(name, value): (_, &str)| (name, value.parse().expect("a header"));
+        Answer {
             response: Response::new(Some(status), None),
-            retry_after: retry_after.map(str::to_owned),
-            location: None,
-        };
+            headers: header.map(valid).collect(),
+        }
+    }
+
+    fn outcome_of(status: u16, retry_after: Option<&str>, destination: &Destination) -> Outcome {
+        let answer = answer(status, retry_after.map(|value| (RETRY_AFTER, value)));
         outcome(answer, destination, SystemTime::now())
     }
 
@@ -190,11 +194,7 @@ mod tests {
                 "https://***@b.example/hooks/***?***",
             ),
         ] {
-            let answer = Answer {
-                response: Response::new(Some(308), None),
-                retry_after: None,
-                location: Some(location.to_owned()),
-            };
+            let answer = answer(308, Some((LOCATION, location)));
             let Outcome::Retry(failure) = outcome(answer, &destination, SystemTime::now()) else {
                 panic!("a redirect is retried");
             };

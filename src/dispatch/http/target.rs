@@ -5,9 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ::http::header::{
-    AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, PROXY_AUTHORIZATION, RETRY_AFTER,
-};
+use ::http::header::{AUTHORIZATION, AsHeaderName, HeaderMap, HeaderValue, PROXY_AUTHORIZATION};
 use ::http::{Method, Request, Uri};
 use ureq::Agent;
 use ureq::unversioned::transport::Connector;
@@ -46,7 +44,7 @@ pub(super) struct Target {
     uri: Uri,
     /// The user and the password of the URL.
     authorization: Option<HeaderValue>,
-    timeout: Duration,
+    pub(super) timeout: Duration,
     agent_config: Arc<ureq::config::Config>,
     /// Whether the timeout differs from that of the agents.
     has_own_timeout: bool,
@@ -87,10 +85,14 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) response: Response,
-    /// The header as received.
-    pub(super) retry_after: Option<String>,
-    /// The header as received.
-    pub(super) location: Option<String>,
+    pub(super) headers: HeaderMap,
+}
+
+impl Answer {
+    /// A header, unless it has other characters than ASCII.
+    pub(super) fn header(&self, name: impl AsHeaderName) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
 }
 
 /// The state that all destinations of a dispatcher share.
@@ -275,7 +277,7 @@ impl Target {
         }
     }
 
-    /// Posts a request of a send that began then. The caller decides the outcome of a response. Without a response, the
+    /// Sends a request of a send that began then. The caller decides the outcome of a response. Without a response, the
     /// error is the outcome.
     ///
     /// A reused connection may be lost because the receiver closes it at that moment. Then the request is built and sent
@@ -326,11 +328,16 @@ impl Target {
     fn send(
         &self,
         line: &Line,
-        form::Request { headers, body }: form::Request<'_>,
+        form::Request {
+            method,
+            headers,
+            body,
+        }: form::Request<'_>,
         passed: Duration,
     ) -> Result<Answer, ureq::Error> {
         let mut request = Request::new(&*body);
-        *request.method_mut() = Method::POST;
+        let has_body = method != Method::OPTIONS;
+        *request.method_mut() = method;
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = headers;
         self.authorize(request.headers_mut());
@@ -343,20 +350,19 @@ impl Target {
                 .timeout_recv_body(Some(BODY_WAIT).filter(|_| !reads_whole))
                 .build();
         }
-        let answer = line.agent.run(request)?;
+        let answer = match has_body {
+            true => line.agent.run(request)?,
+            false => line.agent.run(request.map(drop))?,
+        };
         if let Some(via) = &self.via {
             via.check_response(answer.status(), answer.headers())?;
         }
-        let header = |name| {
-            let value: &HeaderValue = answer.headers().get(name)?;
-            value.to_str().ok().map(str::to_owned)
-        };
+        let (parts, body) = answer.into_parts();
         Ok(Answer {
-            retry_after: header(RETRY_AFTER),
-            location: header(LOCATION),
+            headers: parts.headers,
             response: Response {
-                status: Some(answer.status().as_u16()),
-                body: beginning(answer.into_body().into_reader(), self.reads),
+                status: Some(parts.status.as_u16()),
+                body: beginning(body.into_reader(), self.reads),
             },
         })
     }

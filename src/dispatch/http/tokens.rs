@@ -9,7 +9,8 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use ::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use ::http::Method;
+use ::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use secrecy::ExposeSecret;
@@ -20,7 +21,7 @@ use url::form_urlencoded::{Serializer, byte_serialize};
 use super::assertion::Assertions;
 use super::form::Request;
 use super::response::parse_retry_after;
-use super::target::{Answer, Target};
+use super::target::Target;
 use crate::config::{Client, OAuth2};
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
@@ -143,11 +144,10 @@ impl Tokens {
     fn request(&self, began: Instant) -> Result<Token, Outcome> {
         let requested_at = Instant::now();
         let answer = self.target.post(began, || self.grant.request());
-        let Answer {
-            response,
-            retry_after,
-            ..
-        } = answer.map_err(failed)?;
+        let answer = answer.map_err(failed)?;
+        let retry_after = answer.header(RETRY_AFTER);
+        let wait = retry_after.and_then(|value| parse_retry_after(value, SystemTime::now()));
+        let response = answer.response;
         let body = response.body.unwrap_or_default();
         let answered = match response.status.unwrap_or_default() {
             200 => match token(&body, requested_at) {
@@ -161,7 +161,6 @@ impl Tokens {
         };
         let error = format!("{TOKEN_SERVER}{answered}");
         let cap = self.target.destination.policy.retry_after_cap;
-        let wait = retry_after.and_then(|value| parse_retry_after(&value, SystemTime::now()));
         Err(Outcome::Retry(Failure {
             retry_after: wait.map(|wait| wait.min(cap)),
             ..Failure::new(ReasonCode::TokenServer, error)
@@ -291,6 +290,7 @@ impl Grant {
             body.append_pair("client_assertion", &assertion);
         }
         Ok(Request {
+            method: Method::POST,
             headers,
             body: Cow::Owned(body.finish()),
         })

@@ -64,7 +64,7 @@ impl Shared {
         let pool = registered.pool();
         let mut turns = registered.turns();
         let next = turns.next(now, |id| {
-            let member = pool.get(&id).filter(|one| !one.customer.is_refused());
+            let member = pool.get(&id).filter(|one| !one.customer.is_held());
             member.map_or(Admission::Closed, |one| one.bulkhead.gate.try_pass(now))
         });
         // While this thread sends, another thread waits for the destinations that wait for a time.

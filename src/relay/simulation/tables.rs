@@ -780,7 +780,15 @@ impl Tables {
             served,
             self.all_pauses(now),
             disabled
-                .map(|(name, _)| ((*name).to_owned(), String::new()))
+                .map(|(name, _)| {
+                    let destination = (*name).to_owned();
+                    let reason = String::new();
+                    let why = WaitReason::DestinationDisabled {
+                        destination,
+                        reason,
+                    };
+                    ((*name).to_owned(), why)
+                })
                 .collect(),
             HashMap::new(),
         )

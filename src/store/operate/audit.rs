@@ -42,6 +42,8 @@ pub enum Act {
     RemoveDestination,
     /// A destination has a new secret.
     RotateDestination,
+    /// The endpoint of a destination is asked whether it wants messages.
+    VerifyDestination,
     /// A message is sent to a destination again.
     SendAgain,
     /// A destination gets its dead letters, and perhaps what it missed.
@@ -68,6 +70,7 @@ impl Act {
             Self::DisableDestination => "destination disable",
             Self::RemoveDestination => "destination remove",
             Self::RotateDestination => "destination rotate",
+            Self::VerifyDestination => "destination verify",
             Self::SendAgain => "destination send-again",
             Self::RecoverDestination => "destination recover",
             Self::BackfillDestination => "destination backfill",

@@ -3,16 +3,19 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use diesel::prelude::{ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::dsl::not;
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Text};
 use diesel::{PgConnection, select};
 
 use super::messages::{self, Content, MessageRecord};
+use crate::config::Rate;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::{ReasonCode, UnknownWord};
+use crate::store::destinations::is_unverified;
 use crate::store::place::{from_micros, rfc3339};
 use crate::store::relay::lease::{is_not_over, leases};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable};
@@ -68,6 +71,13 @@ pub enum WaitReason {
         destination: String,
         /// Why the destination is disabled.
         reason: String,
+    },
+    /// The endpoint of the registered destination has not shown yet that it wants messages.
+    NotVerified {
+        /// The name of the destination.
+        destination: String,
+        /// Why the last try failed.
+        error: Option<String>,
     },
     /// The circuit breaker of the destination is open.
     BreakerOpen {
@@ -168,7 +178,7 @@ impl std::str::FromStr for Blocker {
 
 impl WaitReason {
     /// The kind of the reason, as one word: `not_due`, `behind_key`, `topic_paused`, `destination_paused`,
-    /// `destination_disabled`, `breaker_open`, `no_room`, `held`, `not_served`, `no_relay`, `expired` or `sending`.
+    /// `destination_disabled`, `not_verified`, `breaker_open`, `no_room`, `held`, `not_served`, `no_relay`, `expired` or `sending`.
     ///
     /// ```
     /// let reason = diesel_outbox::admin::WaitReason::NoRelay { disabled: None };
@@ -181,6 +191,7 @@ impl WaitReason {
             Self::TopicPaused { .. } => "topic_paused",
             Self::DestinationPaused { .. } => "destination_paused",
             Self::DestinationDisabled { .. } => "destination_disabled",
+            Self::NotVerified { .. } => "not_verified",
             Self::BreakerOpen { .. } => "breaker_open",
             Self::NoRoom { .. } => "no_room",
             Self::Held { .. } => "held",
@@ -219,6 +230,14 @@ impl fmt::Display for WaitReason {
                 destination,
                 reason,
             } => write!(f, "destination disabled: {destination}: {reason}"),
+            Self::NotVerified {
+                destination,
+                error: None,
+            } => write!(f, "destination not verified: {destination}"),
+            Self::NotVerified {
+                destination,
+                error: Some(error),
+            } => write!(f, "destination not verified: {destination}: {error}"),
             Self::BreakerOpen { destination, until } => {
                 write!(
                     f,
@@ -320,8 +339,8 @@ pub(crate) struct Facts {
     /// `None`: a test's relay, which serves everything and ignores pauses.
     served: Option<Served>,
     pauses: HashMap<(String, String), Pause>,
-    /// The registered destinations that are disabled, and why.
-    disabled: HashMap<String, String>,
+    /// The registered destinations to which nothing is sent, and why.
+    stopped: HashMap<String, WaitReason>,
     /// The rate limits of registered destinations.
     rates: HashMap<String, String>,
 }
@@ -333,7 +352,7 @@ impl Facts {
             valid_leases(conn, name)?,
             served(conn, name)?,
             pause::all(conn, name)?,
-            of_disabled(conn, name)?,
+            stopped(conn, name)?,
             rates(conn, name)?,
         ))
     }
@@ -343,7 +362,7 @@ impl Facts {
         leases: HashSet<i64>,
         served: Served,
         pauses: Vec<pause::Paused>,
-        disabled: HashMap<String, String>,
+        stopped: HashMap<String, WaitReason>,
         rates: HashMap<String, String>,
     ) -> Self {
         let at = |left: std::time::Duration| {
@@ -362,7 +381,7 @@ impl Facts {
             leases,
             served: Some(served),
             pauses: pauses.collect(),
-            disabled,
+            stopped,
             rates,
         }
     }
@@ -374,7 +393,7 @@ impl Facts {
             leases: valid_leases(conn, name)?,
             served: None,
             pauses: HashMap::new(),
-            disabled: HashMap::new(),
+            stopped: HashMap::new(),
             rates: HashMap::new(),
         })
     }
@@ -421,11 +440,8 @@ impl Facts {
                 },
             });
         }
-        if let Some(reason) = self.disabled.get(destination) {
-            return Some(WaitReason::DestinationDisabled {
-                destination: destination.to_owned(),
-                reason: reason.clone(),
-            });
+        if let Some(reason) = self.stopped.get(destination) {
+            return Some(reason.clone());
         }
         let served = self.served.as_ref()?;
         if served.is_empty() {
@@ -578,28 +594,53 @@ impl Facts {
     }
 }
 
-/// The registered destinations that are disabled, and why.
-pub(crate) fn of_disabled(
+/// The registered destinations to which nothing is sent, and why.
+pub(crate) fn stopped(
     conn: &mut PgConnection,
     name: &OutboxName,
-) -> QueryResult<HashMap<String, String>> {
-    let disabled: Vec<(String, Option<String>)> = destination::table(name.destination())
-        .filter(destination::enabled.eq(false))
-        .select((destination::name, destination::disabled_reason))
-        .load(conn)?;
-    let disabled = disabled.into_iter();
-    Ok(disabled
-        .map(|(name, reason)| (name, reason.unwrap_or_default()))
-        .collect())
+) -> QueryResult<HashMap<String, WaitReason>> {
+    let stopped: Vec<(String, bool, Option<String>, Option<String>)> =
+        destination::table(name.destination())
+            .filter(not(destination::enabled).or(is_unverified()))
+            .select((
+                destination::name,
+                destination::enabled,
+                destination::disabled_reason,
+                destination::verification_error,
+            ))
+            .load(conn)?;
+    let reason = |(name, is_enabled, reason, error): (String, bool, Option<String>, _)| {
+        let destination = name.clone();
+        let reason = match is_enabled {
+            true => WaitReason::NotVerified { destination, error },
+            false => WaitReason::DestinationDisabled {
+                destination,
+                reason: reason.unwrap_or_default(),
+            },
+        };
+        (name, reason)
+    };
+    Ok(stopped.into_iter().map(reason).collect())
 }
 
 /// The rate limits of registered destinations, by name.
 fn rates(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<HashMap<String, String>> {
-    let limited: Vec<(String, String)> = destination::table(name.destination())
-        .filter(destination::rate.is_not_null())
-        .select((destination::name, destination::rate.assume_not_null()))
-        .load(conn)?;
-    Ok(limited.into_iter().collect())
+    let limited: Vec<(String, Option<String>, Option<String>)> =
+        destination::table(name.destination())
+            .filter((destination::rate.is_not_null()).or(destination::allowed_rate.is_not_null()))
+            .select((
+                destination::name,
+                destination::rate,
+                destination::allowed_rate,
+            ))
+            .load(conn)?;
+    let lower = |(name, own, allowed): (String, Option<String>, Option<String>)| {
+        let rates = [own, allowed].into_iter().flatten();
+        let rates = rates.filter_map(|rate| rate.parse::<Rate>().ok());
+        let lower = rates.min_by(|a, b| a.per_second.total_cmp(&b.per_second));
+        Some((name, lower?.to_string()))
+    };
+    Ok(limited.into_iter().filter_map(lower).collect())
 }
 
 fn valid_leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<HashSet<i64>> {

@@ -108,7 +108,7 @@ fn a_request_for_several_messages_has_its_own_id_and_no_headers_of_single_messag
     let second = message(" 2 ");
     let form = form(Mode::Batched, |_| ());
     let batch = [&first, &second].map(|message| form.check(message).expect("good"));
-    let Request { headers, body } = form.several(&batch, now()).expect("a request");
+    let Request { headers, body, .. } = form.several(&batch, now()).expect("a request");
     assert_eq!(
         names(&headers),
         ["content-type", "webhook-id", "webhook-timestamp"]
@@ -147,7 +147,7 @@ fn headers_of_the_destination_win_in_each_mode() {
     assert_eq!(headers["x-b"], "stored");
     assert_eq!(headers["traceparent"], "t");
     for mode in [Mode::Structured, Mode::Batched] {
-        let Request { headers, body } = request(&form(mode, fixed), &message);
+        let Request { headers, body, .. } = request(&form(mode, fixed), &message);
         assert_eq!(headers["x-a"], "fixed");
         assert_eq!(headers["traceparent"], "t");
         assert!(!headers.contains_key("ce-region"));

@@ -1,0 +1,162 @@
+//! The tries to verify the endpoints of registered destinations: one at a time for each, whatever the number of relays.
+
+use std::time::Duration;
+
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
+    QueryDsl, RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::{Connection, PgConnection, PgSortExpressionMethods, update};
+
+use super::own;
+use crate::config::Rate;
+use crate::name::OutboxName;
+use crate::store::destinations::{AsSeen, disable_as_seen, is_as_seen};
+use crate::store::sql::{clock_timestamp, interval};
+use crate::store::table::destination;
+
+/// How long after each failed try the next one is: three days together. The destination is then disabled.
+const RETRIES: [Duration; 10] = [
+    Duration::from_secs(10),
+    Duration::from_secs(60),
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(30 * 60),
+    Duration::from_secs(2 * 3600),
+    Duration::from_secs(5 * 3600),
+    Duration::from_secs(10 * 3600),
+    Duration::from_secs(14 * 3600),
+    Duration::from_secs(18 * 3600),
+    Duration::from_secs(24 * 3600),
+];
+/// How long a try may take in addition to the timeout of its request.
+const MARGIN: Duration = Duration::from_secs(5);
+
+/// The most characters of a stored error.
+const LONGEST_ERROR: usize = 512;
+
+/// What follows a failed try.
+#[derive(Debug)]
+pub(crate) enum Next {
+    Again(Duration),
+    /// The destination is disabled, for this reason.
+    Disabled(String),
+    /// The destination has changed, or is verified.
+    Changed,
+}
+
+/// Takes those of these destinations whose next try is due, as they were seen, each with the timeout of a request. Returns
+/// their indices. Until a try must have ended, no other relay takes the destination.
+pub(crate) fn take(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    seen: &[(AsSeen<'_>, Duration)],
+    most: usize,
+) -> QueryResult<Vec<usize>> {
+    let names: Vec<&str> = seen.iter().map(|(one, _)| one.name).collect();
+    conn.transaction(|conn| {
+        let due = destination::verification_due;
+        let is_due = due.assume_not_null().le(clock_timestamp());
+        let found: Vec<String> = destination::table(name.destination())
+            .filter(destination::name.eq_any(&names))
+            .filter(destination::enabled)
+            .filter(destination::verified_at.is_null())
+            .filter(due.is_null().or(is_due))
+            .order(due.asc().nulls_first())
+            .limit(i64::try_from(most).unwrap_or(i64::MAX))
+            .select(destination::name)
+            .for_no_key_update()
+            .skip_locked()
+            .load(conn)?;
+        let mut taken = Vec::new();
+        for (index, (one, timeout)) in seen.iter().enumerate() {
+            if found.iter().any(|name| name == one.name) && hold(conn, name, *one, *timeout)? {
+                taken.push(index);
+            }
+        }
+        Ok(taken)
+    })
+}
+
+/// Keeps other relays from trying while this try lasts. `false`: the destination has changed.
+pub(crate) fn hold(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    seen: AsSeen<'_>,
+    timeout: Duration,
+) -> QueryResult<bool> {
+    let until = clock_timestamp() + interval(timeout + MARGIN);
+    update(destination::table(name.destination()))
+        .filter(is_as_seen(seen))
+        .set(destination::verification_due.eq(until.nullable()))
+        .execute(conn)
+        .map(|count| count > 0)
+}
+
+/// Records that the endpoint wants messages, and how many. `false`: the destination has changed.
+pub(crate) fn verified(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    seen: AsSeen<'_>,
+    rate: Option<Rate>,
+) -> QueryResult<bool> {
+    update(destination::table(name.destination()))
+        .filter(is_as_seen(seen))
+        .set((
+            destination::verified_at.eq(clock_timestamp().nullable()),
+            destination::allowed_rate.eq(rate.map(|rate| rate.to_string())),
+            destination::verification_due.eq(None::<diesel::data_types::PgTimestamp>),
+            destination::verification_tries.eq(0),
+            destination::verification_error.eq(None::<&str>),
+        ))
+        .execute(conn)
+        .map(|count| count > 0)
+}
+
+/// Records a failed try. After the last one, or a refusal, the destination is disabled; `own_events`: with an event.
+pub(crate) fn failed(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    seen: AsSeen<'_>,
+    (error, is_final): (&str, bool),
+    own_events: bool,
+) -> QueryResult<Next> {
+    let table = || destination::table(name.destination());
+    let error: String = error.chars().take(LONGEST_ERROR).collect();
+    conn.transaction(|conn| {
+        let tries: Option<i32> = table()
+            .filter(is_as_seen(seen))
+            .filter(destination::verified_at.is_null())
+            .for_no_key_update()
+            .select(destination::verification_tries)
+            .get_result(conn)
+            .optional()?;
+        let Some(tries) = tries else {
+            return Ok(Next::Changed);
+        };
+        let wait = usize::try_from(tries).ok();
+        let wait = wait.and_then(|tries| RETRIES.get(tries));
+        let wait = wait.filter(|_| !is_final);
+        let due = clock_timestamp() + interval(wait.copied().unwrap_or_default());
+        update(table())
+            .filter(destination::name.eq(seen.name))
+            .set((
+                destination::verification_tries.eq(tries.saturating_add(1)),
+                destination::verification_error.eq(&error),
+                destination::verification_due.eq(due.nullable()),
+            ))
+            .execute(conn)?;
+        if let Some(wait) = wait {
+            return Ok(Next::Again(*wait));
+        }
+        let reason = format!("NOT_VERIFIED: {error}");
+        let is_disabled = match own_events {
+            true => own::disable(conn, name, seen, &reason, None)?,
+            false => disable_as_seen(conn, name, seen, &reason, None)?,
+        };
+        Ok(match is_disabled {
+            true => Next::Disabled(reason),
+            false => Next::Changed,
+        })
+    })
+}
