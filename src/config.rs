@@ -27,6 +27,7 @@ mod validate;
 mod values;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -127,6 +128,12 @@ pub struct Config {
     pub registered_public_only: bool,
     /// The ports allowed in URLs of registered destinations. Empty: any port.
     pub registered_ports: Vec<u16>,
+    /// The HTTP proxy of registered destinations. `None`: [`proxy`](Self::proxy).
+    pub registered_proxy: Option<Proxy>,
+    /// A PEM file with the client certificate that registered destinations see, and its chain (mTLS).
+    pub registered_client_cert_file: Option<PathBuf>,
+    /// A PEM file with the key of this certificate.
+    pub registered_client_key_file: Option<PathBuf>,
     /// How long a registered destination may fail before the relay disables it.
     pub registered_disable_after: Duration,
     /// The CloudEvents mode of requests to registered destinations.
@@ -222,6 +229,9 @@ impl Default for Config {
             registered_https_only: false,
             registered_public_only: false,
             registered_ports: Vec::new(),
+            registered_proxy: None,
+            registered_client_cert_file: None,
+            registered_client_key_file: None,
             registered_disable_after: Duration::ZERO,
             registered_mode: Mode::Binary,
             registered_timeout: Duration::ZERO,
@@ -328,6 +338,11 @@ impl Config {
         Self {
             https_only: self.registered_https_only,
             public_only: self.registered_public_only,
+            proxy: self
+                .registered_proxy
+                .as_ref()
+                .unwrap_or(&self.proxy)
+                .clone(),
             secrets: Vec::new(),
             concurrency: REGISTERED_CONCURRENCY,
             mode: self.registered_mode,

@@ -12,7 +12,7 @@ use super::error::{ConfigError, nearest};
 use super::secret::secrets;
 use super::secret_keys::secret_keys;
 use super::text::{
-    TICK, at_least, database_url, duration, not_empty, ports, source, switch, url, within,
+    TICK, at_least, database_url, duration, not_empty, path, ports, source, switch, url, within,
 };
 use super::{Config, LedgerPayload, LogFormat, admin, no_proxy};
 use crate::backoff::Backoff;
@@ -202,6 +202,12 @@ pub const SETTINGS: &[Setting] = &[
         "true: registered destinations may resolve only to public addresses").by("RelayBuilder::registered_public_only"),
     setting("OUTBOX_REGISTERED_PORTS", "", field!(registered_ports: Words("PORTS", ports)),
         "Ports allowed in URLs of registered destinations, separated by commas: 443,8443; unset: any").by("RelayBuilder::registered_ports"),
+    setting("OUTBOX_REGISTERED_PROXY", "", field!(registered_proxy: Text("URL", Proxy::of)),
+        "HTTP proxy of registered destinations: a URL, or direct; unset: OUTBOX_PROXY"),
+    setting("OUTBOX_REGISTERED_CLIENT_CERT_FILE", "", field!(registered_client_cert_file: Text("PATH", path)),
+        "PEM file with the client certificate that registered destinations see, and its chain (mTLS)"),
+    setting("OUTBOX_REGISTERED_CLIENT_KEY_FILE", "", field!(registered_client_key_file: Text("PATH", path)),
+        "PEM file with the key of this certificate"),
     setting("OUTBOX_REGISTERED_DISABLE_AFTER", "120h", field!(registered_disable_after: Time(TICK)),
         "How long a registered destination may fail before the relay disables it").by("RelayBuilder::registered_disable_after"),
     setting("OUTBOX_REGISTERED_MODE", "structured", field!(registered_mode: Text("WORD", Mode::from_str)),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::{ExposeSecret, SecretString};
@@ -41,6 +41,10 @@ pub(super) fn not_empty(text: &str) -> Result<String, String> {
         "" => Err("must not be empty".to_owned()),
         _ => Ok(text.to_owned()),
     }
+}
+
+pub(super) fn path(text: &str) -> Result<PathBuf, String> {
+    not_empty(text).map(PathBuf::from)
 }
 
 /// Refuses only text that is certainly no database URL or key=value string. libpq parses the rest.

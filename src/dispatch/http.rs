@@ -39,6 +39,7 @@ use ::http::header::AUTHORIZATION;
 use self::form::{Checked, Form, Request};
 pub(crate) use self::lines::close_idle;
 use self::lookups::{Lookup, system_lookup};
+use self::proxy::Via;
 use self::target::{Answer, Common, Target};
 use self::tokens::{Token, Tokens};
 pub(crate) use self::verification::Verifier;
@@ -131,6 +132,8 @@ impl HttpDispatcher {
 
     fn looking_up(config: &Config, lookup: Box<Lookup>) -> Result<Self, ConfigError> {
         let mut common = Common::new(lookup);
+        tls::check_registered(config)?;
+        Via::check_registered(config)?;
         let source = source(config);
         let place = |destination| Place::new(destination, config, &source, &mut common);
         let destinations = config.all_destinations().into_iter();
@@ -243,7 +246,8 @@ impl Customers {
         Ok(Arc::new(self.place(destination)?))
     }
 
-    fn place(&self, destination: Destination) -> Result<Place, CustomerError> {
+    fn place(&self, mut destination: Destination) -> Result<Place, CustomerError> {
+        destination.tls = tls::of_registered(&self.config);
         if !self.can_send {
             let why = "this relay sends by the application's own dispatcher";
             return Err(CustomerError::NotHere(why.to_owned()));

@@ -7,11 +7,12 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use diesel_outbox::config::{Breaker, Proxy};
+use diesel_outbox::config::{Breaker, Proxy, Verification};
+use diesel_outbox::destinations::RegisteredDestination;
 use diesel_outbox::{Destination, HttpDispatcher, RelayBuilder};
 use serde_json::json;
 
-use crate::support::{Database, Receiver, end, eventually};
+use crate::support::{Database, Receiver, Running, end, eventually};
 
 /// A proxy on a real socket. `treat` gets the head of the request and the connection, whose next byte is the
 /// first after the head.
@@ -458,6 +459,45 @@ fn hosts_of_no_proxy_and_destinations_that_say_so_are_reached_directly() {
     });
     assert_eq!(proxy.heads().len(), 1);
     end(&relay);
+}
+
+/// R59: the first question to an endpoint takes the same way.
+#[test]
+fn registered_destinations_have_a_proxy_of_their_own() {
+    let database = Database::new();
+    let proxy = ConnectProxy::like_squid();
+    let receiver = Receiver::start(|_, stream| {
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nwebhook-allowed-origin: *\r\ncontent-length: 0\r\n\r\n")
+    });
+    let hook = RegisteredDestination::new("hook", receiver.url());
+    let hook = hook.verification(Verification::CloudEvents);
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    outbox.destinations().put(conn, &hook).expect("put");
+    database.enqueue("order.paid", json!(1));
+    let mut run = database.binary(&["run"]);
+    run.env("OUTBOX_REGISTERED_THREADS", "4")
+        .env("OUTBOX_REGISTERED_HTTPS_ONLY", "false")
+        .env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false")
+        .env("OUTBOX_REGISTERED_PROXY", proxy.url());
+    let run = Running::start(run);
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
+    run.stop();
+    // The message takes the same connection.
+    assert!(proxy.heads()[0].starts_with("OPTIONS http://"));
+    let requests = receiver.requests();
+    let methods: Vec<&str> = (requests.iter())
+        .filter_map(|one| one.line.split(' ').next())
+        .collect();
+    assert_eq!(methods, ["OPTIONS", "POST"]);
+
+    let mut config = diesel_outbox::config::Config::default();
+    let proxy = config.set("OUTBOX_REGISTERED_PROXY", "https://proxy:3128");
+    proxy.expect("a URL");
+    let error = HttpDispatcher::new(&config).expect_err("TLS to the proxy");
+    assert_eq!(error.key(), "OUTBOX_REGISTERED_PROXY");
 }
 
 /// The proxy resolves names, so the relay cannot check where they lead. The relay still checks addresses.

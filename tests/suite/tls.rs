@@ -8,8 +8,9 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use diesel_outbox::config::{Proxy, Roots, TlsVersion};
-use diesel_outbox::{Destination, RelayHandle};
+use diesel_outbox::config::{Config, Proxy, Roots, TlsVersion};
+use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::{Destination, HttpDispatcher, RelayHandle};
 use serde_json::json;
 
 use self::ground::{
@@ -198,6 +199,34 @@ fn a_receiver_that_wants_a_certificate_gets_the_one_of_the_settings() {
         assert!(may_be.contains(&reason.as_str()), "{reason}: {error}");
         assert_eq!(receiver.delivered(), 1);
     }
+}
+
+/// R59.
+#[test]
+fn registered_destinations_see_the_certificate_of_their_setting() {
+    let authority = Authority::new();
+    let receiver = TlsReceiver::start(&authority, BOTH, Clients::Known);
+    let known = authority.known_as("relay", receiver.port);
+    let mut config = Config::default();
+    let hook = RegisteredDestination::new("hook", known.url.as_str());
+    let test = |config: &Config| {
+        let database = Database::new();
+        let (outbox, conn) = (database.outbox(), &mut database.connect());
+        let destinations = outbox.destinations();
+        destinations.put(conn, &hook).expect("put");
+        let test = destinations.test(conn, "hook", config).expect("ready");
+        test.expect("it is there").send().went_well
+    };
+    config.tls_roots = Roots::File(authority.path("ca.pem"));
+    config.registered_public_only = false;
+    assert!(!test(&config), "without a certificate");
+    config.registered_client_cert_file = known.tls.client_cert_file;
+    let error = HttpDispatcher::new(&config).expect_err("no key");
+    assert_eq!(error.key(), "OUTBOX_REGISTERED_CLIENT_CERT_FILE");
+    config.registered_client_key_file = known.tls.client_key_file;
+    HttpDispatcher::new(&config).expect("a certificate and its key");
+    assert!(test(&config));
+    assert_eq!(receiver.delivered(), 1);
 }
 
 #[test]

@@ -81,6 +81,9 @@ impl Via {
         };
         let key = match &destination.proxy {
             Some(_) => format!("destinations.{}.proxy", destination.name),
+            None if config.registered_proxy.as_ref() == Some(&config.proxy) => {
+                "OUTBOX_REGISTERED_PROXY".to_owned()
+            }
             None => "OUTBOX_PROXY".to_owned(),
         };
         Self::new(&url, &destination.url)
@@ -88,14 +91,28 @@ impl Via {
             .map_err(|reason| ConfigError::new(key, reason))
     }
 
-    fn new(url: &Url, destination: &Url) -> Result<Self, &'static str> {
+    /// Checks the proxy of registered destinations.
+    pub(super) fn check_registered(config: &Config) -> Result<(), ConfigError> {
+        let Some(Proxy::Via(url)) = &config.registered_proxy else {
+            return Ok(());
+        };
+        let checked = Self::check(url).map(drop);
+        checked.map_err(|reason| ConfigError::new("OUTBOX_REGISTERED_PROXY", reason))
+    }
+
+    /// Checks the URL of a proxy, and returns its credentials.
+    fn check(url: &Url) -> Result<Option<HeaderValue>, &'static str> {
         if url.scheme() != "http" {
             return Err("must be an http:// URL: https destinations use TLS inside the tunnel");
         }
         if url.path() != "/" || url.query().is_some() {
             return Err("the URL of a proxy must not have a path");
         }
-        let authorization = basic(url)?;
+        basic(url)
+    }
+
+    fn new(url: &Url, destination: &Url) -> Result<Self, &'static str> {
+        let authorization = Self::check(url)?;
         let way = match destination.scheme() {
             "http" => Way::Forward { authorization },
             _ => Way::Tunnel(connect_to(destination, authorization.as_ref()).into()),
