@@ -11,12 +11,13 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
+use diesel_outbox::admin::Note;
 use diesel_outbox::config::{Auth, Config, PolicyOption, SigningSecret, Verification};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
 use diesel_outbox::program::{self, Act, parse_duration};
-use diesel_outbox::{ConfigError, Outbox};
+use diesel_outbox::{ConfigError, Outbox, OutboxName};
 use diesel_outbox_pages::pause::in_words;
 use diesel_outbox_pages::text::without_user;
 use secrecy::ExposeSecret;
@@ -88,7 +89,10 @@ pub(crate) enum Action {
         signed: Signed,
     },
     /// Encrypt all secrets in the database with the newest key of OUTBOX_SECRET_KEY
-    Encrypt,
+    Encrypt {
+        #[command(flatten)]
+        signed: Signed,
+    },
     /// Send a test event at once, even to a disabled destination, and show the response
     Test {
         /// Name of the destination
@@ -319,7 +323,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 false => missing(name),
             }
         }
-        Action::Encrypt => encrypt(conn, destinations),
+        Action::Encrypt { signed } => encrypt(conn, destinations, table, &signed.note()),
         Action::Test { name, json } => deliveries::test(conn, destinations, name, &config, *json),
         Action::Verify { name, json, signed } => {
             let check = deliveries::sendable(destinations.verify(conn, name, &config))?;
@@ -350,18 +354,25 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     }
 }
 
-fn encrypt(conn: &mut PgConnection, destinations: Destinations<'_>) -> Result<()> {
+fn encrypt(
+    conn: &mut PgConnection,
+    destinations: Destinations<'_>,
+    table: &OutboxName,
+    note: &Note,
+) -> Result<()> {
     let before = destinations.encrypt(conn).map_err(|error| match error {
         // Bad settings: exit code 2.
         DestinationError::Invalid(error) => error.into(),
         error => anyhow::Error::from(error),
     })?;
+    let changed = before.plain + before.older;
+    if changed > 0 {
+        let what = format!("{changed} destinations");
+        program::audit(conn, table, note, Act::EncryptDestinations, &what)?;
+    }
     output::line(format!(
         "encrypted the secrets of {} destinations ({} plain, {} with an older key); {} already had the newest key",
-        before.plain + before.older,
-        before.plain,
-        before.older,
-        before.newest,
+        changed, before.plain, before.older, before.newest,
     ))?;
     let names: Vec<String> = before
         .unreadable

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use diesel_outbox::program::{self, ServedTopic};
+use diesel_outbox::program::{self, Act, ServedTopic};
 use serde_json::{Value, json};
 
 use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
+use crate::signed::Signed;
 
 /// Options of `topics`.
 #[derive(Debug, clap::Args)]
@@ -32,6 +33,8 @@ enum Action {
         /// Forget only this kind
         #[arg(long, value_parser = ["route", "handler"])]
         kind: Option<String>,
+        #[command(flatten)]
+        signed: Signed,
     },
 }
 
@@ -46,10 +49,18 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             }
             output::line(shown(&topics))
         }
-        Action::Forget { pattern, kind } => {
+        Action::Forget {
+            pattern,
+            kind,
+            signed,
+        } => {
             let kind = kind.as_deref();
-            let forgotten = program::forget_topic(&mut conn, &config.table, pattern, kind)?;
-            if forgotten == 0 {
+            let (table, note, act) = (&config.table, signed.note(), Act::ForgetTopics);
+            let has_forgotten = program::audited(&mut conn, table, &note, act, pattern, |conn| {
+                let forgotten = program::forget_topic(conn, table, pattern, kind)?;
+                anyhow::Ok(forgotten > 0)
+            })?;
+            if !has_forgotten {
                 bail!(
                     "no relay has served {pattern:?} in the outbox \"{}\": see `topics list`",
                     config.table

@@ -210,13 +210,17 @@ pub fn retry(
     })?)
 }
 
-/// Changes when a waiting message is due, as [`Outbox::reschedule`](crate::Outbox::reschedule) does.
+/// Changes when a waiting message is due, as [`Outbox::reschedule`](crate::Outbox::reschedule) does, and records who has done
+/// so and why.
 ///
 /// ```
 /// # use diesel::PgConnection;
-/// # use diesel_outbox::{Changed, DatabaseError, Due, MessageRef, OutboxName, Sequence, admin};
+/// # use diesel_outbox::{Changed, DatabaseError, Due, MessageRef, OutboxName, Sequence};
+/// use diesel_outbox::admin::{self, Note};
+///
 /// fn at_once(conn: &mut PgConnection, outbox: &OutboxName) -> Result<Changed, DatabaseError> {
-///     admin::reschedule(conn, outbox, &MessageRef::from(Sequence(42)), Due::Now)
+///     let note = Note::new("alice", "the customer asked for it");
+///     admin::reschedule(conn, outbox, &MessageRef::from(Sequence(42)), Due::Now, &note)
 /// }
 /// ```
 ///
@@ -227,9 +231,11 @@ pub fn reschedule(
     name: &OutboxName,
     which: &MessageRef,
     due: Due,
+    note: &Note,
 ) -> Result<Changed, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        waiting::reschedule(conn, name, which, due)
+        let changed = waiting::reschedule(conn, name, which, due)?;
+        note.audit_changed(conn, name, Act::RescheduleMessage, changed)
     })?)
 }
 

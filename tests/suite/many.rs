@@ -505,6 +505,7 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
                 (9002, gen_random_uuid(), 't', '', '1', now(), now(), 1, 'TIMEOUT'),
                 (9003, gen_random_uuid(), 't', '', '1', now(), now(), 1, 'TIMEOUT')",
     );
+    db.execute("INSERT INTO {o}_topic VALUES ('old.*', 'route', now(), now())");
     let act = |command: &str| {
         let arguments: Vec<&str> = command.split(' ').collect();
         run(
@@ -523,12 +524,14 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
         "pause topic t",
         "resume topic t",
         "message retry k1",
+        "message reschedule k1 --now",
         "message cancel k1",
         "message settle k2 --delivered",
         "message retry --key nothing --yes",
         "message retry --destination shipping --yes",
         "dead requeue 9002",
         "dead discard 9003",
+        "topics forget old.*",
         "destination remove acme",
         "forget --yes --tenant 00000000-0000-0000-0000-000000000007",
     ] {
@@ -540,14 +543,14 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
     let acts = "SELECT string_agg(act || ' ' || regexp_replace(target, '^900(.)[.].*', '900\\1'), ', ' ORDER BY at) FROM {o}_audit
                  WHERE who = 'eve' AND why = 'because'";
     let expected = "destination put acme, destination disable acme, destination enable acme, destination rotate acme, \
-        destination recover acme, pause t, resume t, message retry 1, message cancel 1, message settle 2, \
-        message retry destination shipping, dead requeue 9002, dead discard 9003, destination remove acme, forget a tenant";
+        destination recover acme, pause t, resume t, message retry 1, message reschedule 1, message cancel 1, message settle 2, \
+        message retry destination shipping, dead requeue 9002, dead discard 9003, topics forget old.*, destination remove acme, forget a tenant";
     assert_eq!(db.text(acts).as_deref(), Some(expected));
-    assert_eq!(db.number("SELECT count(*) FROM {o}_audit"), 15);
+    assert_eq!(db.number("SELECT count(*) FROM {o}_audit"), 17);
     db.number("SELECT emptied FROM {o}_rotate('1 hour')");
     db.execute("UPDATE {o}_audit SET at = now() - interval '2 hours' WHERE act = 'pause'");
     db.number("SELECT emptied FROM {o}_rotate('1 hour')");
-    assert_eq!(db.number("SELECT count(*) FROM {o}_audit"), 14);
+    assert_eq!(db.number("SELECT count(*) FROM {o}_audit"), 16);
 }
 
 /// R55: the page shows the count before it retries, cancels or recovers many.

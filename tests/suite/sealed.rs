@@ -277,6 +277,8 @@ fn a_command_encrypts_existing_secrets_and_changes_the_key() {
         encrypt(&new).code(0).stdout,
         "encrypted the secrets of 0 destinations (0 plain, 0 with an older key); 3 already had the newest key\n"
     );
+    let acts = "SELECT string_agg(target, ', ') FROM {o}_audit WHERE act = 'destination encrypt'";
+    assert_eq!(database.text(acts).as_deref(), Some("2 destinations"));
 
     // A secret that cannot be read is reported and left unchanged.
     put(&database, &lost, &hook("d", &receiver));

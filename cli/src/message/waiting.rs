@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::with_waits;
 use crate::number::whole;
-use crate::signed::SignedWithWhy;
+use crate::signed::{Signed, SignedWithWhy};
 use crate::{bulk, dead, output};
 
 /// Options of `message list`.
@@ -135,6 +135,8 @@ pub(crate) struct Reschedule {
     /// Make the message due at this time, such as 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
+    #[command(flatten)]
+    signed: Signed,
 }
 
 /// Options of `message settle`.
@@ -304,7 +306,8 @@ pub(super) fn reschedule(
         (None, Some(at)) => Due::At(time(at)?),
         (None, None) => Due::Now,
     };
-    let changed = admin::reschedule(conn, &config.table, &options.which.named(), due)?;
+    let (which, note) = (options.which.named(), options.signed.note());
+    let changed = admin::reschedule(conn, &config.table, &which, due, &note)?;
     tell(config, &options.which, &changed, "rescheduled")?;
     if options.which.json {
         return Ok(());

@@ -16,6 +16,8 @@ pub enum Act {
     RetryMessage,
     /// Messages are not sent.
     CancelMessage,
+    /// A message is due at another time.
+    RescheduleMessage,
     /// Messages are settled by hand.
     SettleMessage,
     /// The content of a message is removed.
@@ -26,6 +28,8 @@ pub enum Act {
     DiscardDead,
     /// Delivered messages are enqueued again.
     Replay,
+    /// Topics that no relay will serve again are forgotten.
+    ForgetTopics,
     /// A tenant is forgotten.
     Forget,
     /// A destination or topic is paused.
@@ -42,6 +46,8 @@ pub enum Act {
     RemoveDestination,
     /// A destination has a new secret.
     RotateDestination,
+    /// The secrets of destinations are encrypted with the newest key.
+    EncryptDestinations,
     /// The endpoint of a destination is asked whether it wants messages.
     VerifyDestination,
     /// A message is sent to a destination again.
@@ -57,11 +63,13 @@ impl Act {
         match self {
             Self::RetryMessage => "message retry",
             Self::CancelMessage => "message cancel",
+            Self::RescheduleMessage => "message reschedule",
             Self::SettleMessage => "message settle",
             Self::ExpungeMessage => "message expunge",
             Self::RequeueDead => "dead requeue",
             Self::DiscardDead => "dead discard",
             Self::Replay => "replay",
+            Self::ForgetTopics => "topics forget",
             Self::Forget => "forget",
             Self::Pause => "pause",
             Self::Resume => "resume",
@@ -70,6 +78,7 @@ impl Act {
             Self::DisableDestination => "destination disable",
             Self::RemoveDestination => "destination remove",
             Self::RotateDestination => "destination rotate",
+            Self::EncryptDestinations => "destination encrypt",
             Self::VerifyDestination => "destination verify",
             Self::SendAgain => "destination send-again",
             Self::RecoverDestination => "destination recover",

@@ -72,7 +72,7 @@ pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request
     let note = Note::new(&visitor.who, why);
     let done = site.changes.run(|conn, outbox| match &order {
         Order::Cancel => admin::cancel(conn, outbox, &which, &note),
-        Order::Reschedule(due) => admin::reschedule(conn, outbox, &which, *due),
+        Order::Reschedule(due) => admin::reschedule(conn, outbox, &which, *due, &note),
         Order::Settle(verdict) => admin::settle(conn, outbox, &which, *verdict, &note),
     });
     site.forget();
