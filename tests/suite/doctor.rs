@@ -79,6 +79,27 @@ fn a_disabled_destination_is_a_warning_with_its_reason() {
     );
 }
 
+/// R58, R59.
+#[test]
+fn failing_and_unverified_destinations_are_warnings() {
+    provoked(
+        "INSERT INTO {o}_destination (name, url, failing_since, failing)
+         VALUES ('acme', 'https://a.example/', now(), true)",
+        "registered",
+        "1 registered destinations are failing; the last is acme",
+        "warning",
+        Some("UPDATE {o}_destination SET failing = false"),
+    );
+    provoked(
+        "INSERT INTO {o}_destination (name, url, verification, verification_error)
+         VALUES ('acme', 'https://a.example/', 'challenge', 'TIMEOUT: no response within 15000 ms')",
+        "registered",
+        "nothing is sent to them; the last, acme: TIMEOUT: no response within 15000 ms",
+        "warning",
+        Some("UPDATE {o}_destination SET verified_at = now()"),
+    );
+}
+
 /// A new outbox has no findings.
 #[test]
 fn nothing_is_wrong_with_a_new_outbox() {

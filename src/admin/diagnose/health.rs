@@ -11,7 +11,7 @@ use crate::store::operate::{status, troubles};
 use crate::store::pinned::located_by_default;
 use crate::store::relay::served::{self, RefusedDestination};
 use crate::store::relay::sleep_lock;
-use crate::store::setup::doctor::disabled::{Disabled, disabled, signed_in_binary};
+use crate::store::setup::doctor::disabled::{disabled, failing, signed_in_binary, unverified};
 use crate::store::setup::doctor::{server, snapshots, tables};
 use crate::store::write::inbox as receiving;
 
@@ -320,14 +320,30 @@ pub(super) fn inbox(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec
 
 pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("registered");
-    if let Some(Disabled { count, name, why }) = disabled(conn, &config.table)? {
-        let why = why.unwrap_or_else(|| "no reason is given".to_owned());
+    if let Some(found_disabled) = disabled(conn, &config.table)? {
+        let (count, name) = (found_disabled.count, found_disabled.name);
+        let why = found_disabled
+            .disabled
+            .unwrap_or_else(|| "no reason is given".to_owned());
         found.warning(
             match count {
                 1 => format!("the registered destination {name} is disabled and gets no new messages: {why}"),
                 _ => format!("{count} registered destinations are disabled and get no new messages; the last, {name}: {why}"),
             },
             "`diesel-outbox destination list --disabled` shows them; `diesel-outbox destination enable NAME` sends again",
+        );
+    }
+    if let Some(one) = failing(conn, &config.table)? {
+        found.warning(
+            format!("{} registered destinations are failing; the last is {}", one.count, one.name),
+            "`diesel-outbox destination list --failing` shows them; `diesel-outbox destination deliveries NAME` shows why",
+        );
+    }
+    if let Some(one) = unverified(conn, &config.table)? {
+        let why = one.unverified.unwrap_or_else(|| "not tried yet".to_owned());
+        found.warning(
+            format!("{} registered destinations are not verified, and nothing is sent to them; the last, {}: {why}", one.count, one.name),
+            "the receiver answers as its `verification` says; `diesel-outbox destination verify NAME` asks it now",
         );
     }
     if let Some((count, name)) = signed_in_binary(conn, &config.table, config.registered_mode)? {
@@ -364,5 +380,5 @@ pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResul
             advice,
         );
     }
-    Ok(found.or_ok("no registered destination is disabled or refused"))
+    Ok(found.or_ok("no registered destination is disabled, failing, unverified or refused"))
 }

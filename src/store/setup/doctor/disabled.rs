@@ -1,6 +1,6 @@
-//! Registered destinations that are disabled, or whose signatures cover less than they could.
+//! Registered destinations that are disabled, fail or are not verified, or whose signatures cover less than they could.
 
-use diesel::dsl::{count_star, min};
+use diesel::dsl::{count_star, min, not};
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl,
 };
@@ -9,33 +9,64 @@ use diesel::{PgConnection, PgExpressionMethods};
 
 use crate::config::Mode;
 use crate::name::OutboxName;
+use crate::store::destinations::is_unverified;
 use crate::store::sql::On;
 use crate::store::table::destination;
 
-/// The disabled destinations.
-pub(crate) struct Disabled {
+/// The destinations in a state that somebody must see to.
+pub(crate) struct Found {
     pub(crate) count: i64,
-    /// The destination that was disabled or changed last.
+    /// The destination that was changed last.
     pub(crate) name: String,
-    pub(crate) why: Option<String>,
+    /// Why it is disabled.
+    pub(crate) disabled: Option<String>,
+    /// Why it is not verified.
+    pub(crate) unverified: Option<String>,
 }
 
-pub(crate) fn disabled(
+pub(crate) fn disabled(conn: &mut PgConnection, outbox: &OutboxName) -> QueryResult<Option<Found>> {
+    found(conn, outbox, || Box::new(not(destination::enabled)))
+}
+
+pub(crate) fn failing(conn: &mut PgConnection, outbox: &OutboxName) -> QueryResult<Option<Found>> {
+    found(conn, outbox, || {
+        Box::new(destination::enabled.and(destination::failing))
+    })
+}
+
+pub(crate) fn unverified(
     conn: &mut PgConnection,
     outbox: &OutboxName,
-) -> QueryResult<Option<Disabled>> {
-    let disabled =
-        || destination::table(outbox.destination()).filter(destination::enabled.eq(false));
-    let last: Option<(String, Option<String>)> = disabled()
+) -> QueryResult<Option<Found>> {
+    found(conn, outbox, || {
+        Box::new(destination::enabled.and(is_unverified()))
+    })
+}
+
+fn found(
+    conn: &mut PgConnection,
+    outbox: &OutboxName,
+    which: fn() -> On<'static, destination::table>,
+) -> QueryResult<Option<Found>> {
+    let rows = || destination::table(outbox.destination()).filter(which());
+    let last: Option<(String, Option<String>, Option<String>)> = rows()
         .order(destination::updated_at.desc())
-        .select((destination::name, destination::disabled_reason))
+        .select((
+            destination::name,
+            destination::disabled_reason,
+            destination::verification_error,
+        ))
         .first(conn)
         .optional()?;
-    let Some((name, why)) = last else {
+    let Some((name, disabled, unverified)) = last else {
         return Ok(None);
     };
-    let count = disabled().count().get_result(conn)?;
-    Ok(Some(Disabled { count, name, why }))
+    Ok(Some(Found {
+        count: rows().count().get_result(conn)?,
+        name,
+        disabled,
+        unverified,
+    }))
 }
 
 /// How many enabled destinations get signed requests in binary mode, and the first of them. `default`: the mode of rows
