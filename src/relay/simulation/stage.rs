@@ -1104,6 +1104,7 @@ impl<'w> Stage<'w> {
         let mut tables = self.tables.borrow_mut();
         tables.locked.clear();
         tables.of_people.clear();
+        tables.has_locked_pauses = false;
         tables.keyed_claims = 0;
         tables.writers.clear();
         tables.unlock_leases(|_| true);
