@@ -22,7 +22,7 @@ const MOST_TOPICS: usize = 100;
 /// The relay's settings have the defaults of the delivery policy.
 ///
 /// ```
-/// use diesel_outbox::config::{Classes, Mode, OnDead, Rate};
+/// use diesel_outbox::config::{Classes, Mode, OnDead, Rate, Verification};
 /// use diesel_outbox::destinations::RegisteredDestination;
 /// use std::time::Duration;
 ///
@@ -32,6 +32,7 @@ const MOST_TOPICS: usize = 100;
 ///     .tenant(tenant)
 ///     .filter("$.total ? (@ > 100)")
 ///     .header("x-team", "billing")
+///     .verification(Verification::Challenge)
 ///     .auth(r#"{"type":"header","name":"x-signature","secret":"hunter2"}"#.parse()?)
 ///     .mode(Mode::Structured)
 ///     .concurrency(2)
