@@ -19,6 +19,8 @@ const LOOK_WHILE_INSERTING: Duration = Duration::from_millis(100);
 /// The wait between attempts while another relay holds the lock, or is awake. That relay releases the lock without notice
 /// when it finds work or ends.
 const TRY_AFTER_ANOTHER: Duration = Duration::from_secs(1);
+/// Others that serve the same sleep quietly only beside a relay that has had work for this time, and not for one message.
+const STEADY: Duration = Duration::from_millis(100);
 /// How often a listener that hears nothing asks whether the server still answers.
 const PROVE: Duration = Duration::from_secs(10);
 /// The wait between attempts to reach a lost database.
@@ -75,6 +77,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
     shared.signals.news.ring();
     let sleep = &shared.signals.sleep;
     let mut next_try = Some(Duration::ZERO);
+    let mut at_work: Option<Instant> = None;
     let mut looked = Instant::now();
     let mut answered = Instant::now();
     while !shared.is_stopping() {
@@ -95,10 +98,16 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             shared.metrics.notified.increment(1);
             shared.signals.doorbell.ring();
         }
-        let is_awake = is_news || sleep.is_awake();
-        let is_visible = is_awake && asking(shared, || listener.wake())?;
+        at_work = match sleep.is_at_work() {
+            true => at_work.or_else(|| Some(Instant::now())),
+            false => None,
+        };
+        if is_news || sleep.is_awake() {
+            let stays = at_work.is_some_and(|since| since.elapsed() >= STEADY);
+            asking(shared, || listener.wake(stays))?;
+        }
         next_try = match (sleep.is_awake(), listener.has_lock) {
-            (true, _) => (!is_visible).then_some(TRY_AFTER_ANOTHER),
+            (true, _) => at_work.filter(|_| !listener.is_awake).map(|_| STEADY),
             (false, true) => {
                 fall_asleep(shared);
                 None

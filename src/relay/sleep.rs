@@ -9,11 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+/// The claimer is awake, and has found nothing yet, or may not claim.
 const AWAKE: u8 = 0;
 /// The claimer wants to sleep.
 const ASKED: u8 = 1;
 /// The claimer sleeps, and inserts notify.
 const ASLEEP: u8 = 2;
+/// The claimer has work. It finds the messages of new commits without notifications.
+const AT_WORK: u8 = 3;
 
 /// The state that the claimer and the listener share, and a pipe that tells the listener about changes.
 #[derive(Debug)]
@@ -39,17 +42,25 @@ impl Sleep {
 
     /// Called when the claimer has nothing to do: inserts must notify from now on.
     pub(super) fn ask(&self) {
-        let change = self
-            .state
-            .compare_exchange(AWAKE, ASKED, Ordering::SeqCst, Ordering::SeqCst);
-        if change.is_ok() {
-            self.tell_listener();
-        }
+        self.change(&[AWAKE, AT_WORK], ASKED);
     }
 
     /// Called when the claimer has work: inserts need not notify.
     pub(super) fn end(&self) {
-        if self.state.swap(AWAKE, Ordering::SeqCst) != AWAKE {
+        self.change(&[AWAKE, ASKED, ASLEEP], AT_WORK);
+    }
+
+    /// Called when the claimer stands by: inserts need not notify it, and others must not rely on it.
+    pub(super) fn rest(&self) {
+        self.change(&[ASKED, ASLEEP, AT_WORK], AWAKE);
+    }
+
+    /// Changes the state if it is one of these, and tells the listener.
+    fn change(&self, from: &[u8], to: u8) {
+        let changed = (self.state).fetch_update(Ordering::SeqCst, Ordering::SeqCst, |state| {
+            from.contains(&state).then_some(to)
+        });
+        if changed.is_ok() {
             self.tell_listener();
         }
     }
@@ -79,7 +90,12 @@ impl Sleep {
 
     /// Whether the claimer is awake and needs no notifications.
     pub(super) fn is_awake(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == AWAKE
+        matches!(self.state.load(Ordering::SeqCst), AWAKE | AT_WORK)
+    }
+
+    /// Whether the claimer has work, so that others that serve the same need no notifications either.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == AT_WORK
     }
 
     /// Called when inserts notify. `false`: the claimer does not want to sleep any more.

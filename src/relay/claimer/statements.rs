@@ -151,7 +151,7 @@ impl<D: Database> Claimer<'_, D> {
         if is_active {
             log::info!(event = "active", outbox:% = shared.config.table; "this relay is active now: claiming messages of {}", shared.config.table);
         } else {
-            shared.signals.sleep.end();
+            shared.signals.sleep.rest();
             log::info!(event = "standby", outbox:% = shared.config.table; "another relay of {} is active: standing by", shared.config.table);
         }
     }

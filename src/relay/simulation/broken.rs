@@ -45,8 +45,8 @@ pub(super) enum Broken {
     LosesHandOvers,
     /// The relay does not poll once more after it has fallen asleep.
     SleepsAtOnce,
-    /// A relay that sleeps while another is awake leaves everything to that relay.
-    RestsWhileOthersWake,
+    /// A relay that is awake without work, as one that stands by, says that it has work.
+    SharesWhileIdle,
     /// A query for late commits finds none.
     OverlooksWhatIsLate,
     /// The relay never hears that a registered destination was removed.
@@ -135,6 +135,7 @@ impl Broken {
                 Promise::Fence,
                 Promise::Doubled,
                 Promise::Attempts,
+                Promise::Order,
             ],
         ),
         (Self::ClaimsAnyOfKey, &[Promise::Order, Promise::Reasons]),
@@ -165,7 +166,7 @@ impl Broken {
         (Self::LosesNews, &[Promise::Late]),
         (Self::LosesHandOvers, &[Promise::Lost]),
         (Self::SleepsAtOnce, &[Promise::Late]),
-        (Self::RestsWhileOthersWake, &[Promise::Late]),
+        (Self::SharesWhileIdle, &[Promise::Late]),
         (Self::OverlooksWhatIsLate, &[Promise::Late]),
         (Self::ContinuesLater, &[Promise::Order]),
         (Self::OverlooksWhatIsRemoved, &[Promise::Lost]),

@@ -197,6 +197,8 @@ pub(super) struct Process<'w> {
     pub(super) cut_off_until: Duration,
     pub(super) stuck_until: Duration,
     pub(super) deaf_until: Duration,
+    /// [`Broken::SharesWhileIdle`].
+    shares_while_idle: bool,
     /// How long the machine has slept in total.
     pub(super) lost: Duration,
     pub(super) statements: (u64, u32),
@@ -359,6 +361,7 @@ impl<'w> Process<'w> {
             cut_off_until: Duration::ZERO,
             stuck_until: Duration::ZERO,
             deaf_until: Duration::ZERO,
+            shares_while_idle: stage.broken == Some(Broken::SharesWhileIdle),
             lost: Duration::ZERO,
             statements: (0, 0),
             scheduled: BTreeMap::new(),
@@ -415,6 +418,12 @@ impl<'w> Process<'w> {
 
     pub(super) fn registration(&self) -> Registration {
         registration_of(self.shared)
+    }
+
+    /// Whether others that serve the same may rely on this relay.
+    fn is_at_work(&self) -> bool {
+        let sleep = &self.shared.signals.sleep;
+        sleep.is_at_work() || self.shares_while_idle && sleep.is_awake()
     }
 
     /// Starts with a lease that is registered.
@@ -571,7 +580,9 @@ impl<'w> Process<'w> {
                 match self.listening.has_lock {
                     _ if self.notified.get() => Some(now),
                     true => is_awake.then_some(now),
-                    false if is_awake => (!self.listening.is_awake).then_some(now),
+                    false if is_awake => {
+                        (self.is_at_work() != self.listening.is_awake).then_some(now)
+                    }
                     false => Some(self.listening.next_try.unwrap_or(now)),
                 }
             }
@@ -785,6 +796,7 @@ impl<'w> Stage<'w> {
                 && serves(process) == serves(&processes[number])
         });
         let is_another_awake = others.next().is_some();
+        let is_at_work = processes[number].is_at_work();
         let process = &mut processes[number];
         let (shared, sleep) = (process.shared, &process.shared.signals.sleep);
         let listening = &mut process.listening;
@@ -800,7 +812,7 @@ impl<'w> Stage<'w> {
             self.listener.set(None);
             listening.has_lock = false;
         }
-        listening.is_awake = sleep.is_awake();
+        listening.is_awake = is_at_work;
         let fall_asleep = || {
             if sleep.begin() && self.broken != Some(Broken::SleepsAtOnce) {
                 shared.signals.news.ring();
@@ -814,8 +826,7 @@ impl<'w> Stage<'w> {
             }
             (false, false) if is_another_awake => {
                 fall_asleep();
-                if listening.next_try.is_some() && self.broken != Some(Broken::RestsWhileOthersWake)
-                {
+                if listening.next_try.is_some() {
                     shared.signals.news.ring();
                 }
                 Some(now + AFTER_ANOTHER)

@@ -50,7 +50,7 @@ pub(crate) struct Listener {
     /// The second key of the lock of relays that are awake and serve the same.
     awake: i32,
     /// Whether this session shares that lock.
-    is_awake: bool,
+    pub(crate) is_awake: bool,
     /// Whether this session holds the lock that makes inserts notify.
     pub(crate) has_lock: bool,
     /// Notifications that arrived and are not reported yet.
@@ -172,18 +172,28 @@ impl Listener {
         self.raw.execute("SELECT 1").map(drop)
     }
 
-    /// Tells relays that serve the same that this relay is awake, and releases the lock if this session has it. `false`: try
-    /// again, because a relay looks for others at this moment. Any role may hold the lock, so this waits for nobody.
-    pub(crate) fn wake(&mut self) -> Result<bool, DatabaseError> {
+    /// Releases the lock if this session has it. `stays`: tells relays that serve the same that this relay is awake, and
+    /// else takes that back. Any role may hold the lock for that, so this waits for nobody: the caller tries again.
+    pub(crate) fn wake(&mut self, stays: bool) -> Result<(), DatabaseError> {
         let (number, awake) = (self.number(), self.awake);
-        let unlock = match std::mem::take(&mut self.has_lock) {
-            true => format!("SELECT pg_advisory_unlock({number}, 1);"),
-            false if self.is_awake => return Ok(true),
-            false => String::new(),
-        };
-        let share = format!("SELECT pg_try_advisory_lock_shared({number}, {awake})");
-        self.is_awake = self.raw.execute(&(unlock + &share))?.as_deref() == Some("t");
-        Ok(self.is_awake)
+        let mut statements = String::new();
+        if std::mem::take(&mut self.has_lock) {
+            statements += &format!("SELECT pg_advisory_unlock({number}, 1);");
+        }
+        match (self.is_awake, stays) {
+            (false, true) => {
+                statements += &format!("SELECT pg_try_advisory_lock_shared({number}, {awake});");
+            }
+            (true, false) => {
+                statements += &format!("SELECT pg_advisory_unlock_shared({number}, {awake});");
+            }
+            _ => {}
+        }
+        if !statements.is_empty() {
+            let last = self.raw.execute(&statements)?;
+            self.is_awake = stays && (self.is_awake || last.as_deref() == Some("t"));
+        }
+        Ok(())
     }
 
     /// Waits until the server sends something, `other` is readable, or `time` has passed. Returns at once if
