@@ -349,7 +349,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 });
             deliveries::sent_again(conn, destinations, (name, *id), sent)
         }
-        Action::Recover(what) => recover::recover(conn, destinations, what),
+        Action::Recover(what) => recover::recover(conn, table, destinations, what),
         Action::Backfill(what) => recover::backfill(conn, destinations, what),
     }
 }
@@ -477,7 +477,8 @@ fn header(text: &str) -> Result<(String, secrecy::SecretString), ConfigError> {
 /// The value of `--auth`: JSON, or where it is. Other processes can see a value on the command line.
 fn auth(text: &str) -> Result<Auth, ConfigError> {
     let wrong = |reason: String| ConfigError::new("--auth", reason);
-    let read = match (text, text.strip_prefix('@')) {
+    let path = text.strip_prefix('@');
+    let read = match (text, path) {
         ("-", _) => {
             let mut text = String::new();
             let read = std::io::stdin().read_to_string(&mut text);
@@ -486,7 +487,16 @@ fn auth(text: &str) -> Result<Auth, ConfigError> {
         (_, Some(path)) => std::fs::read_to_string(path),
         _ => Ok(text.to_owned()),
     };
-    let read = read.map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let read = read.map_err(|error| {
+        let what = path.unwrap_or("standard input");
+        wrong(format!("{what:?} cannot be read: {error}"))
+    })?;
+    if text != "-" && path.is_none() && !text.trim_start().starts_with('{') {
+        return Err(wrong(
+            "not a JSON object: write {…}, @FILE to read a file, or - for standard input"
+                .to_owned(),
+        ));
+    }
     read.parse()
 }
 
@@ -522,7 +532,13 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
         return output::json(&shown);
     }
     if found.is_empty() {
-        return output::line("no destination is registered");
+        let is_registered = !destinations
+            .list(conn, &DestinationFilter::default(), 1)?
+            .is_empty();
+        return output::line(match is_registered {
+            true => "no destination matches",
+            false => "no destination is registered",
+        });
     }
     let mut table = output::table(&["name", "url", "topics", "tenant", "state"]);
     for one in &found {

@@ -511,6 +511,11 @@ fn r59_commands_set_test_and_show_authentication_and_the_log_shows_no_secret() {
         "{refused}"
     );
 
+    // A forgotten @.
+    let refused = command(&["destination", "put", "acme", "--auth", "acme.json"]);
+    let refused = finish(refused).code(2).stderr;
+    assert!(refused.contains("@FILE"), "{refused}");
+
     finish(command(&[
         "destination",
         "put",

@@ -393,7 +393,10 @@ fn the_commands_show_deliveries_and_send_again() {
     let said = run(&["send-again", "other", &id]).code(1).stderr;
     assert!(said.contains("no registered destination"), "{said}");
     for (arguments, flag) in [
-        (&["deliveries", "acme", "--state", "lost"][..], "--state"),
+        (
+            &["deliveries", "acme", "--state", "lost"][..],
+            "write pending, sending, retrying",
+        ),
         (&["deliveries", "acme", "--after", "now"], "--after"),
     ] {
         let said = run(arguments).code(2).stderr;

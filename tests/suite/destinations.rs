@@ -408,6 +408,10 @@ fn the_commands_register_show_change_and_remove_a_destination() {
     let listed = run(&["list"]).code(0).stdout;
     assert!(listed.contains("disabled: they asked for it"), "{listed}");
     run(&["enable", "acme"]).code(0);
+    assert_eq!(
+        run(&["list", "--failing"]).code(0).stdout,
+        "no destination matches\n"
+    );
     let listed = run(&["list", "--json", "--limit", "1"]).code(0).json();
     assert_eq!(
         (&listed[0]["name"], &listed[0]["enabled"]),

@@ -448,6 +448,22 @@ fn a_killed_backfill_continues_and_doubles_nothing() {
     let placed = "SELECT count(DISTINCT message_id) || ' of ' || count(*) FROM {o} WHERE destination = 'acme'
                      AND payload::text::int * 2 = split_from AND registration IS NOT NULL";
     assert_eq!(db.text(placed).as_deref(), Some("2500 of 2500"));
+
+    // What `recover` leaves alone, it names.
+    db.execute(
+        "UPDATE {o} SET attempts = 1, available_at = now() + interval '1 hour' WHERE payload::text::int <= 3",
+    );
+    let recover = [
+        "destination",
+        "recover",
+        "acme",
+        "--since",
+        "2h",
+        "--dry-run",
+    ];
+    let waiting = "3 more messages wait for their next attempt: `diesel-outbox message retry --destination acme`";
+    let told = run(&db, &recover).code(0).stdout;
+    assert!(told.contains(waiting), "{told}");
     let out_of_order =
         "SELECT count(*) FROM (SELECT split_from - lag(split_from) OVER (ORDER BY sequence) AS step
                           FROM {o}) s WHERE step < 0";

@@ -43,7 +43,11 @@ pub(super) fn list(
     destinations: Destinations<'_>,
     how: &List,
 ) -> Result<()> {
-    let state = parsed("--state", how.state.as_deref(), str::parse::<Status>)?;
+    let state = parsed("--state", how.state.as_deref(), |text| {
+        text.parse::<Status>().map_err(|error| {
+            format!("{error}: write pending, sending, retrying, delivered or dead")
+        })
+    })?;
     let after = parsed("--after", how.after.as_deref(), str::parse::<Place>)?;
     let filter = DeliveryFilter::default();
     let filter = filter.state(state).tenant_id(how.tenant).after(after);
@@ -131,15 +135,14 @@ pub(super) fn test(
             "public_error": answer.public_error(),
         }))?;
     } else {
-        let status = answer.http_status.map(|status| format!(" {status}"));
-        let body = answer.body.as_deref().unwrap_or_default();
-        output::line(format!(
-            "{} responded with{} after {} ms {}",
-            output::shown(name),
-            status.as_deref().unwrap_or(" nothing"),
-            answer.took.as_millis(),
-            output::shown(body),
-        ))?;
+        let name = output::shown(name);
+        let took = answer.took.as_millis();
+        let body = output::shown(answer.body.as_deref().unwrap_or_default());
+        let line = match answer.http_status {
+            Some(status) => format!("{name} responded with {status} after {took} ms {body}"),
+            None => format!("no response from {name} after {took} ms"),
+        };
+        output::line(line.trim_end())?;
     }
     match (answer.reason, answer.error) {
         (Some(reason), Some(error)) => bail!("the test failed: {reason} ({error})"),

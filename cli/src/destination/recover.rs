@@ -2,7 +2,8 @@
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
-use diesel_outbox::admin::{Bulk, Bulked};
+use diesel_outbox::OutboxName;
+use diesel_outbox::admin::{self, Bulk, Bulked, WaitingFilter};
 use diesel_outbox::destinations::{DestinationError, Destinations, Recover};
 
 use crate::{bulk, output};
@@ -36,6 +37,7 @@ pub(crate) struct Backfill {
 
 pub(super) fn recover(
     conn: &mut PgConnection,
+    outbox: &OutboxName,
     destinations: Destinations<'_>,
     what: &Recovery,
 ) -> Result<()> {
@@ -51,7 +53,22 @@ pub(super) fn recover(
         &what.to,
         ("recover", "recovered"),
         |conn, bulk| destinations.recover(conn, name, since, which, bulk),
-    )
+    )?;
+    if what.to.how.json {
+        return Ok(());
+    }
+    // Often most of what a destination did not get: each waits for its next attempt, up to a day.
+    let retrying = WaitingFilter::default().destination(name.clone());
+    let note = what.to.how.signed.note();
+    let retrying = admin::retry_all(conn, outbox, &retrying, Bulk::new(&note).dry_run())?.changed;
+    match retrying {
+        0 => Ok(()),
+        _ => output::line(format!(
+            "{retrying} more messages wait for their next attempt: `diesel-outbox message retry --destination {}` makes \
+             them due now",
+            output::shown(name)
+        )),
+    }
 }
 
 pub(super) fn backfill(
