@@ -33,7 +33,8 @@ fn an_idle_relay_asks_the_database_about_once_a_second() {
         database.execute("SELECT pg_sleep(10)");
         commits() - before
     });
-    assert!(counts.any(|count| count <= 15), "more in each 10 s");
+    // Six are the questions of this test. A look four times a second would be 40 alone.
+    assert!(counts.any(|count| count <= 22), "more in each 10 s");
     end(&relay);
 }
 
