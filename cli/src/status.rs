@@ -118,6 +118,7 @@ fn as_json(seen: &Snapshot) -> Value {
         })).collect::<Vec<_>>(),
         "registered_destinations": {
             "working": overview.depths.destinations.working,
+            "unverified": overview.depths.destinations.unverified,
             "failing": overview.depths.destinations.failing,
             "disabled": overview.depths.destinations.disabled,
         },
@@ -165,11 +166,14 @@ fn rest(seen: &Snapshot) -> Vec<String> {
     let overview = &seen.overview;
     let mut parts = Vec::new();
     let DestinationCounts {
-        failing, disabled, ..
+        unverified,
+        failing,
+        disabled,
+        ..
     } = overview.depths.destinations;
-    if failing + disabled > 0 {
+    if unverified + failing + disabled > 0 {
         parts.push(format!(
-            "registered destinations: {failing} failing, {disabled} disabled"
+            "registered destinations: {failing} failing, {disabled} disabled, {unverified} not verified"
         ));
     }
     if !overview.troubles.is_empty() {

@@ -348,8 +348,10 @@ pub(crate) fn list(
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DestinationCounts {
-    /// Enabled, and not failing.
+    /// Enabled, verified where that is asked for, and not failing.
     pub working: i64,
+    /// Enabled, but the endpoint has not shown yet that it wants messages: nothing is sent.
+    pub unverified: i64,
     /// Enabled, but a send has failed, and none had succeeded for ten minutes.
     pub failing: i64,
     /// Disabled: nothing is sent.
@@ -358,17 +360,21 @@ pub struct DestinationCounts {
 
 /// The number of registered destinations in each state.
 pub(crate) fn counts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<DestinationCounts> {
-    let fails = destination::enabled.and(destination::failing);
-    let works = destination::enabled.and(not(destination::failing));
-    let (working, failing, disabled) = registered(name)
+    let of_enabled = |is: On<'static, destination::table>| {
+        count(destination::name).aggregate_filter(destination::enabled.and(is))
+    };
+    let works = not(destination::failing).and(not(is_unverified()));
+    let (working, unverified, failing, disabled) = registered(name)
         .select((
-            count(destination::name).aggregate_filter(works),
-            count(destination::name).aggregate_filter(fails),
+            of_enabled(Box::new(works)),
+            of_enabled(is_unverified()),
+            of_enabled(Box::new(destination::failing.and(not(is_unverified())))),
             count(destination::name).aggregate_filter(not(destination::enabled)),
         ))
         .get_result(conn)?;
     Ok(DestinationCounts {
         working,
+        unverified,
         failing,
         disabled,
     })

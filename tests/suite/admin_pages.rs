@@ -858,11 +858,11 @@ fn failing_and_disabled_destinations_are_shown_everywhere() {
     );
     let run = |arguments: &[&str]| finish(database.binary(arguments)).code(0);
     let status = run(&["status"]).stdout;
-    let line = "registered destinations: 1 failing, 1 disabled";
+    let line = "registered destinations: 1 failing, 1 disabled, 0 not verified";
     assert!(status.contains(line), "{status}");
     assert_eq!(
         run(&["status", "--json"]).json()["registered_destinations"],
-        json!({ "working": 2, "failing": 1, "disabled": 1 })
+        json!({ "working": 2, "unverified": 0, "failing": 1, "disabled": 1 })
     );
     let list = run(&["destination", "list"]).stdout;
     for text in [
@@ -897,7 +897,12 @@ fn failing_and_disabled_destinations_are_shown_everywhere() {
     assert_eq!(rows.matches("/destinations?name=").count(), 1, "{rows}");
     assert!(rows.contains(">failing</span>"), "{rows}");
     let metrics = page.get("/metrics").body;
-    for (state, count) in [("working", 2), ("failing", 1), ("disabled", 1)] {
+    for (state, count) in [
+        ("working", 2),
+        ("unverified", 0),
+        ("failing", 1),
+        ("disabled", 1),
+    ] {
         let sample = format!(",state=\"{state}\"}} {count}\n");
         assert!(metrics.contains(&sample), "{sample}: {metrics}");
     }

@@ -123,6 +123,14 @@ fn nothing_is_sent_until_the_endpoint_repeats_the_challenge_and_then_all_that_wa
         command.env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
         finish(command)
     };
+    let status = said(&["status"]).code(0).stdout;
+    let counted = "registered destinations: 0 failing, 0 disabled, 1 not verified";
+    assert!(status.contains(counted), "{status}");
+    let counts = said(&["status", "--json"]).code(0).json()["registered_destinations"].clone();
+    assert_eq!(
+        counts,
+        json!({ "working": 0, "unverified": 1, "failing": 0, "disabled": 0 })
+    );
     let listed = said(&["message", "list", "--json"]).code(0).stdout;
     let reason = format!("destination not verified: hook: {expected}");
     assert!(listed.contains(&reason), "{listed}");

@@ -99,6 +99,7 @@ impl DepthGauges {
     fn show_destinations(&self, counts: DestinationCounts) {
         for (state, count) in [
             ("working", counts.working),
+            ("unverified", counts.unverified),
             ("failing", counts.failing),
             ("disabled", counts.disabled),
         ] {

@@ -101,21 +101,22 @@ impl Listener {
         if !is_pooled {
             raw.answer = statement_timeout;
         }
+        let none = || DatabaseError::Schema(format!("there is no outbox {name}"));
+        let table = quoted(&name.outbox());
         let oid: u32 = raw
-            .number(&format!(
-                "to_regclass({})::pg_catalog.oid",
-                quoted(&name.outbox())
-            ))?
-            .ok_or_else(|| DatabaseError::Schema(format!("there is no outbox {name}")))?;
-        // Never 1.
-        let awake = raw.number(&format!("hashtext({}) | 2", quoted(serves)))?;
+            .number(&format!("to_regclass({table})::pg_catalog.oid"))?
+            .ok_or_else(none)?;
+        // Never 1, the key of the lock of sleeping relays.
+        let awake = raw
+            .number(&format!("hashtext({}) | 2", quoted(serves)))?
+            .ok_or_else(none)?;
         let backend = raw.backend()?;
         raw.execute(&format!("SET search_path = {}", crate::store::pinned::PATH))?;
         raw.execute(&format!("LISTEN outbox_{oid}"))?;
         Ok(Some(Self {
             raw,
             oid,
-            awake: awake.unwrap_or(2),
+            awake,
             is_awake: false,
             has_lock: false,
             heard: 0,

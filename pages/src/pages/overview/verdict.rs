@@ -305,6 +305,7 @@ impl Facts<'_> {
         }
         for (count, state) in [
             (self.destinations.failing, "failing"),
+            (self.destinations.unverified, "not verified"),
             (self.destinations.disabled, "disabled"),
         ] {
             if count > 0 {
