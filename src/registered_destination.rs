@@ -84,7 +84,7 @@ pub struct RegisteredDestination {
     /// The time of the first failed send since the last successful one; `None`: the last send was successful, as far as
     /// the relays have recorded it. [`put`](crate::destinations::Destinations::put) ignores the value.
     pub failing_since: Option<SystemTime>,
-    /// Whether the destination is failing: a send has failed, and none had succeeded for ten minutes. Set by the relays.
+    /// Whether the destination is failing: no send has succeeded for ten minutes since the first failure. Set by the relays.
     pub failing: bool,
     /// Until when older secrets also sign, as after a rotation. `None`: only the newest secret signs, or all of them sign
     /// until you change them. Set by the database.

@@ -133,7 +133,7 @@ pub(crate) struct List {
     /// Only this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// Only failing destinations: a send has failed, and none had succeeded for ten minutes
+    /// Only failing destinations: no send has succeeded for ten minutes since the first failure
     #[arg(long)]
     failing: bool,
     /// Only disabled destinations

@@ -68,7 +68,10 @@ BEGIN
     IF NEW.url <> OLD.url OR NEW.enabled > OLD.enabled THEN
         NEW.failing_since := NULL;
     END IF;
-    NEW.failing := NEW.failing AND NEW.failing_since IS NOT NULL;
+    IF NEW.failing_since IS NULL THEN
+        NEW.failing_reason := NULL;
+        NEW.failing := false;
+    END IF;
     IF NEW.url <> OLD.url OR NEW.verification IS DISTINCT FROM OLD.verification THEN
         NEW.verified_at := NULL;
         NEW.allowed_rate := NULL;
@@ -81,6 +84,7 @@ BEGIN
     -- Relays write these columns. The rest of the row is then the same, byte for byte (*=: json has no other equality).
     others := NEW;
     others.failing_since := OLD.failing_since;
+    others.failing_reason := OLD.failing_reason;
     others.failing := OLD.failing;
     others.verification_due := OLD.verification_due;
     others.verification_tries := OLD.verification_tries;
@@ -558,8 +562,8 @@ BEGIN
     -- has the other options of a destination: {"max_attempts": 5, "backoff": "5s,1m,1h", "classes": {"404": "dead"}}.
     -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. auth: authentication that
     -- the receiver asks for, JSON as in outbox.toml; plain or, like secret, encrypted. failing_since: the first
-    -- failed send since the last successful one. failing: a send has failed ten minutes later or more, which the event
-    -- outbox.destination.failing tells. id: tells this registration from others of the same name.
+    -- failed send since the last successful one, and failing_reason its reason. failing: none has succeeded for ten minutes,
+    -- which the event outbox.destination.failing tells. id: tells this registration from others of the same name.
     -- created_at: when the registering transaction began; messages of transactions that began earlier do not go there.
     -- verification: how the endpoint shows that it wants the messages, before the first is sent: challenge or cloudevents;
     -- until verified_at, messages wait or, with ':skip', do not go there. verification_due: the next try.
@@ -585,6 +589,7 @@ BEGIN
             created_at        timestamptz NOT NULL DEFAULT now(),
             updated_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
             failing_since     timestamptz,
+            failing_reason    text,
             failing           boolean NOT NULL DEFAULT false,
             verification      text,
             verified_at       timestamptz,

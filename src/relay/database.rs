@@ -339,12 +339,11 @@ impl Database for Session {
     ) -> Answer<Tried<Failures>> {
         let own_events = self.own_events;
         self.run_without_waiting(|conn, name| {
-            let (failed_for, reason) = failed.unzip();
-            let Some(recorded) = failing::record(conn, name, seen, failed_for)? else {
+            let Some(recorded) = failing::record(conn, name, seen, failed)? else {
                 return Ok(Failures::default());
             };
-            if own_events {
-                own::tell_failing(conn, name, seen.name, &recorded, reason)?;
+            if let (Some(turned), true) = (recorded.turn, own_events) {
+                own::tell_failing(conn, name, seen.name, turned)?;
             }
             Ok(recorded.failures)
         })

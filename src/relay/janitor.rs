@@ -8,6 +8,7 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select;
+use diesel::Connection;
 
 use self::leases::Leases;
 use self::verifications::Verifications;
@@ -19,6 +20,7 @@ use crate::config::LedgerPayload;
 use crate::error::DatabaseError;
 use crate::store::relay::clean::{self, Blanking};
 use crate::store::relay::connection::Plans;
+use crate::store::relay::{failing, own};
 use crate::store::write::inbox::{self, Cleaning, Forgetting};
 
 /// The longest interval between two cleanings of the ledger and the inbox.
@@ -26,6 +28,8 @@ const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 /// The most rows that one statement removes or changes.
 const CLEAN_BATCH: i32 = 1000;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// While registered destinations fail, the interval between two looks whether that is to be told.
+const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Cleans and counts until the relay stops.
 pub(crate) fn run(shared: &Shared) {
@@ -58,6 +62,7 @@ struct Janitor<'a, 'scope> {
     /// The interval between two cleanings.
     interval: Duration,
     next_cleaning: Instant,
+    next_telling: Instant,
     leases: Leases,
     /// Whether the last cleaning could not empty an old part of the ledger, because a transaction was reading it.
     is_ledger_in_use: bool,
@@ -87,6 +92,7 @@ impl<'a, 'scope> Janitor<'a, 'scope> {
             depths: Counting::new(shared),
             interval,
             next_cleaning: Instant::now(),
+            next_telling: Instant::now(),
             leases: Leases::new(),
             is_ledger_in_use: false,
             blanking: None,
@@ -111,6 +117,7 @@ impl<'a, 'scope> Janitor<'a, 'scope> {
         self.verifications
             .look(self.shared, self.scope, &mut self.session)?;
         self.leases.look(self.shared, &mut self.session)?;
+        self.tell_failing()?;
         self.depths.count(&mut self.session)
     }
 
@@ -118,7 +125,31 @@ impl<'a, 'scope> Janitor<'a, 'scope> {
         let next = self.next_cleaning.min(self.depths.next());
         let next = next.min(self.leases.next());
         let next = next.min(self.verifications.next());
+        let next = match self.shared.registered.is_any_failing() {
+            true => next.min(self.next_telling),
+            false => next,
+        };
         next.saturating_duration_since(Instant::now())
+    }
+
+    /// Tells of destinations that have failed for long enough, and to which nothing is sent until a retry.
+    fn tell_failing(&mut self) -> Result<(), DatabaseError> {
+        let now = Instant::now();
+        if now < self.next_telling || !self.shared.registered.is_any_failing() {
+            return Ok(());
+        }
+        self.next_telling = now + TELL_INTERVAL;
+        let own_events = self.session.own_events;
+        self.session.run(|conn, name| {
+            conn.transaction(|conn| {
+                for (destination, turned) in failing::record_overdue(conn, name)? {
+                    if own_events {
+                        own::tell_failing(conn, name, &destination, turned)?;
+                    }
+                }
+                Ok(())
+            })
+        })
     }
 
     fn clean_ledger(&mut self) -> Result<(), DatabaseError> {

@@ -384,6 +384,11 @@ impl Registered {
         lock(&self.known).failing.stamp
     }
 
+    /// Whether some destination has failed since its last success, as far as this relay knows.
+    pub(super) fn is_any_failing(&self) -> bool {
+        !lock(&self.known).failing.rows.is_empty()
+    }
+
     /// Tells the gates of these destinations what their rows say about failures.
     fn tell_failing<'n>(
         &self,

@@ -317,7 +317,9 @@ macro_rules! __outbox_tables {
                 updated_at -> diesel::sql_types::Timestamptz,
                 /// The first failed send since the last successful one; null: the last send was successful.
                 failing_since -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
-                /// A send has failed, and none had succeeded for ten minutes.
+                /// The reason of that failure.
+                failing_reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// No send has succeeded for ten minutes since that failure.
                 failing -> diesel::sql_types::Bool,
                 /// How the endpoint shows that it wants the messages: `challenge` or `cloudevents`, each also with `:skip`;
                 /// `none` or null: it need not.

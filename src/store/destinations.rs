@@ -352,7 +352,7 @@ pub struct DestinationCounts {
     pub working: i64,
     /// Enabled, but the endpoint has not shown yet that it wants messages: nothing is sent.
     pub unverified: i64,
-    /// Enabled, but a send has failed, and none had succeeded for ten minutes.
+    /// Enabled, but no send has succeeded for ten minutes since the first failure.
     pub failing: i64,
     /// Disabled: nothing is sent.
     pub disabled: i64,

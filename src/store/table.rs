@@ -319,8 +319,9 @@ tables! {
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }
     destination = outbox_destination {
         name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, auth, mode, concurrency,
-        rate, timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, failing,
-        verification, verified_at, allowed_rate, verification_due, verification_tries, verification_error, id
+        rate, timeout, policy, description, disabled_reason, created_at, updated_at, failing_since,
+        failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries,
+        verification_error, id
     }
     registration = outbox_registration { id }
     topic = outbox_topic { pattern, kind, first_served, last_served }

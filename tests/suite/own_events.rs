@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use diesel_outbox::config::Breaker;
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox::{Destination, NewMessage, RelayBuilder, RelayHandle};
+use diesel_outbox::{Backoff, Destination, NewMessage, RelayBuilder, RelayHandle};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -253,6 +253,42 @@ fn a_destination_that_fails_and_recovers_is_reported_once_by_all_relays() {
     for topic in ["outbox.destination.failing", "outbox.destination.recovered"] {
         assert_eq!(ever_written(&database, topic), 1, "{topic}");
     }
+}
+
+/// R58: the next retry may be hours away.
+#[test]
+fn a_destination_that_fails_is_reported_after_ten_minutes_without_another_send() {
+    let database = Database::new();
+    let (refuses, fails) = (Receiver::answering(|_| 422), Receiver::answering(|_| 503));
+    let conn = &mut database.connect();
+    for (name, customer) in [("refuses", &refuses), ("fails", &fails)] {
+        let hook = RegisteredDestination::new(name, customer.url());
+        (database.outbox().destinations().put(conn, &hook)).expect("put");
+    }
+    let alarms = Receiver::ok();
+    let relay =
+        relay(&database, &alarms).registered_backoff("1h".parse::<Backoff>().expect("a backoff"));
+    let relay = started(relay);
+    for name in ["refuses", "fails"] {
+        let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
+        database.enqueue_message(message.destination(name));
+    }
+    eventually("both failures are recorded", || {
+        database.number("SELECT count(failing_since) FROM {o}_destination") == 2
+    });
+    database.execute("UPDATE {o}_destination SET failing_since = now() - interval '11 min'");
+    eventually("the event arrives", || {
+        !told(&alarms, "outbox.destination.failing").is_empty()
+    });
+    end(&relay);
+    let told = told(&alarms, "outbox.destination.failing");
+    let facts = |one: &Value| (one["destination"].clone(), one["reason"].clone());
+    assert_eq!(
+        told.iter().map(facts).collect::<Vec<_>>(),
+        [("fails".into(), "SERVER_ERROR".into())],
+        "one refused message is no news"
+    );
+    assert_eq!((refuses.count(), fails.count()), (1, 1));
 }
 
 /// R58: who was never told of a failure need not be told of its end.

@@ -143,7 +143,7 @@ setters! {
     ///
     /// | topic | when | payload, beside `destination` and `tenant_id` |
     /// |---|---|---|
-    /// | `outbox.destination.failing` | a send to a registered destination has failed, and none had succeeded for ten minutes | `failing_since`, `reason` |
+    /// | `outbox.destination.failing` | a registered destination fails, and no send has succeeded for ten minutes | `failing_since`, `reason` |
     /// | `outbox.destination.recovered` | the next success of a failing destination | `failing_since` |
     /// | `outbox.destination.paused` | a relay has paused a destination until an operator resumes it | `reason` |
     /// | `outbox.destination.disabled` | a relay has disabled a registered destination | `reason` |

@@ -1,13 +1,14 @@
 //! Since when a registered destination has failed, according to its row.
 //!
-//! The first failure after a success begins an episode (`failing_since`). A failure ten minutes later or more makes the
-//! destination failing (`failing`): a destination that fails now and then is not worth a message to anybody. A success
-//! ends the episode; so do a new URL, and disabling and enabling (a trigger). Relays change the row under its lock: so
+//! The first failure after a success begins an episode (`failing_since`). After ten minutes the destination is failing
+//! (`failing`): a destination that fails now and then is not worth a message to anybody, nor is one that has refused a
+//! message for good, unless it then fails again. A success ends the episode; so do a new URL, and disabling and enabling (a trigger). Relays change the row under its lock: so
 //! of all relays, one sees each change, and writes the event in the same transaction.
 
 use std::time::Duration;
 
 use diesel::data_types::PgTimestamp;
+use diesel::dsl::not;
 use diesel::prelude::{
     ExpressionMethods, NullableExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl,
 };
@@ -15,11 +16,12 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, update};
 
 use crate::name::OutboxName;
+use crate::status::ReasonCode;
 use crate::store::destinations::{AsSeen, is_as_seen};
-use crate::store::sql::clock_timestamp;
+use crate::store::sql::{clock_timestamp, interval};
 use crate::store::table::destination;
 
-/// How long no send must have succeeded when a send fails, for the destination to be failing.
+/// How long no send must have succeeded for the destination to be failing.
 pub(crate) const FAILING_AFTER: Duration = Duration::from_secs(600);
 
 /// What the row of a destination says about its failures.
@@ -63,18 +65,21 @@ impl Failures {
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) failures: Failures,
-    /// What has begun, and the first failure of the episode.
-    pub(crate) turn: Option<(Turn, PgTimestamp)>,
+    pub(crate) turn: Option<Turned>,
 }
 
-/// Records that the destination has failed for this time at a relay, or (`None`) that it works. `None`: the row is gone,
-/// or has changed since it was seen.
+/// What has begun, the first failure of the episode, and the reason if one has begun.
+pub(crate) type Turned = (Turn, PgTimestamp, Option<ReasonCode>);
+
+/// Records that the destination has failed for this time at a relay, last for this reason, or (`None`) that it works.
+/// `None`: the row is gone, or has changed since it was seen.
 pub(crate) fn record(
     conn: &mut PgConnection,
     name: &OutboxName,
     seen: AsSeen<'_>,
-    failed_for: Option<Duration>,
+    failed: Option<(Duration, ReasonCode)>,
 ) -> QueryResult<Option<Recorded>> {
+    let (failed_for, reason) = failed.unzip();
     let table = || destination::table(name.destination());
     let found: Option<(Option<PgTimestamp>, bool, PgTimestamp)> = table()
         .filter(is_as_seen(seen))
@@ -100,15 +105,48 @@ pub(crate) fn record(
             .filter(destination::name.eq(seen.name))
             .set((
                 destination::failing_since.eq(next_since),
+                destination::failing_reason.eq(reason),
                 destination::failing.eq(failures.is_failing),
             ))
             .execute(conn)?;
     }
-    let turn = before.turn_to(failures);
-    Ok(Some(Recorded {
-        failures,
-        turn: turn.zip(since.or(next_since)),
-    }))
+    let turn = (before.turn_to(failures).zip(since.or(next_since)))
+        .map(|(turn, since)| (turn, since, reason));
+    Ok(Some(Recorded { failures, turn }))
+}
+
+/// Makes the destinations failing to which nothing was sent since ten minutes of failures were over. Returns their names
+/// and episodes. Passes over rows that others have locked.
+pub(crate) fn record_overdue(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Vec<(String, Turned)>> {
+    let table = || destination::table(name.destination());
+    let overdue: Vec<(String, PgTimestamp, ReasonCode)> = table()
+        .filter(destination::enabled)
+        .filter(not(destination::failing))
+        .filter(
+            destination::failing_since.le(clock_timestamp().nullable() - interval(FAILING_AFTER)),
+        )
+        .filter(destination::failing_reason.ne(ReasonCode::Rejected))
+        .for_no_key_update()
+        .skip_locked()
+        .select((
+            destination::name,
+            destination::failing_since.assume_not_null(),
+            destination::failing_reason.assume_not_null(),
+        ))
+        .load(conn)?;
+    if overdue.is_empty() {
+        return Ok(Vec::new());
+    }
+    let names = overdue.iter().map(|(name, ..)| name);
+    update(table())
+        .filter(destination::name.eq_any(names))
+        .set(destination::failing.eq(true))
+        .execute(conn)?;
+    let turned = |(name, since, reason)| (name, (Turn::Fails, since, Some(reason)));
+    Ok(overdue.into_iter().map(turned).collect())
 }
 
 /// The destinations that have failed since their last success.

@@ -13,7 +13,7 @@ use diesel::{PgConnection, delete, insert_into, select};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::failing::{Recorded, Turn};
+use super::failing::{Turn, Turned};
 use super::pause::{self, Pausable};
 use super::settle::Failed;
 use crate::message::{Message, digest};
@@ -80,17 +80,13 @@ fn payload(destination: &str, tenant_id: Option<Uuid>, facts: Value) -> String {
     all.to_string()
 }
 
-/// Writes an event if the destination fails from now on, or works again.
+/// Writes the event that the destination fails from now on, or works again.
 pub(crate) fn tell_failing(
     conn: &mut PgConnection,
     name: &OutboxName,
     destination: &str,
-    recorded: &Recorded,
-    reason: Option<ReasonCode>,
+    (turn, since, reason): Turned,
 ) -> QueryResult<()> {
-    let Some((turn, since)) = recorded.turn else {
-        return Ok(());
-    };
     let mut facts = json!({ "failing_since": rfc3339(since) });
     let topic = match turn {
         Turn::Fails => {

@@ -133,8 +133,9 @@ const READER: Role = Role {
         ("_topic", "SELECT", ""),
         ("_audit", "SELECT", ""),
         ("_destination", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
-            timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, failing, \
-            verification, verified_at, allowed_rate, verification_due, verification_tries, verification_error, id"),
+            timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, \
+            failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries, \
+            verification_error, id"),
         ("_messages", "SELECT", ""),
     ],
 };
