@@ -1,8 +1,9 @@
 //! Waking by NOTIFY, and finding messages without it.
 
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -325,18 +326,26 @@ fn a_listener_that_was_cut_off_listens_again() {
     assert!(relay.is_healthy());
 }
 
-/// A TCP proxy that can lose its connections to the server without a word to its clients.
-struct Proxy {
-    port: u16,
+/// A TCP proxy before PostgreSQL. It counts the ends of transactions, and can lose its connections to the server without
+/// a word to its clients.
+pub(crate) struct Proxy {
+    /// The URL of the database through this proxy.
+    pub(crate) url: String,
+    ended: Arc<AtomicUsize>,
     to_server: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Proxy {
-    fn start(server: &str) -> Self {
+    pub(crate) fn start(database: &Database) -> Self {
+        let mut url = url::Url::parse(&database.url).expect("a URL");
+        let host = url.host_str().expect("a host");
+        let server = format!("{host}:{}", url.port().unwrap_or(5432));
         let listens = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listens.local_addr().expect("an address").port();
+        url.set_port(Some(port)).expect("a port");
         let to_server: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
-        let (server, kept) = (server.to_owned(), Arc::clone(&to_server));
+        let ended = Arc::<AtomicUsize>::default();
+        let (kept, counted) = (Arc::clone(&to_server), Arc::clone(&ended));
         std::thread::spawn(move || {
             for client in listens.incoming() {
                 let client = client.expect("a client");
@@ -344,18 +353,26 @@ impl Proxy {
                 kept.lock()
                     .expect("no panic holds it")
                     .push(server.try_clone().expect("a descriptor"));
-                let copies = [
-                    (client.try_clone(), server.try_clone()),
-                    (Ok(server), Ok(client)),
-                ];
-                for (from, to) in copies {
-                    let (mut from, mut to) = (from.expect("a stream"), to.expect("a stream"));
-                    // At the end of one side, the other stays open.
-                    std::thread::spawn(move || std::io::copy(&mut from, &mut to));
-                }
+                let (mut requests, mut to) = (
+                    client.try_clone().expect("a descriptor"),
+                    server.try_clone().expect("a descriptor"),
+                );
+                // At the end of one side, the other stays open.
+                std::thread::spawn(move || std::io::copy(&mut requests, &mut to));
+                let counted = Arc::clone(&counted);
+                std::thread::spawn(move || pass_on(server, client, &counted));
             }
         });
-        Self { port, to_server }
+        Self {
+            url: url.into(),
+            ended,
+            to_server,
+        }
+    }
+
+    /// The number of transactions that have ended, including statements outside of transactions.
+    pub(crate) fn transactions(&self) -> usize {
+        self.ended.load(Ordering::SeqCst)
     }
 
     fn lose_the_server(&self) {
@@ -365,20 +382,27 @@ impl Proxy {
     }
 }
 
+/// Copies the server's responses and counts the messages `ReadyForQuery` outside of transactions.
+fn pass_on(mut server: TcpStream, mut client: TcpStream, ended: &AtomicUsize) {
+    const READY: &[u8] = b"Z\0\0\0\x05I";
+    let mut chunk = [0; 8192];
+    while let Ok(length @ 1..) = server.read(&mut chunk) {
+        let chunk = &chunk[..length];
+        let ready = chunk.windows(READY.len()).filter(|bytes| *bytes == READY);
+        ended.fetch_add(ready.count(), Ordering::SeqCst);
+        if client.write_all(chunk).is_err() {
+            return;
+        }
+    }
+}
+
 /// R9, R50: the client's side of a connection stays open although the server's side is gone.
 #[test]
 fn a_listener_that_the_server_does_not_hear_any_more_listens_again() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let mut url = url::Url::parse(&database.url).expect("a URL");
-    let server = format!(
-        "{}:{}",
-        url.host_str().expect("a host"),
-        url.port().unwrap_or(5432)
-    );
-    let proxy = Proxy::start(&server);
-    url.set_port(Some(proxy.port)).expect("a port");
-    let relay = database.relay().listener_url(url.as_str());
+    let proxy = Proxy::start(&database);
+    let relay = database.relay().listener_url(&proxy.url);
     let relay = database.sleeper(relay.url(&receiver.url()));
     eventually("the relay sleeps", || database.is_relay_asleep());
     proxy.lose_the_server();
