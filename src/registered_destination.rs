@@ -42,6 +42,7 @@ const MOST_TOPICS: usize = 100;
 ///     .backoff("5s,1m,10m,1h".parse()?)
 ///     .on_dead(OnDead::Block)
 ///     .expires_after(Duration::from_secs(24 * 3600))
+///     .key_run(10)
 ///     .classes(Classes::default())
 ///     .description("Acme's shop");
 /// assert!(hook.check().is_ok());
@@ -317,7 +318,8 @@ impl RegisteredDestination {
 }
 
 setters!(
-    RegisteredDestination: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, classes
+    RegisteredDestination: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, key_run,
+    classes
 );
 
 impl fmt::Debug for RegisteredDestination {

@@ -40,6 +40,7 @@ mod planner;
 mod registered;
 mod registry;
 mod room;
+mod run;
 mod running;
 mod sender;
 mod session;

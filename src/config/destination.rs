@@ -71,7 +71,8 @@ use super::text::{TICK, at_least, shown_url, url as parse_url, within};
 ///     .breaker(Breaker::default())
 ///     .classes(Classes::default())
 ///     .on_dead(OnDead::Block)
-///     .expires_after(Duration::from_secs(86_400));
+///     .expires_after(Duration::from_secs(86_400))
+///     .key_run(50);
 /// assert_eq!(partner.policy.max_attempts, Some(10));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -146,8 +147,8 @@ impl Destination {
 }
 
 setters!(
-    Destination: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, classes,
-    retry_after_cap, breaker
+    Destination: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, key_run,
+    classes, retry_after_cap, breaker
 );
 
 /// Setters of the destination, which can be chained. The relay checks the values when it starts.
@@ -260,6 +261,8 @@ impl Destination {
 const LONGEST_LINGER: Duration = Duration::from_secs(10);
 /// The most sender threads of a destination.
 pub(super) const MOST_SENDERS: u32 = 1024;
+/// The most messages of an ordering key that are claimed together.
+pub(super) const LONGEST_RUN: u32 = 500;
 /// The maximum of counts without a limit of their own.
 pub(super) const MOST: u32 = 1_000_000;
 
@@ -340,6 +343,7 @@ mod tests {
             .backoff(Backoff::Table(vec![seconds(5)]))
             .on_dead(OnDead::Block)
             .expires_after(seconds(8))
+            .key_run(9)
             .retry_after_cap(seconds(6))
             .breaker(of_nine)
             .classes(of_404.clone())
@@ -386,6 +390,7 @@ mod tests {
             backoff: Some(Backoff::Table(vec![seconds(5)])),
             on_dead: Some(OnDead::Block),
             expires_after: Some(seconds(8)),
+            key_run: 9,
             classes: of_404,
             retry_after_cap: seconds(6),
             breaker: Some(of_nine),

@@ -1,11 +1,11 @@
 //! A request with several messages (batched mode): which messages it takes, and what its response means for each.
 
+use super::bulkhead::{Bulkhead, REQUEST_BYTES};
 use super::job::Job;
+use super::run::Run;
+use super::settlement::Settlement;
 use crate::config::RequestBatch;
 use crate::dispatch::Outcome;
-
-/// A request takes no further messages once the gathered payloads have this many bytes.
-const REQUEST_BYTES: usize = 1024 * 1024;
 
 /// The messages gathered for a request.
 #[derive(Default)]
@@ -15,12 +15,20 @@ pub(super) struct Gathered {
     /// Messages that were attempted before. Each is sent alone, so that a message that the receiver cannot take does not
     /// hold up others.
     pub(super) alone: Vec<Job>,
+    count: usize,
     bytes: usize,
 }
 
 impl Gathered {
+    /// Whether the request has space for the messages of a run.
+    pub(super) fn fits(&self, job: &Job, limits: RequestBatch) -> bool {
+        let is_one = job.behind.is_empty() || self.count == 0;
+        is_one || self.count + job.len() <= limits.size && self.bytes + job.bytes() <= REQUEST_BYTES
+    }
+
     pub(super) fn add(&mut self, job: Job) {
-        self.bytes += job.message.payload.len();
+        self.bytes += job.messages().map(|one| one.payload.len()).sum::<usize>();
+        self.count += job.len();
         match job.message.attempts {
             0 => self.together.push(job),
             _ => self.alone.push(job),
@@ -28,27 +36,43 @@ impl Gathered {
     }
 
     pub(super) fn is_full(&self, limits: RequestBatch) -> bool {
-        self.together.len() + self.alone.len() >= limits.size || self.bytes >= REQUEST_BYTES
+        self.count >= limits.size || self.bytes >= REQUEST_BYTES
     }
 }
 
 /// The messages of a request, after the response.
 #[derive(Default)]
 pub(super) struct Answered {
-    pub(super) ended: Vec<(Job, Outcome)>,
+    pub(super) settled: Vec<Settlement>,
     /// The receiver may have refused the request because of a single message: each of these is sent again, alone.
     pub(super) alone: Vec<Job>,
 }
 
 impl Answered {
-    pub(super) fn new(sent: Vec<Job>, outcomes: Vec<Outcome>) -> Self {
-        let is_batch = sent.len() > 1;
-        let mut answered = Self::default();
-        for (job, outcome) in sent.into_iter().zip(outcomes) {
-            match is_batch && is_refusal(&outcome) {
-                true => answered.alone.push(job),
-                false => answered.ended.push((job, outcome)),
+    /// `outcomes`: of each message, in order. `conclude` makes the settlement of a message. A run is sent again from its
+    /// beginning, or ends with its first message that is not delivered.
+    pub(super) fn new(
+        sent: Vec<Job>,
+        outcomes: Vec<Outcome>,
+        bulkheads: &[Bulkhead],
+        conclude: impl Fn(Job, Outcome) -> Settlement,
+    ) -> Self {
+        let is_batch = outcomes.len() > 1;
+        let (mut answered, mut outcomes) = (Self::default(), outcomes.into_iter());
+        for job in sent {
+            let count = job.len();
+            let mut of_run = outcomes.as_slice().iter().take(count);
+            if is_batch && of_run.any(is_refusal) {
+                outcomes.by_ref().take(count).for_each(drop);
+                answered.alone.push(job);
+                continue;
             }
+            let (first, mut run) = Run::begin(job);
+            let mut next = Some(first);
+            for outcome in outcomes.by_ref().take(count) {
+                next = next.and_then(|job| run.next(conclude(job, outcome), bulkheads));
+            }
+            answered.settled.extend(run.settlement());
         }
         answered
     }

@@ -21,6 +21,8 @@ use crate::message::Message;
 const MOST_BYTES: usize = 32 * 1024 * 1024;
 /// The most bytes of one claim: for a moment, its result is in memory twice.
 const CLAIM_BYTES: usize = MOST_BYTES / 2;
+/// A request takes no further messages once the gathered payloads have this many bytes.
+pub(super) const REQUEST_BYTES: usize = 1024 * 1024;
 /// A queue holds about this much of the senders' time: enough to last during the next claim, and little enough to leave
 /// messages to other relays.
 const PREFETCH: Duration = Duration::from_millis(250);
@@ -48,6 +50,8 @@ pub(crate) struct Bulkhead {
     pub(crate) terms: Terms,
     /// The most messages of one claim.
     pub(crate) batch: usize,
+    /// The most messages of a run.
+    pub(super) key_run: usize,
     /// The destination's share of memory, in bytes.
     pub(crate) most_bytes: usize,
     /// The bytes of payloads and headers of claimed messages that are not sent yet.
@@ -154,6 +158,7 @@ impl Bulkhead {
             batch: policy
                 .rate
                 .map_or(config.batch, |rate| of_a_second(rate, 1, config.batch)),
+            key_run: 1,
             most_bytes,
             bytes: AtomicUsize::new(0),
             send_timeout: policy.timeout.unwrap_or(config.send_timeout),
@@ -183,6 +188,8 @@ impl Bulkhead {
             gate: Gate::new(destination),
             request_batch,
             batch,
+            // A run in batched mode is one request.
+            key_run: (policy.key_run.min(batch)).min(request_batch.map_or(batch, |one| one.size)),
             ..Self::plain(&destination.name, policy, config, most_bytes, serves)
         }
     }
@@ -200,6 +207,7 @@ impl Bulkhead {
         Self {
             number: of_all.number,
             request_batch: None,
+            key_run: destination.policy.key_run.min(one.batch),
             gate: one.gate.with_row(answers, config.registered_disable_after),
             ..one
         }
@@ -212,6 +220,7 @@ impl Bulkhead {
             terms: self.terms,
             concurrency: self.concurrency,
             prefetch: self.prefetch(),
+            key_run: self.key_run,
         }
     }
 
@@ -219,6 +228,11 @@ impl Bulkhead {
     pub(crate) fn most_sending(&self) -> usize {
         let of_a_request = self.request_batch.map_or(1, |limits| limits.size);
         self.concurrency.saturating_mul(of_a_request)
+    }
+
+    /// The most bytes of a request, without its last message.
+    pub(super) fn request_bytes(&self) -> usize {
+        self.request_batch.map_or(usize::MAX, |_| REQUEST_BYTES)
     }
 
     /// Counts the bytes of a claimed message.

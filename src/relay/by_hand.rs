@@ -163,6 +163,7 @@ impl ByHand {
                 matches!(verdict, Verdict::Released).then(|| self.unrouted(&job.message));
             let settlement = Settlement::unsent(job, &self.bulkheads, verdict);
             let settle = Settle {
+                runs: None,
                 config: &self.config,
                 bulkheads: &self.bulkheads,
                 lease,

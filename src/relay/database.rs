@@ -413,7 +413,7 @@ impl Database for Session {
     }
 
     fn settle(&mut self, after: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {
-        if settle.keys.is_empty() {
+        if settle.keys.is_empty() && !settle.has_runs() {
             let written = self.run_with(after, |conn, _| write_down(conn, settle))?;
             return Ok((written, Batch::default()));
         }
@@ -422,6 +422,7 @@ impl Database for Session {
             expired: &[],
             max_attempts: settle.config.max_attempts,
             bytes: settle.bytes,
+            runs: settle.runs,
         };
         self.run_with(after, |conn, name| {
             conn.transaction(|conn| {

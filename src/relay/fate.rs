@@ -11,6 +11,7 @@ use super::filtering::Filtering;
 use super::job::{Job, Terms, is_expired};
 use super::registry::{Customer, Registry};
 use super::room::Rooms;
+use super::run::joined;
 use super::shared::Shared;
 use super::to::To;
 use super::verdict::{Attempt, Retries, Verdict};
@@ -159,6 +160,7 @@ impl<'a> Ways<'a> {
             terms,
             lease,
             message: claimed.message,
+            behind: Vec::new(),
         }
     }
 
@@ -344,21 +346,25 @@ impl Job {
 }
 
 impl Shared {
-    /// Takes claimed messages in, and decides where each message goes. `met` contains the matching filters of
+    /// Takes claimed messages in, with the rest of their runs, and decides where each message goes. `met` contains the matching filters of
     /// registered destinations, if they were looked up. `is_current`: whether this relay knows all destinations that the
     /// claim could see.
     pub(super) fn took(
         &self,
-        claimed: Vec<Claimed>,
+        mut claimed: Vec<Claimed>,
+        behind: Vec<Claimed>,
         lease: LeaseId,
         met: Result<Met, Unasked>,
         is_current: bool,
     ) -> Vec<Job> {
+        let first = claimed.len();
+        claimed.extend(behind);
         self.count_claimed(&claimed);
         let claimed = claimed.into_iter().map(|one| (one, lease));
-        let jobs = self.decide(claimed, met, is_current);
+        let mut jobs = self.decide(claimed, met, is_current);
         self.custody.began(lease, jobs.iter().map(|job| job.to));
-        jobs
+        let behind = jobs.split_off(first);
+        joined(jobs, behind)
     }
 
     /// Takes claimed messages in whose filters must be evaluated first. They go nowhere until then.

@@ -351,6 +351,7 @@ impl Filtering {
                 on_dead: config.on_dead,
                 expires_after: None,
             },
+            behind: Vec::new(),
         }
     }
 }

@@ -185,6 +185,7 @@ mod tests {
                 registration: None,
                 unsent: None,
                 terms: Terms::default(),
+                behind: Vec::new(),
             });
         }
         assert!(intake.is_full());

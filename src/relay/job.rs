@@ -23,6 +23,30 @@ pub(crate) struct Job {
     /// The verdict on a message that is settled without a send.
     pub(crate) unsent: Option<Verdict>,
     pub(crate) terms: Terms,
+    /// The rest of the run, in order: messages of the same key and destination.
+    pub(crate) behind: Vec<Job>,
+}
+
+impl Job {
+    /// The jobs of the run. The first one has the others.
+    pub(super) fn each(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.behind)
+    }
+
+    /// The messages of the run.
+    pub(super) fn messages(&self) -> impl Iterator<Item = &Message> {
+        self.each().map(|job| &*job.message)
+    }
+
+    /// The number of messages of the run.
+    pub(super) fn len(&self) -> usize {
+        1 + self.behind.len()
+    }
+
+    /// The bytes of payloads and headers of the run.
+    pub(super) fn bytes(&self) -> usize {
+        self.messages().map(Message::bytes).sum()
+    }
 }
 
 /// The part of a destination's policy that counts when a message is settled. Decided once, when the message is claimed:

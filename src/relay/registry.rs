@@ -50,6 +50,8 @@ pub(crate) struct Limits {
     pub(super) concurrency: usize,
     /// The most messages of a claim, until the time of sends is known.
     pub(super) prefetch: usize,
+    /// The most messages of a run.
+    pub(super) key_run: usize,
 }
 
 impl Customer {
@@ -114,6 +116,8 @@ pub(crate) struct Registry {
     /// The topics of all enabled destinations.
     topics: Vec<String>,
     pub(super) has_filters: bool,
+    /// Whether runs of any of them have more than one message.
+    pub(super) has_runs: bool,
     /// The destinations whose endpoints this relay may verify.
     pub(super) unverified: Vec<Arc<Customer>>,
     pub(super) last_id: u32,
@@ -153,6 +157,12 @@ impl Registry {
 
     pub(super) fn get(&self, id: u32) -> Option<&Arc<Customer>> {
         self.by_id.get(&id)
+    }
+
+    /// The most messages of a run of a destination.
+    pub(super) fn key_run(&self, id: u32) -> usize {
+        let limits = self.get(id).and_then(|one| one.limits.as_ref());
+        limits.map_or(1, |limits| limits.key_run)
     }
 
     /// Whether the destination was removed. Messages that name it are dead-lettered.
@@ -232,6 +242,7 @@ impl Registry {
                 of_tenant.push(Arc::clone(name));
                 topics.extend(one.topics.iter().cloned());
                 self.has_filters |= one.filter.is_some();
+                self.has_runs |= one.limits.as_ref().is_some_and(|one| one.key_run > 1);
             }
         }
         self.of_tenants

@@ -79,9 +79,14 @@ impl Rooms {
         room_for_a_claim(self.most(id).min(most_claimed), self.in_flight(id))
     }
 
+    /// How many more messages the destination may have in flight.
+    pub(super) fn left(&self, id: u32) -> usize {
+        self.most(id).saturating_sub(self.in_flight(id))
+    }
+
     /// Whether there is room for another message that is claimed already.
     pub(super) fn has_place(&self, id: u32) -> bool {
-        self.in_flight(id) < self.most(id)
+        self.left(id) > 0
     }
 
     fn in_flight(&self, id: u32) -> usize {

@@ -13,6 +13,7 @@ use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Pass;
 use super::job::{Job, is_expired};
 use super::metrics::{Dispatches, OfDestination};
+use super::run::Run;
 use super::settlement::{NobodyListens, Outcomes, Settlement};
 use super::shared::Shared;
 use super::threads::{MARGIN, Stay, Within};
@@ -97,12 +98,14 @@ impl SenderThread<'_> {
         limits: RequestBatch,
         gathering: &Mutex<()>,
     ) -> Result<(), NobodyListens> {
+        let mut left = None;
         loop {
             let turn = lock(gathering);
-            let Ok(first) = self.desk.bulkhead.jobs.recv() else {
+            let Some(first) = left.take().or_else(|| self.desk.bulkhead.jobs.recv().ok()) else {
                 return Ok(());
             };
-            let gathered = self.gather(first, limits);
+            let gathered;
+            (gathered, left) = self.gather(first, limits);
             drop(turn);
             self.ring_for_room();
             self.send_together(dispatcher, gathered.together)?;
@@ -112,19 +115,23 @@ impl SenderThread<'_> {
         }
     }
 
-    /// Gathers messages until the request is full or its time has passed.
-    fn gather(&self, first: Job, limits: RequestBatch) -> Gathered {
+    /// Gathers messages until the request is full or its time has passed. Also returns a run that is left for the next
+    /// request.
+    fn gather(&self, first: Job, limits: RequestBatch) -> (Gathered, Option<Job>) {
         let until = Instant::now() + limits.linger;
         let mut gathered = Gathered::default();
         let mut next = Some(first);
         while let Some(job) = next {
+            if !gathered.fits(&job, limits) {
+                return (gathered, Some(job));
+            }
             gathered.add(job);
             next = match gathered.is_full(limits) {
                 true => None,
                 false => self.desk.bulkhead.jobs.recv_deadline(until).ok(),
             };
         }
-        gathered
+        (gathered, None)
     }
 
     fn ring_for_room(&self) {
@@ -133,16 +140,50 @@ impl SenderThread<'_> {
         self.shared.custody.made_room(is_room);
     }
 
+    /// Sends the messages of a run, each alone.
     fn send_alone(&self, job: Job) -> Result<(), NobodyListens> {
         let gate = &self.desk.bulkhead.gate;
-        match gate.admit(|| self.may_send(job.lease)) {
-            Some(pass) => self.send(job, pass).map(drop),
-            None => (self.desk).settle(job, Verdict::Released, Duration::ZERO),
-        }
+        let admit = |lease| gate.admit(|| self.may_send(lease));
+        self.send_run(job, admit).map(drop)
     }
 
-    /// Returns the result of the send. `None`: nothing was sent, or a handler has the message.
-    fn send(&self, job: Job, pass: Pass) -> Result<Option<Sent>, NobodyListens> {
+    /// Sends the messages of a run, each after the success of the one before. `admit` asks the gate. Returns the result
+    /// of the sends. `None`: nothing was sent, or a handler has the message.
+    fn send_run(
+        &self,
+        job: Job,
+        mut admit: impl FnMut(LeaseId) -> Option<Pass>,
+    ) -> Result<Option<Sent>, NobodyListens> {
+        let (first, mut run) = Run::begin(job);
+        let (mut next, mut sends) = (Some(first), None);
+        while let Some(mut job) = next {
+            let pass = match job.unsent {
+                None => admit(job.lease),
+                Some(_) => None,
+            };
+            let (settlement, sent) = match pass {
+                Some(pass) => self.send(job, pass),
+                None => {
+                    let verdict = job.unsent.take().unwrap_or(Verdict::Released);
+                    (Some(self.desk.settlement(job, verdict)), None)
+                }
+            };
+            sends = match (sends, sent) {
+                (Some(sends), Some(sent)) => Some(Sent::and(sends, sent)),
+                (sends, sent) => sends.or(sent),
+            };
+            let bulkheads = &self.shared.bulkheads;
+            next = settlement.and_then(|settlement| run.next(settlement, bulkheads));
+        }
+        if let Some(settlement) = run.settlement() {
+            self.desk.outcomes.send(settlement)?;
+        }
+        Ok(sends)
+    }
+
+    /// Sends a message. Returns its settlement, unless a handler has the message, and the result of the send, unless
+    /// nothing was sent.
+    fn send(&self, job: Job, pass: Pass) -> (Option<Settlement>, Option<Sent>) {
         let desk = &self.desk;
         let sending = self.begin(1);
         self.tell_sending(&job.message);
@@ -150,8 +191,7 @@ impl SenderThread<'_> {
         // Checked after the observers, because they may be slow.
         if let Some(verdict) = self.unsent(&job, began) {
             desk.bulkhead.gate.return_pass(&pass);
-            desk.settle(job, verdict, Duration::ZERO)?;
-            return Ok(None);
+            return (Some(desk.settlement(job, verdict)), None);
         }
         desk.metrics.waited(job.message.claimed, began);
         let spans = Spans::of(std::slice::from_ref(&job.message), &desk.bulkhead.name);
@@ -169,15 +209,20 @@ impl SenderThread<'_> {
                 drop(sending);
                 let outcome = outcome.unwrap_or_else(Outcome::Retry);
                 let went_well = matches!(outcome, Outcome::Delivered(_));
-                let took = desk.ended(begun, outcome)?;
-                Ok(Some(Sent { went_well, took }))
+                let (settlement, took) = desk.ended(begun, outcome);
+                let sent = Sent {
+                    went_well,
+                    took,
+                    messages: 1,
+                };
+                (Some(settlement), Some(sent))
             }
             Serves::Group(group) => {
                 self.hand_to(group, begun);
-                Ok(None)
+                (None, None)
             }
             // Not reached: each registered destination has its own dispatcher.
-            Serves::Registered => Ok(None),
+            Serves::Registered => (None, None),
         }
     }
 
@@ -193,14 +238,15 @@ impl SenderThread<'_> {
             shared.custody.end_handling(lease, claim);
             let dispatches = RefCell::new(Dispatches::new(&shared.metrics.outbox));
             let desk = Desk::new(&shared, &shared.bulkheads[number], &dispatches, &outcomes);
-            if desk.ended(begun, outcome).is_err() {
+            let (settlement, _) = desk.ended(begun, outcome);
+            if desk.outcomes.send(settlement).is_err() {
                 log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "a handler of {:?} has ended after the relay: the message is taken over when the lease expires", desk.bulkhead.name);
             }
         };
         group.call(*message, span, Box::new(conclude));
     }
 
-    /// Sends several messages by one request.
+    /// Sends several runs by one request.
     fn send_together(
         &self,
         dispatcher: &dyn Dispatcher,
@@ -210,25 +256,42 @@ impl SenderThread<'_> {
         let is_wanted = || jobs.iter().any(|job| self.may_send(job.lease));
         let Some(pass) = gate.admit(is_wanted) else {
             let mut jobs = jobs.into_iter();
-            return jobs
-                .try_for_each(|job| self.desk.settle(job, Verdict::Released, Duration::ZERO));
+            return jobs.try_for_each(|job| {
+                let released = self.desk.settlement(job, Verdict::Released);
+                self.desk.outcomes.send(released)
+            });
         };
-        let sending = self.begin(jobs.len());
-        jobs.iter().for_each(|job| self.tell_sending(&job.message));
+        let sending = self.begin(jobs.iter().map(Job::len).sum());
+        let each = jobs.iter().flat_map(Job::messages);
+        each.for_each(|message| self.tell_sending(message));
         let began = Instant::now();
-        let (mut messages, mut leases) = (Vec::new(), Vec::new());
-        for job in jobs {
-            if let Some(verdict) = self.unsent(&job, began) {
-                self.desk.settle(job, verdict, Duration::ZERO)?;
-                continue;
+        let (mut messages, mut runs, mut alone) = (Vec::new(), Vec::new(), Vec::new());
+        for mut job in jobs {
+            let unsent = |job: &Job| job.unsent.clone().or_else(|| self.unsent(job, began));
+            let unsent = job.each().find_map(unsent);
+            match unsent {
+                Some(verdict) if job.behind.is_empty() => {
+                    let settlement = self.desk.settlement(job, verdict);
+                    self.desk.outcomes.send(settlement)?;
+                    continue;
+                }
+                // A run that ends early is not one request.
+                Some(_) => {
+                    alone.push(job);
+                    continue;
+                }
+                None => runs.push((job.lease, job.len())),
             }
-            self.desk.metrics.waited(job.message.claimed, began);
-            messages.push(*job.message);
-            leases.push(job.lease);
+            let behind = std::mem::take(&mut job.behind);
+            for job in std::iter::once(job).chain(behind) {
+                self.desk.metrics.waited(job.message.claimed, began);
+                messages.push(*job.message);
+            }
         }
         if messages.is_empty() {
             gate.return_pass(&pass);
-            return Ok(());
+            drop(sending);
+            return alone.into_iter().try_for_each(|job| self.send_alone(job));
         }
         let spans = Spans::of(&messages, &self.desk.bulkhead.name);
         let outcomes = spans.within(|| dispatch_batch(dispatcher, &messages));
@@ -243,7 +306,7 @@ impl SenderThread<'_> {
             None => gate.return_pass(&pass),
         }
         drop(sending);
-        let job = |(message, lease)| Job {
+        let job = |message, lease| Job {
             message: Box::new(message),
             lease,
             to: To::Bulkhead(self.desk.bulkhead.number),
@@ -251,16 +314,25 @@ impl SenderThread<'_> {
             registration: None,
             unsent: None,
             terms: self.desk.bulkhead.terms,
+            behind: Vec::new(),
         };
-        let sent = messages.into_iter().zip(leases).map(job).collect();
-        let answered = Answered::new(sent, outcomes);
-        for (job, outcome) in answered.ended {
-            self.desk.conclude(job, outcome, latency)?;
+        let mut messages = messages.into_iter();
+        let run = |(lease, count)| {
+            let first = messages.next()?;
+            let behind = messages.by_ref().take(count - 1);
+            Some(Job {
+                behind: behind.map(|one| job(one, lease)).collect(),
+                ..job(first, lease)
+            })
+        };
+        let sent = runs.into_iter().filter_map(run).collect();
+        let conclude = |job, outcome| self.desk.concluded(job, outcome, latency);
+        let answered = Answered::new(sent, outcomes, &self.shared.bulkheads, conclude);
+        for settlement in answered.settled {
+            self.desk.outcomes.send(settlement)?;
         }
-        for job in answered.alone {
-            self.send_alone(job)?;
-        }
-        Ok(())
+        alone.extend(answered.alone);
+        alone.into_iter().try_for_each(|job| self.send_alone(job))
     }
 
     /// Begins a send. The limit grows with `messages`, because a dispatcher may send them one after the other.
@@ -315,15 +387,14 @@ impl<'a> Desk<'a> {
         }
     }
 
-    /// Reports the end of a send. Returns how long the send took.
-    fn ended(&self, begun: Begun, outcome: Outcome) -> Result<Duration, NobodyListens> {
+    /// Reports the end of a send. Returns the settlement, and how long the send took.
+    fn ended(&self, begun: Begun, outcome: Outcome) -> (Settlement, Duration) {
         let took = begun.began.elapsed();
         self.learn(took);
         self.tell_sent(&begun.job.message, &outcome, took);
         begun.spans.end(std::slice::from_ref(&outcome));
         self.record(&begun.pass, &outcome);
-        self.conclude(begun.job, outcome, took)?;
-        Ok(took)
+        (self.concluded(begun.job, outcome, took), took)
     }
 
     fn learn(&self, took: Duration) {
@@ -348,14 +419,15 @@ impl<'a> Desk<'a> {
         }
     }
 
-    fn conclude(&self, job: Job, outcome: Outcome, took: Duration) -> Result<(), NobodyListens> {
+    fn concluded(&self, job: Job, outcome: Outcome, took: Duration) -> Settlement {
         let (attempts, retries) = (job.message.attempts, &self.bulkhead.retries);
-        self.settle(job, Verdict::of_outcome(outcome, attempts, retries), took)
+        let verdict = Verdict::of_outcome(outcome, attempts, retries);
+        Settlement::new(job, &self.shared.bulkheads, verdict, took)
     }
 
-    fn settle(&self, job: Job, verdict: Verdict, latency: Duration) -> Result<(), NobodyListens> {
-        let settlement = Settlement::new(job, &self.shared.bulkheads, verdict, latency);
-        self.outcomes.send(settlement)
+    /// The settlement of a message that is not sent.
+    fn settlement(&self, job: Job, verdict: Verdict) -> Settlement {
+        Settlement::unsent(job, &self.shared.bulkheads, verdict)
     }
 }
 

@@ -73,6 +73,11 @@ pub(crate) struct Settlement {
     placed: usize,
     /// Whether an earlier settle of the message lost its result.
     pub(super) repeated: bool,
+    /// The rest of a run. The same settler settles it: delivered messages by the same statement as this one, the others
+    /// after it.
+    pub(super) behind: Vec<Self>,
+    /// Whether other results of its run are settled after it. Then the key does not continue with this one.
+    pub(super) is_followed: bool,
 }
 
 impl Settlement {
@@ -83,7 +88,11 @@ impl Settlement {
         latency: Duration,
     ) -> Self {
         job.unload(bulkheads);
+        let behind = job.behind.into_iter();
+        let behind = behind.map(|job| Self::unsent(job, bulkheads, Verdict::Released));
         Self {
+            behind: behind.collect(),
+            is_followed: false,
             message: job.message,
             lease: job.lease,
             to: job.to,
@@ -99,6 +108,35 @@ impl Settlement {
 
     pub(crate) fn unsent(job: Job, bulkheads: &[Bulkhead], verdict: Verdict) -> Self {
         Self::new(job, bulkheads, verdict, Duration::ZERO)
+    }
+
+    /// The results that one statement records, and each of those after them.
+    pub(super) fn apart(mut self) -> impl Iterator<Item = Self> {
+        let behind = std::mem::take(&mut self.behind).into_iter();
+        let (together, after): (Vec<_>, Vec<_>) = behind.partition(Self::is_delivered);
+        self.behind = together;
+        self.is_followed = !after.is_empty();
+        let last = after.len().saturating_sub(1);
+        let after = (0..).zip(after).map(move |(at, one)| Self {
+            is_followed: at < last,
+            ..one
+        });
+        std::iter::once(self).chain(after)
+    }
+
+    pub(super) fn is_delivered(&self) -> bool {
+        matches!(self.verdict, Verdict::Delivered(_))
+    }
+
+    /// The message, and those settled with it.
+    pub(super) fn each(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.behind)
+    }
+
+    /// Notes that the result of a settle was lost.
+    pub(super) fn repeat(&mut self) {
+        self.repeated = true;
+        self.behind.iter_mut().for_each(Self::repeat);
     }
 
     pub(super) fn sequence(&self) -> i64 {
@@ -196,6 +234,7 @@ impl Settlement {
             message: self.message.clone(),
             customer: self.customer.clone(),
             verdict: Verdict::Dead(failure, Attempt::NotCounted),
+            behind: Vec::new(),
             ..*self
         }
     }
@@ -300,7 +339,9 @@ impl Settlement {
     /// Replaces non-ASCII characters in the texts, because every database encoding can store ASCII. `true` if a text
     /// has changed.
     pub(super) fn make_ascii(&mut self) -> bool {
-        match &mut self.verdict {
+        let of_others = self.behind.iter_mut().map(Self::make_ascii);
+        let of_others = of_others.fold(false, |one, other| one | other);
+        let own = match &mut self.verdict {
             Verdict::Delivered(response) => response.body.as_mut().is_some_and(make_ascii),
             Verdict::Retry(failure, ..) | Verdict::Dead(failure, _) => {
                 let of_body = failure.response.body.as_mut().is_some_and(make_ascii);
@@ -310,7 +351,8 @@ impl Settlement {
             | Verdict::Deduplicated
             | Verdict::Split(_)
             | Verdict::Released => false,
-        }
+        };
+        own | of_others
     }
 }
 

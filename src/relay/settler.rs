@@ -248,7 +248,7 @@ impl<'a, D: Database> Settler<'a, D> {
         mut group: Vec<Settlement>,
         error: &DatabaseError,
     ) -> Vec<Settlement> {
-        group.iter_mut().for_each(|one| one.repeated = true);
+        group.iter_mut().for_each(Settlement::repeat);
         if self.db.after().has_timed_out {
             self.set_locked_apart(group)
         } else if error.is_refusal() && !self.db.after().is_missing {
@@ -277,7 +277,8 @@ impl<'a, D: Database> Settler<'a, D> {
         self.splits.took(kind, took);
         let changed: HashSet<i64> = written.changed.into_iter().collect();
         let unfinished = Unfinished(written.unfinished.into_iter().collect());
-        let ended: Vec<&Settlement> = group.iter().filter(|one| !unfinished.has(one)).collect();
+        let ended = group.iter().filter(|one| !unfinished.has(one));
+        let ended: Vec<&Settlement> = ended.flat_map(Settlement::each).collect();
         let missed: Vec<&Settlement> = ended
             .iter()
             .copied()
@@ -386,20 +387,23 @@ impl<'a, D: Database> Settler<'a, D> {
     }
 }
 
-/// Splits a group so that each part has every sequence at most once, in the order of the sequences. A new primary that
-/// lacks the last inserts uses some sequences again.
+/// Splits a group so that each part has every sequence at most once. A new primary that lacks the last inserts uses some
+/// sequences again. The settlement of the earlier claim comes first.
 fn each_once(mut group: Vec<Settlement>) -> Vec<Vec<Settlement>> {
     group.sort_unstable_by_key(Settlement::claim);
-    let mut groups: Vec<Vec<Settlement>> = Vec::new();
+    let mut parts: Vec<(HashSet<i64>, Vec<Settlement>)> = Vec::new();
     for one in group {
-        let last = |group: &Vec<Settlement>| group.last().map(Settlement::sequence);
-        let is_new = |group: &&mut Vec<Settlement>| last(group) != Some(one.sequence());
-        match groups.iter_mut().find(is_new) {
-            Some(group) => group.push(one),
-            None => groups.push(vec![one]),
-        }
+        let has = |seen: &HashSet<i64>| one.each().any(|one| seen.contains(&one.sequence()));
+        let at = parts.iter().position(|(seen, _)| !has(seen));
+        let at = at.unwrap_or_else(|| {
+            parts.push((HashSet::new(), Vec::new()));
+            parts.len() - 1
+        });
+        let (seen, part) = &mut parts[at];
+        seen.extend(one.each().map(Settlement::sequence));
+        part.push(one);
     }
-    groups
+    parts.into_iter().map(|(_, part)| part).collect()
 }
 
 /// The first outcome and the outcomes waiting behind it, up to a batch.

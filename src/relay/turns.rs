@@ -54,6 +54,24 @@ enum Owner {
 pub(super) struct Sent {
     pub(super) went_well: bool,
     pub(super) took: Duration,
+    /// The number of messages of a run that were sent.
+    pub(super) messages: u32,
+}
+
+impl Sent {
+    /// This send, and another one after it.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            went_well: other.went_well,
+            took: self.took + other.took,
+            messages: self.messages + other.messages,
+        }
+    }
+
+    /// The mean time of a message.
+    pub(super) fn mean(self) -> Duration {
+        self.took / self.messages.max(1)
+    }
 }
 
 /// The next work of a thread.
@@ -124,8 +142,8 @@ impl Turn {
             false => (self.allowed / 2).max(1),
         };
         self.mean = Some(match self.mean {
-            None => sent.took,
-            Some(mean) => mean - mean / OF_LAST + sent.took / OF_LAST,
+            None => sent.mean(),
+            Some(mean) => mean - mean / OF_LAST + sent.mean() / OF_LAST,
         });
     }
 }
@@ -213,8 +231,8 @@ impl Turns {
             is_ready: false,
             later: None,
         });
+        self.classes[turn.class() as usize].waiting += job.len();
         turn.jobs.push_back(job);
-        self.classes[turn.class() as usize].waiting += 1;
         self.make_ready(id);
     }
 
@@ -256,7 +274,7 @@ impl Turns {
                     };
                     turn.in_flight += 1;
                     of_class.in_flight += 1;
-                    of_class.waiting -= 1;
+                    of_class.waiting -= job.len();
                     // Charged now, so that the owner does not take the next threads for the same price.
                     let charged = turn.mean.unwrap_or_default();
                     of_class.ready.charge(owner, charged, Duration::ZERO);
@@ -271,7 +289,7 @@ impl Turns {
                 }
                 Admission::Closed => {
                     let jobs: Vec<Job> = turn.jobs.drain(..).collect();
-                    of_class.waiting -= jobs.len();
+                    of_class.waiting -= messages(&jobs);
                     return Next::GiveBack(jobs);
                 }
                 Admission::Wait(wait) => {
@@ -319,8 +337,9 @@ impl Turns {
         }
         let class = turn.class();
         if class != before {
-            self.classes[before as usize].waiting -= turn.jobs.len();
-            self.classes[class as usize].waiting += turn.jobs.len();
+            let waiting = messages(&turn.jobs);
+            self.classes[before as usize].waiting -= waiting;
+            self.classes[class as usize].waiting += waiting;
             if std::mem::take(&mut turn.is_ready) {
                 let ready = &mut self.classes[before as usize].ready;
                 ready.take(turn.owner, |id| *id == send.id);
@@ -347,6 +366,11 @@ impl Turns {
     }
 }
 
+/// The number of messages of these runs.
+fn messages<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> usize {
+    jobs.into_iter().map(Job::len).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -369,6 +393,7 @@ mod tests {
             registration: None,
             unsent: None,
             terms: Terms::default(),
+            behind: Vec::new(),
         }
     }
 
@@ -382,7 +407,11 @@ mod tests {
     const HANGS: Duration = Duration::from_millis(2_500);
 
     fn sent(went_well: bool, took: Duration) -> Option<Sent> {
-        Some(Sent { went_well, took })
+        Some(Sent {
+            went_well,
+            took,
+            messages: 1,
+        })
     }
 
     /// Threads that send, by a clock of their own.
@@ -442,6 +471,7 @@ mod tests {
         Sent {
             went_well: true,
             took: if id == GOOD { QUICK } else { HANGS },
+            messages: 1,
         }
     }
 
@@ -494,6 +524,7 @@ mod tests {
                 move |id| Sent {
                     went_well: is_well && id == GOOD,
                     took: if is_well && id == GOOD { QUICK } else { HANGS },
+                    messages: 1,
                 }
             };
             threads.work(seconds(200), result(true));
@@ -520,6 +551,7 @@ mod tests {
         let took = |id| Sent {
             went_well: true,
             took: if id == GOOD { QUICK } else { 4 * QUICK },
+            messages: 1,
         };
         // The first sends are of another class.
         threads.work(seconds(4), took);

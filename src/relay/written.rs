@@ -1,6 +1,6 @@
 //! Settles many messages of one kind by one statement.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
@@ -9,10 +9,11 @@ use super::bulkhead::Bulkhead;
 use super::settlement::{Kind, Settlement, delivered, failed};
 use crate::config::Config;
 use crate::status::Status;
+use crate::store::relay::claim::Runs;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::own;
-use crate::store::relay::settle::{self, Delivered, Failed};
+use crate::store::relay::settle::{self, Claim, Delivered, Failed};
 use crate::store::relay::split::{self, Piece, Split};
 
 /// Settlements of one kind and lease, and the keys whose next messages are claimed with them.
@@ -22,6 +23,8 @@ pub(super) struct Settle<'a> {
     pub(super) lease: LeaseId,
     pub(super) kind: Kind,
     pub(super) group: &'a [Settlement],
+    /// How far the runs of the claimed messages go.
+    pub(super) runs: Option<&'a dyn Runs>,
     /// The keys whose next messages are claimed, by the sequences of the finished messages.
     pub(super) keys: &'a HashMap<i64, Key>,
     /// The topics of which no message is claimed.
@@ -30,6 +33,17 @@ pub(super) struct Settle<'a> {
     pub(super) bytes: usize,
     /// How much of a fan-out is done at once.
     pub(super) piece: Piece,
+}
+
+impl Settle<'_> {
+    /// The settlements of several delivered messages.
+    pub(super) fn runs_of_group(&self) -> impl Iterator<Item = &Settlement> {
+        self.group.iter().filter(|one| !one.behind.is_empty())
+    }
+
+    pub(super) fn has_runs(&self) -> bool {
+        self.runs_of_group().next().is_some()
+    }
 }
 
 /// The result of a settle, as sequences.
@@ -46,9 +60,12 @@ pub(super) struct Written {
 pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<Written> {
     let (config, bulkheads) = (settle.config, settle.bulkheads);
     let (name, lease, group) = (&config.table, settle.lease, settle.group);
-    let claims = || group.iter().map(Settlement::claim).collect::<Vec<_>>();
+    let broken = release_broken(conn, settle)?;
+    let is_whole = |one: &&Settlement| !broken.contains(&one.sequence());
+    let each = || group.iter().filter(is_whole).flat_map(Settlement::each);
+    let claims = || each().map(Settlement::claim).collect::<Vec<_>>();
     let failures = || {
-        let failed = group.iter().filter_map(|one| failed(one, bulkheads));
+        let failed = each().filter_map(|one| failed(one, bulkheads));
         failed.collect::<Vec<Failed>>()
     };
     let changed = match settle.kind {
@@ -57,10 +74,8 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
                 Kind::NoSubscriber => Status::NoSubscriber,
                 _ => Status::Delivered,
             };
-            let delivered: Vec<Delivered> = group
-                .iter()
-                .filter_map(|one| delivered(one, bulkheads))
-                .collect();
+            let delivered: Vec<Delivered> =
+                each().filter_map(|one| delivered(one, bulkheads)).collect();
             let keeps = config.ledger_payload.is_kept();
             settle::delivered(conn, name, lease, &delivered, status, keeps)
         }
@@ -98,6 +113,29 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
         in_conflict: Vec::new(),
         unfinished: Vec::new(),
     })
+}
+
+/// Releases the messages of runs of which another relay has taken over a part, or the server has lost one. A run is
+/// recorded as delivered as a whole or not at all: otherwise one of its messages might be sent again alone. Returns the
+/// first messages of these runs. A run needs a transaction.
+fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<HashSet<i64>> {
+    if !settle.has_runs() {
+        return Ok(HashSet::new());
+    }
+    let (name, lease) = (&settle.config.table, settle.lease);
+    let claims = |of: &[&Settlement]| -> Vec<Claim> {
+        let each = of.iter().flat_map(|one| one.each());
+        each.map(Settlement::claim).collect()
+    };
+    let runs: Vec<&Settlement> = settle.runs_of_group().collect();
+    let held = settle::hold(conn, name, lease, &claims(&runs))?;
+    let held: HashSet<i64> = held.into_iter().collect();
+    let is_broken = |one: &&Settlement| one.each().any(|one| !held.contains(&one.sequence()));
+    let broken: Vec<&Settlement> = runs.into_iter().filter(is_broken).collect();
+    if !broken.is_empty() {
+        settle::release(conn, name, lease, &claims(&broken))?;
+    }
+    Ok(broken.iter().map(|one| one.sequence()).collect())
 }
 
 /// Dead-letters messages, and writes the relay's own events about them if `own_events` is set.

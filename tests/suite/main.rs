@@ -42,6 +42,7 @@ mod hostile;
 mod in_transaction;
 mod inbox;
 mod insert;
+mod key_run;
 mod lab;
 mod logged;
 mod managed;

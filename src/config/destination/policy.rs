@@ -100,6 +100,8 @@ pub struct DeliveryPolicy {
     /// How long after it became due a message expires: it is dead-lettered (`EXPIRED`). `None`: only when the message
     /// itself says so.
     pub expires_after: Option<Duration>,
+    /// How many due messages of an ordering key are claimed, sent and settled together. Handlers have none.
+    pub key_run: usize,
     /// What 4xx responses mean for a message. Handlers have none.
     pub classes: Classes,
     /// The longest wait that `Retry-After` may ask for.
@@ -119,6 +121,7 @@ impl Default for DeliveryPolicy {
             backoff: None,
             on_dead: None,
             expires_after: None,
+            key_run: 1,
             classes: Classes::default(),
             retry_after_cap: Duration::from_secs(3600),
             breaker: Some(Breaker::default()),
@@ -174,6 +177,12 @@ macro_rules! setters {
         /// Sets how long after it became due a message expires: it is dead-lettered (`EXPIRED`). A requeued message
         /// becomes due again. Defaults to never.
         expires_after: std::time::Duration
+    } };
+    (@ key_run) => { setters! {
+        /// Sets how many due messages of an ordering key are claimed together, sent one after the other, and settled
+        /// together, 1 to 500. Defaults to 1. With more, a key is faster, and after a crash its messages may come again
+        /// from the beginning of the run.
+        key_run: usize
     } };
     (@ classes) => { setters! {
         /// Sets what 4xx responses mean for a message. Defaults to [`Classes::default`](crate::config::Classes).
@@ -310,6 +319,8 @@ impl DeliveryPolicy {
             "Whether later messages with the ordering key of a dead letter are sent or wait: continue or block"),
         option!(expires_after, "DURATION", "", Registered("", Stored::Policy), duration,
             "How long after it became due a message expires (EXPIRED)"),
+        option!(key_run, "COUNT", "1", Registered("1", Stored::Policy), count_or_text::<usize>,
+            "Messages of an ordering key that are claimed, sent in turn and settled together, 1 to 500"),
         option!(classes, "CLASSES", "400=dead 410=pause 413=dead 415=dead 422=dead",
             Registered("400=dead 410=pause 413=dead 415=dead 422=dead", Stored::Policy), classes,
             "Meaning of 4xx responses, such as 404=dead 401=pause: retry, dead or pause"),
@@ -354,6 +365,7 @@ impl DeliveryPolicy {
         long_enough("timeout", self.timeout.unwrap_or(Duration::MAX))?;
         count_within("max_attempts", self.max_attempts.unwrap_or(1), super::MOST)?;
         long_enough("expires_after", self.expires_after.unwrap_or(Duration::MAX))?;
+        count_within("key_run", self.key_run, super::LONGEST_RUN)?;
         if let Some(rate) = self.rate {
             if Rate::checked(rate.per_second).is_none() {
                 return wrong("rate", Rate::BOUNDS);
@@ -588,6 +600,7 @@ mod tests {
             backoff,
             on_dead,
             expires_after,
+            key_run,
             classes,
             retry_after_cap,
             breaker,
@@ -603,6 +616,7 @@ mod tests {
         *backoff = Some(Backoff::Table(vec![Duration::from_secs(5)]));
         *on_dead = Some(OnDead::Block);
         *expires_after = Some(Duration::from_secs(86_400));
+        *key_run = 50;
         classes.set(404, Class::Dead).expect("a 4xx");
         classes.set(410, Class::Retry).expect("a 4xx");
         *retry_after_cap = Duration::from_secs(6);
@@ -654,7 +668,7 @@ mod tests {
         let column = full.column().expect("a column");
         assert_eq!(
             column,
-            r#"{"backoff":"5s","classes":{"404":"dead","410":"retry"},"expires_after":"1day","max_attempts":4,"on_dead":"block"}"#
+            r#"{"backoff":"5s","classes":{"404":"dead","410":"retry"},"expires_after":"1day","key_run":50,"max_attempts":4,"on_dead":"block"}"#
         );
         let mut read = DeliveryPolicy::default();
         read.read_column(&column).expect("good");
@@ -665,6 +679,7 @@ mod tests {
             ("5", "policy"),
             (r#"{"timeout":"5s"}"#, "policy.timeout"),
             (r#"{"max_attempt":1}"#, "policy.max_attempt"),
+            (r#"{"key_run":"many"}"#, "policy.key_run"),
             (r#"{"max_attempts":null}"#, "policy.max_attempts"),
             (r#"{"classes":{"404":"whatever"}}"#, "policy.classes.404"),
         ] {

@@ -13,7 +13,7 @@ use crate::relay::planner::{
     Brought, Claims, Finished, Found, OfKeys, Outcome, Picked, SearchKind, View,
 };
 use crate::store::brief::has_timed_out;
-use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane};
+use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Runs};
 use crate::store::relay::search::Ask;
 
 impl<D: Database> Claimer<'_, D> {
@@ -121,7 +121,12 @@ impl<D: Database> Claimer<'_, D> {
     /// Runs a claim. A claim whose result is lost may have succeeded, or may still be running.
     fn claiming(&mut self, which: Which<'_>) -> Answer<Taken> {
         let lease = self.planner.lease();
+        let runs = match which {
+            Which::Plain(..) | Which::Chosen(_) => None,
+            Which::Due(..) | Which::First(_) => self.shared.runs(),
+        };
         let claimant = Claimant {
+            runs: runs.as_ref().map(|runs| runs as &dyn Runs),
             lease,
             expired: self.planner.expired(),
             max_attempts: self.shared.config.max_attempts,
@@ -173,7 +178,7 @@ impl<D: Database> Claimer<'_, D> {
         let is_filtered = |one: &Claimed| is_current && Filtering::is_for(&registry, one);
         let (filtered, others) = batch.claimed.into_iter().partition(is_filtered);
         self.filter(filtered, lease);
-        let jobs = shared.took(others, lease, met, is_current);
+        let jobs = shared.took(others, batch.behind, lease, met, is_current);
         self.hand_over(By::Claimer, jobs);
     }
 }

@@ -34,7 +34,8 @@ impl<D: Database> Claimer<'_, D> {
         };
         let is_unsure =
             |one: &Claimed| is_affected(one) || is_removed(one) || has_no_subscriber(one);
-        if batch.claimed.iter().any(is_unsure) {
+        let mut all = batch.claimed.iter().chain(&batch.behind);
+        if all.any(is_unsure) {
             // The session logs a failure, and the messages are released.
             let looked = self.look_at_rows().map_err(|_| Unasked::Released)?;
             if looked == Tried::Locked {

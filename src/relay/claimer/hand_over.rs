@@ -25,8 +25,10 @@ impl<D: Database> Claimer<'_, D> {
         self.learn_payloads(&jobs);
         let mut registered = Vec::new();
         for mut job in jobs {
-            let claim = Claim::of(&job.message);
-            self.planner.hear(Report::Claimed(job.lease, claim));
+            for message in job.messages() {
+                let claim = Claim::of(message);
+                self.planner.hear(Report::Claimed(job.lease, claim));
+            }
             let bulkhead = job.to.bulkhead(&self.shared.bulkheads);
             let verdict = match (job.unsent.take(), bulkhead) {
                 (None, Some(bulkhead)) if matches!(bulkhead.serves, Serves::Registered) => {
@@ -57,9 +59,9 @@ impl<D: Database> Claimer<'_, D> {
         let mut seen = vec![(0, 0); self.intakes.len()];
         let mut to_split = (0, 0);
         for job in jobs {
-            let size = job.message.bytes() + bytes_of_destinations(job);
+            let size = job.bytes() + bytes_of_destinations(job);
             let add = |(count, bytes): &mut (usize, usize)| {
-                *count += 1;
+                *count += job.len();
                 *bytes += size;
             };
             // The message was claimed to be fanned out, but goes at once to the only destination that wants it.

@@ -154,6 +154,7 @@ pub(in crate::relay) fn claimed(sequence: i64, topic: &str, ordering_key: Option
 
 fn batch(claimed: Vec<Claimed>) -> Batch {
     Batch {
+        behind: Vec::new(),
         registrations: None,
         claimed,
         is_cut: false,

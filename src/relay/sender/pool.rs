@@ -25,6 +25,8 @@ use crate::store::relay::split::Parts;
 
 /// An idle thread checks for work again after this time.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+/// A thread waits this long for the next message of a run, if the rate limit of its destination asks for it.
+const SHORT_WAIT: Duration = Duration::from_millis(100);
 
 /// Starts the threads with the first message, and waits for their end.
 pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
@@ -157,12 +159,31 @@ impl Worker<'_> {
             desk: Desk::new(shared, bulkhead, &self.dispatches, self.outcomes),
             sending: &shared.threads.senders[self.all.number][self.number],
         };
-        let sent = sender.send(job, pass)?;
+        let (id, mut pass) = (customer.id, Some(pass));
+        let sent = sender.send_run(job, |_| pass.take().or_else(|| self.admit(id, bulkhead)))?;
         if let Some(sent) = sent.filter(|sent| sent.went_well) {
-            self.all.learn(sent.took);
+            self.all.learn(sent.mean());
         }
         shared.sent_to_registered(customer.id, bulkhead);
         Ok((sent, bulkhead.concurrency))
+    }
+
+    /// Admits the next message of a run. A change of the destination, a closed gate, or a long wait for the rate limit
+    /// ends the run.
+    fn admit(&self, id: u32, bulkhead: &Bulkhead) -> Option<Pass> {
+        loop {
+            let pool = self.shared.registered.pool();
+            let member = pool.get(&id).filter(|one| !one.customer.is_held());
+            let is_same = member.is_some_and(|one| std::ptr::eq(&one.bulkhead, bulkhead));
+            if !is_same || self.shared.is_stopping() {
+                return None;
+            }
+            match bulkhead.gate.try_pass(clock::now()) {
+                Admission::Pass(pass) => return Some(pass),
+                Admission::Wait(wait) if wait <= SHORT_WAIT => self.shared.pause(wait),
+                Admission::Wait(_) | Admission::Closed => return None,
+            }
+        }
     }
 
     /// Releases messages. A message that names no destination gets a row for the destination that it was for: the

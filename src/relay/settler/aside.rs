@@ -156,11 +156,14 @@ impl Aside {
 }
 
 impl<D: Database> Settler<'_, D> {
-    /// Puts messages of topics with a recent refusal aside. Returns the others.
+    /// Takes the runs apart, and puts messages of topics with a recent refusal aside. Returns the others.
     pub(in crate::relay) fn set_suspects_apart(
         &mut self,
-        batch: Vec<Settlement>,
+        mut batch: Vec<Settlement>,
     ) -> Vec<Settlement> {
+        if batch.iter().any(|one| !one.behind.is_empty()) {
+            batch = batch.into_iter().flat_map(Settlement::apart).collect();
+        }
         let (suspects, others) = self.aside.take_suspects(batch);
         let mut classes: BTreeMap<Class, Vec<Settlement>> = BTreeMap::new();
         for one in suspects {
@@ -175,7 +178,8 @@ impl<D: Database> Settler<'_, D> {
     }
 
     fn put_aside(&self, topic: &Topic, group: &[Settlement]) {
-        let claims = group.iter().map(|one| (one.claim(), one.to));
+        let each = group.iter().flat_map(Settlement::each);
+        let claims = each.map(|one| (one.claim(), one.to));
         self.shared.custody.put_aside(topic, claims);
     }
 
@@ -268,13 +272,14 @@ impl<D: Database> Settler<'_, D> {
         &mut self,
         group: Vec<Settlement>,
     ) -> Result<(Vec<Settlement>, Vec<Settlement>), Vec<Settlement>> {
-        let sequences: Vec<i64> = group.iter().map(Settlement::sequence).collect();
+        let each = group.iter().flat_map(Settlement::each);
+        let sequences: Vec<i64> = each.map(Settlement::sequence).collect();
         // The session reports the error.
         let Ok(locked) = self.db.locked(&sequences) else {
             return Err(group);
         };
         let locked: HashSet<i64> = locked.into_iter().collect();
-        let is_locked = |one: &Settlement| locked.contains(&one.sequence());
+        let is_locked = |one: &Settlement| one.each().any(|one| locked.contains(&one.sequence()));
         Ok(group.into_iter().partition(is_locked))
     }
 
@@ -356,8 +361,7 @@ impl<D: Database> Settler<'_, D> {
                 Ok(())
             }
             Err((error, _)) => {
-                let repeated = |message: &mut Settlement| message.repeated = true;
-                one.group.iter_mut().for_each(repeated);
+                one.group.iter_mut().for_each(Settlement::repeat);
                 self.aside.wait(Waiting::Refused(one), self.db.after().wait);
                 Err(error)
             }
@@ -380,7 +384,7 @@ impl<D: Database> Settler<'_, D> {
         }
         let mut was_changed = false;
         for message in &mut one.group {
-            message.repeated = true;
+            message.repeat();
             // Every database encoding can store ASCII.
             was_changed |= message.make_ascii();
         }
@@ -395,7 +399,7 @@ impl<D: Database> Settler<'_, D> {
             }
             return;
         }
-        for message in &one.group {
+        for message in one.group.iter().flat_map(Settlement::each) {
             log::debug!(event = "settle_refused", sequence = message.sequence(), refusals = one.refusals + 1, error:% = error; "the database refuses to record the result of message {} ({}), {} times so far: retrying later: {error}", message.message.message_id, message.message.topic, one.refusals + 1);
             self.shared.custody.refused(message.claim());
         }

@@ -15,7 +15,7 @@ use crate::relay::told::Told;
 use crate::relay::verdict::Verdict;
 use crate::relay::wanted::Want;
 use crate::relay::written::{Settle, Written};
-use crate::store::relay::claim::Batch;
+use crate::store::relay::claim::{Batch, Runs};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 
@@ -30,8 +30,10 @@ impl<D: Database> Settler<'_, D> {
         }
         let shared = self.shared;
         let is_current = shared.registered.has_read(next.registrations);
-        let mut jobs = shared.took(next.claimed, lease, Err(Unasked::Released), is_current);
-        shared.count(|stats| stats.continued += jobs.len() as u64);
+        let (first, behind) = (next.claimed, next.behind);
+        let mut jobs = shared.took(first, behind, lease, Err(Unasked::Released), is_current);
+        let continued: usize = jobs.iter().map(Job::len).sum();
+        shared.count(|stats| stats.continued += continued as u64);
         // Bulkheads do not count the bytes of these messages while they wait for the claimer.
         for job in jobs.iter_mut().filter(|job| job.unsent.is_some()) {
             job.unload(&shared.bulkheads);
@@ -56,6 +58,7 @@ impl<D: Database> Settler<'_, D> {
             lease,
             kind,
             group,
+            runs: None,
             keys: &HashMap::new(),
             closed: &[],
             bytes: left_bytes(&shared.bulkheads),
@@ -75,11 +78,10 @@ impl<D: Database> Settler<'_, D> {
             let (written, _) = self.db.settle(self.after_refusal, &settle)?;
             return Ok((written, HashSet::new()));
         }
-        let (policy, kept_back) = (shared.policy(), shared.custody.kept_back());
-        let has_full = !policy.full.is_empty();
-        let closed = policy.not_taken.iter().chain(&policy.full);
-        let closed: Vec<String> = closed.chain(kept_back.topics()).cloned().collect();
+        let has_full = !shared.policy().full.is_empty();
+        let (closed, runs) = (shared.closed_topics(), shared.runs());
         (settle.keys, settle.closed) = (&rows, &closed);
+        settle.runs = runs.as_ref().map(|runs| runs as &dyn Runs);
         let result = self.db.settle(self.after_refusal, &settle);
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
             // The statement may have succeeded. The lease then holds messages unknown to this relay.
@@ -112,7 +114,8 @@ impl<D: Database> Settler<'_, D> {
     pub(in crate::relay) fn release(&mut self, jobs: Vec<Job>) {
         let bulkheads = &self.shared.bulkheads;
         let release = |job| Settlement::unsent(job, bulkheads, Verdict::Released);
-        let left = self.settle(jobs.into_iter().map(release).collect());
+        let released = jobs.into_iter().map(release).flat_map(Settlement::apart);
+        let left = self.settle(released.collect());
         if !left.is_empty() {
             // The messages stay in flight, so the lease is left to expire, and other relays take them over.
             let count = left.len();
@@ -154,13 +157,15 @@ fn is_done(settlement: &Settlement) -> bool {
     }
 }
 
-/// The key that continues after this settle, and how many of its messages were claimed in a row.
+/// The key that continues after this settle, and how many of its messages were claimed in a row. The messages of a run
+/// count from the first one.
 fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
     // The claim may be the cause of a failure, so a repeated settle does not claim.
-    if !is_done(settlement) || settlement.repeated {
+    if !is_done(settlement) || settlement.repeated || settlement.is_followed {
         return None;
     }
-    let in_a_row = settlement.message.in_a_row;
+    let behind = u32::try_from(settlement.behind.len()).unwrap_or(u32::MAX);
+    let in_a_row = settlement.message.in_a_row.saturating_add(behind);
     if in_a_row >= MOST_IN_A_ROW && shared.custody.wanted.is(Want::Room) {
         return None;
     }

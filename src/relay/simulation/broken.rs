@@ -117,6 +117,14 @@ pub(super) enum Broken {
     ClaimsWhatIsKeptBack,
     /// Keyed claims do not exclude one another.
     ClaimsKeyedAtOnce,
+    /// A run continues after a message that was not delivered.
+    RunsPastFailures,
+    /// A run leaves out messages that cannot be claimed.
+    RunsOverGaps,
+    /// The delivered messages of a run are settled one by one.
+    SettlesRunsOneByOne,
+    /// If another relay has taken over a part of a run, the rest is recorded as delivered.
+    SettlesRunsInPart,
     /// A failed attempt is not counted.
     RetriesForFree,
     /// A release of an unsent message counts an attempt.
@@ -127,7 +135,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 45] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 48] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -169,6 +177,9 @@ impl Broken {
         (Self::SharesWhileIdle, &[Promise::Late]),
         (Self::OverlooksWhatIsLate, &[Promise::Late]),
         (Self::ContinuesLater, &[Promise::Order]),
+        (Self::RunsPastFailures, &[Promise::Order, Promise::Repeats]),
+        (Self::RunsOverGaps, &[Promise::Order, Promise::Repeats]),
+        (Self::SettlesRunsOneByOne, &[Promise::Repeats]),
         (Self::OverlooksWhatIsRemoved, &[Promise::Lost]),
         (Self::KnowsOnlyNames, &[Promise::Address]),
         (Self::LosesTurns, &[Promise::Late, Promise::Lost]),
@@ -206,7 +217,7 @@ impl Broken {
     ];
 
     /// The variants of statements that the comparison with PostgreSQL must find.
-    pub(super) const OF_STATEMENTS: [Self; 25] = [
+    pub(super) const OF_STATEMENTS: [Self; 27] = [
         Self::SettlesUnfenced,
         Self::SettlesByLease,
         Self::ClaimsUnderWhatIsOver,
@@ -215,6 +226,8 @@ impl Broken {
         Self::ClaimsWhatIsNotAlone,
         Self::ClaimsWhatIsKeptBack,
         Self::ClaimsKeyedAtOnce,
+        Self::RunsOverGaps,
+        Self::SettlesRunsInPart,
         Self::TakesOverFromTheLiving,
         Self::TakesOverForFree,
         Self::CountsTakeoversTwice,

@@ -53,6 +53,8 @@ pub(super) struct History {
     pub(super) has_handlers: bool,
     /// The destination `a` gets several messages in one request, and refuses some messages.
     pub(super) has_batches: bool,
+    /// The most messages of a run, at the destinations `a`, `b` and registered ones.
+    pub(super) key_run: usize,
 }
 
 /// Registered destinations. In a crowd, all of them have a large backlog from the same moment on.
@@ -219,6 +221,9 @@ impl History {
             has_tenants: false,
             has_handlers: false,
             has_batches: false,
+            // Separate dice, as above.
+            key_run: [1, 2, 3, 10]
+                [Rng::with_seed(seed.rotate_left(23) ^ 0x8ebc_6af0_9c88_c6e3).usize(..4)],
         };
         if is_calm {
             (history.troubles, history.slow) = (0, 0);
@@ -657,7 +662,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}",
+            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}, key_run {}",
             self.seed,
             self.relays,
             self.single_active,
@@ -671,7 +676,8 @@ impl fmt::Display for History {
             self.has_filters,
             self.has_tenants,
             self.has_handlers,
-            self.has_batches
+            self.has_batches,
+            self.key_run
         )?;
         for item in &self.items {
             writeln!(

@@ -218,7 +218,7 @@ impl<'w> Link<'w> {
         })?;
         let (stage, process) = (self.stage, self.process);
         let taken = |batch: &Batch| -> Vec<i64> {
-            (batch.claimed.iter())
+            (batch.claimed.iter().chain(&batch.behind))
                 .map(|one| one.message.sequence.0)
                 .collect()
         };
@@ -491,7 +491,9 @@ impl Database for Link<'_> {
     fn settle(&mut self, _: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {
         let stage = self.stage;
         let mut trouble = self.begin()?;
-        self.wait_for_people(settle.group.iter().map(Settlement::sequence))?;
+        let each = settle.group.iter().flat_map(Settlement::each);
+        let rows: Vec<i64> = each.map(Settlement::sequence).collect();
+        self.wait_for_people(rows.into_iter())?;
         if stage.refuses(settle) {
             trouble = Trouble::Refused;
         }
@@ -519,6 +521,7 @@ impl Database for Link<'_> {
                 expired: &[],
                 max_attempts: settle.config.max_attempts,
                 bytes: settle.bytes,
+                runs: settle.runs,
             };
             let now = stage.database_now();
             let mut more = changes.clone();

@@ -15,7 +15,7 @@ use super::history::{HANDLED, History, Mood, REGISTERED, SEND_TIMEOUT};
 use super::link::Link;
 use super::promises::Promise;
 use super::stage::{CLAIM_LIMIT, MOST_TURNS, Stage};
-use super::tables::Row;
+use super::tables::{Row, goes_to};
 use super::wants;
 use crate::backoff::Backoff;
 use crate::clock;
@@ -41,6 +41,7 @@ use crate::relay::planner::{
 use crate::relay::registered::{Member, Registered};
 use crate::relay::registration;
 use crate::relay::registry::Customer;
+use crate::relay::run::Run;
 use crate::relay::settlement::{Outcomes, Settlement};
 use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
@@ -101,13 +102,83 @@ struct Settling<'w> {
 #[derive(Default)]
 struct Sending {
     busy: usize,
-    /// The jobs of a request that waits for its gate.
-    held: Vec<Job>,
-    /// Jobs of batched mode that are sent one by one.
+    /// A request that waits for its gate.
+    held: Option<Request>,
+    /// Requests that go on with a run.
+    going_on: VecDeque<Request>,
+    /// Runs of batched mode that are sent one by one.
     alone: VecDeque<Job>,
     /// The jobs that are gathered for the next request, until this time.
     gathered: Option<(Gathered, Duration)>,
+    /// A run that the last request had no space for.
+    left: Option<Job>,
     next: Duration,
+}
+
+/// What is sent at once: the runs of a request in batched mode, or a message of a run.
+struct Request {
+    jobs: Vec<Job>,
+    run: Option<Run>,
+    /// The sends of the run so far, and the turn and the destination, if the destination is registered.
+    sent: Option<Sent>,
+    registered: Option<(InFlight, Arc<Member>)>,
+}
+
+impl Request {
+    fn of(jobs: Vec<Job>) -> Self {
+        Self {
+            jobs,
+            run: None,
+            sent: None,
+            registered: None,
+        }
+    }
+
+    /// The messages of the run that are delivered.
+    fn delivered(&self) -> Vec<i64> {
+        self.run.as_ref().map(Run::delivered).unwrap_or_default()
+    }
+
+    fn first_of(job: Job) -> Self {
+        let (first, run) = Run::begin(job);
+        Self {
+            run: Some(run),
+            ..Self::of(vec![first])
+        }
+    }
+
+    /// Settles the messages that are not to be sent. Returns the request if some are left, and the runs to be sent alone.
+    fn cut(
+        mut self,
+        shared: &Shared,
+        outcomes: &Outcomes,
+        unsent: impl Fn(&Job) -> Option<Verdict>,
+    ) -> (Option<Self>, Vec<Job>) {
+        let (bulkheads, mut ended, mut alone) = (&shared.bulkheads, Vec::new(), Vec::new());
+        let unsent = |job: &Job| job.unsent.clone().or_else(|| unsent(job));
+        for job in std::mem::take(&mut self.jobs) {
+            let unsent = job.each().find_map(unsent);
+            match (unsent, &mut self.run) {
+                (None, _) => self.jobs.push(job),
+                (Some(verdict), Some(run)) => {
+                    drop(run.next(Settlement::unsent(job, bulkheads, verdict), bulkheads));
+                }
+                (Some(verdict), None) if job.behind.is_empty() => {
+                    ended.push(Settlement::unsent(job, bulkheads, verdict));
+                }
+                (Some(_), None) => alone.push(job),
+            }
+        }
+        let has_ended = self.jobs.is_empty();
+        if has_ended && let Some((turn, member)) = self.registered.take() {
+            let most = member.bulkhead.concurrency;
+            shared.registered.turns().ended(turn, self.sent, most);
+        }
+        ended.extend(self.run.take_if(|_| has_ended).and_then(Run::settlement));
+        // The send cannot fail: the other end is here.
+        ended.into_iter().for_each(|one| drop(outcomes.send(one)));
+        ((!has_ended).then_some(self), alone)
+    }
 }
 
 #[derive(Default)]
@@ -120,35 +191,49 @@ pub(super) struct Listening {
 
 impl Sending {
     fn has_jobs(&self) -> bool {
-        !self.held.is_empty() || !self.alone.is_empty() || self.gathered.is_some()
+        let has_request = self.held.is_some() || !self.going_on.is_empty();
+        has_request || !self.alone.is_empty() || self.gathered.is_some() || self.left.is_some()
     }
 
-    /// The jobs of the next request. None while the request waits for more.
-    fn take(&mut self, queue: &Receiver<Job>, bulkhead: &Bulkhead, now: Duration) -> Vec<Job> {
-        if !self.held.is_empty() {
-            return std::mem::take(&mut self.held);
+    /// The next request. None while the request waits for more.
+    fn take(
+        &mut self,
+        queue: &Receiver<Job>,
+        bulkhead: &Bulkhead,
+        now: Duration,
+    ) -> Option<Request> {
+        let begun = self.held.take().or_else(|| self.going_on.pop_front());
+        if begun.is_some() {
+            return begun;
         }
         if let Some(job) = self.alone.pop_front() {
-            return vec![job];
+            return Some(Request::first_of(job));
         }
         let Some(limits) = bulkhead.request_batch else {
-            return queue.try_recv().into_iter().collect();
+            return queue.try_recv().ok().map(Request::first_of);
         };
         let gathered = self.gathered.take();
         let (mut gathered, until) =
             gathered.unwrap_or_else(|| (Gathered::default(), now + limits.linger));
         while !gathered.is_full(limits)
-            && let Ok(job) = queue.try_recv()
+            && let Some(job) = self.left.take().or_else(|| queue.try_recv().ok())
         {
+            if !gathered.fits(&job, limits) {
+                self.left = Some(job);
+                break;
+            }
             gathered.add(job);
         }
-        if !gathered.is_full(limits) && now < until {
+        if self.left.is_none() && !gathered.is_full(limits) && now < until {
             self.gathered = Some((gathered, until));
             self.next = until;
-            return Vec::new();
+            return None;
         }
         self.alone.extend(gathered.alone);
-        gathered.together
+        match gathered.together.is_empty() {
+            true => self.alone.pop_front().map(Request::first_of),
+            false => Some(Request::of(gathered.together)),
+        }
     }
 }
 
@@ -156,9 +241,7 @@ impl Sending {
 pub(super) struct Send {
     pub(super) process: usize,
     bulkhead: usize,
-    /// The turn and the destination, if the destination is registered.
-    registered: Option<(InFlight, Arc<Member>)>,
-    jobs: Vec<Job>,
+    request: Request,
     pass: Pass,
     outcomes: Vec<Outcome>,
     began: Instant,
@@ -172,7 +255,8 @@ pub(super) struct Send {
 impl Send {
     /// The lease under which the connection stays open. `None`: there is no connection to close.
     pub(super) fn lease(&self) -> Option<LeaseId> {
-        self.jobs
+        self.request
+            .jobs
             .first()
             .map(|job| job.lease)
             .filter(|_| self.can_close)
@@ -277,6 +361,7 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
             open_cap: Duration::from_secs(2),
             ..Breaker::default()
         });
+        destination.policy.key_run = stage.history.key_run;
         config.destinations.push(destination);
         config.routes.push(Route::new(name, name));
     }
@@ -562,7 +647,9 @@ impl<'w> Process<'w> {
                 if matches!(bulkhead.serves, Serves::Registered) {
                     let registered = &self.shared.registered;
                     let is_called = !registered.bell.ear.is_empty();
+                    let continues = !sending.going_on.is_empty();
                     return match registered.turns().waiting() {
+                        _ if continues => Some(now),
                         0 => None,
                         _ if !is_free => None,
                         _ if is_called => Some(now),
@@ -853,56 +940,55 @@ impl<'w> Stage<'w> {
 
     fn run_sender(&self, number: usize, which: usize) {
         let now = self.now();
-        let (shared, jobs, outcomes) = {
+        let (shared, request, outcomes) = {
             let mut processes = self.processes.borrow_mut();
             let process = &mut processes[number];
             let (queue, bulkhead) = (&process.queues[which], &process.shared.bulkheads[which]);
-            let jobs = process.sending[which].take(queue, bulkhead, now);
-            (process.shared, jobs, process.outcomes.clone())
+            let request = process.sending[which].take(queue, bulkhead, now);
+            (process.shared, request, process.outcomes.clone())
         };
-        if jobs.is_empty() {
-            return;
-        }
+        let Some(request) = request else { return };
         let bulkhead = &shared.bulkheads[which];
         {
             let processes = self.processes.borrow();
             let is_low = processes[number].queues[which].len() <= bulkhead.prefetch();
             shared.custody.made_room(|| is_low);
         }
-        let settle = |job, verdict| {
-            let settlement = Settlement::unsent(job, &shared.bulkheads, verdict);
-            // The send cannot fail: the other end is here.
-            let _ = outcomes.send(settlement);
-        };
         let may_send = |job: &Job| !shared.is_stopping() && shared.lease.may_send(job.lease);
-        let admission = match jobs.iter().any(may_send) {
+        let admission = match request.jobs.iter().any(may_send) {
             true => bulkhead.gate.ask(),
             false => Admission::Closed,
         };
         let pass = match admission {
             Admission::Pass(pass) => pass,
             Admission::Closed => {
-                return (jobs.into_iter()).for_each(|job| settle(job, Verdict::Released));
+                let released = |job| Settlement::unsent(job, &shared.bulkheads, Verdict::Released);
+                if request.run.is_none() {
+                    let released = request.jobs.into_iter().map(released);
+                    return released.for_each(|one| drop(outcomes.send(one)));
+                }
+                return drop(request.cut(shared, &outcomes, |_| Some(Verdict::Released)));
             }
             Admission::Wait(wait) => {
                 let mut processes = self.processes.borrow_mut();
                 let sending = &mut processes[number].sending[which];
-                sending.held = jobs;
+                sending.held = Some(request);
                 sending.next = now + wait.min(Duration::from_millis(10));
                 return;
             }
         };
-        let mut sent = Vec::new();
-        for job in jobs {
-            match is_expired(&job.message, clock::now()) {
-                _ if !may_send(&job) => settle(job, Verdict::Released),
-                true => settle(job, Verdict::expired()),
-                false => sent.push(job),
-            }
-        }
-        match sent.is_empty() {
-            true => bulkhead.gate.return_pass(&pass),
-            false => self.begin_send((number, which), &bulkhead.name, (sent, pass), None),
+        let unsent = |job: &Job| match is_expired(&job.message, clock::now()) {
+            _ if !may_send(job) => Some(Verdict::Released),
+            true => Some(Verdict::expired()),
+            false => None,
+        };
+        let (request, alone) = request.cut(shared, &outcomes, unsent);
+        self.processes.borrow_mut()[number].sending[which]
+            .alone
+            .extend(alone);
+        match request {
+            None => bulkhead.gate.return_pass(&pass),
+            Some(request) => self.begin_send((number, which), &bulkhead.name, (request, pass)),
         }
     }
 
@@ -925,6 +1011,13 @@ impl<'w> Stage<'w> {
             let _ = outcomes.send(settlement);
         };
         let now = self.now();
+        let going_on = {
+            let mut processes = self.processes.borrow_mut();
+            processes[number].sending[which].going_on.pop_front()
+        };
+        if let Some(request) = going_on {
+            return self.send_to_registered((number, which), request, None);
+        }
         let next = match shared.next_turn(&shared.bulkheads[which]) {
             Next::Nothing(until) => {
                 let processes = self.processes.borrow();
@@ -955,31 +1048,63 @@ impl<'w> Stage<'w> {
                     shared.registered.turns().ended(in_flight, None, 1);
                     return shared.registered.put(vec![job]);
                 }
-                let may_send = !shared.is_stopping() && shared.lease.may_send(job.lease);
-                let verdict = match is_expired(&job.message, clock::now()) {
-                    _ if !may_send || member.is_none() => Some(Verdict::Released),
-                    true => Some(Verdict::expired()),
-                    false => None,
-                };
-                match (verdict, member) {
-                    (None, Some(member)) => {
-                        self.check_address(&job.message, &member.customer);
-                        let turn = Some((in_flight, Arc::clone(member)));
-                        let name = &member.customer.name;
-                        self.begin_send((number, which), name, (vec![job], pass), turn);
+                match member.map(Arc::clone) {
+                    Some(member) => {
+                        let request = Request {
+                            registered: Some((in_flight, member)),
+                            ..Request::first_of(job)
+                        };
+                        self.send_to_registered((number, which), request, Some(pass));
                     }
-                    (verdict, member) => {
-                        if let Some(member) = member {
-                            member.bulkhead.gate.return_pass(&pass);
-                        }
+                    None => {
                         shared.registered.turns().ended(in_flight, None, 1);
-                        settle(job, verdict.unwrap_or(Verdict::Released));
+                        settle(job, Verdict::Released);
                     }
                 }
                 now
             }
         };
         self.processes.borrow_mut()[number].sending[which].next = next;
+    }
+
+    /// Sends a message to a registered destination. `pass`: `None` if the message is not the first of its run.
+    fn send_to_registered(
+        &self,
+        (number, which): (usize, usize),
+        request: Request,
+        pass: Option<Pass>,
+    ) {
+        let (shared, outcomes) = {
+            let processes = self.processes.borrow();
+            (processes[number].shared, processes[number].outcomes.clone())
+        };
+        let (_, member) = request.registered.as_ref().expect("a turn");
+        let member = Arc::clone(member);
+        let (customer, gate) = (&member.customer, &member.bulkhead.gate);
+        let pool = shared.registered.pool();
+        let now = pool.get(&customer.id).filter(|one| !one.customer.is_held());
+        let is_same = pass.is_some() || now.is_some_and(|one| Arc::ptr_eq(one, &member));
+        let pass = pass.or_else(|| match gate.try_pass(clock::now()) {
+            Admission::Pass(pass) => Some(pass),
+            Admission::Closed | Admission::Wait(_) => None,
+        });
+        let unsent = |job: &Job| {
+            let may_send = shared.lease.may_send(job.lease) && is_same && pass.is_some();
+            match is_expired(&job.message, clock::now()) {
+                _ if shared.is_stopping() || !may_send => Some(Verdict::Released),
+                true => Some(Verdict::expired()),
+                false => None,
+            }
+        };
+        match (request.cut(shared, &outcomes, unsent).0, pass) {
+            (Some(request), Some(pass)) => {
+                for job in &request.jobs {
+                    self.check_address(&job.message, customer);
+                }
+                self.begin_send((number, which), &customer.name, (request, pass));
+            }
+            (_, pass) => pass.iter().for_each(|pass| gate.return_pass(pass)),
+        }
     }
 
     fn check_address(&self, message: &Message, customer: &Customer) {
@@ -998,15 +1123,23 @@ impl<'w> Stage<'w> {
         &self,
         (number, which): (usize, usize),
         name: &str,
-        (jobs, pass): (Vec<Job>, Pass),
-        registered: Option<(InFlight, Arc<Member>)>,
+        (request, pass): (Request, Pass),
     ) {
-        for (place, job) in jobs.iter().enumerate() {
-            self.check_send(job, &jobs[..place]);
-            if let Some((_, member)) = registered.as_ref().filter(|_| self.is_strict()) {
-                self.check_tenant(number_of(&job.message), member.customer.stamp, name);
+        let sent = request.delivered();
+        let mut earlier: Vec<&Job> = Vec::new();
+        for run in &request.jobs {
+            let mut of_run = sent.clone();
+            for job in run.each() {
+                self.check_send(job, &earlier, &of_run);
+                of_run.push(job.message.sequence.0);
+                let of_registered = request.registered.as_ref();
+                if let Some((_, member)) = of_registered.filter(|_| self.is_strict()) {
+                    self.check_tenant(number_of(&job.message), member.customer.stamp, name);
+                }
             }
+            earlier.extend(run.each());
         }
+        let jobs: Vec<&Job> = request.jobs.iter().flat_map(Job::each).collect();
         let shared = self.processes.borrow()[number].shared;
         let is_group = matches!(shared.bulkheads[which].serves, Serves::Group(_));
         let (outcomes, lasts) = match is_group {
@@ -1018,7 +1151,7 @@ impl<'w> Stage<'w> {
                 .custody
                 .begin_handling(job.lease, Claim::of(&job.message));
         }
-        if registered.is_some() {
+        if request.registered.is_some() {
             let registry = shared.registered.registry();
             self.check_fairness(name, lasts, |name| {
                 let turns = shared.registered.turns();
@@ -1037,8 +1170,7 @@ impl<'w> Stage<'w> {
         let send = Send {
             process: number,
             bulkhead: which,
-            registered,
-            jobs,
+            request,
             pass,
             outcomes,
             began: clock::now(),
@@ -1051,7 +1183,7 @@ impl<'w> Stage<'w> {
     }
 
     /// The response of a receiver, and how long it takes. A receiver accepts or refuses a request as a whole.
-    fn answer(&self, jobs: &[Job], destination: &str) -> (Vec<Outcome>, Duration) {
+    fn answer(&self, jobs: &[&Job], destination: &str) -> (Vec<Outcome>, Duration) {
         let mood = self
             .moods
             .borrow()
@@ -1062,14 +1194,14 @@ impl<'w> Stage<'w> {
             let truth = &messages[number_of(&job.message)];
             of(&truth.failed, &job.message.destination) < truth.fails
         };
-        let fails = jobs.iter().any(fails);
+        let fails = jobs.iter().copied().any(fails);
         let is_refused = |job: &Job| messages[number_of(&job.message)].is_refused;
         let failed = |code| Outcome::Retry(Failure::new(code, "no"));
         let (outcome, lasts) = match mood {
             Mood::Hanging => (failed(ReasonCode::Timeout), self.history.send_timeout()),
             Mood::Failing => (failed(ReasonCode::ServerError), self.dice(1, 10)),
             _ if fails => (failed(ReasonCode::ServerError), self.dice(1, 10)),
-            _ if jobs.iter().any(is_refused) => {
+            _ if jobs.iter().copied().any(is_refused) => {
                 let mut failure = Failure::new(ReasonCode::Rejected, "no");
                 failure.response.status = Some(422);
                 (Outcome::Dead(failure), self.dice(1, 10))
@@ -1085,7 +1217,7 @@ impl<'w> Stage<'w> {
     }
 
     /// The result of a handler, and how long it takes. If nothing else goes wrong, there is a connection.
-    fn handle(&self, jobs: &[Job]) -> (Vec<Outcome>, Duration) {
+    fn handle(&self, jobs: &[&Job]) -> (Vec<Outcome>, Duration) {
         let has_trouble = !self.history.is_calm() && !self.is_calm_now();
         if has_trouble && self.rng(|rng| rng.u8(..4)) == 0 {
             let outcome = no_connection("all are in use").into_outcome();
@@ -1101,8 +1233,17 @@ impl<'w> Stage<'w> {
             return;
         };
         send.is_received = true;
-        for (job, outcome) in send.jobs.iter().zip(&send.outcomes) {
-            self.received_one(job, outcome);
+        let sent = send.request.delivered();
+        let mut outcomes = send.outcomes.iter();
+        for run in &send.request.jobs {
+            let mut before = sent.last().copied();
+            for (job, outcome) in run.each().zip(outcomes.by_ref()) {
+                self.received_one(job, outcome);
+                if matches!(outcome, Outcome::Delivered(_)) {
+                    self.check_repeat(&job.message, before);
+                }
+                before = Some(job.message.sequence.0);
+            }
         }
     }
 
@@ -1135,8 +1276,9 @@ impl<'w> Stage<'w> {
         self.check_held(message, job.lease, "at the end of its send");
     }
 
-    /// Checks the promises at the start of a send. `earlier`: other messages of the same request.
-    fn check_send(&self, job: &Job, earlier: &[Job]) {
+    /// Checks the promises at the start of a send. `earlier`: messages of other runs of the same request. `of_run`:
+    /// earlier messages of the same run.
+    fn check_send(&self, job: &Job, earlier: &[&Job], of_run: &[i64]) {
         let (message, lease) = (&job.message, job.lease);
         self.check_held(message, lease, "at the beginning of its send");
         self.check_again(message);
@@ -1155,7 +1297,10 @@ impl<'w> Stage<'w> {
             committed.is_some_and(|at| at + 1000 < message.claimed_at)
         };
         let before = tables.rows.values().filter(|other| {
-            other.has_key_of(row) && other.place() < row.place() && row.waits_for(other)
+            other.has_key_of(row)
+                && other.place() < row.place()
+                && row.waits_for(other)
+                && !of_run.contains(&other.sequence)
         });
         if let Some(other) = before.filter(seen).find(|other| other.split_from.is_none()) {
             self.fall(Promise::Order, || {
@@ -1167,7 +1312,8 @@ impl<'w> Stage<'w> {
         }
         let sends = self.sends.borrow();
         let sent = sends.values().filter(|send| !send.is_received);
-        let mut sent = sent.flat_map(|send| &send.jobs).chain(earlier);
+        let sent = sent.flat_map(|send| send.request.jobs.iter().flat_map(Job::each));
+        let mut sent = sent.chain(earlier.iter().copied());
         let beside = sent.find(|job| {
             let other = tables.rows.get(&job.message.sequence.0);
             job.message.sequence.0 == sequence || other.is_some_and(|other| other.excludes(row))
@@ -1231,63 +1377,50 @@ impl<'w> Stage<'w> {
     pub(super) fn conclude(&self, send: Send) {
         let Send {
             process,
-            bulkhead,
-            registered,
-            jobs,
+            bulkhead: number,
+            request,
             pass,
-            outcomes: answers,
+            outcomes: mut answers,
             began,
             ..
         } = send;
         let (shared, outcomes) = {
             let mut processes = self.processes.borrow_mut();
             let process = &mut processes[process];
-            process.sending[bulkhead].busy -= 1;
-            process.sending[bulkhead].next = self.now();
+            process.sending[number].busy -= 1;
+            process.sending[number].next = self.now();
             (process.shared, process.outcomes.clone())
         };
+        let Request {
+            jobs,
+            run,
+            sent,
+            registered,
+        } = request;
         let took = clock::since(began);
         let telling = telling(&answers).expect("a request has messages");
         let is_delivered = matches!(telling, Outcome::Delivered(_));
         if registered.is_none() || is_delivered {
-            shared.bulkheads[bulkhead].learn(took);
+            shared.bulkheads[number].learn(took);
         }
-        let (turn, member) = registered.unzip();
-        let of_customer = member.as_ref().map(|member| &member.bulkhead);
-        let number = bulkhead;
         if matches!(shared.bulkheads[number].serves, Serves::Group(_)) {
             let ended = jobs.iter().map(|job| (job.lease, Claim::of(&job.message)));
             ended.for_each(|(lease, claim)| shared.custody.end_handling(lease, claim));
         }
+        let member = registered.as_ref().map(|(_, member)| Arc::clone(member));
+        let of_customer = member.as_ref().map(|member| &member.bulkhead);
         let bulkhead = of_customer.unwrap_or(&shared.bulkheads[number]);
         if bulkhead.gate.record(&pass, telling) {
             shared.signals.doorbell.ring();
         }
-        if let (Some(turn), Some(member)) = (turn, &member) {
-            shared.sent_to_registered(member.customer.id, bulkhead);
-            if self.broken != Some(Broken::LosesTurns) {
-                let most = bulkhead.concurrency;
-                let sent = match self.broken {
-                    Some(Broken::TrustsWhatFails) => Sent {
-                        went_well: true,
-                        took: Duration::ZERO,
-                    },
-                    _ => Sent {
-                        went_well: is_delivered,
-                        took,
-                    },
-                };
-                shared.registered.turns().ended(turn, Some(sent), most);
+        if self.broken == Some(Broken::CountsRefusalsForAll) {
+            for outcome in &mut answers {
+                if let Outcome::Dead(failure) = outcome {
+                    failure.response.status = None;
+                }
             }
         }
-        let answered = match self.broken {
-            Some(Broken::CountsRefusalsForAll) => Answered {
-                ended: jobs.into_iter().zip(answers).collect(),
-                alone: Vec::new(),
-            },
-            _ => Answered::new(jobs, answers),
-        };
-        for (job, outcome) in answered.ended {
+        let conclude = |job: Job, outcome| {
             let outcome = match outcome {
                 Outcome::Wait(failure) if self.broken == Some(Broken::CountsCallsNotMade) => {
                     Outcome::Retry(failure)
@@ -1295,12 +1428,97 @@ impl<'w> Stage<'w> {
                 outcome => outcome,
             };
             let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
-            let settlement = Settlement::new(job, &shared.bulkheads, verdict, took);
-            // The send cannot fail: the other end is here.
-            let _ = outcomes.send(settlement);
+            Settlement::new(job, &shared.bulkheads, verdict, took)
+        };
+        let this = Sent {
+            went_well: is_delivered,
+            took,
+            messages: 1,
+        };
+        let sent = sent.map_or(this, |sent| sent.and(this));
+        let mut settled = Vec::new();
+        if let Some(mut run) = run {
+            let next = jobs.into_iter().zip(answers).next();
+            let next = next.and_then(|(job, outcome)| {
+                let settlement = conclude(job, outcome);
+                match self.broken {
+                    Some(Broken::RunsPastFailures) => run.continue_past(settlement),
+                    _ => run.next(settlement, &shared.bulkheads),
+                }
+            });
+            if let Some(next) = next {
+                let request = Request {
+                    jobs: vec![next],
+                    run: Some(run),
+                    sent: Some(sent),
+                    registered,
+                };
+                let sending = &mut self.processes.borrow_mut()[process].sending[number];
+                return sending.going_on.push_back(request);
+            }
+            settled.extend(run.settlement());
+        } else {
+            let answered = Answered::new(jobs, answers, &shared.bulkheads, conclude);
+            settled.extend(answered.settled);
+            let sending = &mut self.processes.borrow_mut()[process].sending[number];
+            sending.alone.extend(answered.alone);
         }
-        let sending = &mut self.processes.borrow_mut()[process].sending[number];
-        sending.alone.extend(answered.alone);
+        if let Some((turn, member)) = registered {
+            shared.sent_to_registered(member.customer.id, bulkhead);
+            if self.broken != Some(Broken::LosesTurns) {
+                let most = bulkhead.concurrency;
+                let sent = match self.broken {
+                    Some(Broken::TrustsWhatFails) => Sent {
+                        went_well: true,
+                        took: Duration::ZERO,
+                        messages: 1,
+                    },
+                    _ => sent,
+                };
+                shared.registered.turns().ended(turn, Some(sent), most);
+            }
+        }
+        for mut settlement in settled {
+            let behind = match self.broken {
+                Some(Broken::SettlesRunsOneByOne) => std::mem::take(&mut settlement.behind),
+                _ => Vec::new(),
+            };
+            let all = std::iter::once(settlement).chain(behind);
+            // The send cannot fail: the other end is here.
+            all.for_each(|one| drop(outcomes.send(one)));
+        }
+    }
+
+    /// Checks that a delivered message of a run is sent again only after the messages before it in the run. `before`: the
+    /// message before it now.
+    fn check_repeat(&self, message: &Message, before: Option<i64>) {
+        let tables = self.tables.borrow();
+        let Some(row) = tables.rows.get(&message.sequence.0) else {
+            return;
+        };
+        let Some(key) = row.ordering_key.filter(|_| self.is_strict()) else {
+            return;
+        };
+        let to = goes_to(row.topic, &row.destination).to_owned();
+        let mut received = self.received.borrow_mut();
+        let last = received.last.insert((key, to), (row.place(), row.sequence));
+        let earlier = received.before.insert(row.sequence, before);
+        let is_back = last.is_some_and(|(place, _)| row.place() <= place);
+        let was_behind = earlier.flatten().filter(|_| is_back && before.is_none());
+        let is_settled = |sequence: &i64| {
+            let mut ledger = tables.ledger.iter();
+            ledger.any(|entry| entry.is_delivered && entry.row.sequence == *sequence)
+        };
+        if let Some(first) = was_behind.filter(is_settled) {
+            self.fall(Promise::Repeats, || {
+                format!("{row:?} is sent again, and not {first}, which was before it in its run")
+            });
+        }
+        if let Some(before) = before.filter(|before| last.is_none_or(|last| last.1 != *before)) {
+            self.fall(Promise::Repeats, || {
+                format!("{row:?} is received after {last:?}, and not after {before}")
+            });
+        }
     }
 }
 
@@ -1329,7 +1547,13 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let shared = process.shared;
     let most = i64::try_from(shared.bulkheads[0].queue()).expect("a small queue");
     let claimed: Vec<Claimed> = (0..=most).map(|n| claimed(n, "a", Some("k"))).collect();
-    let jobs = shared.took(claimed, LeaseId(1), Err(Unasked::Released), true);
+    let jobs = shared.took(
+        claimed,
+        Vec::new(),
+        LeaseId(1),
+        Err(Unasked::Released),
+        true,
+    );
     shared.tell_claimer(Told::Continued(jobs));
     process.pass_on_entries(None);
     let claimer = process.claimer.as_mut().expect("the claimer is idle");

@@ -15,6 +15,8 @@ pub(super) enum Promise {
     /// G5: when a message is sent, the earlier messages of its key are done, and no other message of its key is in
     /// flight.
     Order,
+    /// R61: of a run, messages are sent again only from its beginning.
+    Repeats,
     /// G6: attempts are failed sends and takeovers.
     Attempts,
     /// A due message that has room is claimed in time.

@@ -21,6 +21,7 @@ use super::promises::{Fall, Promise};
 use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
 use super::wants;
 use crate::clock::simulated;
+use crate::relay::settlement::Settlement;
 use crate::relay::shared::Shared;
 use crate::relay::written::Settle;
 use crate::store::filters::Evaluated;
@@ -172,6 +173,15 @@ pub(super) struct Truth {
     pub(super) first: Option<(Option<String>, SystemTime)>,
 }
 
+/// What receivers have had of messages with keys.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    /// The place and the sequence of the last message of each key at each destination.
+    pub(super) last: BTreeMap<(&'static str, String), (i64, i64)>,
+    /// The message before each message in its last run.
+    pub(super) before: BTreeMap<i64, Option<i64>>,
+}
+
 /// A claim that is not on disk yet, with the row before and after.
 struct Unflushed {
     at: Duration,
@@ -204,6 +214,7 @@ pub(super) struct Stage<'w> {
     pub(super) processes: ManuallyDrop<RefCell<Vec<Process<'w>>>>,
     transactions: RefCell<Vec<Transaction>>,
     pub(super) messages: RefCell<Vec<Truth>>,
+    pub(super) received: RefCell<Received>,
     pub(super) moods: RefCell<BTreeMap<&'static str, (Mood, u32)>>,
     refused: RefCell<BTreeSet<&'static str>>,
     /// The process whose listener has the lock that makes inserts notify.
@@ -244,6 +255,7 @@ impl<'w> Stage<'w> {
                 broken,
                 has_tenants: history.has_tenants,
                 has_filters: history.has_filters,
+                key_run: history.key_run.max(1),
                 // The first relay has run before.
                 served: [wants::ROUTED, HANDLED]
                     .into_iter()
@@ -266,6 +278,7 @@ impl<'w> Stage<'w> {
             processes: ManuallyDrop::new(RefCell::default()),
             transactions: RefCell::default(),
             messages: RefCell::default(),
+            received: RefCell::default(),
             moods: RefCell::default(),
             refused: RefCell::default(),
             listener: Cell::new(None),
@@ -482,6 +495,7 @@ impl<'w> Stage<'w> {
         settle
             .group
             .iter()
+            .flat_map(Settlement::each)
             .any(|one| refused.contains(&*one.topic().topic))
     }
 
@@ -512,6 +526,9 @@ impl<'w> Stage<'w> {
             });
         }
         self.note_claims(&changes);
+        if self.is_strict() {
+            self.check_delivered(&changes);
+        }
         let mut tables = self.tables.borrow_mut();
         tables.unlock(&changes);
         tables.change(&changes);
@@ -547,10 +564,63 @@ impl<'w> Stage<'w> {
         };
         for row in changes.rows.values().flatten().filter(held) {
             let mut others = tables.rows.values().filter(held);
-            let beside = others.find(|other| other.sequence != row.sequence && other.excludes(row));
+            // The messages of a run are claimed without a gap.
+            let is_of_run = |other: &Row| {
+                let (first, last) = (
+                    row.place().min(other.place()),
+                    row.place().max(other.place()),
+                );
+                let between = tables
+                    .rows
+                    .values()
+                    .filter(|one| one.key() == row.key() && (first..=last).contains(&one.place()));
+                let lease = |row: &Row| row.held.map(|held| held.lease);
+                let mut between = between.filter(|one| self.was_seen(one, row));
+                self.history.key_run > 1
+                    && other.key() == row.key()
+                    && between.all(|one| lease(one) == lease(row))
+            };
+            let beside = others.find(|other| {
+                other.sequence != row.sequence && other.excludes(row) && !is_of_run(other)
+            });
             if let Some(other) = beside {
                 self.fall(Promise::Order, || {
                     format!("{row:?} is claimed while {other:?} is held")
+                });
+            }
+        }
+    }
+
+    /// Whether a message was committed before another was claimed.
+    fn was_seen(&self, row: &Row, claimed: &Row) -> bool {
+        let committed = self.messages.borrow()[row.id].committed;
+        let committed = committed.map(|at| self.in_database(at));
+        committed
+            .zip(claimed.held)
+            .is_some_and(|(at, held)| at + 1000 < held.at)
+    }
+
+    /// Checks that no message is recorded as delivered while an earlier one of its key is live: after a crash, the earlier
+    /// one would be sent again alone.
+    fn check_delivered(&self, changes: &Changes) {
+        let tables = self.tables.borrow();
+        for entry in changes.ledger.iter().filter(|one| one.is_delivered) {
+            let row = tables.rows.get(&entry.row.sequence);
+            // Others have no subscriber.
+            let is_sent = |row: &&Row| !goes_to(row.topic, &row.destination).is_empty();
+            let Some(row) = row.filter(is_sent) else {
+                continue;
+            };
+            let mut earlier = tables.rows.values().filter(|other| {
+                other.place() < row.place()
+                    && other.split_from.is_none()
+                    && row.waits_for(other)
+                    && self.was_seen(other, row)
+                    && !matches!(changes.rows.get(&other.sequence), Some(None))
+            });
+            if let Some(other) = earlier.next() {
+                self.fall(Promise::Repeats, || {
+                    format!("{:?} is recorded as delivered before {other:?}", entry.row)
                 });
             }
         }
@@ -1558,9 +1628,11 @@ impl<'w> Stage<'w> {
         let tables = self.tables.borrow();
         let now = self.database_now().micros;
         let is_late = |row: &&Row| {
+            // The sends of a run follow one another.
+            let most = HELD * u32::try_from(self.history.key_run).unwrap_or(1);
             let held = row
                 .held
-                .is_some_and(|held| now - held.at.max(began) > micros(HELD));
+                .is_some_and(|held| now - held.at.max(began) > micros(most));
             held && !tables.of_people.contains(&row.sequence)
         };
         if let Some(row) = tables.rows.values().find(is_late) {

@@ -134,6 +134,8 @@ pub(super) struct Tables {
     pub(super) tenants: BTreeMap<i64, Uuid>,
     pub(super) has_tenants: bool,
     pub(super) has_filters: bool,
+    /// The most messages of a run at registered destinations.
+    pub(super) key_run: usize,
     pub(super) last_stamp: i64,
     /// How many destinations were registered so far.
     pub(super) registrations: i64,
@@ -496,6 +498,7 @@ impl Tables {
                 let mut row =
                     RegisteredDestination::new(*name, &url).topics([wants::TOPIC, wants::ROUTED]);
                 row.enabled = one.enabled;
+                row.policy.key_run = self.key_run;
                 row.filter = self.has_filters.then(|| (*name).to_owned());
                 row.tenant_id = self.tenants.get(&one.stamp).copied();
                 row.created_at = (broken != Some(Broken::GivesWhatIsEarlier))
@@ -674,8 +677,57 @@ impl Tables {
                 .then(|| self.registrations())
                 .flatten(),
             claimed,
+            behind: Vec::new(),
             is_cut,
         }
+    }
+
+    /// Claims the rest of the runs that begin with claimed messages.
+    pub(super) fn claim_behind(
+        &self,
+        by: Claimant<'_>,
+        batch: &mut Batch,
+        now: Now,
+        changes: &mut Changes,
+    ) {
+        let Some(runs) = by.runs else { return };
+        let longest = runs.longest(&batch.claimed);
+        let mut mine = self.clone();
+        mine.change(changes);
+        let mut found = Vec::new();
+        for (first, longest) in batch.claimed.iter().zip(longest) {
+            let message = &first.message;
+            if message.attempts > 0 || first.known != Known::No {
+                continue;
+            }
+            let Some(row) = mine.rows.get(&message.sequence.0) else {
+                continue;
+            };
+            let is_behind = |other: &&Row| other.key() == row.key() && other.place() > row.place();
+            let mut behind: Vec<&Row> = mine.rows.values().filter(is_behind).collect();
+            behind.sort_unstable_by_key(|other| other.place());
+            for other in behind.into_iter().take(longest.messages) {
+                let names_none = other.destination.is_empty();
+                let can_be_claimed = runs.goes_along(message, other.topic)
+                    && other.available_at <= now.micros
+                    && !self.locked.contains(&other.sequence)
+                    && other.held.is_none()
+                    && other.attempts == 0
+                    && mine.is_not_kept_back(other, None)
+                    && mine.none_before(other, |one| one.destination.is_empty() != names_none);
+                if can_be_claimed {
+                    found.push(other);
+                } else if self.broken != Some(Broken::RunsOverGaps) {
+                    break;
+                }
+            }
+        }
+        let told = changes.misled.len();
+        let is_only_claim = changes.is_only_claim;
+        batch.behind = mine.take(by, &found, false, now, changes).claimed;
+        // They wait for the message that is claimed with them.
+        changes.misled.truncate(told);
+        changes.is_only_claim = is_only_claim;
     }
 
     /// The number of the records of registrations.
@@ -950,7 +1002,9 @@ impl Tables {
         }
         found.sort_unstable_by_key(|row| row.sequence);
         found.dedup_by_key(|row| row.sequence);
-        Some(self.take(by, &found, false, now, changes))
+        let mut batch = self.take(by, &found, false, now, changes);
+        self.claim_behind(by, &mut batch, now, changes);
+        Some(batch)
     }
 
     /// What a search asks for.
@@ -1138,7 +1192,20 @@ impl Tables {
     ) -> Written {
         let (mut changed, mut in_conflict) = (Vec::new(), Vec::new());
         let (mut unfinished, mut most) = (Vec::new(), settle.piece.parts);
-        let mut group: Vec<&Settlement> = settle.group.iter().collect();
+        let is_held = |one: &Settlement| self.held(settle.lease, one.claim()).is_some();
+        let is_broken = |one: &&Settlement| {
+            one.kind() == Kind::Delivered
+                && !one.behind.is_empty()
+                && !one.each().all(is_held)
+                && broken != Some(Broken::SettlesRunsInPart)
+        };
+        let (split, whole): (Vec<&Settlement>, Vec<_>) = settle.group.iter().partition(is_broken);
+        for one in split.into_iter().flat_map(Settlement::each) {
+            if let Some(row) = self.held(settle.lease, one.claim()) {
+                changes.rows.insert(row.sequence, Some(freed(row)));
+            }
+        }
+        let mut group: Vec<&Settlement> = whole.into_iter().flat_map(Settlement::each).collect();
         group.sort_unstable_by_key(|one| one.sequence());
         for one in group {
             let claim = one.claim();
@@ -1496,7 +1563,8 @@ impl Tables {
             }
         }
         found.sort_unstable_by_key(|row| row.sequence);
-        let batch = mine.take(by, &found, false, now, changes);
+        let mut batch = mine.take(by, &found, false, now, changes);
+        mine.claim_behind(by, &mut batch, now, changes);
         changes.is_only_claim = false;
         batch
     }

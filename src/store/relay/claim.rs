@@ -121,8 +121,25 @@ pub(crate) struct Claimed {
     pub(crate) taken_over: TakenOver,
 }
 
+/// How far the run of a message may go, without the message itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Longest {
+    pub(crate) messages: usize,
+    /// The bytes of payloads and headers, without the last message.
+    pub(crate) bytes: usize,
+}
+
+/// Decides how far runs go.
+pub(crate) trait Runs {
+    /// How far the runs of these messages, the first of their keys, may go.
+    fn longest(&self, first: &[Claimed]) -> Vec<Longest>;
+
+    /// Whether a message of this topic, of the key of `first`, goes where `first` goes.
+    fn goes_along(&self, first: &Message, topic: &str) -> bool;
+}
+
 /// The relay that claims.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) struct Claimant<'a> {
     pub(crate) lease: LeaseId,
     /// Expired leases, whose messages may be taken.
@@ -130,6 +147,8 @@ pub(crate) struct Claimant<'a> {
     pub(crate) max_attempts: u32,
     /// The most bytes of payloads and headers in a claim, without the last message. A claim takes at least one message.
     pub(crate) bytes: usize,
+    /// How far runs go. `None`: a claim takes one message of a key.
+    pub(crate) runs: Option<&'a dyn Runs>,
 }
 
 impl Claimant<'_> {
@@ -144,6 +163,8 @@ impl Claimant<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) claimed: Vec<Claimed>,
+    /// The rest of each run, in order: messages of the same keys as those in `claimed`.
+    pub(crate) behind: Vec<Claimed>,
     /// Whether candidates were left because the claim was full.
     pub(crate) is_cut: bool,
     /// The number of the registrations that the claim has seen, if it has claimed anything.
@@ -156,7 +177,10 @@ pub(in crate::store) const ARRAYS_AT_ONCE: usize = 8;
 
 impl Batch {
     /// `before`: a moment before the claim.
-    fn of(rows: impl IntoIterator<Item = (TakenRow, TakenOver)>, before: Instant) -> Self {
+    pub(super) fn of(
+        rows: impl IntoIterator<Item = (TakenRow, TakenOver)>,
+        before: Instant,
+    ) -> Self {
         let mut registrations = None;
         let claimed = rows.into_iter().map(|(row, taken_over)| {
             // Of several statements, the last one sees the most.
@@ -165,6 +189,7 @@ impl Batch {
         });
         Self {
             claimed: claimed.collect(),
+            behind: Vec::new(),
             is_cut: false,
             registrations,
         }
@@ -259,11 +284,11 @@ pub(super) fn is_in(lane: &Lane) -> On<'_, candidate::table> {
 
 /// What a claim must know about a candidate.
 #[derive(Debug)]
-struct LockedRow {
-    sequence: i64,
+pub(super) struct LockedRow {
+    pub(super) sequence: i64,
     taken_over: TakenOver,
     /// The size of payload and headers when read. The stored size of the row is compressed.
-    bytes: usize,
+    pub(super) bytes: usize,
 }
 
 /// Sequence, bytes of the payload, bytes of the headers, holder, attempts, code of the last error.
@@ -353,7 +378,7 @@ pub(in crate::store) fn concatenated<'a, T: 'static>(
 
 /// Locks the candidates until the transaction ends. There are none if the lease has expired, or if the relay must
 /// stand by for an older one.
-fn lock(
+pub(super) fn lock(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
@@ -385,7 +410,7 @@ fn how_many_fit(found: &[LockedRow], bytes: usize) -> usize {
 
 /// Takes messages that this transaction has locked. The first takeover of a message from a dead relay counts an
 /// attempt, because the message may have caused the crash.
-fn take(
+pub(super) fn take(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
@@ -451,7 +476,7 @@ fn is_held_by(lease: LeaseId) -> IsHeld {
 }
 
 /// The row, the time of the claim, the digest of the last delivery under the row's key, and the number of registrations.
-type TakenRow = (live::LiveRow, PgTimestamp, Option<Vec<u8>>, Option<i64>);
+pub(super) type TakenRow = (live::LiveRow, PgTimestamp, Option<Vec<u8>>, Option<i64>);
 
 type Taken = (
     AsSelect<live::LiveRow, Pg>,

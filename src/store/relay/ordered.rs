@@ -10,10 +10,14 @@
 //! itself, and waits for no parts. A dead letter blocks its key within the same order: at its destination, or
 //! everywhere if it names none.
 //!
+//! A claim takes the first message of a key. At destinations with a `key_run` above 1, it also takes messages behind
+//! this one: a [run](run). While the first message is live, no other claim can take them.
+//!
 //! The lock of a row keeps claims of keyed messages apart. Otherwise a message that was committed late could be claimed
 //! while another claim, not visible yet, takes a message behind it.
 
 mod next;
+mod run;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +36,7 @@ use diesel::{PgConnection, select};
 
 pub(crate) use self::next::claim_next;
 
+use self::run::claim_behind;
 use super::claim::{
     ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, claim_from, concatenated,
     facts, is_due, is_free, is_in,
@@ -69,14 +74,15 @@ pub(super) fn is_first<'a>(
     name: &OutboxName,
     goes_to: Option<&'a str>,
 ) -> On<'a, candidate::table> {
-    Box::new(
-        none_before(
-            name,
-            Box::new(other::destination.eq(candidate::destination)),
-        )
-        .and(names_none().or(none_before(name, Box::new(other::destination.eq("")))))
-        .and(names_one().or(none_before(name, names(goes_to)))),
-    )
+    let of_its_own = Box::new(other::destination.eq(candidate::destination));
+    Box::new(none_before(name, of_its_own).and(none_beside(name, goes_to)))
+}
+
+/// Whether no live message comes before the candidate, among those of its key that do not name the same destination, or
+/// none, as it does.
+fn none_beside<'a>(name: &OutboxName, goes_to: Option<&'a str>) -> On<'a, candidate::table> {
+    let named = names_one().or(none_before(name, names(goes_to)));
+    Box::new((names_none().or(none_before(name, Box::new(other::destination.eq(""))))).and(named))
 }
 
 fn names_none() -> On<'static, candidate::table> {
@@ -303,6 +309,7 @@ pub(crate) fn claim(
             batch.claimed.extend(more.claimed);
             batch.is_cut = more.is_cut;
         }
+        claim_behind(conn, name, claimant, &mut batch)?;
         Ok(Some(batch))
     })
 }
@@ -352,6 +359,7 @@ pub(crate) fn claim_one(
         expired: &[],
         max_attempts: u32::MAX,
         bytes: usize::MAX,
+        runs: None,
     };
     let look = vec![Box::new(array(one)) as Candidates<'_>];
     let batch = conn.transaction(|conn| claim_from(conn, name, claimant, [look], 1))?;

@@ -147,6 +147,21 @@ pub(crate) fn deduplicated(
         .load(conn)
 }
 
+/// Locks those of these messages that the lease still holds. Returns their sequences.
+pub(crate) fn hold(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Claim],
+) -> QueryResult<Vec<i64>> {
+    outbox::table(name.outbox())
+        .filter(are_held(lease, messages))
+        .order(outbox::sequence)
+        .select(outbox::sequence)
+        .for_update()
+        .load(conn)
+}
+
 /// Counts the attempts and schedules the next ones.
 ///
 /// A call is repeated if the database's answer was lost. If the same lease has claimed a message again meanwhile, the

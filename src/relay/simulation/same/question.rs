@@ -34,6 +34,10 @@ pub(super) struct Question {
     pub(super) claims: Vec<usize>,
     pub(super) max_attempts: u32,
     pub(super) bytes: usize,
+    /// The most messages that are claimed behind another.
+    pub(super) behind: usize,
+    /// Whether delivered messages are settled as one run.
+    pub(super) is_run: bool,
 }
 
 /// A message to enqueue, with times in turns.
@@ -163,6 +167,8 @@ impl<'a> Dice<'a> {
             claims,
             max_attempts: self.rng.u32(2..5),
             bytes: self.one(&BYTES),
+            behind: self.rng.usize(..4),
+            is_run: self.one_in(2),
         }
     }
 

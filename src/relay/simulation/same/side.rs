@@ -19,13 +19,14 @@ use crate::relay::planner::{Part, Streams};
 use crate::relay::registration;
 use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::Settlement;
+use crate::relay::simulation::tables;
 use crate::relay::to::To;
 use crate::relay::verdict::Verdict;
 use crate::relay::written::Settle;
 use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried};
 use crate::store::range::Range;
-use crate::store::relay::claim::{Batch, Claimant, Lane, Position, Stream};
+use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Longest, Position, Runs, Stream};
 use crate::store::relay::late::LookForLate;
 use crate::store::relay::lease::{LeaseId, Registration};
 use crate::store::relay::ordered::Key;
@@ -50,6 +51,24 @@ pub(super) struct Side<'a, D> {
     times: HashMap<Uuid, SystemTime>,
     /// The positions of the live messages.
     places: BTreeMap<i64, Position>,
+}
+
+/// Runs of this many messages behind the first.
+struct Behind(usize);
+
+impl Runs for Behind {
+    fn longest(&self, first: &[Claimed]) -> Vec<Longest> {
+        let longest = Longest {
+            messages: self.0,
+            bytes: usize::MAX,
+        };
+        vec![longest; first.len()]
+    }
+
+    fn goes_along(&self, first: &Message, topic: &str) -> bool {
+        let goes_to = |topic: &str| tables::goes_to(topic, &first.destination);
+        goes_to(topic) == goes_to(&first.topic)
+    }
 }
 
 /// The time in half turns, rounded.
@@ -141,13 +160,14 @@ impl<'a, D: Database> Side<'a, D> {
         };
         let Batch {
             mut claimed,
+            behind,
             is_cut,
             // The server has another number.
             registrations: _,
         } = batch;
         claimed.sort_by_key(|one| one.message.sequence);
-        let mut told = format!("is cut: {is_cut}");
-        for one in claimed {
+        let mut told = format!("is cut: {is_cut}, first {}", claimed.len());
+        for one in claimed.into_iter().chain(behind) {
             let message = one.message;
             let time = message.occurred_at.unwrap_or(message.created_at);
             let first = *self.times.entry(message.message_id).or_insert(time);
@@ -212,11 +232,13 @@ impl<'a, D: Database> Side<'a, D> {
             .map(|number| self.claimed[*number].clone());
         let messages: Vec<Message> = messages.collect();
         let claims: Vec<Claim> = messages.iter().map(Claim::of).collect();
+        let behind = Behind(question.behind);
         let by = Claimant {
             lease,
             expired: &expired,
             max_attempts: question.max_attempts,
             bytes: question.bytes,
+            runs: Some(&behind),
         };
         let db = &mut self.db;
         Ok(match &question.ask {
@@ -317,6 +339,7 @@ impl<'a, D: Database> Side<'a, D> {
                         customer: None,
                         registration: None,
                         unsent: None,
+                        behind: Vec::new(),
                         terms: Terms {
                             on_dead: if *blocks_key {
                                 OnDead::Block
@@ -331,8 +354,12 @@ impl<'a, D: Database> Side<'a, D> {
                 let keys = messages.iter().filter(|_| *keys_continue);
                 let keys = keys.filter_map(|one| Some((one.sequence.0, Key::of(one)?)));
                 let keys: HashMap<i64, Key> = keys.collect();
-                let group: Vec<Settlement> = messages.into_iter().map(settlement).collect();
+                let mut group: Vec<Settlement> = messages.into_iter().map(settlement).collect();
+                if question.is_run && group[0].is_delivered() {
+                    group[0].behind = group.split_off(1);
+                }
                 let settle = Settle {
+                    runs: Some(&behind),
                     config: self.config,
                     bulkheads: self.bulkheads,
                     lease,

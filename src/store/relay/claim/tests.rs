@@ -58,6 +58,7 @@ fn a_claim_is_one_statement_only_if_it_cannot_be_too_large_and_no_message_is_hel
         expired,
         max_attempts: 3,
         bytes,
+        runs: None,
     };
     let bytes = 16 * 1024 * 1024;
     assert!(claimant(bytes, &[]).has_space_for_any(15));
@@ -109,6 +110,7 @@ fn many_lanes_give_what_they_are_asked_for_and_together_no_more_than_there_is_ro
         expired: &[],
         max_attempts: 3,
         bytes: usize::MAX,
+        runs: None,
     };
     let lanes: Vec<Lane> = (0..20).map(|n| lane(&format!("topic-{n}"), n)).collect();
     let batch = claim(&mut conn, name, claimant, &lanes, 200).expect("a claim");
@@ -169,6 +171,7 @@ fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
             expired: &[],
             max_attempts: 3,
             bytes,
+            runs: None,
         };
         for (bytes, count, is_cut) in [
             // The small message, and the first large one.
@@ -214,6 +217,7 @@ fn a_claim_skips_what_another_one_has_locked() {
             expired: &[],
             max_attempts: 3,
             bytes: usize::MAX,
+            runs: None,
         };
         let batch = claim(conn, name, claimant, &lanes, room).expect("a claim");
         let sequences = batch.claimed.into_iter();

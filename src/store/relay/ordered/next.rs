@@ -11,6 +11,7 @@ use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Text};
 
+use super::run::claim_behind;
 use super::{
     Key, is_before, is_held, is_not_kept_back, names, names_none, names_one, none_before,
     none_of_its_key,
@@ -48,14 +49,17 @@ pub(crate) fn claim_next(
         .filter(names_none().or(none_before(name, Box::new(other::destination.eq("")))))
         .filter(names_one().or(none_of_its_key(name, Box::new(parts_elsewhere))))
         .order(candidate::sequence);
-    if claimant.has_space_for_any(keys.len()) {
+    let mut batch = if claimant.has_space_for_any(keys.len()) {
         let next = next.select(candidate::sequence);
         let next = array(next.for_no_key_update().skip_locked());
-        return take_at_once(conn, name, claimant.lease, Box::new(next));
-    }
-    let next = next.select(facts());
-    let next: Candidates<'_> = Box::new(array(next.for_no_key_update().skip_locked()));
-    claim_from(conn, name, claimant, [vec![next]], usize::MAX)
+        take_at_once(conn, name, claimant.lease, Box::new(next))?
+    } else {
+        let next = next.select(facts());
+        let next: Candidates<'_> = Box::new(array(next.for_no_key_update().skip_locked()));
+        claim_from(conn, name, claimant, [vec![next]], usize::MAX)?
+    };
+    claim_behind(conn, name, claimant, &mut batch)?;
+    Ok(batch)
 }
 
 /// The sequences of the first message of each of these keys, for `column.eq(…)`.

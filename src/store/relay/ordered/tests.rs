@@ -28,6 +28,7 @@ fn a_key_continues_with_a_message_enqueued_during_the_settle_of_its_first() {
         expired: &[],
         max_attempts: 3,
         bytes: usize::MAX,
+        runs: None,
     };
     let first = claim_one(&mut relay, name, lease, &[]).expect("a claim");
     let first = first.expect("a message").message;
@@ -55,6 +56,7 @@ fn a_relay_that_stops_in_the_middle_of_a_keyed_claim_does_not_stop_the_others() 
         expired: &[],
         max_attempts: 3,
         bytes: usize::MAX,
+        runs: None,
     };
     let is_free = |conn: &mut PgConnection| {
         claim(conn, name, claimant, &[])

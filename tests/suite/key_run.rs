@@ -1,0 +1,333 @@
+//! Runs of a key: several due messages of a key are claimed, sent one after the other and settled together.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use diesel::connection::{AnsiTransactionManager, SimpleConnection, TransactionManager};
+use diesel_outbox::config::Mode;
+use diesel_outbox::{Destination, NewMessage, ProblemKind, RelayHandle};
+use serde_json::{Value, json};
+
+use crate::support::{Database, File, Gate, Receiver, Request, Running, end, eventually, finish};
+
+fn message(n: u64) -> NewMessage {
+    let topic = ["order.created", "order.paid"][usize::from(n % 2 == 1)];
+    let message = NewMessage::new(topic, &json!({ "n": n })).expect("JSON");
+    message.ordering_key("order-7")
+}
+
+/// Enqueues the messages 0, 1, … of one key.
+fn enqueue(database: &Database, count: u64) {
+    let conn = &mut database.connect();
+    let messages: Vec<NewMessage> = (0..count).map(message).collect();
+    let enqueued = database.outbox().enqueue_batch(conn, messages);
+    enqueued.expect("enqueued");
+}
+
+fn number(request: &Request) -> u64 {
+    request.json()["n"].as_u64().expect("a number")
+}
+
+/// The numbers in the order of their arrival.
+fn arrived(receiver: &Receiver) -> Vec<u64> {
+    receiver.requests().iter().map(number).collect()
+}
+
+fn destination(receiver: &Receiver, key_run: usize) -> Destination {
+    let destination = Destination::new("receiver", &receiver.url()).expect("a destination");
+    destination.key_run(key_run).breaker(None)
+}
+
+fn started(database: &Database, destination: Destination) -> RelayHandle {
+    let relay = database.relay().send_timeout(Duration::from_secs(20));
+    let relay = relay
+        .lease(Duration::from_secs(60))
+        .destination(destination);
+    relay.route("*", "receiver").start().expect("a relay")
+}
+
+/// How many transactions have recorded the results.
+fn settles(database: &Database) -> i64 {
+    database.number("SELECT count(DISTINCT xmin::text) FROM {o}_ledger")
+}
+
+#[track_caller]
+fn all_delivered(database: &Database, count: i64) {
+    eventually("all messages are delivered", || {
+        database.count("delivered") == count
+    });
+}
+
+/// A receiver that holds its responses to message `n` until the gate is opened.
+fn holding(n: u64) -> (Receiver, Gate) {
+    let (gate, pass) = Gate::new();
+    let receiver = Receiver::answering(move |request| {
+        if number(request) == n {
+            pass();
+        }
+        200
+    });
+    (receiver, gate)
+}
+
+/// R61: across topics, one at a time, and with one commit.
+#[test]
+fn a_run_is_sent_in_order_and_settled_together() {
+    for (key_run, transactions) in [(1, 20), (50, 1)] {
+        let database = Database::new();
+        let busy = AtomicUsize::new(0);
+        let receiver = Receiver::answering(move |_| {
+            let is_alone = busy.fetch_add(1, Ordering::SeqCst) == 0;
+            busy.fetch_sub(1, Ordering::SeqCst);
+            if is_alone { 200 } else { 500 }
+        });
+        enqueue(&database, 20);
+        let relay = started(&database, destination(&receiver, key_run));
+        all_delivered(&database, 20);
+        end(&relay);
+        assert_eq!(arrived(&receiver), (0..20).collect::<Vec<_>>());
+        assert_eq!(settles(&database), transactions, "key_run {key_run}");
+    }
+}
+
+/// R61: the messages before the failed one are delivered, and those behind it wait without an attempt.
+#[test]
+fn a_message_that_fails_ends_its_run() {
+    let database = Database::new();
+    let fails = AtomicUsize::new(2);
+    let receiver = Receiver::answering(move |request| {
+        let fail = |left: usize| left.checked_sub(1);
+        let is_failing = number(request) == 3
+            && fails
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fail)
+                .is_ok();
+        if is_failing { 503 } else { 200 }
+    });
+    enqueue(&database, 7);
+    let relay = started(&database, destination(&receiver, 50));
+    all_delivered(&database, 7);
+    end(&relay);
+    assert_eq!(arrived(&receiver), [0, 1, 2, 3, 3, 3, 4, 5, 6]);
+    let attempts = "SELECT string_agg(attempts::text, ' ' ORDER BY sequence) FROM {o}_ledger";
+    assert_eq!(database.text(attempts).as_deref(), Some("1 1 1 3 1 1 1"));
+}
+
+/// R61: a dead letter ends the run, too, and the key continues behind it.
+#[test]
+fn a_dead_letter_ends_its_run_and_not_its_key() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| if number(request) == 1 { 422 } else { 200 });
+    enqueue(&database, 4);
+    let relay = started(&database, destination(&receiver, 50));
+    all_delivered(&database, 3);
+    end(&relay);
+    assert_eq!(arrived(&receiver), [0, 1, 2, 3]);
+    assert_eq!(database.count("dead"), 1);
+}
+
+/// R61: all or nothing. After a refusal the messages are sent alone, in order.
+#[test]
+fn a_run_in_batched_mode_is_one_request() {
+    let database = Database::new();
+    let numbers = |request: &Request| -> Vec<u64> {
+        let body = request.json();
+        let events = body.as_array().expect("an array").iter();
+        let number = |event: &Value| event["data"]["n"].as_u64().expect("a number");
+        events.map(number).collect()
+    };
+    let receiver = Receiver::answering(move |request| match numbers(request).contains(&3) {
+        true => 422,
+        false => 200,
+    });
+    enqueue(&database, 10);
+    let relay = started(&database, destination(&receiver, 50).mode(Mode::Batched));
+    all_delivered(&database, 9);
+    end(&relay);
+    let requests: Vec<Vec<u64>> = receiver.requests().iter().map(numbers).collect();
+    let all: Vec<u64> = (0..10).collect();
+    let alone = [0, 1, 2, 3].map(|n| vec![n]);
+    let expected = [vec![all.clone()], alone.to_vec(), vec![all[4..].to_vec()]].concat();
+    assert_eq!(requests, expected);
+    assert_eq!(database.count("dead"), 1);
+}
+
+/// R61: a message that is not due, locked or of another destination is not left out.
+#[test]
+fn a_run_has_no_gap() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    enqueue(&database, 6);
+    let third = "SELECT sequence FROM {o} ORDER BY sequence OFFSET 2 LIMIT 1";
+    let sequence = database.number(third);
+    let mut person = database.connect();
+    AnsiTransactionManager::begin_transaction(&mut person).expect("a transaction");
+    let lock = format!(
+        "SELECT FROM {} WHERE sequence = {sequence} FOR UPDATE",
+        database.name()
+    );
+    person.batch_execute(&lock).expect("locked");
+    let relay = started(&database, destination(&receiver, 50));
+    all_delivered(&database, 2);
+    let delay = "UPDATE {o} SET available_at = now() + interval '1 hour' WHERE sequence = ";
+    database.execute(&format!("{delay}{}", sequence + 2));
+    AnsiTransactionManager::commit_transaction(&mut person).expect("unlocked");
+    all_delivered(&database, 4);
+    assert_eq!(arrived(&receiver), [0, 1, 2, 3]);
+    database.execute("UPDATE {o} SET available_at = now()");
+    all_delivered(&database, 6);
+    end(&relay);
+    assert_eq!(arrived(&receiver), [0, 1, 2, 3, 4, 5]);
+}
+
+/// R61: the option of a row, set by a flag.
+#[test]
+fn a_registered_destination_has_runs_by_its_policy() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let put = |key_run: &str| {
+        let arguments = [
+            "destination",
+            "put",
+            "acme",
+            &receiver.url(),
+            "--key-run",
+            key_run,
+        ];
+        finish(database.binary(&arguments))
+    };
+    let refused = put("501").code(2).stderr;
+    assert!(
+        refused.contains("key_run") && refused.contains("500"),
+        "{refused}"
+    );
+    put("5").code(0);
+    let policy = "SELECT policy->>'key_run' FROM {o}_destination";
+    assert_eq!(database.text(policy).as_deref(), Some("5"));
+    let conn = &mut database.connect();
+    let messages: Vec<NewMessage> = (0..10).map(|n| message(n).destination("acme")).collect();
+    database
+        .outbox()
+        .enqueue_batch(conn, messages)
+        .expect("enqueued");
+    let relay = database
+        .relay()
+        .registered_threads(4)
+        .registered_https_only(false);
+    let relay = relay
+        .registered_public_only(false)
+        .start()
+        .expect("a relay");
+    all_delivered(&database, 10);
+    end(&relay);
+    assert_eq!(arrived(&receiver), (0..10).collect::<Vec<_>>());
+    assert_eq!(settles(&database), 2);
+}
+
+/// R61: the option of a configured destination is refused outside its range.
+#[test]
+fn a_run_has_at_most_500_messages() {
+    let database = Database::new();
+    for key_run in [0, 501] {
+        let destination = Destination::new("a", "http://a.test/").expect("a destination");
+        let relay = database.relay().destination(destination.key_run(key_run));
+        let error = relay.start().expect_err("out of range").to_string();
+        assert!(
+            error.contains("key_run") && error.contains("500"),
+            "{error}"
+        );
+    }
+}
+
+/// R61: after a crash, the run comes again from its beginning.
+#[test]
+fn a_relay_that_is_killed_in_a_run_repeats_it_from_the_beginning() {
+    let database = Database::new();
+    let (receiver, gate) = holding(2);
+    enqueue(&database, 5);
+    let settings = File::new(&format!(
+        "[destinations.receiver]\nurl = \"{}\"\ninternal = true\nkey_run = 50\n\
+         [[routes]]\ntopic = \"*\"\nto = \"receiver\"\n",
+        receiver.url()
+    ));
+    let run = || Running::start(database.binary(&["run", "--config", settings.path()]));
+    let first = run();
+    receiver.wait_for(3);
+    first.kill();
+    gate.open();
+    let second = run();
+    all_delivered(&database, 5);
+    drop(second);
+    assert_eq!(arrived(&receiver), [0, 1, 2, 0, 1, 2, 3, 4]);
+}
+
+/// R61: the message that is being sent ends, and the rest goes back without an attempt.
+#[test]
+fn a_relay_that_stops_in_a_run_releases_the_rest() {
+    let database = Database::new();
+    let (receiver, gate) = holding(1);
+    enqueue(&database, 5);
+    let relay = started(&database, destination(&receiver, 50));
+    receiver.wait_for(2);
+    let is_stopping = || {
+        let health = relay.health();
+        let mut problems = health.problems().iter();
+        problems.any(|one| one.kind == ProblemKind::Stopping)
+    };
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| end(&relay));
+        eventually("the relay stops", is_stopping);
+        gate.open();
+        stopping.join().expect("a clean shutdown");
+    });
+    assert_eq!(arrived(&receiver), [0, 1]);
+    assert_eq!(database.count("delivered"), 2);
+    let free = "SELECT count(*) FROM {o} WHERE locked_by IS NULL AND attempts = 0";
+    assert_eq!(database.number(free), 3);
+}
+
+/// R61: an expired message is dead-lettered unsent, and ends the run.
+#[test]
+fn a_message_that_expires_in_a_run_is_not_sent() {
+    let database = Database::new();
+    let (receiver, gate) = holding(1);
+    let brief = message(2).expires_after(Duration::from_millis(500));
+    let messages = vec![message(0), message(1), brief, message(3), message(4)];
+    let conn = &mut database.connect();
+    database
+        .outbox()
+        .enqueue_batch(conn, messages)
+        .expect("enqueued");
+    let relay = started(&database, destination(&receiver, 50));
+    receiver.wait_for(2);
+    eventually("the message has expired", || {
+        database.number("SELECT count(*) FROM {o} WHERE expires_at < clock_timestamp()") == 1
+    });
+    gate.open();
+    all_delivered(&database, 4);
+    end(&relay);
+    assert_eq!(arrived(&receiver), [0, 1, 3, 4]);
+    let dead = "SELECT reason || ' ' || attempts FROM {o}_dead";
+    assert_eq!(database.text(dead).as_deref(), Some("EXPIRED 0"));
+}
+
+/// R61, R48: the limits of a claim count for the whole run.
+#[test]
+fn a_run_is_limited_in_bytes() {
+    let database = Database::new();
+    let (receiver, gate) = holding(0);
+    let large = "x".repeat(900_000);
+    let conn = &mut database.connect();
+    for n in 0..40 {
+        let message = NewMessage::new("order.paid", &json!({ "n": n, "text": large }));
+        let message = message.expect("JSON").ordering_key("order-7");
+        database.outbox().enqueue(conn, message).expect("enqueued");
+    }
+    let relay = started(&database, destination(&receiver, 500));
+    receiver.wait_for(1);
+    let held = database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL");
+    assert!((2..=20).contains(&held), "16 MiB: {held}");
+    gate.open();
+    all_delivered(&database, 40);
+    end(&relay);
+    assert_eq!(arrived(&receiver), (0..40).collect::<Vec<_>>());
+}
