@@ -252,8 +252,10 @@ fn ordered_finds_the_order_of_each_key_kept() {
         "--keys=10,50",
         "--zipf-keys=20",
         "--hot-messages=20",
+        "--key-run=1,5",
     ]);
-    let shapes = ["uniform", "uniform", "zipf", "hot"].map(Value::from);
+    let shapes = ["uniform", "uniform", "zipf", "hot"];
+    let shapes = shapes.map(|shape| [shape, shape].map(Value::from)).concat();
     let runs = runs(&report, "shape", &shapes);
     for run in runs {
         assert_measured(
@@ -274,7 +276,9 @@ fn ordered_finds_the_order_of_each_key_kept() {
         );
     }
     let messages: Vec<&Value> = runs.iter().map(|run| &run["messages"]).collect();
-    assert_eq!(messages, [300, 500, 300, 20]);
+    assert_eq!(messages, [300, 300, 500, 500, 300, 300, 20, 20]);
+    let key_runs: Vec<&Value> = runs.iter().map(|run| &run["key_run"]).collect();
+    assert_eq!(key_runs, [1, 5, 1, 5, 1, 5, 1, 5]);
     assert_eq!(report["misorders"], 0);
     assert_eq!(report["overlaps"], 0);
 }

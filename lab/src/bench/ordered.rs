@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use comfy_table::Table;
-use diesel_outbox::{HttpDispatcher, Relay};
+use diesel_outbox::{Destination, HttpDispatcher, Relay, Route};
 use serde_json::{Value, json};
 
 use super::MOST_MESSAGES;
@@ -28,7 +28,13 @@ pub(super) struct Options {
     /// Messages of the run with a single key; 0 skips the run
     #[arg(long, default_value_t = 3_000, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     hot_messages: u64,
+    /// The key_run of the destination, 1 to 500; each shape has a run for each number
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "NUMBERS", value_parser = whole(1..=500))]
+    key_run: Vec<u64>,
 }
+
+/// The destination of all messages.
+const DESTINATION: &str = "ordered";
 
 /// The most keys: with [`LEAST_PER_KEY`] messages each, a run has [`MOST_MESSAGES`].
 const MOST_KEYS: u64 = MOST_MESSAGES / LEAST_PER_KEY;
@@ -46,14 +52,25 @@ struct Shape {
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let mut runs = Vec::new();
-    for shape in shapes(options) {
-        ground.say(format_args!("{}, keys: {}", shape.name, shape.keys));
+    let shapes = shapes(options).into_iter();
+    let of_shape = |shape| {
+        options
+            .key_run
+            .iter()
+            .map(move |key_run| (Arc::clone(&shape), *key_run))
+    };
+    for (shape, key_run) in shapes.map(Arc::new).flat_map(of_shape) {
+        ground.say(format_args!(
+            "{}, keys: {}, key_run: {key_run}",
+            shape.name, shape.keys
+        ));
         // Measured right before each ordered run, because machines drift.
-        let (unordered, _) = one(&Fill::plain(options.messages), ground)?;
-        let (ordered, breaches) = one(&Fill::keyed(shape.messages, &shape.key), ground)?;
+        let (unordered, _) = one(&Fill::plain(options.messages), key_run, ground)?;
+        let (ordered, breaches) = one(&Fill::keyed(shape.messages, &shape.key), key_run, ground)?;
         runs.push(json!({
             "shape": shape.name,
             "keys": shape.keys,
+            "key_run": key_run,
             "messages": shape.messages,
             "messages_per_second": ordered.rate(),
             "unordered_messages_per_second": unordered.rate(),
@@ -120,16 +137,22 @@ fn shapes(options: &Options) -> Vec<Shape> {
     shapes
 }
 
-fn one(fill: &Fill, ground: &mut Ground) -> Result<(Delivery, Breaches)> {
+fn one(fill: &Fill, key_run: u64, ground: &mut Ground) -> Result<(Delivery, Breaches)> {
+    let mut config = ground.config.clone();
+    let url = config.url.take().context("no URL of the receiver")?;
+    let destination = Destination::new(DESTINATION, url.as_str())?;
+    let key_run = usize::try_from(key_run)?;
+    config.destinations.push(destination.key_run(key_run));
+    config.routes.push(Route::new("*", DESTINATION));
     ground.fresh()?;
     ground.fill(fill)?;
     ground.quiet()?;
     let watched = Arc::new(Watched::default());
     let checker = OrderChecker {
-        http: HttpDispatcher::new(&ground.config)?,
+        http: HttpDispatcher::new(&config)?,
         watched: Arc::clone(&watched),
     };
-    let relay = Relay::from_config(ground.config.clone()).dispatcher(checker);
+    let relay = Relay::from_config(config).dispatcher(checker);
     let delivery = deliver_with(ground, relay, fill.messages)?;
     Ok((delivery, watched.breaches()))
 }
@@ -140,6 +163,7 @@ pub(super) fn table(report: &Value) -> Table {
         &[
             ("shape", "shape", Unit::Word),
             ("keys", "keys", Unit::Count),
+            ("key_run", "key_run", Unit::Count),
             ("messages", "messages", Unit::Count),
             ("delivered/s", "messages_per_second", Unit::Count),
             ("without keys", "unordered_messages_per_second", Unit::Count),
