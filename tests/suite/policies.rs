@@ -1,6 +1,8 @@
 //! The delivery policy of each registered destination, from its row to the receiver.
 
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use diesel_outbox::config::{Class, Classes, OnDead};
@@ -246,13 +248,9 @@ fn a_policy_that_cannot_be_read_is_the_problem_of_its_row() {
     assert!(why.is_some_and(|why| why.contains("did you mean max_attempts?")));
 }
 
-/// R46, R56: the defaults of registered destinations are their own.
-#[test]
-fn a_registered_destination_has_the_defaults_of_webhooks() {
-    let database = Database::new();
-    let (receiver, gate) = Receiver::held();
-    put(&database, &hook("slow", &receiver));
-    let relay = Relay::builder(crate::support::database_url().as_str())
+/// A relay that sends to registered destinations as the defaults say.
+fn started_with_defaults(database: &Database) -> RelayHandle {
+    Relay::builder(crate::support::database_url().as_str())
         .outbox(&database.name())
         .poll_interval(Duration::from_millis(20))
         .send_timeout(Duration::from_millis(500))
@@ -260,13 +258,73 @@ fn a_registered_destination_has_the_defaults_of_webhooks() {
         .registered_https_only(false)
         .registered_public_only(false)
         .start()
-        .expect("a relay");
+        .expect("a relay")
+}
+
+/// R46, R56: the times between the attempts pass by themselves here.
+#[test]
+fn a_receiver_that_is_down_for_a_weekend_gets_everything_on_monday() {
+    const WEEKEND: f64 = 63.0;
+    let database = Database::new();
+    let is_monday = Arc::new(AtomicBool::new(false));
+    let is_up = Arc::clone(&is_monday);
+    let receiver = Receiver::answering(move |_| match is_up.load(Ordering::SeqCst) {
+        true => 200,
+        false => 503,
+    });
+    put(&database, &hook("acme", &receiver));
+    let relay = started_with_defaults(&database);
+    for n in 0..3 {
+        database.enqueue("order.paid", json!(n));
+    }
+    let mut hours = 0.0;
+    for attempts in 1.. {
+        let all_failed = format!(
+            "SELECT count(*) FROM {{o}} WHERE attempts = {attempts} AND destination = 'acme' AND locked_by IS NULL"
+        );
+        eventually("all attempts have failed", || {
+            assert_eq!(database.count("dead"), 0, "after {hours} hours");
+            database.number(&all_failed) == 3
+        });
+        let millis = "SELECT (1000 * max(extract(epoch FROM available_at - clock_timestamp())))::bigint FROM {o}";
+        let passes = database.number(millis).max(0);
+        hours += f64::from(i32::try_from(passes).expect("less than a day")) / 3.6e6;
+        if hours >= WEEKEND {
+            is_monday.store(true, Ordering::SeqCst);
+        }
+        let time = format!("interval '{passes} ms'");
+        for (table, column) in [
+            ("_destination", "failing_since"),
+            ("_pause", "paused_until"),
+            ("", "available_at"),
+        ] {
+            database.execute(&format!(
+                "UPDATE {{o}}{table} SET {column} = {column} - {time}"
+            ));
+        }
+        if hours >= WEEKEND {
+            break;
+        }
+    }
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 3
+    });
+    end(&relay);
+}
+
+/// R46, R56: the defaults of registered destinations are their own.
+#[test]
+fn a_registered_destination_has_the_defaults_of_webhooks() {
+    let database = Database::new();
+    let (receiver, gate) = Receiver::held();
+    put(&database, &hook("slow", &receiver));
+    let relay = started_with_defaults(&database);
     database.enqueue("order.paid", json!({}));
     let request = &receiver.wait_for(1)[0];
     // Longer than a send to a configured destination may take.
     let arrived = Instant::now();
-    eventually("a second has passed", || {
-        arrived.elapsed() > Duration::from_secs(1)
+    eventually("six seconds have passed", || {
+        arrived.elapsed() > Duration::from_secs(6)
     });
     gate.open();
     eventually("the message is delivered", || {
