@@ -1,9 +1,9 @@
 # `make` lists the targets. Each target installs its needs beyond a Rust toolchain and a C compiler.
 
 CARGO ?= cargo
-TEST_FEATURES := tracing
+TEST_FEATURES := schemars,tracing
 # Combinations of features that applications may choose, checked without the default features.
-LEAN := '' relay relay,file,tracing http,aws-lc-rs
+LEAN := '' schemars relay relay,file,tracing http,aws-lc-rs
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18

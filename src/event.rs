@@ -289,9 +289,13 @@ impl Message {
     /// The version of the payload's shape (see [`Event::VERSION`]): 1 if the message does not give a version,
     /// 0 if its version is not a number.
     pub fn version(&self) -> u32 {
-        let Some(headers) = &self.headers else {
-            return 1;
-        };
+        version_of(self.headers.as_deref())
+    }
+}
+
+/// The version of the payload's shape that stored headers give.
+pub(crate) fn version_of(headers: Option<&str>) -> u32 {
+    headers.map_or(1, |headers| {
         match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(headers) {
             // Plain SQL may write header names in any case.
             Ok(headers) => headers
@@ -303,7 +307,7 @@ impl Message {
                 }),
             Err(_) => 0,
         }
-    }
+    })
 }
 
 /// A value that can be enqueued: a [`NewMessage`], or an [`Event`] by value or by reference.

@@ -104,6 +104,8 @@ mod relay;
 // Layer 3: for operators, for receivers inside and outside the process, and for tests.
 #[cfg(feature = "relay")]
 pub mod admin;
+#[cfg(feature = "schemars")]
+pub mod catalogue;
 #[cfg(feature = "relay")]
 pub mod destinations;
 #[cfg(feature = "http")]

@@ -1,9 +1,11 @@
 //! `diesel-outbox check`
 
+mod catalogue;
 mod destinations;
 mod routes;
 mod secrets;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -14,6 +16,7 @@ use diesel_outbox::program::{self, BlockedKey, LiveTopic, Severity, WakeUp};
 use diesel_outbox::{DatabaseError, HttpDispatcher, Status};
 use serde_json::{Value, json};
 
+use self::catalogue::Checked;
 use crate::exit::with_advice;
 use crate::settings::SettingFlags;
 use crate::{output, pauses};
@@ -24,6 +27,10 @@ pub(crate) struct Options {
     /// Print the findings as JSON
     #[arg(long)]
     json: bool,
+
+    /// Also compare all stored messages with the types of the application: a catalogue of events as JSON
+    #[arg(long, value_name = "FILE")]
+    catalogue: Option<PathBuf>,
 }
 
 /// The most blocked keys that are read.
@@ -63,12 +70,16 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     // Bad settings end the command here, with exit code 2.
     let config = settings.load()?;
     config.database_url()?;
+    let catalogue = match &options.catalogue {
+        Some(path) => Some(Checked::read(path)?),
+        None => None,
+    };
     let dispatcher = HttpDispatcher::new(&config)?;
     let mut findings = vec![good("settings", program::summary(&config))];
     findings.extend(routes::findings(&config));
     findings.extend(destinations::findings(&config));
     findings.extend(secrets::findings(&config));
-    findings.extend(database(&config, &dispatcher));
+    findings.extend(database(&config, &dispatcher, catalogue.as_ref()));
     if options.json {
         output::json(&as_json(&config, &findings))?;
     } else {
@@ -151,7 +162,11 @@ fn unchecked(what: &'static str, error: &impl std::fmt::Display) -> Finding {
     Finding::new(what, level, format!("could not be checked: {text}"))
 }
 
-fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
+fn database(
+    config: &Config,
+    dispatcher: &HttpDispatcher,
+    catalogue: Option<&Checked>,
+) -> Vec<Finding> {
     let mut conn = match config
         .database_url()
         .map_err(anyhow::Error::from)
@@ -217,6 +232,9 @@ fn database(config: &Config, dispatcher: &HttpDispatcher) -> Vec<Finding> {
             }
         })),
         Err(error) => findings.push(unchecked("pause", &error)),
+    }
+    if let Some(catalogue) = catalogue {
+        findings.extend(catalogue.findings(&mut conn, config));
     }
     findings
 }

@@ -7,6 +7,7 @@ use crate::name::OutboxName;
 use crate::store::operate::history::{self, HistoryEntry};
 use crate::store::operate::ledger::{self, LedgerFilter, LedgerRow};
 use crate::store::operate::messages::{self, MessageRecord};
+use crate::store::operate::payloads::{self, StoredPayload};
 use crate::store::pinned::pinned;
 use crate::store::searched::Searched;
 use crate::store::seek::MessageKey;
@@ -74,5 +75,20 @@ pub fn ledger(
 ) -> Result<Searched<LedgerRow>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         ledger::ledger(conn, name, filter, limit)
+    })?)
+}
+
+/// Calls `each` for each stored payload: of messages that are not settled, of dead letters, and of the ledger where it keeps
+/// payloads. All of them are read, one at a time.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn for_each_payload(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    each: impl FnMut(StoredPayload),
+) -> Result<(), DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        payloads::for_each(conn, name, each)
     })?)
 }

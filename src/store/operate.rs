@@ -24,6 +24,8 @@ pub(crate) mod messages;
 #[cfg(feature = "relay")]
 pub(crate) mod missed;
 #[cfg(feature = "relay")]
+pub(crate) mod payloads;
+#[cfg(feature = "relay")]
 pub(crate) mod replay;
 #[cfg(feature = "relay")]
 pub(crate) mod status;

@@ -9,6 +9,7 @@ mod example;
 mod proxy;
 
 mod auth;
+mod catalogue;
 mod duplicates;
 mod modes;
 mod refusals;

@@ -16,6 +16,7 @@ mod auth;
 mod bulk;
 mod bulkheads;
 mod bursts;
+mod catalogue;
 mod commands;
 mod dead_letters;
 mod deliveries;
