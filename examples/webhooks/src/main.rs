@@ -116,6 +116,7 @@ fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
     }
     router!(request,
         (GET) (/) => { webhooks::list(shop, customer) },
+        (GET) (/events) => { Ok(Response::text(orders::events().markdown())) },
         (POST) (/orders) => { orders::place(shop, customer, request) },
         (POST) (/webhooks) => { webhooks::register(shop, customer, request) },
         (GET) (/webhooks/{name: String}) => { webhooks::show(shop, customer, &name, request) },

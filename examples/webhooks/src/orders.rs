@@ -1,17 +1,17 @@
 //! Orders, and the messages about them.
 
 use diesel::prelude::*;
-use diesel_outbox::{EnqueueError, NewMessage};
+use diesel_outbox::catalogue::Catalogue;
+use diesel_outbox::{EnqueueError, Event, NewMessage, catalogue};
 use rouille::{Request, Response, post_input};
+use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
 use crate::{AnyError, Shop};
 
-const PLACED: &str = "order.placed";
-const PAID: &str = "order.paid";
 /// The topics that customers can choose.
-pub const TOPICS: [&str; 2] = [PLACED, PAID];
+pub const TOPICS: [&str; 2] = [OrderPlaced::TOPIC, OrderPaid::TOPIC];
 
 diesel::table! {
     orders (id) {
@@ -21,10 +21,33 @@ diesel::table! {
     }
 }
 
-#[derive(Serialize)]
-struct Order {
+/// An order was placed.
+#[derive(Serialize, JsonSchema)]
+struct OrderPlaced {
     order_id: i32,
+    /// The amount in euro.
     euro: i32,
+}
+
+impl Event for OrderPlaced {
+    const TOPIC: &'static str = "order.placed";
+}
+
+/// An order was paid.
+#[derive(Serialize, JsonSchema)]
+struct OrderPaid {
+    order_id: i32,
+    /// The amount in euro.
+    euro: i32,
+}
+
+impl Event for OrderPaid {
+    const TOPIC: &'static str = "order.paid";
+}
+
+/// What customers can receive. `catalogue.json` has the same.
+pub fn events() -> Catalogue {
+    catalogue![OrderPlaced, OrderPaid]
 }
 
 /// Writes an order and its messages: all, or nothing.
@@ -38,11 +61,29 @@ pub fn place(shop: &Shop, customer: Uuid, request: &Request) -> Result<Response,
             .values((orders::customer_id.eq(customer), orders::euro.eq(euro)))
             .returning(orders::id)
             .get_result(conn)?;
-        for topic in [PLACED].into_iter().chain(form.is_paid.then_some(PAID)) {
-            let message = NewMessage::new(topic, &Order { order_id, euro })?;
-            shop.outbox.enqueue(conn, message.tenant_id(customer))?;
+        let placed = NewMessage::of(&OrderPlaced { order_id, euro })?;
+        shop.outbox.enqueue(conn, placed.tenant_id(customer))?;
+        if form.is_paid {
+            let paid = NewMessage::of(&OrderPaid { order_id, euro })?;
+            shop.outbox.enqueue(conn, paid.tenant_id(customer))?;
         }
         Ok::<_, EnqueueError>(())
     })?;
     Ok(Response::redirect_303("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What changes for customers is seen in a review. After a change: `WRITE=1 cargo test catalogue`.
+    #[test]
+    fn the_file_with_the_catalogue_is_current() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/catalogue.json");
+        let current = serde_json::to_string_pretty(&events()).expect("JSON") + "\n";
+        if std::env::var_os("WRITE").is_some() {
+            std::fs::write(path, &current).expect("written");
+        }
+        assert_eq!(std::fs::read_to_string(path).expect("the file"), current);
+    }
 }

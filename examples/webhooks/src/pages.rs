@@ -4,7 +4,7 @@ use diesel_outbox::destinations::{Deliveries, RegisteredDestination, TestAnswer}
 use maud::{DOCTYPE, Markup, html};
 use rouille::Response;
 
-use crate::orders::TOPICS;
+use crate::orders::events;
 
 fn page(title: &str, content: Markup) -> Response {
     let page = html! {
@@ -59,9 +59,13 @@ pub fn list(hooks: &[RegisteredDestination], has_room: bool) -> Response {
                 form method="post" action="/webhooks" {
                     p { label { "URL " input name="url" type="url" maxlength="2048" size="60" required; } }
                     p { label { "Description " input name="description" maxlength="200" size="60"; } }
-                    @for topic in TOPICS {
-                        label { input type="checkbox" name="topics" value=(topic) checked; (topic) } " "
+                    @for event in events().events {
+                        p { label {
+                            input type="checkbox" name="topics" value=(event.topic) checked;
+                            (event.topic) ": " (event.description)
+                        } }
                     }
+                    p { a href="/events" { "What the events contain" } }
                     p { label { "Only from " input name="from_euro" type="number" min="0"; " euro" } }
                     button { "Register" }
                 }

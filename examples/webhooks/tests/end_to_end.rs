@@ -33,6 +33,11 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
         ("from_euro", "40"),
     ];
     let hook = shop.post(ACME, "/webhooks", &form).location();
+    let events = shop.get(ACME, "/events").ok();
+    assert!(
+        events.contains("## order.placed\n\nAn order was placed."),
+        "{events}"
+    );
     // Both pages show all input as text.
     for path in ["/", &hook] {
         let page = shop.get(ACME, path).ok();
