@@ -1,7 +1,7 @@
 //! Serves the pages, health and metrics over HTTP: for people on call, probes and Prometheus.
 
 mod metrics;
-mod server;
+pub(crate) mod server;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -15,6 +15,9 @@ use diesel_outbox_pages::Pages;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use self::server::Server;
+
+/// The largest body of a request: a form with a list of messages.
+const MOST_FORM_BYTES: usize = 256 * 1024;
 
 /// An address that is bound but not served yet.
 pub struct Bound {
@@ -79,7 +82,7 @@ impl Bound {
             .cookie(format!("outbox_admin_{port}"))
             .metrics(move || recorder.render());
         let handler = Arc::new(move |request, peer| pages.respond(request, peer));
-        let server = Server::start(self.listener, handler)?;
+        let server = Server::start(self.listener, handler, MOST_FORM_BYTES)?;
         let page = Page {
             server,
             _stop: stop,

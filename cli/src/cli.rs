@@ -4,8 +4,8 @@ use clap::{Parser, Subcommand};
 
 use crate::settings::SettingFlags;
 use crate::{
-    check, dead, destination, drain, forget, keys, lab, leases, message, migrate, pause, replay,
-    resume, secret, status, topics,
+    check, dead, destination, drain, forget, keys, lab, leases, listen, message, migrate, pause,
+    replay, resume, secret, status, topics,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
@@ -63,6 +63,8 @@ pub(crate) enum Command {
     /// Create signing secrets, and show public keys for receivers
     #[command(subcommand, visible_alias = "key")]
     Secret(secret::Action),
+    /// Receive events and print them, to try deliveries with. Verifies signatures if --secret has secrets or public keys
+    Listen(listen::Options),
     /// Check settings, database and routes, and show what `run` would do
     Check(check::Options),
 }

@@ -18,6 +18,7 @@ mod forget;
 mod keys;
 mod lab;
 mod leases;
+mod listen;
 pub mod logging;
 mod message;
 mod migrate;
@@ -66,6 +67,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Destination(action) => destination::run(&action, settings),
         Command::Resume(action) => resume::run(&action, settings),
         Command::Secret(action) => secret::run(&action, settings),
+        Command::Listen(options) => listen::run(options, settings),
         Command::Check(options) => check::run(&options, settings),
     }
 }

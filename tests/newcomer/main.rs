@@ -42,9 +42,11 @@ fn the_quick_start_of_readme_is_a_program_that_delivers() {
         begin.elapsed().as_secs_f64()
     );
     assert_eq!(shown.stdout, "delivered: 1\n", "{}", shown.stderr);
-    assert_eq!(receiver.next(), r#"{"order_id":7,"euro":42}"#);
+    assert_eq!(receiver.next(), r#"order.paid  {"order_id":7,"euro":42}"#);
     assert!(
-        readme::TEXT.contains(r#"prints `{"order_id":7,"euro":42}`, the program `delivered: 1`"#)
+        readme::TEXT.contains(
+            r#"prints `order.paid  {"order_id":7,"euro":42}`, the program `delivered: 1`"#
+        )
     );
     assert_eq!(database.number("SELECT count(*) FROM orders WHERE paid"), 1);
 
@@ -57,7 +59,7 @@ fn the_quick_start_of_readme_is_a_program_that_delivers() {
     for _ in 0..2 {
         let shown = project.shell("shop", &run.replace(SHOWN_DATABASE, &migrated.url));
         assert_eq!(shown.stdout, "delivered: 1\n", "{}", shown.stderr);
-        assert_eq!(receiver.next(), r#"{"order_id":7,"euro":42}"#);
+        assert_eq!(receiver.next(), r#"order.paid  {"order_id":7,"euro":42}"#);
     }
 }
 
@@ -172,13 +174,19 @@ impl Drop for ShownReceiver {
     }
 }
 
-/// A shell whose `cargo` is the one that runs this test.
+/// A shell whose `cargo` is the one that runs this test, and whose `diesel-outbox` is the one that is tested.
 fn shell(script: &str) -> Command {
     let cargo = PathBuf::from(env!("CARGO"));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = cargo.parent().map(Path::to_owned);
-    let path = std::env::join_paths(folders.into_iter().chain(std::env::split_paths(&path)))
-        .expect("a path");
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_diesel-outbox"));
+    let folders = [&cargo, &program].map(|one| one.parent().map(Path::to_owned));
+    let path = std::env::join_paths(
+        folders
+            .into_iter()
+            .flatten()
+            .chain(std::env::split_paths(&path)),
+    )
+    .expect("a path");
     let mut command = Command::new("sh");
     command.args(["-ec", script]).env("PATH", path);
     command

@@ -45,6 +45,7 @@ mod inbox;
 mod insert;
 mod key_run;
 mod lab;
+mod listen;
 mod logged;
 mod managed;
 mod many;

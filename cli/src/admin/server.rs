@@ -19,8 +19,8 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use diesel_outbox_pages::plain;
 use http::{Method, StatusCode};
 
-pub(super) type Request = http::Request<Vec<u8>>;
-pub(super) type Response = http::Response<Vec<u8>>;
+pub(crate) type Request = http::Request<Vec<u8>>;
+pub(crate) type Response = http::Response<Vec<u8>>;
 
 /// Time to receive a whole request.
 const READ_TIME: Duration = Duration::from_secs(5);
@@ -36,17 +36,22 @@ const MOST_CONNECTIONS: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Turns a request, and the address of its client, into a response.
-pub(super) type Handler = dyn Fn(Request, IpAddr) -> Response + Send + Sync;
+pub(crate) type Handler = dyn Fn(Request, IpAddr) -> Response + Send + Sync;
 
 /// A listening server. Dropping it closes the listener; requests in progress run to their end.
-pub(super) struct Server {
+pub(crate) struct Server {
     address: SocketAddr,
     stopping: Arc<AtomicBool>,
     accepting: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    pub(super) fn start(listener: TcpListener, handler: Arc<Handler>) -> Result<Self> {
+    /// `most_bytes`: the largest body of a request.
+    pub(crate) fn start(
+        listener: TcpListener,
+        handler: Arc<Handler>,
+        most_bytes: usize,
+    ) -> Result<Self> {
         let address = listener
             .local_addr()
             .context("cannot read the address of the listener")?;
@@ -54,7 +59,7 @@ impl Server {
         let is_stopping = Arc::clone(&stopping);
         let accepting = std::thread::Builder::new()
             .name("admin-accept".to_owned())
-            .spawn(move || accept(&listener, &is_stopping, &handler))
+            .spawn(move || accept(&listener, &is_stopping, &handler, most_bytes))
             .context("cannot start a thread")?;
         Ok(Self {
             address,
@@ -63,7 +68,7 @@ impl Server {
         })
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 }
@@ -109,7 +114,12 @@ fn lock(connections: &Shared) -> std::sync::MutexGuard<'_, Connections> {
     connections.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn accept(listener: &TcpListener, stopping: &AtomicBool, handler: &Arc<Handler>) {
+fn accept(
+    listener: &TcpListener,
+    stopping: &AtomicBool,
+    handler: &Arc<Handler>,
+    most_bytes: usize,
+) {
     let connections = Shared::default();
     let mut number = 0;
     for stream in listener.incoming() {
@@ -125,7 +135,7 @@ fn accept(listener: &TcpListener, stopping: &AtomicBool, handler: &Arc<Handler>)
             }
         };
         number += 1;
-        if let Err(error) = begin(stream, number, &connections, handler) {
+        if let Err(error) = begin(stream, number, &connections, handler, most_bytes) {
             log::warn!(event = "admin_connection_failed", error:% = format!("{error:#}"); "admin page: a connection failed: {error:#}");
         }
     }
@@ -137,6 +147,7 @@ fn begin(
     number: u64,
     connections: &Shared,
     handler: &Arc<Handler>,
+    most_bytes: usize,
 ) -> Result<()> {
     let mut all = lock(connections);
     if all.count >= MOST_CONNECTIONS {
@@ -156,7 +167,7 @@ fn begin(
             .name(format!("admin-{number}"))
             .spawn(move || {
                 let _guard = Counted(Arc::clone(&connections), number);
-                serve(stream, number, &connections, &handler);
+                serve(stream, number, &connections, &handler, most_bytes);
             })
     });
     if spawned.is_err() {
@@ -214,11 +225,17 @@ fn answer(request: Request, peer: IpAddr, number: u64, handler: &Arc<Handler>) -
     }
 }
 
-fn serve(mut stream: TcpStream, number: u64, connections: &Shared, handler: &Arc<Handler>) {
+fn serve(
+    mut stream: TcpStream,
+    number: u64,
+    connections: &Shared,
+    handler: &Arc<Handler>,
+    most_bytes: usize,
+) {
     let peer = stream
         .peer_addr()
         .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
-    let read = read::read(&mut stream, Instant::now() + READ_TIME);
+    let read = read::read(&mut stream, Instant::now() + READ_TIME, most_bytes);
     lock(connections).forget(number);
     let (response, is_head) = match read {
         Ok(Some(request)) => {

@@ -12,7 +12,6 @@ use super::{Request, Response};
 
 const MOST_HEAD_BYTES: usize = 16 * 1024;
 const MOST_HEADERS: usize = 64;
-const MOST_BODY_BYTES: usize = 256 * 1024;
 /// How long, and how much of, the rest of a refused request is read and dropped.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
 const DRAIN_BYTES: usize = 1024 * 1024;
@@ -32,7 +31,11 @@ impl From<Refusal> for Response {
 }
 
 /// Reads a request until the deadline. `None`: the client sent nothing.
-pub(super) fn read(stream: &mut TcpStream, deadline: Instant) -> Result<Option<Request>, Refusal> {
+pub(super) fn read(
+    stream: &mut TcpStream,
+    deadline: Instant,
+    most_bytes: usize,
+) -> Result<Option<Request>, Refusal> {
     let mut bytes = Vec::with_capacity(2048);
     loop {
         let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
@@ -40,7 +43,7 @@ pub(super) fn read(stream: &mut TcpStream, deadline: Instant) -> Result<Option<R
         match head.parse(&bytes) {
             Ok(httparse::Status::Complete(length)) => {
                 let mut request = of_head(&head)?;
-                let body_bytes = body_bytes(&request)?;
+                let body_bytes = body_bytes(&request, most_bytes)?;
                 let body = bytes.split_off(length);
                 *request.body_mut() = whole(body, body_bytes, stream, deadline)?;
                 return Ok(Some(request));
@@ -93,8 +96,8 @@ fn of_head(head: &httparse::Request<'_, '_>) -> Result<Request, Refusal> {
     request.body(Vec::new()).map_err(|error| no_request(&error))
 }
 
-/// The length of the body.
-fn body_bytes(request: &Request) -> Result<usize, Refusal> {
+/// The length of the body, at most this.
+fn body_bytes(request: &Request, most_bytes: usize) -> Result<usize, Refusal> {
     let headers = request.headers();
     if headers.contains_key(TRANSFER_ENCODING) {
         return Err(refusal(
@@ -121,7 +124,7 @@ fn body_bytes(request: &Request) -> Result<usize, Refusal> {
     let bytes = digits
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| refusal(StatusCode::BAD_REQUEST, "content-length is not a number"))?;
-    if bytes > MOST_BODY_BYTES {
+    if bytes > most_bytes {
         return Err(refusal(
             StatusCode::PAYLOAD_TOO_LARGE,
             "the request body is too large",
