@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schema_is_refused() {
+    fn a_bad_schema_is_refused() {
         for schema in [
             json!({ "type": "nothing" }),
             json!({ "$ref": "#/$defs/none" }),
