@@ -194,3 +194,128 @@ impl Run {
         delivered.map(Settlement::sequence).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::{Config, Destination, RequestBatch, Route};
+    use crate::dispatch::{Failure, Response};
+    use crate::relay::batch::Gathered;
+    use crate::relay::bulkhead::Dispatchers;
+    use crate::relay::job::Terms;
+    use crate::relay::planner::tests::claimed;
+    use crate::relay::settlement::Kind;
+    use crate::relay::verdict::Attempt;
+    use crate::status::ReasonCode;
+    use crate::store::relay::lease::LeaseId;
+
+    fn bulkheads() -> Vec<Bulkhead> {
+        let mut config = Config::default();
+        let destination = Destination::new("a", "http://a").expect("a URL");
+        config.destinations.push(destination);
+        config.routes.push(Route::new("a", "a"));
+        Bulkhead::all(&config, Dispatchers::idle(&config)).0
+    }
+
+    fn job(bulkheads: &[Bulkhead], sequence: i64, to: To) -> Job {
+        let message = claimed(sequence, "a", Some("k")).message;
+        bulkheads[0].load(&message);
+        Job {
+            message,
+            lease: LeaseId(1),
+            to,
+            customer: None,
+            registration: None,
+            unsent: None,
+            terms: Terms::default(),
+            behind: Vec::new(),
+        }
+    }
+
+    /// A run of the messages 1 to `count`.
+    fn run(bulkheads: &[Bulkhead], count: i64) -> Job {
+        let job = |sequence| job(bulkheads, sequence, To::Bulkhead(0));
+        let mut jobs = joined(vec![job(1)], (2..=count).map(job).collect());
+        assert_eq!(jobs.len(), 1);
+        jobs.remove(0)
+    }
+
+    fn sequences<'a>(of: impl Iterator<Item = &'a Settlement>) -> Vec<i64> {
+        of.map(Settlement::sequence).collect()
+    }
+
+    /// R61: the delivered messages are one settlement, and each of the others is settled after it.
+    #[test]
+    fn a_run_ends_with_the_first_message_that_is_not_delivered() {
+        let bulkheads = bulkheads();
+        let (first, mut run) = Run::begin(run(&bulkheads, 5));
+        let mut next = Some(first);
+        while let Some(job) = next {
+            let verdict = match job.message.sequence.0 {
+                3 => {
+                    let failure = Failure::new(ReasonCode::Timeout, "no");
+                    Verdict::Retry(failure, Duration::ZERO, Attempt::Counted)
+                }
+                _ => Verdict::Delivered(Response::default()),
+            };
+            next = run.next(Settlement::unsent(job, &bulkheads, verdict), &bulkheads);
+        }
+        let parts: Vec<Settlement> = run.settlement().expect("results").apart().collect();
+        let each: Vec<Vec<i64>> = parts.iter().map(|one| sequences(one.each())).collect();
+        assert_eq!(each, [vec![1, 2], vec![3], vec![4], vec![5]]);
+        let is_released = |one: &Settlement| one.kind() == Kind::Released;
+        assert!(parts[2..].iter().all(is_released) && !is_released(&parts[1]));
+        let is_followed: Vec<bool> = parts.iter().map(|one| one.is_followed).collect();
+        assert_eq!(is_followed, [true, true, true, false]);
+    }
+
+    /// R61: a message that is settled without a send says nothing about those behind it.
+    #[test]
+    fn the_rest_of_a_run_that_is_not_sent_is_released() {
+        let bulkheads = bulkheads();
+        let unsent = Settlement::unsent(run(&bulkheads, 3), &bulkheads, Verdict::Deduplicated);
+        let kinds: Vec<Kind> = unsent.apart().map(|one| one.kind()).collect();
+        assert_eq!(kinds, [Kind::Deduplicated, Kind::Released, Kind::Released]);
+    }
+
+    /// R61: the registered destination of the key may have changed between two claims.
+    #[test]
+    fn a_message_that_goes_elsewhere_is_not_sent_in_a_run() {
+        let bulkheads = bulkheads();
+        let to = |sequence, to| job(&bulkheads, sequence, to);
+        let behind = vec![
+            to(2, To::Bulkhead(0)),
+            to(3, To::Nowhere),
+            to(4, To::Bulkhead(0)),
+        ];
+        let jobs = joined(vec![to(1, To::Bulkhead(0))], behind);
+        let unsent: Vec<bool> = jobs[0].each().map(|one| one.unsent.is_some()).collect();
+        assert_eq!(unsent, [false, false, true, false]);
+        // Without its first message, a run is not sent at all.
+        let jobs = joined(Vec::new(), vec![to(2, To::Bulkhead(0))]);
+        assert!(matches!(jobs[0].unsent, Some(Verdict::Released)));
+    }
+
+    /// R61: a run is one request, so a request without space for it is sent first.
+    #[test]
+    fn a_request_takes_only_a_run_that_fits_as_a_whole() {
+        let bulkheads = bulkheads();
+        let limits = RequestBatch {
+            size: 4,
+            ..RequestBatch::default()
+        };
+        let mut gathered = Gathered::default();
+        assert!(
+            gathered.fits(&run(&bulkheads, 6), limits),
+            "nothing is smaller"
+        );
+        gathered.add(run(&bulkheads, 2));
+        assert!(!gathered.is_full(limits));
+        assert!(gathered.fits(&run(&bulkheads, 2), limits));
+        assert!(!gathered.fits(&run(&bulkheads, 3), limits));
+        gathered.add(run(&bulkheads, 2));
+        assert!(gathered.is_full(limits));
+    }
+}

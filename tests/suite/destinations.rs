@@ -637,6 +637,7 @@ fn put_takes_the_secret_and_the_policy_and_clears_values() {
         "backoff",
         "on-dead",
         "expires-after",
+        "key-run",
         "classes",
         "description",
     ] {
@@ -654,6 +655,7 @@ fn put_takes_the_secret_and_the_policy_and_clears_values() {
         "backoff",
         "on_dead",
         "expires_after",
+        "key_run",
         "classes",
         "description",
     ] {

@@ -29,10 +29,12 @@ pub(super) struct Options {
     #[arg(long, default_value_t = 3_000, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     hot_messages: u64,
     /// The key_run of the destination, 1 to 500; each shape has a run for each number
-    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "NUMBERS", value_parser = whole(1..=500))]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "NUMBERS", value_parser = whole(1..=LONGEST_RUN))]
     key_run: Vec<u64>,
 }
 
+/// The largest key_run.
+const LONGEST_RUN: u64 = 500;
 /// The destination of all messages.
 const DESTINATION: &str = "ordered";
 
