@@ -66,11 +66,6 @@ impl Bound {
     ///
     /// A thread cannot be started, or no database is configured.
     pub fn serve(self, relay: Option<Arc<RelayHandle>>) -> Result<Page> {
-        let port = self
-            .listener
-            .local_addr()
-            .context("cannot read the address of the listener")?
-            .port();
         let (stop, stopped) = bounded(0);
         let recorder = self.recorder.clone();
         std::thread::Builder::new()
@@ -78,16 +73,15 @@ impl Bound {
             .spawn(move || metrics::sum_up_until(&recorder, &stopped))
             .context("cannot start a thread")?;
         let recorder = self.recorder;
-        let pages = Pages::new(&self.config, relay)?
-            .cookie(format!("outbox_admin_{port}"))
-            .metrics(move || recorder.render());
+        let pages = Pages::new(&self.config, relay)?.metrics(move || recorder.render());
         let handler = Arc::new(move |request, peer| pages.respond(request, peer));
         let server = Server::start(self.listener, handler, MOST_FORM_BYTES)?;
         let page = Page {
             server,
             _stop: stop,
         };
-        log::info!(event = "admin_started", address:% = page.address(); "the admin page is at http://{}/", page.address());
+        let base = &program::admin(&self.config).base;
+        log::info!(event = "admin_started", address:% = page.address(); "the admin page is at http://{}{base}/", page.address());
         Ok(page)
     }
 }

@@ -5,7 +5,7 @@ mod guesses;
 mod sessions;
 
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use diesel_outbox::program::Admin;
 use hmac::{Hmac, KeyInit, Mac};
@@ -15,7 +15,7 @@ use secrecy::ExposeSecret;
 use sha2::Sha256;
 
 use self::guesses::Guesses;
-use self::sessions::Sessions;
+use self::sessions::Ended;
 use crate::PagesError;
 use crate::request::Request;
 use crate::response::Response;
@@ -46,9 +46,10 @@ pub(crate) struct Access {
     admin: Admin,
     /// The name of the session's cookie.
     pub(crate) cookie: String,
-    /// Random for each process.
+    /// From the token, so that processes with the same token accept each other's sessions and forms; without a token,
+    /// random for each process.
     key: [u8; 64],
-    sessions: Sessions,
+    ended: Ended,
     guesses: Guesses,
 }
 
@@ -56,11 +57,18 @@ type Keyed = Hmac<Sha256>;
 
 impl Access {
     pub(crate) fn new(admin: Admin) -> Result<Self, PagesError> {
+        let key = match &admin.token {
+            Some(token) => key_of(token.expose_secret()),
+            None => random()?,
+        };
+        let mut name = Keyed::new((&key).into());
+        name.update(b"cookie");
+        let name = hex(&name.finalize().into_bytes()[..4]);
         Ok(Self {
             admin,
-            cookie: "outbox_admin".to_owned(),
-            key: random()?,
-            sessions: Sessions::default(),
+            cookie: format!("outbox_admin_{name}"),
+            key,
+            ended: Ended::default(),
             guesses: Guesses::default(),
         })
     }
@@ -101,8 +109,8 @@ impl Access {
             return self.bearer(request.peer, given);
         }
         let session = request.cookie(&self.cookie).unwrap_or_default();
-        match self.sessions.name_of(session, Instant::now()) {
-            Some(who) => Ok(Visitor {
+        match self.session(session) {
+            Some((who, _)) => Ok(Visitor {
                 who,
                 peer: request.peer,
                 form_token: self.form_token(session),
@@ -124,7 +132,7 @@ impl Access {
     /// Checks a request to an endpoint for scripts. The error says what is missing and never redirects.
     pub(crate) fn script(&self, request: &Request) -> Result<(), Response> {
         let session = request.cookie(&self.cookie).unwrap_or_default();
-        if self.admin.token.is_none() || self.sessions.name_of(session, Instant::now()).is_some() {
+        if self.admin.token.is_none() || self.session(session).is_some() {
             return Ok(());
         }
         let given = request.header("authorization").unwrap_or_default();
@@ -198,21 +206,37 @@ impl Access {
             .chars()
             .take(LONGEST_NAME)
             .collect();
-        let session = random()
-            .map_err(|error| {
-                Response::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
-            })
-            .map(|bytes: [u8; 32]| hex(&bytes))?;
-        self.sessions
-            .begin(session.clone(), name.clone(), Instant::now());
+        let nonce: [u8; 16] = random().map_err(|error| {
+            Response::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
+        })?;
+        let until = unix_seconds() + sessions::LONGEST.as_secs();
+        let unsigned = sessions::unsigned(until, &name, &hex(&nonce));
+        let session = format!("{unsigned}.{}", self.signature(&unsigned));
         log::info!(target: super::AUDIT, event = "admin_login", who = name, peer:% = request.peer; "{name:?} logged in to the admin page from {}", request.peer);
         Ok(self.set_cookie(request, &session, sessions::LONGEST.as_secs()))
     }
 
-    /// Ends the session. Returns the cookie that makes the browser delete it.
+    /// The name and the end of a session that this or another process has begun, and that has not ended.
+    fn session(&self, session: &str) -> Option<(String, u64)> {
+        let (unsigned, signature) = session.rsplit_once('.')?;
+        let is_ours = self.is_same(signature, &self.signature(unsigned));
+        let found = sessions::read(unsigned).filter(|_| is_ours);
+        found.filter(|(_, until)| unix_seconds() < *until && !self.ended.has(session))
+    }
+
+    fn signature(&self, unsigned: &str) -> String {
+        let mut mac = self.mac(b"session:");
+        mac.update(unsigned.as_bytes());
+        hex(&mac.finalize().into_bytes())
+    }
+
+    /// Ends the session, at this process; others accept the cookie until its time is over. Returns the cookie that makes
+    /// the browser delete it.
     pub(crate) fn log_out(&self, request: &Request) -> String {
-        self.sessions
-            .end(request.cookie(&self.cookie).unwrap_or_default());
+        let session = request.cookie(&self.cookie).unwrap_or_default();
+        if let Some((_, until)) = self.session(session) {
+            self.ended.add(session, until, unix_seconds());
+        }
         self.set_cookie(request, "", 0)
     }
 
@@ -223,7 +247,13 @@ impl Access {
             .is_some_and(|origin| origin.starts_with("https:"));
         let secure = if is_tls { "; Secure" } else { "" };
         let name = &self.cookie;
-        format!("{name}={session}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
+        let path = match self.admin.base.as_str() {
+            "" => "/",
+            base => base,
+        };
+        format!(
+            "{name}={session}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+        )
     }
 
     /// Checks that changes are enabled and that this change comes from a page of this server.
@@ -307,6 +337,25 @@ fn unauthorized(reason: &str) -> Response {
 
 fn forbidden(reason: &str) -> Response {
     Response::text(StatusCode::FORBIDDEN, reason)
+}
+
+/// A key for signatures. What it signs does not lead back to the token.
+fn key_of(token: &str) -> [u8; 64] {
+    let half = |what: &[u8]| {
+        let mut mac =
+            Keyed::new_from_slice(token.as_bytes()).expect("HMAC takes keys of any length");
+        mac.update(what);
+        mac.finalize().into_bytes()
+    };
+    let mut key = [0; 64];
+    key[..32].copy_from_slice(&half(b"admin key 1"));
+    key[32..].copy_from_slice(&half(b"admin key 2"));
+    key
+}
+
+fn unix_seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |time| time.as_secs())
 }
 
 /// Unpredictable bytes.

@@ -23,6 +23,7 @@
 //! ```
 
 mod access;
+mod base;
 mod database;
 mod health;
 mod history;
@@ -110,7 +111,8 @@ impl Pages {
     }
 
     /// The name of the session's cookie. Browsers share cookies between the ports of a host, so two outboxes on one host
-    /// need two names. Defaults to `outbox_admin`.
+    /// need two names. By default the name comes from the token: processes with the same token accept each other's
+    /// sessions.
     #[must_use]
     pub fn cookie(mut self, name: impl Into<String>) -> Self {
         self.site.access.cookie = name.into();
@@ -132,11 +134,15 @@ impl Pages {
         request: http::Request<Vec<u8>>,
         peer: IpAddr,
     ) -> http::Response<Vec<u8>> {
-        let response = match Request::new(request, peer) {
+        let base = &program::admin(&self.site.config).base;
+        let response = match Request::new(request, peer, base) {
             Ok(request) => self.site.answer(&request),
             Err(refused) => refused,
         };
-        response.into()
+        let is_page = response.is_page();
+        let mut response = response.into();
+        base::add(base, &mut response, is_page);
+        response
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use http::{Method, StatusCode};
 use url::form_urlencoded;
 
+use crate::base::within;
 use crate::response::Response;
 
 /// Headers on which access depends. With two values, a proxy and this server could each read another one.
@@ -14,10 +15,10 @@ const ONCE: [&str; 4] = ["host", "origin", "cookie", "authorization"];
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) method: Method,
-    /// The path as sent: nothing is decoded or resolved.
+    /// The path within the pages, as sent: nothing is decoded or resolved.
     pub(crate) path: String,
     pub(crate) query: Form,
-    /// Path and query, as sent.
+    /// The path within the pages and the query, as sent.
     pub(crate) target: String,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
@@ -53,8 +54,12 @@ impl Form {
 }
 
 impl Request {
-    /// The error is a refusal.
-    pub(crate) fn new(request: http::Request<Vec<u8>>, peer: IpAddr) -> Result<Self, Response> {
+    /// `base`: the path below which the pages are served. The error is a refusal.
+    pub(crate) fn new(
+        request: http::Request<Vec<u8>>,
+        peer: IpAddr,
+        base: &str,
+    ) -> Result<Self, Response> {
         let (head, body) = request.into_parts();
         for once in ONCE {
             if head.headers.get_all(once).iter().count() > 1 {
@@ -69,12 +74,12 @@ impl Request {
         Ok(Self {
             headers: headers.collect(),
             method: head.method,
-            path: head.uri.path().to_owned(),
+            path: within(base, head.uri.path()),
             query: Form::parse(head.uri.query().unwrap_or_default().as_bytes()),
             target: head
                 .uri
                 .path_and_query()
-                .map_or_else(String::new, ToString::to_string),
+                .map_or_else(String::new, |target| within(base, target.as_str())),
             body,
             peer: peer.to_canonical(),
         })

@@ -77,6 +77,10 @@ impl Response {
         self
     }
 
+    pub(crate) fn is_page(&self) -> bool {
+        self.kind.starts_with("text/html")
+    }
+
     /// The text of a plain-text response, if there is any.
     pub(crate) fn words(&self) -> Option<&str> {
         let is_text = self.kind.starts_with("text/plain") && !self.body.is_empty();

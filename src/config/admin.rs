@@ -25,6 +25,8 @@ pub struct Admin {
     /// Host names of the page, in lower case, in addition to `localhost` and IP addresses. The page refuses requests
     /// for other names, as DNS rebinding would use them.
     pub hosts: Vec<String>,
+    /// The path below which the page is served, such as `/ops/outbox`; empty: at the root.
+    pub base: String,
     /// Whether the page shows payloads, headers and responses.
     pub payloads: bool,
     /// Whether the page is read-only.
@@ -120,6 +122,25 @@ pub(super) fn hosts(text: &str) -> Result<Vec<String>, String> {
     words(text).map(host).collect()
 }
 
+/// Reads a path without a slash at the end; `/` is empty.
+pub(super) fn base(text: &str) -> Result<String, String> {
+    let path = text.trim().trim_end_matches('/');
+    let is_part = |part: &str| {
+        let may = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~');
+        !matches!(part, "" | "." | "..") && part.bytes().all(may)
+    };
+    let is_path = path.is_empty()
+        || path
+            .strip_prefix('/')
+            .is_some_and(|path| path.split('/').all(is_part));
+    match is_path {
+        true => Ok(path.to_owned()),
+        false => Err(format!(
+            "{text:?} is not a path such as /ops/outbox (letters, digits and - _ . ~)"
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,6 +214,31 @@ mod tests {
         assert_eq!(admin.hosts, ["outbox.example.com", "outbox"]);
         for bad in ["http://outbox", "outbox:80", "10.0.0.1", "[::1]", "*"] {
             assert!(set(HOSTS, bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_base_is_a_path_without_a_slash_at_its_end() {
+        for (text, base) in [
+            ("", ""),
+            ("/", ""),
+            ("/ops", "/ops"),
+            ("/a/b-c.d/", "/a/b-c.d"),
+        ] {
+            assert_eq!(set("OUTBOX_ADMIN_BASE", text).expect(text).base, base);
+        }
+        for bad in [
+            "ops",
+            "//ops",
+            "/a//b",
+            "/a/../b",
+            "/a b",
+            "/a?b",
+            "/a\"b",
+            "https://a.example/b",
+        ] {
+            let error = set("OUTBOX_ADMIN_BASE", bad).expect_err(bad);
+            assert!(error.contains("OUTBOX_ADMIN_BASE"), "{bad}: {error}");
         }
     }
 }

@@ -258,6 +258,8 @@ pub const SETTINGS: &[Setting] = &[
         "Token that the admin page asks for (32 characters or more); required beyond loopback; or OUTBOX_ADMIN_TOKEN_FILE").at(OwnFile),
     setting("OUTBOX_ADMIN_HOSTS", "", field!(admin.hosts: Words("HOSTS", admin::hosts)),
         "Host names of the admin page, separated by commas; IP addresses and localhost always work"),
+    setting("OUTBOX_ADMIN_BASE", "", field!(admin.base: Text("PATH", admin::base)),
+        "Path below which the admin page is served, such as /ops/outbox, whether a proxy keeps or removes it"),
     setting("OUTBOX_ADMIN_PAYLOADS", "false", field!(admin.payloads: Switch),
         "true: the admin page shows payloads, headers and responses; false: only their shape"),
     setting("OUTBOX_ADMIN_READ_ONLY", "false", field!(admin.read_only: Switch),

@@ -191,6 +191,92 @@ fn a_session_begins_with_the_token_and_ends_with_logout() {
     assert_eq!(page.request("GET /", &[&header], "").status, 303);
 }
 
+/// R60: two processes behind one address.
+#[test]
+fn processes_with_the_same_token_accept_each_others_sessions() {
+    let database = Database::new();
+    let pages = [with_token(&database), with_token(&database)];
+    let cookie = pages[0].log_in();
+    let header = format!("cookie: {cookie}");
+    let token = pages[0].request("GET /", &[&header], "").form_token();
+    let body = format!("form_token={token}&kind=topic&name=order.paid&reason=stop");
+    assert_eq!(pages[1].post("/pause", &cookie, &body).status, 303);
+    pages[1].process.wait_for_log("\"who\":\"ann\"");
+    let other = "another-token-of-32-characters-or-more";
+    let command = database.binary(&["admin"]);
+    let stranger = Page::start(command.with("OUTBOX_ADMIN_TOKEN", other));
+    let answer = stranger.request("GET /", &[&header], "");
+    assert_eq!(answer.status, 303, "the cookie has another name there");
+    let renamed = stranger.post("/login", "", &format!("token={other}"));
+    let (name, _) = renamed.cookie().split_once('=').expect("a cookie");
+    let (_, session) = cookie.split_once('=').expect("a cookie");
+    let forged = format!("cookie: {name}={session}");
+    assert_eq!(stranger.request("GET /", &[&forged], "").status, 303);
+}
+
+/// R60: behind a proxy that keeps the path, and behind one that removes it.
+#[test]
+fn below_a_path_all_links_and_forms_lead_below_it() {
+    const BASE: &str = "/ops/outbox";
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example/?q=%22%20href=%22/x')",
+    );
+    database.enqueue("order.paid", serde_json::json!({ "text": " href=\"/x" }));
+    let command = database
+        .binary(&["admin"])
+        .with("OUTBOX_ADMIN_TOKEN", TOKEN);
+    let page = Page::start(command.with("OUTBOX_ADMIN_BASE", "/ops/outbox/"));
+    page.process.wait_for_log("/ops/outbox/");
+    let answer = page.get(&format!("{BASE}/dead?topic=a"));
+    let login = answer.header("location").expect("a location");
+    assert_eq!(login, "/ops/outbox/login?next=%2Fdead%3Ftopic%3Da");
+    let body = format!("token={TOKEN}&name=ann&next=%2Fdead%3Ftopic%3Da");
+    let answer = page.post(&format!("{BASE}/login"), "", &body);
+    assert_eq!(answer.header("location"), Some("/ops/outbox/dead?topic=a"));
+    assert!(
+        answer
+            .header("set-cookie")
+            .is_some_and(|set| set.contains("Path=/ops/outbox;"))
+    );
+    let cookie = format!("cookie: {}", answer.cookie());
+    let mut to_read: Vec<String> = vec![BASE.to_owned()];
+    let mut read = std::collections::BTreeSet::new();
+    while let Some(path) = to_read.pop() {
+        if read.len() > 60 || !read.insert(path.clone()) {
+            continue;
+        }
+        let answer = page.request(&format!("GET {path}"), &[&cookie], "");
+        assert_eq!(answer.status, 200, "{path}");
+        let inner = path.strip_prefix(BASE).filter(|inner| !inner.is_empty());
+        let removed = page.request(&format!("GET {}", inner.unwrap_or("/")), &[&cookie], "");
+        assert_eq!(removed.status, 200, "{path}");
+        if !answer.head.contains("text/html") {
+            continue;
+        }
+        for attribute in ["href", "src", "action", "formaction"] {
+            let mark = format!(" {attribute}=\"");
+            for (index, _) in answer.body.match_indices(&mark) {
+                let rest = &answer.body[index + mark.len()..];
+                let address = rest
+                    .split('"')
+                    .next()
+                    .expect("the end")
+                    .replace("&amp;", "&");
+                if address.starts_with('#') {
+                    continue;
+                }
+                assert!(address.starts_with(BASE), "{path}: {address}");
+                if matches!(attribute, "href" | "src") {
+                    to_read.push(address);
+                }
+            }
+        }
+    }
+    assert!(read.len() > 12, "{read:?}");
+    assert_eq!(page.get("/livez").status, 200);
+}
+
 #[test]
 fn a_login_leads_to_no_other_site() {
     let database = Database::new();

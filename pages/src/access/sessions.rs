@@ -1,50 +1,54 @@
-//! Login sessions. They live in memory: a restart ends them.
+//! Login sessions: cookies signed with a key that comes from the token. So every process with the same token accepts
+//! them, and they survive a restart; another token ends them all.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a session lasts.
 pub(super) const LONGEST: Duration = Duration::from_secs(12 * 3600);
-/// Sessions at the same time; another login ends the oldest.
-const MOST: usize = 100;
+/// Ended sessions that are remembered; one more forgets the one that would have lasted shortest.
+const MOST: usize = 10_000;
 
+/// What a cookie says: until when, in seconds since 1970, and the visitor's name. The nonce tells sessions apart.
+pub(super) fn unsigned(until: u64, who: &str, nonce: &str) -> String {
+    format!("{until}.{}.{nonce}", super::hex(who.as_bytes()))
+}
+
+/// The visitor's name and the end of the session, in what a cookie says.
+pub(super) fn read(unsigned: &str) -> Option<(String, u64)> {
+    let mut parts = unsigned.split('.');
+    let until = parts.next()?.parse().ok()?;
+    let name = parts.next().filter(|name| name.len() % 2 == 0)?.as_bytes();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let name: Option<Vec<u8>> = name.chunks(2).map(byte).collect();
+    Some((String::from_utf8(name?).ok()?, until))
+}
+
+/// The sessions that were ended at this process before their time.
 #[derive(Default)]
-pub(super) struct Sessions {
-    of_ids: Mutex<HashMap<String, Session>>,
-}
+pub(super) struct Ended(Mutex<HashMap<String, u64>>);
 
-struct Session {
-    who: String,
-    began: Instant,
-}
-
-impl Sessions {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Session>> {
-        self.of_ids.lock().unwrap_or_else(PoisonError::into_inner)
+impl Ended {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn begin(&self, id: String, who: String, now: Instant) {
-        let mut sessions = self.lock();
-        sessions.retain(|_, session| now.saturating_duration_since(session.began) < LONGEST);
-        if sessions.len() >= MOST {
-            let oldest = sessions.iter().min_by_key(|(_, session)| session.began);
-            if let Some(oldest) = oldest.map(|(id, _)| id.clone()) {
-                sessions.remove(&oldest);
+    /// `until`: how long the session would have lasted.
+    pub(super) fn add(&self, session: &str, until: u64, now: u64) {
+        let mut ended = self.lock();
+        ended.retain(|_, until| *until > now);
+        if ended.len() >= MOST {
+            let shortest = ended.iter().min_by_key(|(_, until)| **until);
+            if let Some(shortest) = shortest.map(|(session, _)| session.clone()) {
+                ended.remove(&shortest);
             }
         }
-        sessions.insert(id, Session { who, began: now });
+        ended.insert(session.to_owned(), until);
     }
 
-    pub(super) fn name_of(&self, id: &str, now: Instant) -> Option<String> {
-        let sessions = self.lock();
-        let session = sessions.get(id)?;
-        let is_good = now.saturating_duration_since(session.began) < LONGEST;
-        is_good.then(|| session.who.clone())
-    }
-
-    pub(super) fn end(&self, id: &str) {
-        self.lock().remove(id);
+    pub(super) fn has(&self, session: &str) -> bool {
+        self.lock().contains_key(session)
     }
 }
 
@@ -53,20 +57,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_ends_by_itself_and_the_oldest_gives_way() {
-        let (sessions, now) = (Sessions::default(), Instant::now());
-        for number in 0..=MOST {
-            let began = now + Duration::from_secs(number as u64);
-            sessions.begin(number.to_string(), "ann".to_owned(), began);
+    fn a_cookie_says_who_and_until_when() {
+        for who in ["ann", "", "Jörg <b>.", "a.b"] {
+            let text = unsigned(7, who, "00ff");
+            assert_eq!(read(&text), Some((who.to_owned(), 7)), "{text}");
         }
-        assert_eq!(sessions.name_of("0", now), None);
-        assert_eq!(sessions.name_of("1", now).as_deref(), Some("ann"));
-        assert_eq!(
-            sessions.name_of("1", now + Duration::from_secs(1) + LONGEST),
-            None
-        );
-        sessions.end("2");
-        assert_eq!(sessions.name_of("2", now), None);
-        assert_eq!(sessions.name_of("", now), None);
+        for bad in ["", "7", "7.6", "x.61.00", "7.zz.00", "7.ff.00"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn ended_sessions_are_remembered_until_their_end() {
+        let ended = Ended::default();
+        for number in 0..=MOST {
+            ended.add(&number.to_string(), 10 + number as u64, 0);
+        }
+        assert!(!ended.has("0") && ended.has("1"));
+        ended.add("other", 100, 11);
+        assert!(!ended.has("1") && ended.has("2"));
     }
 }
