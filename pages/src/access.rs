@@ -230,7 +230,7 @@ impl Access {
         hex(&mac.finalize().into_bytes())
     }
 
-    /// Ends the session, at this process; others accept the cookie until its time is over. Returns the cookie that makes
+    /// Ends the session, at this process; others accept the cookie until it expires. Returns the cookie that makes
     /// the browser delete it.
     pub(crate) fn log_out(&self, request: &Request) -> String {
         let session = request.cookie(&self.cookie).unwrap_or_default();
