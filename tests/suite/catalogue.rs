@@ -112,7 +112,7 @@ fn stored_messages_that_do_not_fit_the_types_are_found() {
     let details = found(&finished);
     let places = "90 waiting, 10 dead, 9900 in the ledger; for example ";
     for (index, what) in [
-        "cents: want string, but got number",
+        "cents: want string, but got integer",
         "coupon is not in the type any more: was it removed or renamed?",
     ]
     .iter()

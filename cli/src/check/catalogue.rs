@@ -4,13 +4,12 @@
 //! type lacks was removed, or renamed: receivers that use it will miss it. A message that the schema refuses shows a type
 //! that became narrower: who reads with the new type cannot read the message.
 
-mod fields;
+mod compare;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use boon::{Compiler, SchemaIndex, Schemas, ValidationError};
+use anyhow::bail;
 use diesel::PgConnection;
 use diesel_outbox::ConfigError;
 use diesel_outbox::catalogue::{Catalogue, EventType};
@@ -28,11 +27,8 @@ const MOST_NAMED: usize = 3;
 /// The most topics that are named.
 const MOST_TOPICS: usize = 10;
 
-/// A catalogue, ready to check messages.
-pub(crate) struct Checked {
-    events: Vec<(EventType, SchemaIndex)>,
-    schemas: Schemas,
-}
+/// A catalogue whose schemas can be read.
+pub(crate) struct Checked(Catalogue);
 
 impl Checked {
     /// # Errors
@@ -40,36 +36,22 @@ impl Checked {
     pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
         let read = || {
             let text = std::fs::read_to_string(path)?;
-            Self::new(serde_json::from_str(&text)?)
+            let catalogue: Catalogue = serde_json::from_str(&text)?;
+            for event in &catalogue.events {
+                if let Some(fault) = compare::fault(&event.schema) {
+                    bail!("the schema of {} is not valid: {fault}", event.topic);
+                }
+            }
+            Ok(Self(catalogue))
         };
         read().map_err(|error: anyhow::Error| {
             ConfigError::new("--catalogue", format!("{}: {error:#}", path.display()))
         })
     }
 
-    fn new(catalogue: Catalogue) -> Result<Self> {
-        let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
-        let mut events = Vec::new();
-        for (number, event) in catalogue.events.into_iter().enumerate() {
-            let what = || format!("the schema of {} is not valid", event.topic);
-            // References lead nowhere else: nothing is loaded from files or the network.
-            let place = format!("catalogue:/{number}");
-            let added = compiler.add_resource(&place, event.schema.clone());
-            added
-                .map_err(|error| anyhow::anyhow!("{error}"))
-                .with_context(what)?;
-            let compiled = compiler.compile(&place, &mut schemas);
-            let index = compiled
-                .map_err(|error| anyhow::anyhow!("{error:#}"))
-                .with_context(what)?;
-            events.push((event, index));
-        }
-        Ok(Self { events, schemas })
-    }
-
     /// Compares all stored messages.
     pub(super) fn findings(&self, conn: &mut PgConnection, config: &Config) -> Vec<Finding> {
-        let mut differences = Differences::new(self);
+        let mut differences = Differences::new(&self.0);
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("{spinner} {human_pos} messages {per_sec}")
         {
@@ -85,63 +67,13 @@ impl Checked {
             Err(error) => vec![unchecked(WHAT, &error)],
         }
     }
-
-    /// What is different in this payload, in sentences without its values.
-    fn differences(
-        &self,
-        event: &EventType,
-        index: SchemaIndex,
-        payload: &str,
-    ) -> BTreeSet<String> {
-        let Ok(value) = serde_json::from_str::<Value>(payload) else {
-            return BTreeSet::from(["the payload is not JSON that can be read".to_owned()]);
-        };
-        let mut found = BTreeSet::new();
-        if let Err(error) = self.schemas.validate(&value, index) {
-            refused(&error, &mut found);
-        }
-        for path in fields::unknown(&value, &event.schema) {
-            found.insert(format!(
-                "{path} is not in the type any more: was it removed or renamed?"
-            ));
-        }
-        found
-    }
 }
 
-/// The innermost reasons of a refusal, without values.
-fn refused(error: &ValidationError<'_, '_>, found: &mut BTreeSet<String>) {
-    if error.causes.is_empty() {
-        let tokens = error.instance_location.tokens.iter();
-        let path = fields::path(tokens.map(|token| match token {
-            boon::InstanceToken::Prop(name) => Some(name.as_ref()),
-            boon::InstanceToken::Item(_) => None,
-        }));
-        found.insert(format!("{path}: {}", without_values(&error.kind)));
-        return;
-    }
-    for cause in &error.causes {
-        refused(cause, found);
-    }
-}
-
-/// What a schema asks for. Payloads may hold what nobody should read in a terminal.
-fn without_values(kind: &boon::ErrorKind<'_, '_>) -> String {
-    use boon::ErrorKind as Kind;
-    match kind {
-        Kind::Type { .. } | Kind::Required { .. } | Kind::Const { .. } => kind.to_string(),
-        Kind::Enum { want } => {
-            let all: Vec<String> = want.iter().map(ToString::to_string).collect();
-            format!("must be one of {}", all.join(", "))
-        }
-        Kind::Format { want, .. } => format!("must have the format {want}"),
-        Kind::Pattern { want, .. } => format!("must match {want}"),
-        Kind::AdditionalProperties { .. } => "has fields that the type does not allow".to_owned(),
-        Kind::Minimum { want, .. } => format!("must be {want} or more"),
-        Kind::Maximum { want, .. } => format!("must be {want} or less"),
-        Kind::ExclusiveMinimum { want, .. } => format!("must be more than {want}"),
-        Kind::ExclusiveMaximum { want, .. } => format!("must be less than {want}"),
-        other => other.to_string(),
+/// What is different in this payload, in sentences without its values.
+fn differences(event: &EventType, payload: &str) -> BTreeSet<String> {
+    match serde_json::from_str::<Value>(payload) {
+        Ok(value) => compare::differences(&value, &event.schema),
+        Err(_) => BTreeSet::from(["the payload is not JSON that can be read".to_owned()]),
     }
 }
 
@@ -181,8 +113,8 @@ impl std::fmt::Display for Count {
 
 /// What is different in all stored messages.
 struct Differences<'a> {
-    checked: &'a Checked,
-    by_type: HashMap<(&'a str, u32), (&'a EventType, SchemaIndex)>,
+    catalogue: &'a Catalogue,
+    by_type: HashMap<(&'a str, u32), &'a EventType>,
     read: u64,
     different: BTreeMap<(String, u32, String), Count>,
     other_versions: BTreeMap<(String, u32), Count>,
@@ -190,13 +122,11 @@ struct Differences<'a> {
 }
 
 impl<'a> Differences<'a> {
-    fn new(checked: &'a Checked) -> Self {
-        let of_type = |(event, index): &'a (EventType, SchemaIndex)| {
-            ((event.topic.as_str(), event.version), (event, *index))
-        };
+    fn new(catalogue: &'a Catalogue) -> Self {
+        let of_type = |event: &'a EventType| ((event.topic.as_str(), event.version), event);
         Self {
-            checked,
-            by_type: checked.events.iter().map(of_type).collect(),
+            catalogue,
+            by_type: catalogue.events.iter().map(of_type).collect(),
             read: 0,
             different: BTreeMap::new(),
             other_versions: BTreeMap::new(),
@@ -206,12 +136,12 @@ impl<'a> Differences<'a> {
 
     fn add(&mut self, stored: &StoredPayload) {
         let (topic, version) = (stored.topic.as_str(), stored.version);
-        let Some((event, index)) = self.by_type.get(&(topic, version)) else {
+        let Some(event) = self.by_type.get(&(topic, version)) else {
             let is_known = self
-                .checked
+                .catalogue
                 .events
                 .iter()
-                .any(|(event, _)| event.topic == topic);
+                .any(|event| event.topic == topic);
             match is_known {
                 true => {
                     let key = (topic.to_owned(), version);
@@ -222,7 +152,7 @@ impl<'a> Differences<'a> {
             return;
         };
         self.read += 1;
-        for what in self.checked.differences(event, *index, &stored.payload) {
+        for what in differences(event, &stored.payload) {
             let key = (topic.to_owned(), version, what);
             self.different.entry(key).or_default().add(stored);
         }
@@ -285,76 +215,5 @@ fn of(topic: &str, version: u32) -> String {
     match version {
         1 => format!("of {}", output::name(topic)),
         version => format!("of {} version {version}", output::name(topic)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    /// What is different between a payload and a schema.
-    fn differences(schema: Value, payload: &Value) -> Vec<String> {
-        let catalogue = json!({ "events": [{ "topic": "t", "name": "T", "schema": schema }] });
-        let checked = Checked::new(serde_json::from_value(catalogue).expect("a catalogue"));
-        let checked = checked.expect("schemas");
-        let (event, index) = &checked.events[0];
-        (checked.differences(event, *index, &payload.to_string()))
-            .into_iter()
-            .collect()
-    }
-
-    /// R64.
-    #[test]
-    fn differences_are_named_without_values() {
-        let schema = json!({
-            "type": "object",
-            "properties": {
-                "id": { "type": "integer" },
-                "means": { "enum": ["card", "invoice"] },
-                "items": { "type": "array", "items": { "$ref": "#/$defs/Item" } },
-            },
-            "required": ["id"],
-            "$defs": { "Item": { "type": "object", "properties": { "count": { "type": "integer", "minimum": 1 } } } },
-        });
-        for (payload, expected) in [
-            (json!({ "id": 7, "items": [{ "count": 1 }] }), vec![]),
-            (json!({}), vec!["the payload: missing properties 'id'"]),
-            (
-                json!({ "id": "secret" }),
-                vec!["id: want integer, but got string"],
-            ),
-            (
-                json!({ "id": 7, "means": "secret" }),
-                vec!["means: must be one of \"card\", \"invoice\""],
-            ),
-            (
-                json!({ "id": 7, "items": [{}, { "count": 0, "color": "secret" }] }),
-                vec![
-                    "items[].color is not in the type any more: was it removed or renamed?",
-                    "items[].count: must be 1 or more",
-                ],
-            ),
-        ] {
-            assert_eq!(differences(schema.clone(), &payload), expected, "{payload}");
-        }
-    }
-
-    #[test]
-    fn a_bad_schema_is_refused() {
-        for schema in [
-            json!({ "type": "nothing" }),
-            json!({ "$ref": "#/$defs/none" }),
-            json!({ "$ref": "file:///etc/passwd" }),
-        ] {
-            let catalogue = json!({ "events": [{ "topic": "t", "name": "T", "schema": schema }] });
-            let checked = Checked::new(serde_json::from_value(catalogue).expect("a catalogue"));
-            let error = checked.err().expect("an error");
-            assert!(
-                error.to_string().contains("the schema of t is not valid"),
-                "{error:#}"
-            );
-        }
     }
 }
