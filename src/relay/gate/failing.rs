@@ -408,16 +408,6 @@ mod tests {
             }
         }
 
-        /// Writes what a janitor finds, as the statement does.
-        fn tell_overdue(&mut self, now: Instant) {
-            let row = self.read(now);
-            let is_overdue = row.lasts.is_some_and(|time| time >= FAILING_AFTER);
-            if is_overdue && self.is_enabled && !row.is_failing {
-                self.is_failing = true;
-                self.events.push("failing");
-            }
-        }
-
         /// Writes what a relay has seen, as the statements do.
         fn write(&mut self, news: RowNews, now: Instant) {
             let failed_for = match news {
@@ -488,7 +478,6 @@ mod tests {
                     without_database[which] = now + Duration::from_secs(rng.u64(..900));
                 }
                 2..5 if without_database[which] <= now => one.learn(row.read(now), now),
-                5 if without_database[which] <= now => row.tell_overdue(now),
                 _ if row.is_enabled => send(one),
                 _ => {}
             }
