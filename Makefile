@@ -22,7 +22,7 @@ export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 # Packages for `make static`. `diesel-outbox-cli lab` also builds `outbox-lab`, to measure the static program.
 STATIC_PACKAGES ?= diesel-outbox-cli
-STATIC_MEGABYTES ?= 11
+STATIC_MEGABYTES ?= 13
 STATIC_PROGRAM = $(TARGET_DIR)/$(STATIC_TARGET)/static/diesel-outbox
 # Packed relocations take a tenth of the space. A static program can read them only with glibc 2.36 or later.
 PACKED = $(shell printf '2.36\n%s\n' "$$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)" | sort -CV && echo -C link-arg=-Wl,-z,pack-relative-relocs)

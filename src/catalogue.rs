@@ -142,17 +142,43 @@ impl Catalogue {
 
     /// An [AsyncAPI](https://www.asyncapi.com/docs/reference/specification/v3.0.0) 3.0 document with this title and
     /// version: a channel for each topic, with messages as CloudEvents in structured mode.
+    ///
+    /// ```
+    /// # #[derive(serde::Serialize, schemars::JsonSchema)]
+    /// # struct OrderPaid { order_id: i64 }
+    /// # impl diesel_outbox::Event for OrderPaid { const TOPIC: &'static str = "order.paid"; }
+    /// let catalogue = diesel_outbox::catalogue![OrderPaid];
+    /// let document = catalogue.asyncapi("Shop", "1.0.0");
+    /// assert_eq!(document["channels"]["order.paid"]["address"], "order.paid");
+    /// ```
     pub fn asyncapi(&self, title: &str, version: &str) -> Value {
         documents::asyncapi(&self.events, title, version)
     }
 
     /// An [OpenAPI](https://spec.openapis.org/oas/v3.1.0) 3.1 document with this title and version: a webhook for each
     /// topic, with CloudEvents in structured mode and the headers of Standard Webhooks.
+    ///
+    /// ```
+    /// # #[derive(serde::Serialize, schemars::JsonSchema)]
+    /// # struct OrderPaid { order_id: i64 }
+    /// # impl diesel_outbox::Event for OrderPaid { const TOPIC: &'static str = "order.paid"; }
+    /// let catalogue = diesel_outbox::catalogue![OrderPaid];
+    /// let document = catalogue.openapi("Shop", "1.0.0");
+    /// assert!(document["webhooks"]["order.paid"]["post"].is_object());
+    /// ```
     pub fn openapi(&self, title: &str, version: &str) -> Value {
         documents::openapi(&self.events, title, version)
     }
 
     /// A page in Markdown for those who receive the events: description, fields and example of each.
+    ///
+    /// ```
+    /// # #[derive(serde::Serialize, schemars::JsonSchema)]
+    /// # struct OrderPaid { order_id: i64 }
+    /// # impl diesel_outbox::Event for OrderPaid { const TOPIC: &'static str = "order.paid"; }
+    /// let catalogue = diesel_outbox::catalogue![OrderPaid];
+    /// assert!(catalogue.markdown().starts_with("# Events\n\n## order.paid\n"));
+    /// ```
     pub fn markdown(&self) -> String {
         page::markdown(&self.events)
     }

@@ -214,9 +214,9 @@ fn an_aged_outbox_has_delivered_its_past_and_takes_turns_with_others() {
             );
             // At least the row itself.
             assert!(run["wal_bytes_per_message"].as_f64() > Some(250.0), "{run}");
-            // Null before PostgreSQL 15.
+            // Null before PostgreSQL 15. After a checkpoint, each page of each index is written once as a whole.
             let images = run["full_page_images_per_message"].as_f64();
-            assert!(images.is_none_or(|n| (0.0..2.0).contains(&n)), "{run}");
+            assert!(images.is_none_or(|n| (0.0..20.0).contains(&n)), "{run}");
         }
         assert_eq!(runs[0]["rate_ratio"], 1.0);
         assert_eq!(runs[0]["wal_ratio"], 1.0);
