@@ -1236,7 +1236,7 @@ fn a_statement_that_takes_too_long_is_a_db_timeout() {
     );
     relay.wait_for_log("event=relay_started");
     let mut conn = database.connect();
-    let lock = format!("BEGIN; LOCK TABLE {}_pause", database.name());
+    let lock = format!("BEGIN; LOCK TABLE {}", database.name());
     conn.batch_execute(&lock).expect("locked");
     relay.wait_for_log("event=db_timeout");
     conn.batch_execute("ROLLBACK").expect("unlocked");
