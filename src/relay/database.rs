@@ -199,7 +199,7 @@ impl Session {
     }
 
     /// For rows that people and applications may lock, too.
-    fn run_without_waiting<T>(
+    pub(super) fn run_without_waiting<T>(
         &mut self,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
     ) -> Answer<Tried<T>> {

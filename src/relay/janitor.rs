@@ -8,7 +8,6 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::select;
-use diesel::Connection;
 
 use self::leases::Leases;
 use self::verifications::Verifications;
@@ -140,16 +139,16 @@ impl<'a, 'scope> Janitor<'a, 'scope> {
         }
         self.next_telling = now + TELL_INTERVAL;
         let own_events = self.session.own_events;
-        self.session.run(|conn, name| {
-            conn.transaction(|conn| {
-                for (destination, turned) in failing::record_overdue(conn, name)? {
-                    if own_events {
-                        own::tell_failing(conn, name, &destination, turned)?;
-                    }
+        // Who locks the table holds up neither leases nor the ledger: the janitor comes again.
+        let told = self.session.run_without_waiting(|conn, name| {
+            for (destination, turned) in failing::record_overdue(conn, name)? {
+                if own_events {
+                    own::tell_failing(conn, name, &destination, turned)?;
                 }
-                Ok(())
-            })
-        })
+            }
+            Ok(())
+        });
+        told.map(drop)
     }
 
     fn clean_ledger(&mut self) -> Result<(), DatabaseError> {
