@@ -1,6 +1,9 @@
 //! Many messages at once: retried, cancelled, recovered for a destination, and sent to a new one.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diesel_outbox::NewMessage;
@@ -135,7 +138,7 @@ fn the_commands_for_many_count_ask_and_select() {
         ],
     )
     .code(0);
-    let told = format!("retried 2 waiting messages of the outbox {}\n", db.name());
+    let told = format!("retried 2 messages waiting in the outbox {}\n", db.name());
     assert_eq!(done.stdout, told);
     let noted =
         "SELECT string_agg(DISTINCT operator, ',') FROM {o}_attempt WHERE event = 'retried'";
@@ -361,6 +364,72 @@ fn a_disabled_destination_recovers_exactly_what_it_missed() {
     assert_eq!(db.number(noted), 2);
 }
 
+/// R55: what still waits for another customer, whose endpoint is down, is recovered from the outbox: with its headers,
+/// times and place, also without payloads in the ledger, and once, whether it is settled meanwhile or not.
+#[test]
+fn messages_that_wait_for_another_customer_are_recovered() {
+    let db = Database::new();
+    let is_up = Arc::new(AtomicBool::new(false));
+    let is_up_now = Arc::clone(&is_up);
+    let status = move |_: &_| if is_up_now.load(Relaxed) { 200 } else { 503 };
+    let (acme, down) = (Receiver::ok(), Receiver::answering(status));
+    let hook = RegisteredDestination::new("acme", acme.url());
+    put(&db, &hook.topics(["order.*"]).filter("$.euro ? (@ >= 100)"));
+    for name in ["down", "other"] {
+        put(&db, &RegisteredDestination::new(name, down.url()));
+    }
+    let outbox = db.outbox();
+    let destinations = outbox.destinations();
+    let disabled = destinations.disable(&mut db.connect(), "acme", "a day off");
+    assert!(disabled.expect("disabled"));
+    let since = SystemTime::now();
+    let at = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+    let wanted = |n| {
+        let message = message("order.paid", n).ordering_key("k").occurred_at(at);
+        message.header("x-shop", "berlin")
+    };
+    for n in [100, 101, 50] {
+        db.enqueue_message(wanted(n));
+    }
+    db.enqueue_message(message("invoice.paid", 105));
+    let relay = db
+        .relay()
+        .registered_threads(4)
+        .registered_https_only(false)
+        .registered_public_only(false)
+        .registered_max_attempts(1000);
+    let relay = relay.start().expect("a relay");
+    eventually("all are fanned out", || {
+        db.number("SELECT count(*) FROM {o} WHERE split_from IS NOT NULL") == 8
+    });
+    let enabled = destinations.enable(&mut db.connect(), "acme");
+    assert!(enabled.expect("enabled"));
+    assert_eq!(recovered(&db, since, Recover::AndMissed), [2, 0, 0]);
+    acme.wait_for(2);
+    eventually("the found ones are delivered", || {
+        db.count("delivered") == 2
+    });
+    assert_eq!(recovered(&db, since, Recover::AndMissed), [0, 0, 0]);
+    is_up.store(true, Relaxed);
+    eventually("all are settled", || {
+        db.execute("UPDATE {o} SET available_at = now() WHERE available_at > now()");
+        db.number("SELECT count(*) FROM {o}") == 0
+    });
+    assert_eq!(recovered(&db, since, Recover::AndMissed), [0, 0, 0]);
+    end(&relay);
+    let theirs: BTreeMap<i64, String> = got(&down).into_iter().collect();
+    let numbers: Vec<i64> = got(&acme).iter().map(|(n, _)| *n).collect();
+    assert_eq!(numbers, [100, 101]);
+    for (request, (n, id)) in acme.requests().iter().zip(got(&acme)) {
+        assert_eq!(theirs.get(&n), Some(&id));
+        assert_eq!(request.header("x-shop"), Some("berlin"));
+        assert_eq!(
+            request.header("ce-time"),
+            Some("2023-11-14T22:13:20.000000Z")
+        );
+    }
+}
+
 /// R55: a missed message has its place in its key: before later messages that wait for the destination.
 #[test]
 fn a_missed_message_is_sent_before_later_messages_of_its_key() {
@@ -461,7 +530,8 @@ fn a_killed_backfill_continues_and_doubles_nothing() {
         "2h",
         "--dry-run",
     ];
-    let waiting = "3 more messages wait for their next attempt: `diesel-outbox message retry --destination acme`";
+    let waiting =
+        "also retrying: 3 messages, due now with `diesel-outbox message retry --destination acme`";
     let told = run(&db, &recover).code(0).stdout;
     assert!(told.contains(waiting), "{told}");
     let out_of_order =

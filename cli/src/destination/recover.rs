@@ -13,7 +13,7 @@ use crate::{bulk, output};
 #[command(
     after_help = "Messages have the places in their ordering keys that they had before. Each transaction enqueues 1,000 \
     messages. After Ctrl-C or an outage, the same command continues, and enqueues no message twice. --missing reads the \
-    ledger, which keeps payloads if OUTBOX_LEDGER_PAYLOAD is set."
+    outbox and the ledger, which keeps payloads if OUTBOX_LEDGER_PAYLOAD is set."
 )]
 pub(crate) struct Recovery {
     #[command(flatten)]
@@ -64,8 +64,8 @@ pub(super) fn recover(
     match retrying {
         0 => Ok(()),
         _ => output::line(format!(
-            "{retrying} more messages wait for their next attempt: `diesel-outbox message retry --destination {}` makes \
-             them due now",
+            "also retrying: {}, due now with `diesel-outbox message retry --destination {}`",
+            output::messages(retrying),
             output::shown(name)
         )),
     }
@@ -97,11 +97,11 @@ fn carry_out(
         return super::missing(&to.name);
     };
     let name = output::shown(&to.name);
-    let what = format!("messages for {name}");
+    let which = format!("for {name}");
     let words = bulk::Words {
         verb,
         done,
-        what: &what,
+        which: &which,
     };
     bulk::carry_out(&to.how, &words, |bulk| match act(conn, bulk)? {
         Some(changed) => Ok(changed),

@@ -1,5 +1,5 @@
 //! Messages that a registered destination has missed: it wants them, but was disabled or not there when they were fanned
-//! out. The ledger has them, if it keeps payloads.
+//! out. The outbox has those that still wait for another destination; the ledger has the others, if it keeps payloads.
 //!
 //! A missed message is placed as the part that the fan-out would have placed: same id, key, content and times, and the
 //! place of the original message in its ordering key (`split_from`). So no table records what is done: a message is
@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    ExpressionMethods, NullableExpressionMethods, OptionalExtension, QueryDsl, Queryable,
-    RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
+    QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text, Timestamptz, Uuid as SqlUuid};
@@ -26,9 +26,9 @@ use crate::store::filters::{Evaluated, Pairs, evaluate};
 use crate::store::looking::looking;
 use crate::store::open_part;
 use crate::store::place::{as_micros, from_micros};
-use crate::store::sql::{JsonText, all_of, clock_timestamp, given};
+use crate::store::sql::{JsonText, all_of, clock_timestamp, coalesce, given};
 use crate::store::statement::{unprepared, unprepared_statement};
-use crate::store::table::{destination, ledger};
+use crate::store::table::{destination, ledger, outbox};
 
 /// The most messages that one search finds.
 pub(crate) const LOOK: usize = 100_000;
@@ -44,21 +44,19 @@ pub(crate) struct Wanted {
     registration: Uuid,
     tenant_id: Option<Uuid>,
     filter: Option<String>,
-    /// The topics in the ledger that the destination subscribes to.
+    /// The topics in the outbox and the ledger that the destination subscribes to.
     topics: Vec<String>,
     since: PgTimestamp,
     until: PgTimestamp,
 }
 
-/// A message in the ledger that the destination has missed.
+/// A message that the destination has missed.
 #[derive(Debug, Clone, Queryable)]
 pub(crate) struct Missed {
     message_id: Uuid,
-    sequence: i64,
-    settled_at: PgTimestamp,
-    has_payload: bool,
     /// The sequence of the original message: its place in its ordering key.
     place: i64,
+    has_payload: bool,
 }
 
 impl Missed {
@@ -76,7 +74,7 @@ pub(crate) struct Step {
     pub(crate) without_payload: usize,
 }
 
-/// What the destination wants of the messages that were enqueued since this time and are settled now.
+/// What the destination wants of the messages that were enqueued since this time, and are fanned out now.
 pub(crate) fn wanted(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -85,14 +83,28 @@ pub(crate) fn wanted(
 ) -> QueryResult<Wanted> {
     let until: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
     let since = from_micros(as_micros(since));
-    let topics = ledger::table(name.ledger())
+    let settled = ledger::table(name.ledger())
         .filter(ledger::settled_at.ge(since))
         .filter(all_of([given(row.tenant_id, |id| {
             ledger::tenant_id.assume_not_null().eq(id)
         })]))
         .select(ledger::topic)
         .distinct();
-    let mut topics: Vec<String> = looking(conn, None, |conn| unprepared(topics).load(conn))?;
+    let waiting = outbox::table(name.outbox())
+        .filter(outbox::created_at.ge(since))
+        .filter(outbox::destination.ne(""))
+        .filter(all_of([given(row.tenant_id, |id| {
+            outbox::tenant_id.assume_not_null().eq(id)
+        })]))
+        .select(outbox::topic)
+        .distinct();
+    let mut topics: Vec<String> = looking(conn, None, |conn| {
+        let mut topics: Vec<String> = unprepared(settled).load(conn)?;
+        topics.extend(unprepared(waiting).load::<String>(conn)?);
+        Ok(topics)
+    })?;
+    topics.sort_unstable();
+    topics.dedup();
     topics.retain(|topic| matches_any(&row.topics, topic));
     let RegisteredDestination {
         name,
@@ -111,8 +123,8 @@ pub(crate) fn wanted(
     })
 }
 
-/// Whether the destination $1, in its registration $2, has nothing of the ledger's message `l`. A message whose fan-out
-/// is not finished may still get its part.
+/// Whether the destination $1, in its registration $2, has nothing of the message `l`. A message whose fan-out is not
+/// finished may still get its part.
 ///
 /// Each is a probe of an index. `OFFSET 0` and `IS TRUE` keep the planner from a join of all rows of the destination, for
 /// which its statistics may be very wrong: a recovered destination has just lost its dead letters, or got many messages.
@@ -121,8 +133,8 @@ fn is_missed(name: &OutboxName) -> String {
     format!(
         "NOT EXISTS (SELECT FROM {ledger} e WHERE {is_its} AND coalesce(e.registration = $2, true) OFFSET 0)
          AND NOT EXISTS (SELECT FROM {dead} e WHERE {is_its} AND coalesce(e.registration = $2, true) OFFSET 0)
-         AND NOT EXISTS (SELECT FROM {outbox} e WHERE e.split_from = {PLACE} AND {is_its} OFFSET 0)
-         AND NOT EXISTS (SELECT FROM {outbox} e WHERE e.sequence = {PLACE} AND e.message_id = l.message_id
+         AND NOT EXISTS (SELECT FROM {outbox} e WHERE e.split_from = l.place AND {is_its} OFFSET 0)
+         AND NOT EXISTS (SELECT FROM {outbox} e WHERE e.sequence = l.place AND e.message_id = l.message_id
                             AND e.destination IN ('', $1) OFFSET 0)",
         ledger = name.ledger(),
         dead = name.dead(),
@@ -130,15 +142,30 @@ fn is_missed(name: &OutboxName) -> String {
     )
 }
 
-/// The place of the ledger's message `l` in its ordering key.
-const PLACE: &str = "coalesce(l.split_from, l.sequence)";
+/// What was fanned out, from the ledger and from the outbox: messages that named no destination, or of which this cannot
+/// be told. A retried message names its registered destination from then on, so it looks like a message that always did:
+/// it counts as missed. `settled`: a condition for entries of the ledger.
+fn fanned_out(name: &OutboxName, settled: &str) -> String {
+    let content = "message_id, topic, payload, headers, ordering_key, idempotency_key, digest, tenant_id, created_at, occurred_at";
+    format!(
+        "(SELECT {content}, coalesce(split_from, sequence) AS place, NULL::timestamptz AS expires_at
+            FROM {ledger}
+           WHERE {settled}
+             AND (named_destination = '' OR split_from IS NOT NULL OR (registration IS NOT NULL AND attempts > 1))
+             AND (status <> 'dead' OR coalesce(reason, '') NOT IN ('CANCELLED', 'EXPIRED'))
+           UNION ALL
+          SELECT {content}, split_from, expires_at FROM {outbox} WHERE split_from IS NOT NULL
+           UNION ALL
+          SELECT {content}, sequence, expires_at FROM {outbox}
+           WHERE split_from IS NULL AND destination <> '' AND registration IS NOT NULL AND attempts > 0)",
+        ledger = name.ledger(),
+        outbox = name.outbox(),
+    )
+}
 
 /// The next missed messages after this place, in the order in which they were enqueued, at most [`LOOK`].
 ///
-/// Messages that named another destination are for that destination only. A retried message names its registered
-/// destination from then on, so the ledger cannot tell it from a message that always did: it counts as missed.
-///
-/// Text: Diesel correlates no subqueries over several of our tables.
+/// Text: Diesel correlates no subqueries over several of our tables, and has no DISTINCT ON a union.
 pub(crate) fn look(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -147,19 +174,15 @@ pub(crate) fn look(
 ) -> QueryResult<Vec<Missed>> {
     let (place, message_id) = after.unwrap_or((i64::MIN, Uuid::nil()));
     let missed = unprepared_statement(format!(
-        "SELECT DISTINCT ON ({PLACE}, l.message_id)
-                l.message_id, l.sequence, l.settled_at, l.payload IS NOT NULL, {PLACE}
-           FROM {ledger} l
-          WHERE l.settled_at >= $3 AND l.settled_at < $4 AND l.created_at >= $3
-            AND l.topic = ANY($5) AND ($6 IS NULL OR l.tenant_id = $6)
-            AND ({PLACE}, l.message_id) > ($7, $8)
-            AND (l.named_destination = '' OR l.split_from IS NOT NULL
-                 OR (l.registration IS NOT NULL AND l.attempts > 1))
-            AND (l.status <> 'dead' OR coalesce(l.reason, '') NOT IN ('CANCELLED', 'EXPIRED'))
+        "SELECT DISTINCT ON (l.place, l.message_id) l.message_id, l.place, l.payload IS NOT NULL
+           FROM {fanned_out} l
+          WHERE l.created_at >= $3 AND l.topic = ANY($5) AND ($6 IS NULL OR l.tenant_id = $6)
+            AND (l.place, l.message_id) > ($7, $8)
+            AND (l.expires_at > now() OR l.expires_at IS NULL)
             AND coalesce(l.idempotency_key, '') NOT LIKE '%#replay-%'
             AND {is_missed}
-          ORDER BY {PLACE}, l.message_id, l.payload IS NULL LIMIT {LOOK}",
-        ledger = name.ledger(),
+          ORDER BY l.place, l.message_id, l.payload IS NULL LIMIT {LOOK}",
+        fanned_out = fanned_out(name, "settled_at >= $3 AND settled_at < $4"),
         is_missed = is_missed(name),
     ))
     .bind::<Text, _>(&wanted.name)
@@ -170,7 +193,7 @@ pub(crate) fn look(
     .bind::<Nullable<SqlUuid>, _>(wanted.tenant_id)
     .bind::<BigInt, _>(place)
     .bind::<SqlUuid, _>(message_id)
-    .giving::<(SqlUuid, BigInt, Timestamptz, Bool, BigInt)>();
+    .giving::<(SqlUuid, BigInt, Bool)>();
     looking(conn, None, |conn| missed.load(conn))
 }
 
@@ -213,12 +236,42 @@ pub(crate) fn step(
     }))
 }
 
-#[derive(Queryable)]
-struct Kept {
-    message_id: Uuid,
-    settled_at: PgTimestamp,
-    #[diesel(deserialize_as = JsonText)]
-    payload: String,
+/// A place in an ordering key, a message, and its payload.
+type Kept = (i64, Uuid, JsonText);
+
+/// The payloads of these messages, by place and id.
+fn payloads(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    missed: &[&Missed],
+) -> QueryResult<HashMap<(i64, Uuid), String>> {
+    let ids: Vec<_> = missed.iter().map(|one| one.message_id).collect();
+    let places: Vec<_> = missed.iter().map(|one| one.place).collect();
+    let settled = ledger::table(name.ledger())
+        .filter(ledger::message_id.eq_any(&ids))
+        .filter(ledger::payload.is_not_null())
+        .select((
+            coalesce(ledger::split_from, ledger::sequence),
+            ledger::message_id,
+            ledger::payload.assume_not_null(),
+        ));
+    let of_parts = outbox::split_from.eq_any(&places).assume_not_null();
+    let waiting = outbox::table(name.outbox())
+        .filter(of_parts.or(outbox::sequence.eq_any(&places)))
+        .select((
+            coalesce(outbox::split_from, outbox::sequence),
+            outbox::message_id,
+            outbox::payload,
+        ));
+    let kept: Vec<Kept> = looking(conn, None, |conn| {
+        let mut kept: Vec<Kept> = unprepared(settled).load(conn)?;
+        kept.extend(unprepared(waiting).load::<Kept>(conn)?);
+        Ok(kept)
+    })?;
+    let by_place = kept.into_iter();
+    Ok(by_place
+        .map(|(place, id, payload)| ((place, id), payload.into()))
+        .collect())
 }
 
 /// The messages whose payloads match the filter, as relays evaluate it.
@@ -230,22 +283,10 @@ fn matching<'m>(
 ) -> QueryResult<Vec<&'m Missed>> {
     let mut matching = Vec::new();
     for missed in missed.chunks(PAYLOADS) {
-        let kept = ledger::table(name.ledger())
-            .filter(ledger::message_id.eq_any(missed.iter().map(|one| one.message_id)))
-            .filter(ledger::settled_at.eq_any(missed.iter().map(|one| one.settled_at)))
-            .filter(ledger::payload.is_not_null())
-            .select((
-                ledger::message_id,
-                ledger::settled_at,
-                ledger::payload.assume_not_null(),
-            ));
-        let kept: Vec<Kept> = looking(conn, None, |conn| unprepared(kept).load(conn))?;
-        let payloads: HashMap<_, _> = (kept.iter())
-            .map(|one| ((one.message_id, one.settled_at.0), one.payload.as_str()))
-            .collect();
+        let payloads = payloads(conn, name, missed)?;
         let of = |one: &&'m Missed| {
-            let payload = payloads.get(&(one.message_id, one.settled_at.0))?;
-            Some((*one, *payload))
+            let payload = payloads.get(&one.place())?;
+            Some((*one, payload.as_str()))
         };
         let mut rest: Vec<(&Missed, &str)> = missed.iter().filter_map(of).collect();
         while !rest.is_empty() {
@@ -281,7 +322,7 @@ fn matching<'m>(
 /// Places parts, and a history entry for each. If an earlier registration of the name has got the message, the key is
 /// that of a replay: otherwise the claim would settle the part as delivered before.
 ///
-/// Text: `unnest`, and WITH.
+/// Text: `unnest`, LATERAL and WITH.
 fn place(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -292,34 +333,34 @@ fn place(
     unprepared_statement(format!(
         "WITH placed AS (
             INSERT INTO {outbox} (message_id, topic, destination, payload, headers, ordering_key,
-                idempotency_key, digest, tenant_id, created_at, occurred_at, split_from, registration)
+                idempotency_key, digest, tenant_id, created_at, occurred_at, expires_at, split_from, registration)
             SELECT l.message_id, l.topic, $1, l.payload, l.headers, l.ordering_key,
                    CASE WHEN EXISTS (SELECT FROM {ledger} e
                                       WHERE e.idempotency_key = l.idempotency_key AND e.named_destination = $1)
                         THEN l.idempotency_key || '#replay-' || left($2::text, 8) ELSE l.idempotency_key END,
-                   l.digest, l.tenant_id, l.created_at, l.occurred_at, {PLACE}, $2
-              FROM unnest($3::uuid[], $4::bigint[], $5::timestamptz[])
-                   WITH ORDINALITY AS m(message_id, sequence, settled_at, n)
-              JOIN {ledger} l ON l.message_id = m.message_id AND l.sequence = m.sequence
-                             AND l.settled_at = m.settled_at
-             WHERE l.payload IS NOT NULL AND {is_missed}
+                   l.digest, l.tenant_id, l.created_at, l.occurred_at, l.expires_at, l.place, $2
+              FROM unnest($3::uuid[], $4::bigint[]) WITH ORDINALITY AS m(message_id, place, n)
+              CROSS JOIN LATERAL (SELECT * FROM {fanned_out} l
+                                   WHERE l.message_id = m.message_id AND l.place = m.place AND l.payload IS NOT NULL
+                                   LIMIT 1) l
+             WHERE {is_missed}
              ORDER BY m.n
             ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
             RETURNING sequence, message_id, topic, destination, tenant_id
          )
          INSERT INTO {attempt} (part, sequence, message_id, topic, destination, tenant_id, event, operator)
-         SELECT {part}, sequence, message_id, topic, destination, tenant_id, 'replayed', $6 FROM placed",
+         SELECT {part}, sequence, message_id, topic, destination, tenant_id, 'replayed', $5 FROM placed",
         outbox = name.outbox(),
         ledger = name.ledger(),
         attempt = name.attempt(),
         part = open_part(name),
+        fanned_out = fanned_out(name, "true"),
         is_missed = is_missed(name),
     ))
     .bind::<Text, _>(&wanted.name)
     .bind::<SqlUuid, _>(wanted.registration)
     .bind::<Array<SqlUuid>, _>(missed.iter().map(|one| one.message_id).collect::<Vec<_>>())
-    .bind::<Array<BigInt>, _>(missed.iter().map(|one| one.sequence).collect::<Vec<_>>())
-    .bind::<Array<Timestamptz>, _>(missed.iter().map(|one| one.settled_at).collect::<Vec<_>>())
+    .bind::<Array<BigInt>, _>(missed.iter().map(|one| one.place).collect::<Vec<_>>())
     .bind::<Text, _>(operator)
     .execute(conn)
 }
