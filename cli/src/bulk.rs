@@ -32,11 +32,12 @@ pub(crate) struct How {
     pub(crate) json: bool,
 }
 
-/// A change of many messages, in words: `retry` and `retried`, `7 waiting messages of the outbox "outbox"`.
+/// A change of many messages, in words: `retry` and `retried`, `7 messages waiting in the outbox "outbox"`.
 pub(crate) struct Words<'a> {
     pub(crate) verb: &'a str,
     pub(crate) done: &'a str,
-    pub(crate) what: &'a str,
+    /// Which messages: `for acme`.
+    pub(crate) which: &'a str,
 }
 
 /// Counts the messages, asks, and changes them. `act` carries the change out, or counts.
@@ -45,13 +46,13 @@ pub(crate) fn carry_out(
     words: &Words<'_>,
     mut act: impl FnMut(Bulk<'_>) -> Result<Bulked>,
 ) -> Result<()> {
-    let Words { verb, done, what } = words;
+    let Words { verb, done, which } = words;
     let note = how.signed.note();
     let found = act(Bulk::new(&note).dry_run())?;
     if how.dry_run || found.changed == 0 {
         return tell(how, words, &found, &Bulked::default(), false);
     }
-    let question = format!("{verb} {} {what}?", found.changed);
+    let question = format!("{verb} {} {which}?", output::messages(found.changed));
     let hint = format!("{verb} asks for confirmation: without a terminal, give --yes");
     if !how.yes && !confirmed(&question, &hint)? {
         bail!("nothing was {done}");
@@ -82,7 +83,7 @@ pub(crate) fn carry_out(
 
 fn tell(
     how: &How,
-    Words { done, what, .. }: &Words<'_>,
+    Words { done, which, .. }: &Words<'_>,
     found: &Bulked,
     changed: &Bulked,
     is_stopped: bool,
@@ -98,12 +99,15 @@ fn tell(
     }
     if found.without_payload > 0 {
         output::line(format!(
-            "{} messages are not sent: the ledger has no payload of them (OUTBOX_LEDGER_PAYLOAD)",
-            found.without_payload
+            "not sent: {}, of which the ledger has no payload (OUTBOX_LEDGER_PAYLOAD)",
+            output::messages(found.without_payload)
         ))?;
     }
     if how.dry_run {
-        return output::line(format!("{} {what} would be {done}", found.changed));
+        return output::line(format!(
+            "{} {which} would be {done}",
+            output::messages(found.changed)
+        ));
     }
     let skipped = match changed.skipped {
         0 => String::new(),
@@ -116,7 +120,10 @@ fn tell(
     } else {
         ""
     };
-    output::line(format!("{done} {} {what}{why}{skipped}", changed.changed))
+    output::line(format!(
+        "{done} {} {which}{why}{skipped}",
+        output::messages(changed.changed)
+    ))
 }
 
 /// Parses the time of a flag: RFC 3339, or a duration as the time that long ago.

@@ -481,8 +481,8 @@ fn change(
         );
     }
     let question = format!(
-        "{verb} all {} dead letters of the outbox {}?",
-        found.len(),
+        "{verb} all {} of the outbox {}?",
+        output::dead_letters(found.len()),
         config.table
     );
     if all.all

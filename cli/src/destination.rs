@@ -367,12 +367,15 @@ fn encrypt(
     })?;
     let changed = before.plain + before.older;
     if changed > 0 {
-        let what = format!("{changed} destinations");
+        let what = output::counted(changed, "destination", "destinations");
         program::audit(conn, table, note, Act::EncryptDestinations, &what)?;
     }
     output::line(format!(
-        "encrypted the secrets of {} destinations ({} plain, {} with an older key); {} already had the newest key",
-        changed, before.plain, before.older, before.newest,
+        "encrypted the secrets of {} ({} plain, {} with an older key); {} already had the newest key",
+        output::counted(changed, "destination", "destinations"),
+        before.plain,
+        before.older,
+        before.newest,
     ))?;
     let names: Vec<String> = before
         .unreadable
@@ -382,8 +385,8 @@ fn encrypt(
     match names.as_slice() {
         [] => Ok(()),
         names => bail!(
-            "the secrets of {} destinations cannot be read, and are unchanged: {}",
-            names.len(),
+            "the secrets of {} cannot be read, and are unchanged: {}",
+            output::counted(names.len(), "destination", "destinations"),
             names.join(", ")
         ),
     }

@@ -93,8 +93,8 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
     if done.left > 0 {
         bail!(
-            "{} messages of the tenant are still in flight, so they and the registered destinations remain: run the same command again",
-            done.left
+            "still in flight: {} of the tenant, so they and the registered destinations remain: run the same command again",
+            output::messages(done.left)
         );
     }
     Ok(())
@@ -102,7 +102,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
 
 fn sentence(done: &Forgotten) -> String {
     format!(
-        "removed {} messages, {} dead letters, {} attempts, {} destinations; blanked {} ledger entries",
-        done.messages, done.dead_letters, done.attempts, done.destinations, done.ledger_entries
+        "removed {}, {}, {}, {}; blanked {}",
+        output::messages(done.messages),
+        output::dead_letters(done.dead_letters),
+        output::counted(done.attempts, "attempt", "attempts"),
+        output::counted(done.destinations, "destination", "destinations"),
+        output::counted(done.ledger_entries, "ledger entry", "ledger entries"),
     )
 }

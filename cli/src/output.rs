@@ -84,6 +84,23 @@ pub fn grouped(number: f64) -> String {
     indicatif::HumanCount(number.round() as u64).to_string()
 }
 
+/// `1 message`, `2 messages`.
+pub(crate) fn counted(number: impl TryInto<u64>, one: &str, many: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    let word = if number == 1 { one } else { many };
+    format!("{number} {word}")
+}
+
+/// A number of messages.
+pub(crate) fn messages(number: impl TryInto<u64>) -> String {
+    counted(number, "message", "messages")
+}
+
+/// A number of dead letters.
+pub(crate) fn dead_letters(number: impl TryInto<u64>) -> String {
+    counted(number, "dead letter", "dead letters")
+}
+
 /// Seconds in a readable unit: `3 s`, `12 min`, `4.2 h`, `9 d`.
 pub(crate) fn age(seconds: f64) -> String {
     match seconds {

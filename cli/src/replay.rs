@@ -99,8 +99,8 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         return end(options, &found, &Bulked::default(), None);
     }
     let question = format!(
-        "replay {} messages of the outbox {}{}?",
-        found.changed,
+        "replay {} of the outbox {}{}?",
+        output::messages(found.changed),
         config.table,
         if options.new_ids {
             " with new message ids"
@@ -212,10 +212,10 @@ fn end(options: &Options, found: &Bulked, done: &Bulked, run: Option<&ReplayRun>
         }));
     }
     if options.dry_run {
-        return output::line(match found.changed {
-            1 => "1 message would be replayed".to_owned(),
-            count => format!("{count} messages would be replayed"),
-        });
+        return output::line(format!(
+            "{} would be replayed",
+            output::messages(found.changed)
+        ));
     }
     let skipped = match done.skipped {
         0 => String::new(),

@@ -202,7 +202,7 @@ fn messages_in_flight_are_waited_for_and_their_destination_kept() {
     let arguments = ["forget", "--tenant", &tenants, "--yes", "--wait", "0s"];
     let failed = finish(database.binary(&arguments)).code(1).stderr;
     assert!(
-        failed.contains("1 messages of the tenant are still in flight"),
+        failed.contains("still in flight: 1 message of the tenant"),
         "{failed}"
     );
 

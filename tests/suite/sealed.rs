@@ -285,7 +285,7 @@ fn a_command_encrypts_existing_secrets_and_changes_the_key() {
     let before = stored(&database, "d");
     let error = encrypt(&new).code(1).stderr;
     assert!(
-        error.contains("1 destinations cannot be read, and are unchanged: d"),
+        error.contains("1 destination cannot be read, and are unchanged: d"),
         "{error}"
     );
     assert_eq!(stored(&database, "d"), before);

@@ -57,14 +57,17 @@ pub(super) fn run(conn: &mut PgConnection, config: &Config, options: &Expunge) -
     }
     if !json {
         output::line(format!(
-            "cancelled {} waiting messages, discarded {} dead letters, blanked {} ledger entries and {} attempts",
-            done.cancelled, done.discarded, done.ledger_entries, done.attempts
+            "cancelled {}, discarded {}, blanked {} and {}",
+            output::counted(done.cancelled, "waiting message", "waiting messages"),
+            output::dead_letters(done.discarded),
+            output::counted(done.ledger_entries, "ledger entry", "ledger entries"),
+            output::counted(done.attempts, "attempt", "attempts"),
         ))?;
     }
     if done.left > 0 {
         bail!(
-            "{} parts of the message are in flight: run the same command again once they are settled",
-            done.left
+            "in flight: {} of the message; run the same command again once they are settled",
+            output::counted(done.left, "part", "parts")
         );
     }
     Ok(())

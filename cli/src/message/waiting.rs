@@ -287,11 +287,11 @@ fn all(
     (verb, done): (&str, &str),
     mut act: impl FnMut(Bulk<'_>) -> Result<Bulked, DatabaseError>,
 ) -> Result<()> {
-    let what = format!("waiting messages of the outbox {}", config.table);
+    let which = format!("waiting in the outbox {}", config.table);
     let words = bulk::Words {
         verb,
         done,
-        what: &what,
+        which: &which,
     };
     bulk::carry_out(&options.how, &words, |bulk| Ok(act(bulk)?))
 }
