@@ -11,7 +11,7 @@ use crossbeam_channel::{Sender, bounded};
 use diesel_outbox::RelayHandle;
 use diesel_outbox::config::Config;
 use diesel_outbox::program;
-use diesel_outbox_pages::Pages;
+use diesel_outbox_pages::{Pages, Visitor};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use self::server::Server;
@@ -73,8 +73,8 @@ impl Bound {
             .spawn(move || metrics::sum_up_until(&recorder, &stopped))
             .context("cannot start a thread")?;
         let recorder = self.recorder;
-        let pages = Pages::new(&self.config, relay)?.metrics(move || recorder.render());
-        let handler = Arc::new(move |request, peer| pages.respond(request, peer));
+        let pages = Pages::operators(&self.config, relay)?.metrics(move || recorder.render());
+        let handler = Arc::new(move |request, peer| pages.respond(request, Visitor::unknown(peer)));
         let server = Server::start(self.listener, handler, MOST_FORM_BYTES)?;
         let page = Page {
             server,

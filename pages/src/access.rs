@@ -16,24 +16,29 @@ use sha2::Sha256;
 
 use self::guesses::Guesses;
 use self::sessions::Ended;
-use crate::PagesError;
 use crate::request::Request;
 use crate::response::Response;
 use crate::text::shortened;
+use crate::visitor::Identity;
+use crate::{PagesError, Rights};
 
 /// Longest name given at login, in characters.
 const LONGEST_NAME: usize = 60;
 
+/// Shortest secret for signatures, in bytes.
+const SHORTEST_KEY: usize = 32;
+
 /// Longest origin in the log, in characters.
 const LONGEST_ORIGIN: usize = 100;
 
-/// A visitor who may see the page.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Visitor {
-    /// For the audit log: a name given at login, `token`, or `local`.
+/// A visitor whom the pages have let in.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    /// For the audit log: a name given at login or by the application, `token`, or `local`.
     pub(crate) who: String,
     pub(crate) peer: IpAddr,
-    /// The token that every form of this visitor's pages must send back.
+    pub(crate) rights: Rights,
+    /// The token that every form of this guest's pages must send back.
     pub(crate) form_token: String,
     /// Whether there is a session to log out of.
     pub(crate) has_session: bool,
@@ -44,10 +49,10 @@ pub(crate) struct Visitor {
 /// The access rules and their state.
 pub(crate) struct Access {
     admin: Admin,
-    /// The name of the session's cookie.
-    pub(crate) cookie: String,
-    /// From the token, so that processes with the same token accept each other's sessions and forms; without a token,
-    /// random for each process.
+    /// The name of the session's cookie; without one, it comes from the key.
+    pub(crate) cookie: Option<String>,
+    /// Processes with the same key accept each other's sessions and forms. From the token; without a token, random for
+    /// each process.
     key: [u8; 64],
     ended: Ended,
     guesses: Guesses,
@@ -58,18 +63,36 @@ type Keyed = Hmac<Sha256>;
 impl Access {
     pub(crate) fn new(admin: Admin) -> Result<Self, PagesError> {
         let key = match &admin.token {
-            Some(token) => key_of(token.expose_secret()),
+            Some(token) => key_of(token.expose_secret().as_bytes()),
             None => random()?,
         };
-        let mut name = Keyed::new((&key).into());
-        name.update(b"cookie");
-        let name = hex(&name.finalize().into_bytes()[..4]);
         Ok(Self {
             admin,
-            cookie: format!("outbox_admin_{name}"),
+            cookie: None,
             key,
             ended: Ended::default(),
             guesses: Guesses::default(),
+        })
+    }
+
+    /// Signs with this secret from now on.
+    pub(crate) fn set_key(&mut self, secret: &[u8]) -> Result<(), PagesError> {
+        if secret.len() < SHORTEST_KEY {
+            return Err(PagesError::ShortKey(secret.len()));
+        }
+        self.key = key_of(secret);
+        Ok(())
+    }
+
+    /// The path below which the pages are served.
+    pub(crate) fn base(&self) -> &str {
+        &self.admin.base
+    }
+
+    fn cookie(&self) -> String {
+        self.cookie.clone().unwrap_or_else(|| {
+            let name = self.mac(b"cookie").finalize().into_bytes();
+            format!("outbox_admin_{}", hex(&name[..4]))
         })
     }
 
@@ -100,22 +123,63 @@ impl Access {
             || self.admin.hosts.iter().any(|host| host == name)
     }
 
-    /// The visitor who sent the request. The error is a refusal; for a browser, a redirect to the login page.
-    pub(crate) fn visitor(&self, request: &Request) -> Result<Visitor, Response> {
+    /// Who sent the request. The error is a refusal; for a browser, a redirect to the login page.
+    pub(crate) fn guest(&self, request: &Request) -> Result<Guest, Response> {
+        match &request.visitor.identity {
+            Some(identity) if identity.tenant.is_some() => Err(forbidden(
+                "these pages are for operators, not for tenants\n",
+            )),
+            Some(identity) => Ok(self.known(identity, request.visitor.peer)),
+            None => self.logged_in(request),
+        }
+    }
+
+    /// A visitor whom the application has logged in.
+    pub(crate) fn known(&self, identity: &Identity, peer: IpAddr) -> Guest {
+        let Identity {
+            who,
+            rights,
+            tenant,
+        } = identity;
+        let rights = rights.with_act(rights.act && !self.admin.read_only);
+        let session = format!("known:{}:{who}", tenant.unwrap_or_default());
+        self.admit(who, peer, rights, &session)
+    }
+
+    /// `session`: the forms of two sessions are not interchangeable.
+    fn admit(&self, who: &str, peer: IpAddr, rights: Rights, session: &str) -> Guest {
+        Guest {
+            who: who.to_owned(),
+            peer,
+            rights,
+            form_token: self.form_token(session),
+            has_session: false,
+            is_script: false,
+        }
+    }
+
+    /// The rights of everybody who has the token: what the settings allow.
+    fn own_rights(&self) -> Rights {
+        Rights {
+            act: !self.admin.read_only,
+            payloads: self.admin.payloads,
+            secrets: self.admin.payloads,
+        }
+    }
+
+    fn logged_in(&self, request: &Request) -> Result<Guest, Response> {
+        let peer = request.visitor.peer;
         if self.admin.token.is_none() {
-            return Ok(self.local(request.peer));
+            return Ok(self.admit("local", peer, self.own_rights(), "local"));
         }
         if let Some(given) = request.header("authorization") {
-            return self.bearer(request.peer, given);
+            return self.bearer(peer, given);
         }
-        let session = request.cookie(&self.cookie).unwrap_or_default();
+        let session = request.cookie(&self.cookie()).unwrap_or_default();
         match self.session(session) {
-            Some((who, _)) => Ok(Visitor {
-                who,
-                peer: request.peer,
-                form_token: self.form_token(session),
+            Some((who, _)) => Ok(Guest {
                 has_session: true,
-                is_script: false,
+                ..self.admit(&who, peer, self.own_rights(), session)
             }),
             None if request.method == Method::POST => Err(Response::text(
                 StatusCode::UNAUTHORIZED,
@@ -131,36 +195,24 @@ impl Access {
 
     /// Checks a request to an endpoint for scripts. The error says what is missing and never redirects.
     pub(crate) fn script(&self, request: &Request) -> Result<(), Response> {
-        let session = request.cookie(&self.cookie).unwrap_or_default();
-        if self.admin.token.is_none() || self.session(session).is_some() {
-            return Ok(());
+        let session = request.cookie(&self.cookie()).unwrap_or_default();
+        let is_known = request.visitor.identity.is_some() || self.admin.token.is_none();
+        if is_known || self.session(session).is_some() {
+            return self.guest(request).map(drop);
         }
         let given = request.header("authorization").unwrap_or_default();
-        self.bearer(request.peer, given).map(drop)
+        self.bearer(request.visitor.peer, given).map(drop)
     }
 
-    fn local(&self, peer: IpAddr) -> Visitor {
-        Visitor {
-            who: "local".to_owned(),
-            peer,
-            form_token: self.form_token("local"),
-            has_session: false,
-            is_script: false,
-        }
-    }
-
-    fn bearer(&self, peer: IpAddr, given: &str) -> Result<Visitor, Response> {
+    fn bearer(&self, peer: IpAddr, given: &str) -> Result<Guest, Response> {
         let token = given
             .split_once(' ')
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let token = token.map_or("", |(_, token)| token.trim());
         self.check_token(peer, token)?;
-        Ok(Visitor {
-            who: "token".to_owned(),
-            peer,
-            form_token: String::new(),
-            has_session: false,
+        Ok(Guest {
             is_script: true,
+            ..self.admit("token", peer, self.own_rights(), "token")
         })
     }
 
@@ -199,7 +251,10 @@ impl Access {
     pub(crate) fn log_in(&self, request: &Request) -> Result<String, Response> {
         self.check_origin(request)?;
         let form = request.form();
-        self.check_token(request.peer, form.get("token").unwrap_or_default().trim())?;
+        self.check_token(
+            request.visitor.peer,
+            form.get("token").unwrap_or_default().trim(),
+        )?;
         let name: String = form
             .get("name")
             .unwrap_or("token")
@@ -212,7 +267,7 @@ impl Access {
         let until = unix_seconds() + sessions::LONGEST.as_secs();
         let unsigned = sessions::unsigned(until, &name, &hex(&nonce));
         let session = format!("{unsigned}.{}", self.signature(&unsigned));
-        log::info!(target: super::AUDIT, event = "admin_login", who = name, peer:% = request.peer; "{name:?} logged in to the admin page from {}", request.peer);
+        log::info!(target: super::AUDIT, event = "admin_login", who = name, peer:% = request.visitor.peer; "{name:?} logged in to the admin page from {}", request.visitor.peer);
         Ok(self.set_cookie(request, &session, sessions::LONGEST.as_secs()))
     }
 
@@ -233,7 +288,7 @@ impl Access {
     /// Ends the session, at this process; others accept the cookie until it expires. Returns the cookie that makes
     /// the browser delete it.
     pub(crate) fn log_out(&self, request: &Request) -> String {
-        let session = request.cookie(&self.cookie).unwrap_or_default();
+        let session = request.cookie(&self.cookie()).unwrap_or_default();
         if let Some((_, until)) = self.session(session) {
             self.ended.add(session, until, unix_seconds());
         }
@@ -246,7 +301,7 @@ impl Access {
             .header("origin")
             .is_some_and(|origin| origin.starts_with("https:"));
         let secure = if is_tls { "; Secure" } else { "" };
-        let name = &self.cookie;
+        let name = self.cookie();
         let path = match self.admin.base.as_str() {
             "" => "/",
             base => base,
@@ -256,25 +311,22 @@ impl Access {
         )
     }
 
-    /// Checks that changes are enabled and that this change comes from a page of this server.
-    pub(crate) fn check_change(
-        &self,
-        request: &Request,
-        visitor: &Visitor,
-    ) -> Result<(), Response> {
-        if self.admin.read_only {
-            return Err(forbidden(
-                "changes are disabled: OUTBOX_ADMIN_READ_ONLY is set\n",
-            ));
+    /// Checks that the guest may change something and that this change comes from a page of this server.
+    pub(crate) fn check_change(&self, request: &Request, guest: &Guest) -> Result<(), Response> {
+        if !guest.rights.act {
+            return Err(forbidden(match self.admin.read_only {
+                true => "changes are disabled: OUTBOX_ADMIN_READ_ONLY is set\n",
+                false => "you may look, but change nothing\n",
+            }));
         }
-        if !visitor.is_script {
+        if !guest.is_script {
             self.check_origin(request)?;
             let given = request
                 .form()
                 .get("form_token")
                 .unwrap_or_default()
                 .to_owned();
-            if !self.is_same(&given, &visitor.form_token) {
+            if !self.is_same(&given, &guest.form_token) {
                 return Err(forbidden(
                     "this form has expired or belongs to another session: reload the page and try again\n",
                 ));
@@ -303,10 +355,14 @@ impl Access {
             return Ok(());
         }
         // Anybody can send such forms without a token.
-        if self.guesses.wrong(request.peer, Instant::now()).is_ok() {
+        if self
+            .guesses
+            .wrong(request.visitor.peer, Instant::now())
+            .is_ok()
+        {
             let origin = request.header("origin").unwrap_or("none");
             let origin = shortened(origin, LONGEST_ORIGIN);
-            log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.peer, origin = origin.as_str(); "admin page: refused a form from another site, sent by {}", request.peer);
+            log::warn!(target: super::AUDIT, event = "admin_cross_site", peer:% = request.visitor.peer, origin = origin.as_str(); "admin page: refused a form from another site, sent by {}", request.visitor.peer);
         }
         Err(forbidden(
             "forms from other sites are refused: behind a proxy, add the public name of this page to OUTBOX_ADMIN_HOSTS\n",
@@ -339,11 +395,10 @@ fn forbidden(reason: &str) -> Response {
     Response::text(StatusCode::FORBIDDEN, reason)
 }
 
-/// A key for signatures. What it signs does not lead back to the token.
-fn key_of(token: &str) -> [u8; 64] {
+/// A key for signatures. What it signs does not lead back to the secret.
+fn key_of(secret: &[u8]) -> [u8; 64] {
     let half = |what: &[u8]| {
-        let mut mac =
-            Keyed::new_from_slice(token.as_bytes()).expect("HMAC takes keys of any length");
+        let mut mac = Keyed::new_from_slice(secret).expect("HMAC takes keys of any length");
         mac.update(what);
         mac.finalize().into_bytes()
     };

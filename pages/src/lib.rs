@@ -5,18 +5,17 @@
 //! are for the commands of the program, and may change with any version.
 //!
 //! ```no_run
-//! use std::net::IpAddr;
-//!
 //! use diesel_outbox::config;
-//! use diesel_outbox_pages::Pages;
+//! use diesel_outbox_pages::{Pages, Rights, Visitor};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let pages = Pages::new(&config::from_env()?, None)?
+//! let pages = Pages::operators(&config::from_env()?, None)?
 //!     .cookie("shop_outbox")
 //!     .metrics(|| "# What the recorder of this process has recorded\n".to_owned());
 //! let request = http::Request::get("/dead").header("host", "localhost");
-//! let client: IpAddr = "127.0.0.1".parse()?;
-//! let response = pages.respond(request.body(Vec::new())?, client);
+//! // The application has checked who this is.
+//! let ann = Visitor::known("ann", Rights::look());
+//! let response = pages.respond(request.body(Vec::new())?, ann);
 //! assert_eq!(response.status(), 200);
 //! # Ok(())
 //! # }
@@ -37,8 +36,8 @@ mod request;
 mod response;
 #[doc(hidden)]
 pub mod text;
+mod visitor;
 
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -48,7 +47,7 @@ use diesel_outbox::{ConfigError, RelayHandle};
 use http::header::{ALLOW, SET_COOKIE};
 use http::{Method, StatusCode};
 
-use self::access::{Access, Visitor};
+use self::access::{Access, Guest};
 use self::database::Database;
 use self::health::Words;
 use self::history::{Glance, History, Sampler};
@@ -56,6 +55,8 @@ use self::kept::Kept;
 use self::pages::DeadList;
 use self::request::Request;
 use self::response::Response;
+
+pub use self::visitor::{Rights, Visitor};
 
 /// The target of audit log lines: who did what.
 const AUDIT: &str = "diesel_outbox::audit";
@@ -76,19 +77,22 @@ pub enum PagesError {
     /// The system returned no random bytes, which sessions and forms need.
     #[error("the system returned no random bytes: {0}")]
     Random(#[from] getrandom::Error),
+    /// The key has this many bytes, too few.
+    #[error("the key of the pages has {0} bytes: at least 32 are required")]
+    ShortKey(usize),
     /// The thread that samples the outbox cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
 }
 
 impl Pages {
-    /// The pages of the outbox in these settings. `relay`: the relay of this process, if it has one. The first request
+    /// The operators' pages of the outbox in these settings. `relay`: the relay of this process, if it has one. The first request
     /// connects to the database.
     ///
     /// # Errors
     ///
     /// The settings name no database, or the system has no random bytes or no thread left.
-    pub fn new(config: &Config, relay: Option<Arc<RelayHandle>>) -> Result<Self, PagesError> {
+    pub fn operators(config: &Config, relay: Option<Arc<RelayHandle>>) -> Result<Self, PagesError> {
         let destinations = program::all_destinations(config);
         let names = destinations.iter().map(|one| one.name.as_str());
         let site = Site {
@@ -111,12 +115,22 @@ impl Pages {
     }
 
     /// The name of the session's cookie. Browsers share cookies between the ports of a host, so two outboxes on one host
-    /// need two names. By default the name comes from the token: processes with the same token accept each other's
-    /// sessions.
+    /// need two names. By default the name comes from the key.
     #[must_use]
     pub fn cookie(mut self, name: impl Into<String>) -> Self {
-        self.site.access.cookie = name.into();
+        self.site.access.cookie = Some(name.into());
         self
+    }
+
+    /// The secret that signs sessions and forms, of at least 32 bytes: processes with the same key accept each other's.
+    /// Defaults to the token, or without one to a random key of this process.
+    ///
+    /// # Errors
+    ///
+    /// The key is too short.
+    pub fn key(mut self, key: impl AsRef<[u8]>) -> Result<Self, PagesError> {
+        self.site.access.set_key(key.as_ref())?;
+        Ok(self)
     }
 
     /// Serves `/metrics` with the text of this function: what the recorder of this process has recorded, in the format of
@@ -127,15 +141,15 @@ impl Pages {
         self
     }
 
-    /// The response to a request from this address. May take as long as the database, up to some minutes for large
+    /// The response to a request of this visitor. May take as long as the database, up to some minutes for large
     /// changes. The body of the response to a HEAD request is for the server to leave out.
     pub fn respond(
         &self,
         request: http::Request<Vec<u8>>,
-        peer: IpAddr,
+        visitor: Visitor,
     ) -> http::Response<Vec<u8>> {
-        let base = &program::admin(&self.site.config).base;
-        let response = match Request::new(request, peer, base) {
+        let base = self.site.access.base();
+        let response = match Request::new(request, visitor, base) {
             Ok(request) => self.site.answer(&request),
             Err(refused) => refused,
         };
@@ -211,15 +225,18 @@ impl Site {
 
     /// Both variants are responses; an `Err` returns early.
     fn route(&self, request: &Request) -> Result<Response, Response> {
+        let is_known = request.visitor.identity.is_some();
         // Probes connect by address, and their responses hold no secrets.
         match request.path.as_str() {
             "/livez" => return Ok(health::alive(self, self.words(request))),
             "/readyz" => return Ok(health::ready(self, self.words(request))),
+            // The application has checked who sends this request: a foreign page has no login there.
+            _ if is_known && request.method != Method::POST => {}
             _ => self.access.check_host(request)?,
         }
         match (&request.method, request.path.as_str()) {
-            (&Method::POST, "/login") => self.log_in(request),
-            (_, "/login") => Ok(pages::login(self, request)),
+            (&Method::POST, "/login") if !is_known => self.log_in(request),
+            (_, "/login") if !is_known => Ok(pages::login(self, request)),
             (_, "/metrics") if let Some(render) = &self.metrics => {
                 self.access.script(request)?;
                 Ok(self.metrics(render))
@@ -228,18 +245,18 @@ impl Site {
                 if let Some(asset) = pages::asset(path) {
                     return Ok(asset);
                 }
-                let visitor = self.access.visitor(request)?;
-                Ok(pages::show(self, &visitor, request))
+                let guest = self.access.guest(request)?;
+                Ok(pages::show(self, &guest, request))
             }
             (&Method::POST, path) => {
-                let visitor = self.access.visitor(request)?;
-                if path == "/logout" {
+                let guest = self.access.guest(request)?;
+                if path == "/logout" && guest.has_session {
                     self.access.check_origin(request)?;
                     let cookie = self.access.log_out(request);
                     return Ok(Response::see_other("/login").with_header(SET_COOKIE, &cookie));
                 }
-                self.access.check_change(request, &visitor)?;
-                Ok(pages::change(self, &visitor, request))
+                self.access.check_change(request, &guest)?;
+                Ok(pages::change(self, &guest, request))
             }
             _ => {
                 let why = "only GET, HEAD and POST are supported\n";

@@ -27,12 +27,12 @@ pub(super) use self::login::{login, refused};
 
 use self::dead::change::{self, Change};
 use self::layout::Page;
-use super::{Site, Visitor};
+use super::{Guest, Site};
 use crate::{Request, Response};
 
 pub(super) use self::dead::{Asked, DeadList};
 
-/// The tenant in a form field, if given. The error is a message for the visitor.
+/// The tenant in a form field, if given. The error is a message for the guest.
 fn tenant(text: &str) -> Result<Option<uuid::Uuid>, String> {
     let tenant = (!text.is_empty()).then(|| text.parse());
     let why = |_| format!("{text:?} is not a tenant: expected a UUID");
@@ -54,50 +54,44 @@ pub(super) fn asset(path: &str) -> Option<Response> {
 }
 
 /// A page requested by GET.
-pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     match request.path.as_str() {
-        "/" => overview::show(site, visitor, request),
-        "/dead" => dead::show(site, visitor, request),
-        "/destinations" => registered::show(site, visitor, request),
-        "/keys" => keys::show(site, visitor, request),
-        "/ledger" => ledger::show(site, visitor, request),
-        "/messages" => messages::show(site, visitor, request),
-        "/relays" => relays::show(site, visitor, request),
+        "/" => overview::show(site, guest, request),
+        "/dead" => dead::show(site, guest, request),
+        "/destinations" => registered::show(site, guest, request),
+        "/keys" => keys::show(site, guest, request),
+        "/ledger" => ledger::show(site, guest, request),
+        "/messages" => messages::show(site, guest, request),
+        "/relays" => relays::show(site, guest, request),
         path => match path.strip_prefix("/dead/").map(dead::letter::which) {
-            Some(Some(which)) => dead::letter::show(site, visitor, request, which),
-            _ => missing(
-                site,
-                visitor,
-                request,
-                "This page does not exist.",
-                &html! {},
-            ),
+            Some(Some(which)) => dead::letter::show(site, guest, request, which),
+            _ => missing(site, guest, request, "This page does not exist.", &html! {}),
         },
     }
 }
 
-/// A change requested by an authorized visitor.
-pub(super) fn change(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+/// A change requested by an authorized guest.
+pub(super) fn change(site: &Site, guest: &Guest, request: &Request) -> Response {
     match request.path.as_str() {
-        "/dead/requeue" => change::answer(site, visitor, request, Change::Requeue),
-        "/dead/discard" => change::answer(site, visitor, request, Change::Discard),
+        "/dead/requeue" => change::answer(site, guest, request, Change::Requeue),
+        "/dead/discard" => change::answer(site, guest, request, Change::Discard),
         "/message/cancel" | "/message/reschedule" | "/message/settle" => {
-            messages::change::answer(site, visitor, request)
+            messages::change::answer(site, guest, request)
         }
         "/messages/retry"
         | "/messages/cancel"
         | "/destination/recover"
-        | "/destination/backfill" => bulk::answer(site, visitor, request),
+        | "/destination/backfill" => bulk::answer(site, guest, request),
         "/destination/disable"
         | "/destination/enable"
         | "/destination/remove"
         | "/destination/send-again"
-        | "/destination/test" => registered::change::answer(site, visitor, request),
-        "/pause" => pauses::pause(site, visitor, request),
-        "/resume" => pauses::resume(site, visitor, request),
+        | "/destination/test" => registered::change::answer(site, guest, request),
+        "/pause" => pauses::pause(site, guest, request),
+        "/resume" => pauses::resume(site, guest, request),
         _ => missing(
             site,
-            visitor,
+            guest,
             request,
             "This action does not exist.",
             &html! {},
@@ -117,24 +111,18 @@ fn link(path: &str, pairs: &[(&str, &str)]) -> String {
     }
 }
 
-fn missing(
-    site: &Site,
-    visitor: &Visitor,
-    request: &Request,
-    words: &str,
-    more: &Markup,
-) -> Response {
+fn missing(site: &Site, guest: &Guest, request: &Request, words: &str, more: &Markup) -> Response {
     let content = html! { h1 { "Not found" } p { (words) } (more) };
-    plain(site, visitor, request, "Not found").answer(StatusCode::NOT_FOUND, &content)
+    plain(site, guest, request, "Not found").answer(StatusCode::NOT_FOUND, &content)
 }
 
-fn bad_request(site: &Site, visitor: &Visitor, request: &Request, words: &str) -> Response {
+fn bad_request(site: &Site, guest: &Guest, request: &Request, words: &str) -> Response {
     let content = html! { h1 { "Invalid request" } p.refused { (words) } };
-    plain(site, visitor, request, "Invalid request").answer(StatusCode::BAD_REQUEST, &content)
+    plain(site, guest, request, "Invalid request").answer(StatusCode::BAD_REQUEST, &content)
 }
 
 /// The page for a failed database, with its error.
-fn database_away(site: &Site, visitor: &Visitor, request: &Request, error: &str) -> Response {
+fn database_away(site: &Site, guest: &Guest, request: &Request, error: &str) -> Response {
     let content = html! {
         h1 { "The database is unavailable" }
         p.refused role="alert" { (error) }
@@ -142,20 +130,15 @@ fn database_away(site: &Site, visitor: &Visitor, request: &Request, error: &str)
     };
     let page = Page {
         is_live: true,
-        ..plain(site, visitor, request, "Database unavailable")
+        ..plain(site, guest, request, "Database unavailable")
     };
     page.answer(StatusCode::SERVICE_UNAVAILABLE, &content)
 }
 
-fn plain<'a>(
-    site: &'a Site,
-    visitor: &'a Visitor,
-    request: &'a Request,
-    title: &'a str,
-) -> Page<'a> {
+fn plain<'a>(site: &'a Site, guest: &'a Guest, request: &'a Request, title: &'a str) -> Page<'a> {
     Page {
         site,
-        visitor,
+        guest,
         request,
         title,
         is_live: false,

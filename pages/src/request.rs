@@ -1,10 +1,9 @@
 //! A request, as the pages read it.
 
-use std::net::IpAddr;
-
 use http::{Method, StatusCode};
 use url::form_urlencoded;
 
+use crate::Visitor;
 use crate::base::within;
 use crate::response::Response;
 
@@ -22,8 +21,7 @@ pub(crate) struct Request {
     pub(crate) target: String,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// The address of the client, or of a proxy in front of the server.
-    pub(crate) peer: IpAddr,
+    pub(crate) visitor: Visitor,
 }
 
 /// Names and values of a query or a submitted form.
@@ -57,7 +55,7 @@ impl Request {
     /// `base`: the path below which the pages are served. The error is a refusal.
     pub(crate) fn new(
         request: http::Request<Vec<u8>>,
-        peer: IpAddr,
+        visitor: Visitor,
         base: &str,
     ) -> Result<Self, Response> {
         let (head, body) = request.into_parts();
@@ -81,7 +79,7 @@ impl Request {
                 .path_and_query()
                 .map_or_else(String::new, |target| within(base, target.as_str())),
             body,
-            peer: peer.to_canonical(),
+            visitor,
         })
     }
 

@@ -2,10 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use diesel_outbox::admin;
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox_pages::Pages;
+use diesel_outbox_pages::{Pages, PagesError, Rights, Visitor};
 use http::{Request, Response, StatusCode};
+use uuid::Uuid;
 
 use crate::support::Database;
 
@@ -21,15 +23,41 @@ fn config(database: &Database) -> Config {
 }
 
 fn pages(database: &Database) -> Pages {
-    Pages::new(&config(database), None).expect("pages")
+    Pages::operators(&config(database), None).expect("pages")
 }
 
 fn ask(pages: &Pages, request: http::request::Builder) -> Response<Vec<u8>> {
-    pages.respond(request.body(Vec::new()).expect("a request"), CLIENT)
+    pages.respond(
+        request.body(Vec::new()).expect("a request"),
+        Visitor::unknown(CLIENT),
+    )
 }
 
 fn get(pages: &Pages, path: &str) -> Response<Vec<u8>> {
     ask(pages, Request::get(path).header("host", "localhost"))
+}
+
+/// A page as this visitor sees it.
+fn shown_to(pages: &Pages, visitor: Visitor, path: &str) -> Response<Vec<u8>> {
+    let request = Request::get(path).header("host", "shop.example.com");
+    pages.respond(request.body(Vec::new()).expect("a request"), visitor)
+}
+
+/// The response to a form that this visitor sends from a page of this host.
+fn send(pages: &Pages, visitor: Visitor, host: &str, path: &str, form: &str) -> Response<Vec<u8>> {
+    let request = Request::post(path)
+        .header("host", host)
+        .header("origin", format!("https://{host}"));
+    pages.respond(request.body(form.into()).expect("a request"), visitor)
+}
+
+/// The token that the forms of a page send.
+fn form_token(page: &Response<Vec<u8>>) -> String {
+    let rest = text(page).split_once("name=\"form_token\" value=\"");
+    let (token, _) = rest
+        .and_then(|(_, rest)| rest.split_once('"'))
+        .expect("a form");
+    format!("form_token={token}")
 }
 
 fn text(response: &Response<Vec<u8>>) -> &str {
@@ -120,11 +148,91 @@ fn no_page_shows_user_and_password_of_a_url() {
         config
             .set("OUTBOX_ADMIN_PAYLOADS", payloads)
             .expect("a switch");
-        let pages = Pages::new(&config, None).expect("pages");
+        let pages = Pages::operators(&config, None).expect("pages");
         for path in ["/destinations", "/destinations?name=acme"] {
             let page = get(&pages, path);
             assert!(!text(&page).contains("hunter2"), "{path}: {}", text(&page));
             assert!(text(&page).contains(shown), "{path}: {}", text(&page));
         }
     }
+}
+
+/// Pages that an application serves as `shop.example.com`, with its own login.
+fn mounted(database: &Database) -> Pages {
+    let mut config = config(database);
+    config
+        .set("OUTBOX_ADMIN_HOSTS", "shop.example.com")
+        .expect("a host name");
+    let pages = Pages::operators(&config, None).expect("pages");
+    pages.key([7; 32]).expect("a key")
+}
+
+/// R60: the application has logged the visitor in.
+#[test]
+fn a_known_visitor_meets_no_login_and_only_forms_of_the_visitors_own_pages_count() {
+    let database = Database::new();
+    let pages = mounted(&database);
+    let ann = || Visitor::known("ann", Rights::all());
+    let page = shown_to(&pages, ann(), "/");
+    assert_eq!(page.status(), StatusCode::OK, "{}", text(&page));
+    assert!(!text(&page).contains("/logout"));
+    for (path, form) in [("/login", "token=x"), ("/logout", "")] {
+        let form = format!("{form}&{}", form_token(&page));
+        let missing = send(&pages, ann(), "shop.example.com", path, &form);
+        assert_eq!(missing.status(), StatusCode::NOT_FOUND, "{path}");
+    }
+    let pause = |pages: &Pages, visitor, host, token: &str| {
+        let form = format!("kind=destination&name=a&reason=maintenance&for=1h&{token}");
+        send(pages, visitor, host, "/pause", &form).status()
+    };
+    let pauses = || {
+        let pauses = admin::pauses(&mut database.connect(), &database.outbox_name());
+        pauses.expect("pauses").len()
+    };
+    let (own, bob) = (form_token(&page), || Visitor::known("bob", Rights::all()));
+    for (visitor, host, token, status) in [
+        (ann(), "shop.example.com", "", StatusCode::FORBIDDEN),
+        (
+            bob(),
+            "shop.example.com",
+            own.as_str(),
+            StatusCode::FORBIDDEN,
+        ),
+        (
+            ann(),
+            "evil.example",
+            own.as_str(),
+            StatusCode::MISDIRECTED_REQUEST,
+        ),
+    ] {
+        assert_eq!(
+            pause(&pages, visitor, host, token),
+            status,
+            "{host} {token}"
+        );
+        assert_eq!(pauses(), 0);
+    }
+    // Another process with the same key.
+    let other = mounted(&database);
+    assert_eq!(
+        pause(&other, ann(), "shop.example.com", &own),
+        StatusCode::SEE_OTHER
+    );
+    assert_eq!(pauses(), 1);
+    let short = Pages::operators(&config(&database), None).expect("pages");
+    assert!(matches!(short.key("short"), Err(PagesError::ShortKey(5))));
+}
+
+/// R60: the pages of operators show all tenants.
+#[test]
+fn a_visitor_of_a_tenant_sees_no_page_of_operators() {
+    let database = Database::new();
+    let pages = mounted(&database).metrics(String::new);
+    let customer = || Visitor::of_tenant(Uuid::from_u128(1), "ann", Rights::all());
+    for path in ["/", "/dead", "/messages?q=1", "/metrics", "/nothing"] {
+        let page = shown_to(&pages, customer(), path);
+        assert_eq!(page.status(), StatusCode::FORBIDDEN, "{path}");
+    }
+    let change = send(&pages, customer(), "shop.example.com", "/pause", "");
+    assert_eq!(change.status(), StatusCode::FORBIDDEN);
 }

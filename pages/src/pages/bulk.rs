@@ -15,7 +15,7 @@ use super::messages::waiting::Asked;
 use super::registered::with;
 use super::{bad_request, database_away, link, plain, words};
 use crate::request::Form;
-use crate::{AUDIT, Request, Response, Site, Visitor};
+use crate::{AUDIT, Guest, Request, Response, Site};
 
 /// After this time a change stops, so that the page answers. Sent again, it continues.
 const LONGEST: Duration = Duration::from_secs(8);
@@ -28,7 +28,7 @@ enum Order<'a> {
     Backfill(&'a str, SystemTime),
 }
 
-/// What a change has done. The inner error is for the visitor.
+/// What a change has done. The inner error is for the guest.
 type Done = Result<Result<Option<Bulked>, DestinationError>, DatabaseError>;
 
 impl<'a> Order<'a> {
@@ -101,13 +101,13 @@ fn since(form: &Form) -> Result<SystemTime, String> {
     time.ok_or_else(|| format!("{text:?} is not a time such as 24h (ago) or 2026-01-31T12:00:00Z"))
 }
 
-pub(super) fn answer(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn answer(site: &Site, guest: &Guest, request: &Request) -> Response {
     let form = request.form();
     let order = match Order::of(&request.path, &form) {
         Ok(order) => order,
-        Err(error) => return bad_request(site, visitor, request, &error),
+        Err(error) => return bad_request(site, guest, request, &error),
     };
-    let note = Note::new(&visitor.who, form.get("reason").unwrap_or_default());
+    let note = Note::new(&guest.who, form.get("reason").unwrap_or_default());
     let began = Instant::now();
     let is_sure = form.get("sure").is_some();
     let done = site.changes.run(|conn, outbox| {
@@ -129,16 +129,16 @@ pub(super) fn answer(site: &Site, visitor: &Visitor, request: &Request) -> Respo
             let nowhere = [back.as_slice(), &[("done", "no_destination")]].concat();
             return Response::see_other(&link(path, &nowhere));
         }
-        Ok(Err(error)) => return bad_request(site, visitor, request, &format!("{error}.")),
-        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        Ok(Err(error)) => return bad_request(site, guest, request, &format!("{error}.")),
+        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     if !is_sure {
-        return question(site, visitor, request, &order, &done, &link(path, &back));
+        return question(site, guest, request, &order, &done, &link(path, &back));
     }
     site.forget();
     let (_, became) = order.words("");
     let count = done.changed.to_string();
-    log::info!(target: AUDIT, event = "admin_many", who = visitor.who, peer:% = visitor.peer, what = request.path, count = done.changed, why:% = note; "{:?} changed many messages on the admin page ({}): {count}", visitor.who, request.path);
+    log::info!(target: AUDIT, event = "admin_many", who = guest.who, peer:% = guest.peer, what = request.path, count = done.changed, why:% = note; "{:?} changed many messages on the admin page ({}): {count}", guest.who, request.path);
     let done = [("done", became), ("count", count.as_str())];
     Response::see_other(&link(path, &[back.as_slice(), &done].concat()))
 }
@@ -146,7 +146,7 @@ pub(super) fn answer(site: &Site, visitor: &Visitor, request: &Request) -> Respo
 /// The confirmation page, which states how many messages the change affects.
 fn question(
     site: &Site,
-    visitor: &Visitor,
+    guest: &Guest,
     request: &Request,
     order: &Order<'_>,
     found: &Bulked,
@@ -184,7 +184,7 @@ fn question(
                     }
                 }
                 form.do method="post" action=(request.path) {
-                    (token(visitor))
+                    (token(guest))
                     input type="hidden" name="sure" value="yes";
                     @for (name, value) in given { input type="hidden" name=(name) value=(value); }
                     @if count > 0 { button.danger[matches!(order, Order::Cancel(_))] { "Yes, change " (words::count(count, false)) } }
@@ -193,5 +193,5 @@ fn question(
             }
         }
     };
-    plain(site, visitor, request, &title).answer(StatusCode::OK, &content)
+    plain(site, guest, request, &title).answer(StatusCode::OK, &content)
 }

@@ -19,7 +19,7 @@ use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::{plain, words};
 use crate::request::Form;
-use crate::{Request, Response, Site, Visitor};
+use crate::{Guest, Request, Response, Site};
 
 /// Dead letters per page.
 const PAGE: usize = 50;
@@ -79,7 +79,7 @@ impl Asked {
         }
     }
 
-    /// The filter for the database. The error is a message for the visitor.
+    /// The filter for the database. The error is a message for the guest.
     pub(super) fn filter(&self) -> Result<DeadFilter, String> {
         let given = |value: &String| (!value.is_empty()).then(|| value.clone());
         let reason = given(&self.reason).map(|reason| reason.to_uppercase().parse::<ReasonCode>());
@@ -98,7 +98,7 @@ pub(crate) struct DeadList {
     groups: Vec<DeadGroup>,
 }
 
-pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let asked = Asked::of(&request.query);
     let before = request
         .query
@@ -106,7 +106,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         .and_then(|place| place.parse().ok());
     let mut page = Page {
         is_live: before.is_none(),
-        ..plain(site, visitor, request, "Dead letters")
+        ..plain(site, guest, request, "Dead letters")
     };
     let filter = match asked.filter() {
         Ok(filter) => filter,
@@ -119,7 +119,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     let began = Instant::now();
     let list = match load(site, &asked, &filter, before) {
         Ok(list) => list,
-        Err(error) => return super::database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => return super::database_away(site, guest, request, &format!("{error:#}")),
     };
     page.is_live &= asked.q.is_empty() || began.elapsed() < QUICK;
     let content = html! {
@@ -129,7 +129,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         }
         (filter_form(&asked))
         @if asked.q.is_empty() && before.is_none() { (groups(&asked, &list.groups)) }
-        (letters(site, visitor, &asked, before.is_some(), &list.letters))
+        (letters(guest, &asked, before.is_some(), &list.letters))
     };
     page.answer(StatusCode::OK, &content)
 }
@@ -257,20 +257,14 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
     }
 }
 
-fn letters(
-    site: &Site,
-    visitor: &Visitor,
-    asked: &Asked,
-    is_later_page: bool,
-    letters: &[DeadLetter],
-) -> Markup {
+fn letters(guest: &Guest, asked: &Asked, is_later_page: bool, letters: &[DeadLetter]) -> Markup {
     let has_more = letters.len() > PAGE;
     let letters = letters.get(..PAGE).unwrap_or(letters);
     let next = letters
         .last()
         .filter(|_| has_more)
         .map(|last| last.place().to_string());
-    let can_change = !program::admin(&site.config).read_only;
+    let can_change = guest.rights.act;
     html! {
         section.panel aria-labelledby="letters" {
             div.head {
@@ -281,7 +275,7 @@ fn letters(
                 p.none role="status" { "No dead letters" @if !asked.is_empty() { " match" } "." }
             } @else if can_change {
                 form method="post" action="/dead/requeue" {
-                    (token(visitor))
+                    (token(guest))
                     @for (name, value) in asked.pairs() { input type="hidden" name=(name) value=(value); }
                     (rows(letters, true))
                     div.actions.fixed {

@@ -10,15 +10,15 @@ use super::messages::badge;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::{database_away, link, plain, words};
-use crate::{Request, Response, Site, Visitor};
+use crate::{Guest, Request, Response, Site};
 
 const MOST_KEYS: i64 = 100;
 const MOST_MESSAGES: i64 = 200;
 
-pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let page = Page {
         is_live: true,
-        ..plain(site, visitor, request, "Keys")
+        ..plain(site, guest, request, "Keys")
     };
     let key = request.query.get("key");
     let content = match key {
@@ -37,7 +37,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
             };
             page.answer(StatusCode::OK, &content)
         }
-        Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => database_away(site, guest, request, &format!("{error:#}")),
     }
 }
 

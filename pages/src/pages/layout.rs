@@ -1,6 +1,5 @@
 //! The frame of every page: menu, notices and footer.
 
-use diesel_outbox::program;
 use std::time::SystemTime;
 
 use http::StatusCode;
@@ -8,7 +7,7 @@ use maud::{DOCTYPE, Markup, html};
 
 use super::words;
 use crate::request::Form;
-use crate::{Request, Response, Site, Visitor};
+use crate::{Guest, Request, Response, Site};
 
 /// The pages in the menu, with their names.
 const MENU: [(&str, &str); 7] = [
@@ -24,7 +23,7 @@ const MENU: [(&str, &str); 7] = [
 /// A page with the menu.
 pub(super) struct Page<'a> {
     pub(super) site: &'a Site,
-    pub(super) visitor: &'a Visitor,
+    pub(super) guest: &'a Guest,
     pub(super) request: &'a Request,
     pub(super) title: &'a str,
     /// Whether the script refreshes the page every few seconds.
@@ -44,7 +43,7 @@ impl Page<'_> {
                     (self.who())
                 }
             }
-            @if program::admin(&self.site.config).read_only {
+            @if !self.guest.rights.act {
                 p.strip { "Read-only: changes are disabled." }
             }
             @if let Some(notice) = notice(&self.request.query) {
@@ -88,22 +87,22 @@ impl Page<'_> {
     }
 
     fn who(&self) -> Markup {
-        if !self.visitor.has_session {
+        if !self.guest.has_session {
             return html! {};
         }
         html! {
             form.who method="post" action="/logout" {
-                (token(self.visitor))
-                span { span.quiet { "Logged in as " } (self.visitor.who) }
+                (token(self.guest))
+                span { span.quiet { "Logged in as " } (self.guest.who) }
                 button.plain { "Log out" }
             }
         }
     }
 }
 
-/// The hidden field that every form of a visitor sends back.
-pub(super) fn token(visitor: &Visitor) -> Markup {
-    html! { input type="hidden" name="form_token" value=(visitor.form_token); }
+/// The hidden field that every form of a guest sends back.
+pub(super) fn token(guest: &Guest) -> Markup {
+    html! { input type="hidden" name="form_token" value=(guest.form_token); }
 }
 
 /// A page without the menu, for visitors who are not logged in.

@@ -12,7 +12,7 @@ use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::{database_away, link, plain, words};
 use crate::request::Form;
-use crate::{Request, Response, Site, Visitor};
+use crate::{Guest, Request, Response, Site};
 
 /// Rows per page.
 const PAGE: usize = 50;
@@ -100,13 +100,13 @@ fn time(text: &str) -> Result<Option<SystemTime>, String> {
         })
 }
 
-pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let asked = Asked::of(&request.query);
     let before = request
         .query
         .get("before")
         .and_then(|place| place.parse().ok());
-    let page = plain(site, visitor, request, "Ledger");
+    let page = plain(site, guest, request, "Ledger");
     let mut filter = match asked.filter() {
         Ok(filter) => filter,
         Err(error) => {
@@ -122,7 +122,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         .run(|conn, outbox| program::ledger(conn, outbox, &filter, PAGE as i64 + 1));
     let mut found = match found {
         Ok(found) => found,
-        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     let took = began.elapsed().unwrap_or(Duration::ZERO);
     let has_more = found.rows.len() > PAGE;

@@ -18,7 +18,7 @@ use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::timeline::timeline;
 use super::{content, database_away, link, plain, words};
-use crate::{Request, Response, Site, Visitor};
+use crate::{Guest, Request, Response, Site};
 
 /// Rows whose payloads are shown: the rows of a fan-out share one payload.
 const MOST_PAYLOADS: usize = 3;
@@ -27,20 +27,20 @@ const MOST_CHANGED: usize = 10;
 /// A slower search scans tables, so an open page does not repeat it.
 pub(super) const QUICK: Duration = Duration::from_millis(500);
 
-pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let q = request.query.get("q").map(str::trim).unwrap_or_default();
-    let mut page = plain(site, visitor, request, "Messages");
+    let mut page = plain(site, guest, request, "Messages");
     if q.is_empty() {
         let asked = Asked::of(&request.query);
         let (status, content) = match asked.filter() {
             Ok(filter) => match waiting::list(site, &asked, &filter) {
                 Ok(list) => {
-                    let can_change = !program::admin(&site.config).read_only;
+                    let can_change = guest.rights.act;
                     let list =
-                        html! { (list) @if can_change { (waiting::change_all(visitor, &asked)) } };
+                        html! { (list) @if can_change { (waiting::change_all(guest, &asked)) } };
                     (StatusCode::OK, list)
                 }
-                Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+                Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
             },
             Err(error) => (
                 StatusCode::BAD_REQUEST,
@@ -65,7 +65,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     });
     let (found, waits, history) = match found {
         Ok(found) => found,
-        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     page.is_live = began.elapsed() < QUICK;
     let content = html! {
@@ -77,7 +77,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         @if found.rows.is_empty() {
             p role="status" { "No message found for " strong.key { (q) } ": it was never in this outbox, or its ledger row has expired." }
         } @else {
-            (all(site, visitor, &found.rows, &waits, &history))
+            (all(guest, &found.rows, &waits, &history))
         }
     };
     page.answer(StatusCode::OK, &content)
@@ -93,8 +93,7 @@ fn form(q: &str) -> Markup {
 }
 
 fn all(
-    site: &Site,
-    visitor: &Visitor,
+    guest: &Guest,
     records: &[MessageRecord],
     waits: &[Option<WaitReason>],
     history: &[HistoryEntry],
@@ -120,10 +119,10 @@ fn all(
             div.head { h2 id="rows" { "Current state" } }
             (table("Current state", &COLUMNS, &records.iter().copied().zip(waits).map(row).collect::<Vec<_>>()))
         }
-        @if !program::admin(&site.config).read_only {
-            @for record in records.iter().take(MOST_CHANGED) { (change::actions(visitor, record)) }
+        @if guest.rights.act {
+            @for record in records.iter().take(MOST_CHANGED) { (change::actions(guest, record)) }
         }
-        @for record in payloads.take(MOST_PAYLOADS) { (payload(site, record)) }
+        @for record in payloads.take(MOST_PAYLOADS) { (payload(guest, record)) }
     }
 }
 
@@ -205,7 +204,7 @@ pub(super) fn badge(status: MessageStatus) -> Markup {
     html! { span class=(class) { (status) } }
 }
 
-fn payload(site: &Site, record: &MessageRecord) -> Markup {
+fn payload(guest: &Guest, record: &MessageRecord) -> Markup {
     let name = match record.destination.as_str() {
         "" => format!("Payload of #{}", record.sequence),
         destination => format!("Payload of #{} to {destination}", record.sequence),
@@ -214,17 +213,17 @@ fn payload(site: &Site, record: &MessageRecord) -> Markup {
         section.panel {
             div.head {
                 h2 { (name) }
-                (content::hint(site))
+                (content::hint(guest))
             }
             div.body {
-                (content::json(site, &name, record.payload.as_deref().unwrap_or_default()))
+                (content::json(guest, &name, record.payload.as_deref().unwrap_or_default()))
                 @if let Some(headers) = &record.headers {
                     h3 { "Headers" }
-                    (content::json(site, "Headers", headers))
+                    (content::json(guest, "Headers", headers))
                 }
                 @if let Some(response) = &record.response {
                     h3 { "Start of the last response" }
-                    (content::text(site, response))
+                    (content::text(guest, response))
                 }
             }
         }

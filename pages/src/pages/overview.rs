@@ -16,12 +16,12 @@ use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, number, table};
 use super::{plain, relays, words};
 use crate::history::Glance;
-use crate::{Request, Response, Site, Visitor};
+use crate::{Guest, Request, Response, Site};
 
 /// Topics listed, longest delay first.
 const MOST_LANES: usize = 100;
 
-pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let (glance, error) = site.glance();
     let rates = glance
         .as_ref()
@@ -29,7 +29,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
     let verdict = Verdict::of(site, glance.as_deref(), rates, error.as_deref());
     let page = Page {
         is_live: true,
-        ..plain(site, visitor, request, verdict.state.as_str())
+        ..plain(site, guest, request, verdict.state.as_str())
     };
     let status = if error.is_some() {
         StatusCode::SERVICE_UNAVAILABLE
@@ -41,7 +41,7 @@ pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Respons
         @if let Some(glance) = &glance {
             (figures(site, glance, rates))
             (lanes(glance))
-            (destinations::panel(site, visitor, glance))
+            (destinations::panel(site, guest, glance))
             (relays::panel(&glance.leases))
         }
     };

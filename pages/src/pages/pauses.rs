@@ -8,7 +8,7 @@ use diesel_outbox::program::{self, Act};
 use super::{bad_request, database_away};
 use crate::pause::{OPERATOR, check_reason};
 use crate::request::Form;
-use crate::{AUDIT, Request, Response, Site, Visitor};
+use crate::{AUDIT, Guest, Request, Response, Site};
 
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -35,20 +35,20 @@ impl Which {
     }
 }
 
-pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn pause(site: &Site, guest: &Guest, request: &Request) -> Response {
     let form = request.form();
     let (which, duration) = match (Which::of(&form), duration(&form)) {
         (Ok(which), Ok(duration)) => (which, duration),
-        (Err(error), _) => return bad_request(site, visitor, request, error),
-        (_, Err(error)) => return bad_request(site, visitor, request, &error),
+        (Err(error), _) => return bad_request(site, guest, request, error),
+        (_, Err(error)) => return bad_request(site, guest, request, &error),
     };
     let given = form.get("reason").map_or("", str::trim);
     let reason = if given.is_empty() { OPERATOR } else { given };
     if let Err(why) = check_reason(reason) {
-        return bad_request(site, visitor, request, &format!("The reason {why}."));
+        return bad_request(site, guest, request, &format!("The reason {why}."));
     }
     let (kind, name) = (which.kind, which.name.as_str());
-    let note = Note::new(&visitor.who, reason);
+    let note = Note::new(&guest.who, reason);
     let done = site.changes.run(|conn, outbox| {
         program::audited(conn, outbox, &note, Act::Pause, name, |conn| {
             admin::pause(conn, outbox, kind, name, reason, duration).map(|()| true)
@@ -61,20 +61,20 @@ pub(super) fn pause(site: &Site, visitor: &Visitor, request: &Request) -> Respon
             let time = duration.map_or("until resumed".to_owned(), |time| {
                 humantime::format_duration(time).to_string()
             });
-            log::info!(target: AUDIT, event = "admin_pause", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, reason = reason, how_long = time; "{:?} paused the {kind} {:?}", visitor.who, which.name);
+            log::info!(target: AUDIT, event = "admin_pause", who = guest.who, peer:% = guest.peer, kind = kind, name = which.name, reason = reason, how_long = time; "{:?} paused the {kind} {:?}", guest.who, which.name);
             Response::see_other("/?done=paused")
         }
-        Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => database_away(site, guest, request, &format!("{error:#}")),
     }
 }
 
-pub(super) fn resume(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn resume(site: &Site, guest: &Guest, request: &Request) -> Response {
     let which = match Which::of(&request.form()) {
         Ok(which) => which,
-        Err(error) => return bad_request(site, visitor, request, error),
+        Err(error) => return bad_request(site, guest, request, error),
     };
     let (kind, name) = (which.kind, which.name.as_str());
-    let note = Note::new(&visitor.who, "");
+    let note = Note::new(&guest.who, "");
     let done = site.changes.run(|conn, outbox| {
         program::audited(conn, outbox, &note, Act::Resume, name, |conn| {
             admin::resume(conn, outbox, kind, name)
@@ -84,10 +84,10 @@ pub(super) fn resume(site: &Site, visitor: &Visitor, request: &Request) -> Respo
     match done {
         Ok(was_paused) => {
             let kind = which.kind.as_str();
-            log::info!(target: AUDIT, event = "admin_resume", who = visitor.who, peer:% = visitor.peer, kind = kind, name = which.name, was_paused = was_paused; "{:?} resumed the {kind} {:?}", visitor.who, which.name);
+            log::info!(target: AUDIT, event = "admin_resume", who = guest.who, peer:% = guest.peer, kind = kind, name = which.name, was_paused = was_paused; "{:?} resumed the {kind} {:?}", guest.who, which.name);
             Response::see_other(&format!("/?done=resumed&count={}", u8::from(was_paused)))
         }
-        Err(error) => database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => database_away(site, guest, request, &format!("{error:#}")),
     }
 }
 

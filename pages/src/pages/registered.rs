@@ -23,7 +23,7 @@ use super::table::{Column, Kind, table};
 use super::{bad_request, database_away, link, missing, plain, words};
 use crate::request::Form;
 use crate::text;
-use crate::{Request, Response, Site, Visitor};
+use crate::{Guest, Request, Response, Site};
 
 /// Rows per page.
 const PAGE: usize = 50;
@@ -51,10 +51,10 @@ pub(super) fn with<T>(
     }
 }
 
-pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     match request.query.get("name") {
-        Some(name) => one(site, visitor, request, name),
-        None => all(site, visitor, request),
+        Some(name) => one(site, guest, request, name),
+        None => all(site, guest, request),
     }
 }
 
@@ -104,12 +104,12 @@ impl<'a> Asked<'a> {
     }
 }
 
-fn all(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+fn all(site: &Site, guest: &Guest, request: &Request) -> Response {
     let asked = Asked::of(&request.query);
     let after = request.query.get("after");
     let filter = match asked.filter(after) {
         Ok(filter) => filter,
-        Err(error) => return bad_request(site, visitor, request, &error),
+        Err(error) => return bad_request(site, guest, request, &error),
     };
     let found = site.searches.run(|conn, outbox| {
         with(site, outbox, |destinations| {
@@ -118,7 +118,7 @@ fn all(site: &Site, visitor: &Visitor, request: &Request) -> Response {
     });
     let found = match found.and_then(|found| Ok(found?)) {
         Ok(found) => found,
-        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     let has_more = found.len() > PAGE;
     let found = found.get(..PAGE).unwrap_or(&found);
@@ -135,7 +135,7 @@ fn all(site: &Site, visitor: &Visitor, request: &Request) -> Response {
                 @if after.is_some() { a href=(link("/destinations", &asked.pairs())) { "Back to the first page" } }
             }
             @if found.is_empty() { p.none role="status" { "No registered destination matches." } }
-            @else { (rows(site, found)) }
+            @else { (rows(site, guest, found)) }
             @if let Some(last) = next {
                 div.actions {
                     a.button.second href=(link("/destinations", &[asked.pairs().as_slice(), &[("after", &last.name)]].concat())) { "Next" }
@@ -143,7 +143,7 @@ fn all(site: &Site, visitor: &Visitor, request: &Request) -> Response {
             }
         }
     };
-    let page = plain(site, visitor, request, "Destinations");
+    let page = plain(site, guest, request, "Destinations");
     page.answer(StatusCode::OK, &content)
 }
 
@@ -168,7 +168,7 @@ fn filter_form(asked: &Asked<'_>) -> Markup {
     }
 }
 
-fn rows(site: &Site, found: &[RegisteredDestination]) -> Markup {
+fn rows(site: &Site, guest: &Guest, found: &[RegisteredDestination]) -> Markup {
     let columns = [
         Column("Name", Kind::Text),
         Column("URL", Kind::Plain),
@@ -181,7 +181,7 @@ fn rows(site: &Site, found: &[RegisteredDestination]) -> Markup {
             vec![
                 html! { a.key href=(page_of(&one.name)) { (words::name(&one.name)) } },
                 html! {
-                    span.key { (words::shortened(&url(site, one), 80)) }
+                    span.key { (words::shortened(&url(guest, one), 80)) }
                     @if let Some(description) = &one.description {
                         " " span.quiet { (words::shortened(description, 80)) }
                     }
@@ -195,8 +195,8 @@ fn rows(site: &Site, found: &[RegisteredDestination]) -> Markup {
 }
 
 /// The URL, without most of its path if payloads are masked.
-fn url(site: &Site, one: &RegisteredDestination) -> String {
-    match program::admin(&site.config).payloads {
+fn url(guest: &Guest, one: &RegisteredDestination) -> String {
+    match guest.rights.payloads {
         true => text::without_user(&one.url),
         false => text::without_secrets(&one.url),
     }
@@ -224,14 +224,14 @@ fn state(site: &Site, one: &RegisteredDestination) -> Markup {
     }
 }
 
-fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Response {
+fn one(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
     let after = request.query.get("after");
     let after: Option<Place> = match after.map(str::parse).transpose() {
         Ok(after) => after,
         Err(_) => {
             return bad_request(
                 site,
-                visitor,
+                guest,
                 request,
                 "The position to continue from is invalid.",
             );
@@ -257,26 +257,26 @@ fn one(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respons
         Ok(None) => {
             let words = format!("There is no registered destination {name:?}.");
             let more = html! { p { a href="/destinations" { "All registered destinations" } } };
-            return missing(site, visitor, request, &words, &more);
+            return missing(site, guest, request, &words, &more);
         }
-        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     let title = format!("Destination {name}");
     let page = Page {
         // Do not repeat a slow search.
         is_live: after.is_none() && began.elapsed() < QUICK,
-        ..plain(site, visitor, request, &title)
+        ..plain(site, guest, request, &title)
     };
-    let can_change = !program::admin(&site.config).read_only;
+    let can_change = guest.rights.act;
     let content = html! {
         div.title {
             h1 { "Destination " span.key { (words::name(name)) } }
             p { a href="/destinations" { "All registered destinations" } }
         }
-        @if can_change { (actions(visitor, &found)) }
-        (facts(site, &found))
+        @if can_change { (actions(guest, &found)) }
+        (facts(site, guest, &found))
         @if after.is_none() { (curves(&counts)) }
-        (deliveries_of(visitor, name, &deliveries, after.is_some(), can_change))
+        (deliveries_of(guest, name, &deliveries, after.is_some(), can_change))
     };
     page.answer(StatusCode::OK, &content)
 }
@@ -309,7 +309,7 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
     }
 }
 
-fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
+fn facts(site: &Site, guest: &Guest, one: &RegisteredDestination) -> Markup {
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
     let (glance, _) = site.glance();
     let pause = glance.as_ref().and_then(|glance| {
@@ -329,7 +329,7 @@ fn facts(site: &Site, one: &RegisteredDestination) -> Markup {
                             " " (words::shortened(&pause.reason, 200)) " " span.quiet { (left(pause)) }
                         }
                     }
-                    dt { "URL" } dd { span.key { (url(site, one)) } }
+                    dt { "URL" } dd { span.key { (url(guest, one)) } }
                     @if let Some(text) = &one.description { dt { "Description" } dd { (text) } }
                     dt { "Topics" } dd { (one.topics.join(", ")) }
                     @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (tenant) } }
@@ -365,9 +365,9 @@ fn heading(option: &PolicyOption) -> String {
     heading
 }
 
-fn actions(visitor: &Visitor, one: &RegisteredDestination) -> Markup {
+fn actions(guest: &Guest, one: &RegisteredDestination) -> Markup {
     let meant = html! {
-        (token(visitor))
+        (token(guest))
         input type="hidden" name="name" value=(one.name);
     };
     html! {
@@ -389,7 +389,7 @@ fn actions(visitor: &Visitor, one: &RegisteredDestination) -> Markup {
                     button.second { "Send a test event" }
                     span.quiet { code { "outbox.test" } ", sent at once, even to a disabled destination." }
                 }
-                (recover_forms(visitor, &one.name))
+                (recover_forms(guest, &one.name))
                 form.do method="post" action="/destination/remove" {
                     (meant)
                     button.danger { "Remove…" }
@@ -400,9 +400,9 @@ fn actions(visitor: &Visitor, one: &RegisteredDestination) -> Markup {
 }
 
 /// The forms that send a destination what it did not get.
-fn recover_forms(visitor: &Visitor, name: &str) -> Markup {
+fn recover_forms(guest: &Guest, name: &str) -> Markup {
     let meant = html! {
-        (token(visitor))
+        (token(guest))
         input type="hidden" name="name" value=(name);
         label.field { "Since" input name="since" value="24h" required; }
         label.field { "Why" input name="reason" maxlength="400"; }
@@ -423,7 +423,7 @@ fn recover_forms(visitor: &Visitor, name: &str) -> Markup {
 }
 
 fn deliveries_of(
-    visitor: &Visitor,
+    guest: &Guest,
     name: &str,
     deliveries: &Deliveries,
     is_later_page: bool,
@@ -439,7 +439,7 @@ fn deliveries_of(
     let rows: Vec<Vec<Markup>> = deliveries
         .rows
         .iter()
-        .map(|row| delivery(visitor, name, row, can_change))
+        .map(|row| delivery(guest, name, row, can_change))
         .collect();
     html! {
         section.panel aria-labelledby="deliveries" {
@@ -465,7 +465,7 @@ fn deliveries_of(
     }
 }
 
-fn delivery(visitor: &Visitor, name: &str, row: &Delivery, can_change: bool) -> Vec<Markup> {
+fn delivery(guest: &Guest, name: &str, row: &Delivery, can_change: bool) -> Vec<Markup> {
     let id = row.message_id.to_string();
     vec![
         html! {
@@ -486,7 +486,7 @@ fn delivery(visitor: &Visitor, name: &str, row: &Delivery, can_change: bool) -> 
         html! {
             @if can_change && row.can_be_sent_again {
                 form method="post" action="/destination/send-again" {
-                    (token(visitor))
+                    (token(guest))
                     input type="hidden" name="name" value=(name);
                     input type="hidden" name="message" value=(id);
                     button.second aria-label={ "Send " (id) " again" } { "Send again" }

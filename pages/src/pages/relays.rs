@@ -7,16 +7,16 @@ use maud::{Markup, html};
 use super::layout::Page;
 use super::table::{Column, Kind, table};
 use super::{plain, words};
-use crate::{Request, Response, Site, Visitor};
+use crate::{Guest, Request, Response, Site};
 
-pub(super) fn show(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let page = Page {
         is_live: true,
-        ..plain(site, visitor, request, "Relays")
+        ..plain(site, guest, request, "Relays")
     };
     let (glance, error) = site.glance();
     let Some(glance) = glance.filter(|_| error.is_none()) else {
-        return super::database_away(site, visitor, request, &error.unwrap_or_default());
+        return super::database_away(site, guest, request, &error.unwrap_or_default());
     };
     let content = html! {
         div.title { h1 { "Relays" } }

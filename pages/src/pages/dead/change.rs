@@ -12,7 +12,7 @@ use super::Asked;
 use crate::pages::layout::token;
 use crate::pages::{bad_request, database_away, link, plain, words};
 use crate::request::Form;
-use crate::{AUDIT, Request, Response, Site, Visitor};
+use crate::{AUDIT, Guest, Request, Response, Site};
 
 /// Sequences named in a line of the audit log.
 const NAMED: usize = 20;
@@ -149,7 +149,7 @@ impl Order {
 
 pub(in crate::pages) fn answer(
     site: &Site,
-    visitor: &Visitor,
+    guest: &Guest,
     request: &Request,
     change: Change,
 ) -> Response {
@@ -157,33 +157,33 @@ pub(in crate::pages) fn answer(
     if order.is_all {
         let matching = match order.asked.filter() {
             Ok(filter) => matching(site, &order, filter),
-            Err(error) => return bad_request(site, visitor, request, &error),
+            Err(error) => return bad_request(site, guest, request, &error),
         };
         (order.before, order.letters) = match matching {
             Ok(matching) => matching,
-            Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+            Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
         };
     } else if order.letters.is_empty() {
         let nothing = [order.asked.pairs().as_slice(), &[("done", "nothing")]].concat();
         return Response::see_other(&link("/dead", &nothing));
     }
     if !order.is_sure() {
-        return question(site, visitor, request, &order);
+        return question(site, guest, request, &order);
     }
-    let (count, end) = carry_out(site, visitor, &order);
+    let (count, end) = carry_out(site, guest, &order);
     site.forget();
     let (verb, what) = (change.done(), order.what());
     match end {
         Ok(()) => {
-            log::info!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.letters.len(), count = count; "{:?} {verb} dead letters on the admin page: {count}", visitor.who);
+            log::info!(target: AUDIT, event = change.event(), who = guest.who, peer:% = guest.peer, what = what, asked = order.letters.len(), count = count; "{:?} {verb} dead letters on the admin page: {count}", guest.who);
             Response::see_other(&order.next(count))
         }
         Err(error) => {
-            log::warn!(target: AUDIT, event = change.event(), who = visitor.who, peer:% = visitor.peer, what = what, asked = order.letters.len(), count = count, error:% = format!("{error:#}"); "admin page: {count} of {} dead letters {verb}, then failed: {error:#}", order.letters.len());
+            log::warn!(target: AUDIT, event = change.event(), who = guest.who, peer:% = guest.peer, what = what, asked = order.letters.len(), count = count, error:% = format!("{error:#}"); "admin page: {count} of {} dead letters {verb}, then failed: {error:#}", order.letters.len());
             let so_far = words::counted(count_of(count), "was", "were");
             database_away(
                 site,
-                visitor,
+                guest,
                 request,
                 &format!("{so_far} {verb} before the error: {error:#}"),
             )
@@ -193,8 +193,8 @@ pub(in crate::pages) fn answer(
 
 /// Applies the change in batches. Each batch is its own transaction and waits for its turn, so that other changes run
 /// in between. Returns how many dead letters were changed.
-fn carry_out(site: &Site, visitor: &Visitor, order: &Order) -> (usize, Result<()>) {
-    let note = Note::new(&visitor.who, "");
+fn carry_out(site: &Site, guest: &Guest, order: &Order) -> (usize, Result<()>) {
+    let note = Note::new(&guest.who, "");
     let mut count = 0;
     for batch in order.letters.chunks(BATCH) {
         let done = site
@@ -253,12 +253,12 @@ fn behind(letter: &DeadLetter) -> Option<Place> {
 }
 
 /// The confirmation page, which states how many dead letters the change affects.
-fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) -> Response {
+fn question(site: &Site, guest: &Guest, request: &Request, order: &Order) -> Response {
     let verb = order.change.verb();
     let count = count_of(order.letters.len());
     let letters = words::counted(count, "dead letter", "dead letters");
     let title = format!("{verb} {letters}?");
-    let page = plain(site, visitor, request, &title);
+    let page = plain(site, guest, request, &title);
     let content = html! {
         section.panel {
             div.head { h1 { (title) } }
@@ -272,7 +272,7 @@ fn question(site: &Site, visitor: &Visitor, request: &Request, order: &Order) ->
                     p { "They become due at once, with attempts reset. A dead letter stays if its idempotency key is in the outbox again." }
                 }
                 form.do method="post" action=(order.change.path()) {
-                    (token(visitor))
+                    (token(guest))
                     input type="hidden" name="sure" value=(count);
                     @for (name, value) in order.asked.pairs() { input type="hidden" name=(name) value=(value); }
                     @if let Some(key) = &order.of_letter { input type="hidden" name="key" value=(key); }

@@ -9,7 +9,7 @@ use crate::pages::layout::token;
 use crate::pages::overview::name_of;
 use crate::pages::timeline::{Step, timeline};
 use crate::pages::{content, database_away, link, missing, plain, words};
-use crate::{Request, Response, Site, Visitor};
+use crate::{Guest, Request, Response, Site};
 
 /// A sequence, and the message id if the path has it: `42` or `42.0198b2f1-…`. A sequence may be used again.
 pub(in crate::pages) type Which = (i64, Option<LetterId>);
@@ -24,7 +24,7 @@ pub(in crate::pages) fn which(path: &str) -> Option<Which> {
 
 pub(in crate::pages) fn show(
     site: &Site,
-    visitor: &Visitor,
+    guest: &Guest,
     request: &Request,
     (sequence, letter): Which,
 ) -> Response {
@@ -43,7 +43,7 @@ pub(in crate::pages) fn show(
             let more = html! {
                 ul { @for one in each { li { a href={ "/dead/" (one.id()) } { (one.message_id) } " " (one.topic) } } }
             };
-            return missing(site, visitor, request, &words, &more);
+            return missing(site, guest, request, &words, &more);
         }
         Ok([]) => {
             let words = format!(
@@ -51,23 +51,23 @@ pub(in crate::pages) fn show(
             );
             let messages = format!("/messages?q={sequence}");
             let more = html! { p { a href=(messages) { "Find message " (sequence) } } };
-            return missing(site, visitor, request, &words, &more);
+            return missing(site, guest, request, &words, &more);
         }
-        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     let title = format!("Dead letter {sequence}");
-    let page = plain(site, visitor, request, &title);
+    let page = plain(site, guest, request, &title);
     let body = html! {
         div.title {
             h1 { "Dead letter " span.key { "#" (sequence) } }
             p { a href="/dead" { "All dead letters" } }
         }
-        @if !program::admin(&site.config).read_only { (actions(visitor, letter)) }
+        @if guest.rights.act { (actions(guest, letter)) }
         div.columns {
             (facts(letter))
-            (history(site, letter))
+            (history(guest, letter))
         }
-        (contents(site, letter))
+        (contents(guest, letter))
     };
     page.answer(StatusCode::OK, &body)
 }
@@ -98,7 +98,7 @@ fn facts(letter: &DeadLetter) -> Markup {
     }
 }
 
-fn history(site: &Site, letter: &DeadLetter) -> Markup {
+fn history(guest: &Guest, letter: &DeadLetter) -> Markup {
     let mut steps = vec![Step::new(
         "idle",
         "Enqueued",
@@ -129,35 +129,35 @@ fn history(site: &Site, letter: &DeadLetter) -> Markup {
                 (timeline(&steps))
                 @if let Some(response) = &letter.response {
                     h3 { "Start of the last response" }
-                    (content::text(site, response))
+                    (content::text(guest, response))
                 }
             }
         }
     }
 }
 
-fn contents(site: &Site, letter: &DeadLetter) -> Markup {
+fn contents(guest: &Guest, letter: &DeadLetter) -> Markup {
     html! {
         section.panel aria-labelledby="payload" {
             div.head {
                 h2 id="payload" { "Payload" }
-                (content::hint(site))
+                (content::hint(guest))
             }
             div.body {
-                (content::json(site, "Payload", letter.payload.as_deref().unwrap_or_default()))
+                (content::json(guest, "Payload", letter.payload.as_deref().unwrap_or_default()))
                 @if let Some(headers) = &letter.headers {
                     h3 { "Headers" }
-                    (content::json(site, "Headers", headers))
+                    (content::json(guest, "Headers", headers))
                 }
             }
         }
     }
 }
 
-fn actions(visitor: &Visitor, letter: &DeadLetter) -> Markup {
+fn actions(guest: &Guest, letter: &DeadLetter) -> Markup {
     html! {
         form.do method="post" action="/dead/requeue" {
-            (token(visitor))
+            (token(guest))
             input type="hidden" name="letter" value=(letter.id());
             input type="hidden" name="key" value=(letter.idempotency_key);
             button { "Requeue" }

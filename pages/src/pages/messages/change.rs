@@ -8,7 +8,7 @@ use maud::{Markup, html};
 use crate::pages::layout::token;
 use crate::pages::{bad_request, database_away, link};
 use crate::request::Form;
-use crate::{AUDIT, Request, Response, Site, Visitor};
+use crate::{AUDIT, Guest, Request, Response, Site};
 
 /// A requested change to a message.
 enum Order {
@@ -54,22 +54,22 @@ fn due(form: &Form) -> Result<Due, String> {
     }
 }
 
-pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(in crate::pages) fn answer(site: &Site, guest: &Guest, request: &Request) -> Response {
     let form = request.form();
     let value = |name| form.get(name).unwrap_or_default().trim();
     let Ok(sequence) = value("sequence").parse() else {
-        return bad_request(site, visitor, request, "The message is missing or invalid.");
+        return bad_request(site, guest, request, "The message is missing or invalid.");
     };
     let why = value("why");
     let order = match Order::of(&request.path, &form, why) {
         Ok(order) => order,
-        Err(error) => return bad_request(site, visitor, request, &error),
+        Err(error) => return bad_request(site, guest, request, &error),
     };
     let mut which = MessageRef::from(Sequence(sequence)).at(value("destination"));
     if let Ok(id) = value("id").parse() {
         which = which.with_id(id);
     }
-    let note = Note::new(&visitor.who, why);
+    let note = Note::new(&guest.who, why);
     let done = site.changes.run(|conn, outbox| match &order {
         Order::Cancel => admin::cancel(conn, outbox, &which, &note),
         Order::Reschedule(due) => admin::reschedule(conn, outbox, &which, *due, &note),
@@ -85,7 +85,7 @@ pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request
                 Answer::Unknown | Answer::Ambiguous => "unknown",
                 _ => "ended_before",
             };
-            log::info!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, became = became, why = why; "admin page: change of message {sequence} requested by {:?}: {became}", visitor.who);
+            log::info!(target: AUDIT, event = event, who = guest.who, peer:% = guest.peer, sequence = sequence, became = became, why = why; "admin page: change of message {sequence} requested by {:?}: {became}", guest.who);
             let q = match value("key") {
                 "" => sequence.to_string(),
                 key => key.to_owned(),
@@ -93,14 +93,14 @@ pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request
             Response::see_other(&link("/messages", &[("q", &q), ("done", became)]))
         }
         Err(error) => {
-            log::warn!(target: AUDIT, event = event, who = visitor.who, peer:% = visitor.peer, sequence = sequence, error:% = format!("{error:#}"); "admin page: cannot change message {sequence}: {error:#}");
-            database_away(site, visitor, request, &format!("{error:#}"))
+            log::warn!(target: AUDIT, event = event, who = guest.who, peer:% = guest.peer, sequence = sequence, error:% = format!("{error:#}"); "admin page: cannot change message {sequence}: {error:#}");
+            database_away(site, guest, request, &format!("{error:#}"))
         }
     }
 }
 
 /// The forms that change a live or dead message.
-pub(in crate::pages) fn actions(visitor: &Visitor, record: &MessageRecord) -> Markup {
+pub(in crate::pages) fn actions(guest: &Guest, record: &MessageRecord) -> Markup {
     let is_waiting = record.kept_in == "live" && record.locked_by.is_none();
     if !is_waiting && record.kept_in != "dead" && record.kept_in != "live" {
         return html! {};
@@ -115,19 +115,19 @@ pub(in crate::pages) fn actions(visitor: &Visitor, record: &MessageRecord) -> Ma
             div.body {
                 @if is_waiting {
                     form.do method="post" action="/message/reschedule" {
-                        (meant(visitor, record))
+                        (meant(guest, record))
                         label.field { "Due in (empty: now)" input name="in" placeholder="2h"; }
                         button { "Reschedule" }
                     }
                     form.do method="post" action="/message/cancel" {
-                        (meant(visitor, record))
+                        (meant(guest, record))
                         label.field { "Why" input name="why" maxlength="400"; }
                         button.danger { "Cancel" }
                         span.quiet { "The message is neither sent nor dead-lettered. Its payload is deleted." }
                     }
                 }
                 form.do method="post" action="/message/settle" {
-                    (meant(visitor, record))
+                    (meant(guest, record))
                     label.field { "Settle by hand"
                         select name="verdict" {
                             option value="delivered" { "Delivered by other means" }
@@ -142,9 +142,9 @@ pub(in crate::pages) fn actions(visitor: &Visitor, record: &MessageRecord) -> Ma
     }
 }
 
-fn meant(visitor: &Visitor, record: &MessageRecord) -> Markup {
+fn meant(guest: &Guest, record: &MessageRecord) -> Markup {
     html! {
-        (token(visitor))
+        (token(guest))
         input type="hidden" name="sequence" value=(record.sequence);
         input type="hidden" name="id" value=(record.message_id);
         input type="hidden" name="destination" value=(record.destination);

@@ -12,7 +12,7 @@ use crate::pages::overview::name_of;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::{link, words};
 use crate::request::Form;
-use crate::{Site, Visitor};
+use crate::{Guest, Site};
 
 /// Messages per page.
 const PAGE: usize = 50;
@@ -141,9 +141,9 @@ fn form(asked: &Asked<'_>) -> Markup {
 }
 
 /// The forms that change all messages of the list of waiting messages.
-pub(super) fn change_all(visitor: &Visitor, asked: &Asked<'_>) -> Markup {
+pub(super) fn change_all(guest: &Guest, asked: &Asked<'_>) -> Markup {
     let meant = html! {
-        (token(visitor))
+        (token(guest))
         @for (name, value) in asked.pairs() { input type="hidden" name=(name) value=(value); }
         label.field { "Why" input name="reason" maxlength="400"; }
     };

@@ -9,7 +9,7 @@ use crate::pages::layout::token;
 use crate::pages::table::{Column, Kind, number, table};
 use crate::pages::words;
 use crate::pause::{find, in_words};
-use crate::{Site, Visitor};
+use crate::{Guest, Site};
 
 /// A row of the table: a destination, or a paused topic.
 struct Place {
@@ -22,8 +22,8 @@ struct Place {
     held: Option<String>,
 }
 
-pub(super) fn panel(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
-    let can_change = !program::admin(&site.config).read_only;
+pub(super) fn panel(site: &Site, guest: &Guest, glance: &Glance) -> Markup {
+    let can_change = guest.rights.act;
     let places = places(site, &glance.pauses);
     let mut columns = vec![
         Column("Destination", Kind::Text),
@@ -53,8 +53,8 @@ pub(super) fn panel(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
             ];
             if can_change {
                 row.push(match pause {
-                    Some(_) => resume_form(visitor, place),
-                    None => pause_form(visitor, place),
+                    Some(_) => resume_form(guest, place),
+                    None => pause_form(guest, place),
                 });
             }
             row
@@ -68,7 +68,7 @@ pub(super) fn panel(site: &Site, visitor: &Visitor, glance: &Glance) -> Markup {
             }
             @if rows.is_empty() { p.none { "No destinations are configured in this process. The process of the relay has them." } }
             @else { (table("Destinations", &columns, &rows)) }
-            @if can_change { (pause_by_name(visitor)) }
+            @if can_change { (pause_by_name(guest)) }
         }
     }
 }
@@ -151,10 +151,10 @@ pub(in crate::pages) fn left(pause: &Pause) -> String {
     }
 }
 
-fn resume_form(visitor: &Visitor, place: &Place) -> Markup {
+fn resume_form(guest: &Guest, place: &Place) -> Markup {
     html! {
         form method="post" action="/resume" {
-            (token(visitor))
+            (token(guest))
             input type="hidden" name="kind" value=(place.kind.as_str());
             input type="hidden" name="name" value=(place.name);
             button.second { "Resume" span.unseen { " " (place.name) } }
@@ -162,12 +162,12 @@ fn resume_form(visitor: &Visitor, place: &Place) -> Markup {
     }
 }
 
-fn pause_form(visitor: &Visitor, place: &Place) -> Markup {
+fn pause_form(guest: &Guest, place: &Place) -> Markup {
     html! {
         details.inline {
             summary { "Pause" span.unseen { " " (place.name) } "…" }
             form method="post" action="/pause" {
-                (token(visitor))
+                (token(guest))
                 input type="hidden" name="kind" value=(place.kind.as_str());
                 input type="hidden" name="name" value=(place.name);
                 (how())
@@ -185,13 +185,13 @@ fn how() -> Markup {
     }
 }
 
-fn pause_by_name(visitor: &Visitor) -> Markup {
+fn pause_by_name(guest: &Guest) -> Markup {
     html! {
         div.actions {
             details.inline {
                 summary { "Pause a topic or destination by name…" }
                 form method="post" action="/pause" {
-                    (token(visitor))
+                    (token(guest))
                     label.field { "Kind"
                         select name="kind" {
                             option value="topic" { "Topic" }

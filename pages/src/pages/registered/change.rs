@@ -9,35 +9,35 @@ use maud::{Markup, html};
 use super::{page_of, with};
 use crate::pages::layout::token;
 use crate::pages::{bad_request, content, database_away, link, plain, words};
-use crate::{AUDIT, Request, Response, Site, Visitor};
+use crate::{AUDIT, Guest, Request, Response, Site};
 
 const LONGEST_REASON: usize = 200;
 
 /// The result of a change, as stated in the address of the next page.
 type Became = Result<&'static str, DestinationError>;
 
-pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request) -> Response {
+pub(in crate::pages) fn answer(site: &Site, guest: &Guest, request: &Request) -> Response {
     let form = request.form();
     let value = |name| form.get(name).unwrap_or_default().trim();
     let name = value("name");
     let reason: String = value("reason").chars().take(LONGEST_REASON).collect();
     let message = value("message");
-    let note = Note::new(&visitor.who, &reason);
+    let note = Note::new(&guest.who, &reason);
     let is_there = |there: bool, became| if there { became } else { "no_destination" };
     let became =
         |there: Result<bool, DestinationError>, became| there.map(|there| is_there(there, became));
     let done: anyhow::Result<Became> = match request.path.as_str() {
-        "/destination/test" => return test(site, visitor, request, name),
+        "/destination/test" => return test(site, guest, request, name),
         "/destination/remove" if value("sure") != "yes" => {
-            return question(site, visitor, request, name);
+            return question(site, guest, request, name);
         }
         "/destination/disable" if reason.is_empty() => {
             let why = "Say why: the reason is the only explanation for later readers.";
-            return bad_request(site, visitor, request, why);
+            return bad_request(site, guest, request, why);
         }
         "/destination/send-again" => {
             let Ok(id) = message.parse() else {
-                return bad_request(site, visitor, request, "The message is missing or invalid.");
+                return bad_request(site, guest, request, "The message is missing or invalid.");
             };
             site.changes.run(|conn, outbox| {
                 with(site, outbox, |destinations| {
@@ -69,23 +69,23 @@ pub(in crate::pages) fn answer(site: &Site, visitor: &Visitor, request: &Request
     let what = request.path.trim_start_matches("/destination/");
     match done {
         Ok(Ok(became)) => {
-            log::info!(target: AUDIT, event = "admin_destination", who = visitor.who, peer:% = visitor.peer, destination = name, what = what, message_id = message, why = reason, became = became; "{:?} requested {what} of destination {name:?} on the admin page: {became}", visitor.who);
+            log::info!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = what, message_id = message, why = reason, became = became; "{:?} requested {what} of destination {name:?} on the admin page: {became}", guest.who);
             let done = [("done", became)];
             Response::see_other(&match became {
                 "removed" => link("/destinations", &done),
                 _ => link("/destinations", &[[("name", name)], done].concat()),
             })
         }
-        Ok(Err(error)) => bad_request(site, visitor, request, &format!("{error}.")),
+        Ok(Err(error)) => bad_request(site, guest, request, &format!("{error}.")),
         Err(error) => {
-            log::warn!(target: AUDIT, event = "admin_destination", who = visitor.who, peer:% = visitor.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of destination {name:?} on the admin page, which failed: {error:#}", visitor.who);
-            database_away(site, visitor, request, &format!("{error:#}"))
+            log::warn!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of destination {name:?} on the admin page, which failed: {error:#}", guest.who);
+            database_away(site, guest, request, &format!("{error:#}"))
         }
     }
 }
 
 /// Sends a test event and shows the response. No database connection is held during the send.
-fn test(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Response {
+fn test(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
     let test = site.searches.run(|conn, outbox| {
         with(site, outbox, |destinations| {
             destinations.test(conn, name, &site.config)
@@ -99,27 +99,27 @@ fn test(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Respon
         }
         Ok(Err(error)) => {
             let why = format!("Nothing was sent: {error}.");
-            return bad_request(site, visitor, request, &why);
+            return bad_request(site, guest, request, &why);
         }
-        Err(error) => return database_away(site, visitor, request, &format!("{error:#}")),
+        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     let answer = test.send();
     let went_well = answer.went_well;
-    log::info!(target: AUDIT, event = "admin_destination", who = visitor.who, peer:% = visitor.peer, destination = name, what = "test", went_well = went_well; "{:?} tested destination {name:?} on the admin page", visitor.who);
+    log::info!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = "test", went_well = went_well; "{:?} tested destination {name:?} on the admin page", guest.who);
     let title = format!("Test of {name}");
     let content = html! {
         section.panel {
             div.head { h1 { "Test of " span.key { (words::name(name)) } } }
             div.body {
-                (tested(site, &answer))
+                (tested(guest, &answer))
                 p { a.button.second href=(page_of(name)) { "Back to the destination" } }
             }
         }
     };
-    plain(site, visitor, request, &title).answer(StatusCode::OK, &content)
+    plain(site, guest, request, &title).answer(StatusCode::OK, &content)
 }
 
-fn tested(site: &Site, answer: &TestAnswer) -> Markup {
+fn tested(guest: &Guest, answer: &TestAnswer) -> Markup {
     html! {
         dl.facts {
             dt { "Result" }
@@ -132,12 +132,12 @@ fn tested(site: &Site, answer: &TestAnswer) -> Markup {
             dt { "Duration" } dd { (words::duration(answer.took.as_secs_f64())) }
             dt { "Message id" } dd { (answer.message_id) }
         }
-        @if let Some(body) = &answer.body { (content::text(site, body)) }
+        @if let Some(body) = &answer.body { (content::text(guest, body)) }
     }
 }
 
 /// The confirmation page for a removal.
-fn question(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Response {
+fn question(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
     let title = format!("Remove {name}?");
     let content = html! {
         section.panel {
@@ -145,7 +145,7 @@ fn question(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Re
             div.body {
                 p { "Messages that wait for the destination are dead-lettered (" code { "DESTINATION_REMOVED" } "). Its signing secret is deleted permanently." }
                 form.do method="post" action="/destination/remove" {
-                    (token(visitor))
+                    (token(guest))
                     input type="hidden" name="name" value=(name);
                     input type="hidden" name="sure" value="yes";
                     button.danger.sure { "Remove" }
@@ -154,5 +154,5 @@ fn question(site: &Site, visitor: &Visitor, request: &Request, name: &str) -> Re
             }
         }
     };
-    plain(site, visitor, request, &title).answer(StatusCode::OK, &content)
+    plain(site, guest, request, &title).answer(StatusCode::OK, &content)
 }

@@ -1,0 +1,129 @@
+//! Who sends a request, and what they may do, as the application knows it.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use uuid::Uuid;
+
+/// Who sends a request, and what they may do.
+///
+/// ```
+/// use diesel_outbox_pages::{Rights, Visitor};
+///
+/// let ann = Visitor::known("ann", Rights::look().with_act(true));
+/// let stranger = Visitor::unknown("192.0.2.7".parse()?);
+/// # let _ = (ann, stranger);
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Visitor {
+    pub(crate) identity: Option<Identity>,
+    pub(crate) peer: IpAddr,
+}
+
+/// A person whom the application has checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    pub(crate) who: String,
+    pub(crate) rights: Rights,
+    /// The only tenant for whom this person acts; `None`: an operator.
+    pub(crate) tenant: Option<Uuid>,
+}
+
+impl Visitor {
+    /// Nobody has checked who this is: the login of the pages decides.
+    pub fn unknown(peer: IpAddr) -> Self {
+        Self {
+            identity: None,
+            peer: peer.to_canonical(),
+        }
+    }
+
+    /// An operator whom the application has logged in: the pages have no login and no logout.
+    pub fn known(who: impl Into<String>, rights: Rights) -> Self {
+        Self::identified(who.into(), rights, None)
+    }
+
+    /// A person who acts for this tenant, as the application has checked. The pages of operators refuse such visitors.
+    pub fn of_tenant(tenant: Uuid, who: impl Into<String>, rights: Rights) -> Self {
+        Self::identified(who.into(), rights, Some(tenant))
+    }
+
+    fn identified(who: String, rights: Rights, tenant: Option<Uuid>) -> Self {
+        let identity = Identity {
+            who,
+            rights,
+            tenant,
+        };
+        Self {
+            identity: Some(identity),
+            peer: Ipv4Addr::UNSPECIFIED.into(),
+        }
+    }
+
+    /// The address of the client, for the audit log. Defaults to `0.0.0.0` for visitors whom the application knows.
+    #[must_use]
+    pub fn from_peer(mut self, peer: IpAddr) -> Self {
+        self.peer = peer.to_canonical();
+        self
+    }
+}
+
+/// What a visitor may do besides looking.
+///
+/// ```
+/// use diesel_outbox_pages::Rights;
+///
+/// let support = Rights::look().with_payloads(true);
+/// assert_ne!(support, Rights::all());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rights {
+    /// To change something. Without it there are no forms.
+    pub act: bool,
+    /// To see payloads, headers and responses. Without it only their shape is shown.
+    pub payloads: bool,
+    /// To see the signing secret that an act of theirs has made.
+    pub secrets: bool,
+}
+
+impl Rights {
+    /// To look, without payloads and secrets.
+    pub fn look() -> Self {
+        Self {
+            act: false,
+            payloads: false,
+            secrets: false,
+        }
+    }
+
+    /// To do and see everything.
+    pub fn all() -> Self {
+        Self {
+            act: true,
+            payloads: true,
+            secrets: true,
+        }
+    }
+
+    /// Whether the visitor may change something.
+    #[must_use]
+    pub fn with_act(mut self, act: bool) -> Self {
+        self.act = act;
+        self
+    }
+
+    /// Whether the visitor may see payloads, headers and responses.
+    #[must_use]
+    pub fn with_payloads(mut self, payloads: bool) -> Self {
+        self.payloads = payloads;
+        self
+    }
+
+    /// Whether the visitor may see secrets that an act of theirs has made.
+    #[must_use]
+    pub fn with_secrets(mut self, secrets: bool) -> Self {
+        self.secrets = secrets;
+        self
+    }
+}
