@@ -74,7 +74,7 @@ use crate::dispatch::CustomerError;
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
 use crate::sealed::{Opened, Place, Stored, open_all, open_auth, seal};
-use crate::store::destinations::{self as store, Secrets};
+use crate::store::destinations::{self as store, Secrets, Which};
 use crate::store::operate::deliveries::{self, SentAgain};
 use crate::store::pinned::pinned;
 use crate::store::relay::served;
@@ -86,7 +86,9 @@ pub use self::trial::{DestinationTest, TestAnswer};
 pub use self::verification::{EndpointAnswer, EndpointCheck};
 pub use crate::registered_destination::RegisteredDestination;
 pub use crate::store::destinations::DestinationFilter;
-pub use crate::store::operate::deliveries::{Deliveries, Delivery, DeliveryFilter};
+pub use crate::store::operate::deliveries::{
+    Deliveries, Delivery, DeliveryDetails, DeliveryFilter, FailedAttempt,
+};
 pub use crate::store::operate::ledger::DeliveryCount;
 
 /// The operator in the history of a message that is sent again.
@@ -172,6 +174,8 @@ impl From<diesel::result::Error> for DestinationError {
 pub struct Destinations<'a> {
     name: &'a OutboxName,
     keys: &'a SecretKeys,
+    /// Every statement about a destination or a message has this condition.
+    tenant: Option<Uuid>,
 }
 
 /// How the secrets of registered destinations are stored.
@@ -213,6 +217,7 @@ impl Outbox {
         Destinations {
             name: self.name(),
             keys: &NO_KEYS,
+            tenant: None,
         }
     }
 }
@@ -239,6 +244,33 @@ impl<'a> Destinations<'a> {
     #[must_use]
     pub fn with_keys(self, keys: &'a SecretKeys) -> Self {
         Self { keys, ..self }
+    }
+
+    /// Limits everything to the destinations and the messages of this tenant: for the pages of a customer. Others do not
+    /// exist for these methods, even by their name. Every statement has the condition. What [`put`](Self::put) registers
+    /// is the tenant's; [`encrypt`](Self::encrypt) and [`encryption`](Self::encryption) are for operators, and see all
+    /// destinations. Defaults to all tenants.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    ///
+    /// # let tenant = uuid::Uuid::nil();
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// // The name comes from a form. `false`: the tenant has no such destination.
+    /// let removed = outbox.destinations().of_tenant(tenant).remove(&mut conn, "acme")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn of_tenant(self, tenant: Uuid) -> Self {
+        let tenant = Some(tenant);
+        Self { tenant, ..self }
+    }
+
+    fn which<'n>(&self, name: &'n str) -> Which<'n> {
+        let tenant = self.tenant;
+        Which { name, tenant }
     }
 
     /// Registers a destination with a new secret, or [its own](RegisteredDestination::secret). If the name exists, replaces
@@ -279,13 +311,24 @@ impl<'a> Destinations<'a> {
             });
         let auth = auth.transpose()?;
         let auth = auth.as_ref().map(ExposeSecret::expose_secret);
-        Ok(pinned(conn, self.name, |conn, outbox| {
-            store::put(conn, outbox, destination, secret, auth)?;
-            if own.is_some() {
-                store::rotate(conn, outbox, name, secret, Duration::ZERO)?;
+        pinned(conn, self.name, |conn, outbox| {
+            let tenant = self.tenant;
+            let put = match tenant.filter(|tenant| destination.tenant_id != Some(*tenant)) {
+                None => store::put(conn, outbox, destination, tenant, secret, auth)?,
+                Some(own) => {
+                    let destination = destination.clone().tenant(own);
+                    store::put(conn, outbox, &destination, tenant, secret, auth)?
+                }
+            };
+            if !put {
+                let key = format!("destinations.{name}.name");
+                return Err(ConfigError::new(key, "the name is not available").into());
             }
-            Ok::<_, diesel::result::Error>(())
-        })?)
+            if own.is_some() {
+                store::rotate(conn, outbox, self.which(name), secret, Duration::ZERO)?;
+            }
+            Ok(())
+        })
     }
 
     /// The destination of this name; `None`: it does not exist.
@@ -298,7 +341,9 @@ impl<'a> Destinations<'a> {
         name: &str,
     ) -> Result<Option<RegisteredDestination>, DestinationError> {
         pinned(conn, self.name, |conn, outbox| {
-            let mut found: Vec<_> = store::get(conn, outbox, name)?.into_iter().collect();
+            let mut found: Vec<_> = store::get(conn, outbox, self.which(name))?
+                .into_iter()
+                .collect();
             self.report_secrets(conn, outbox, &mut found)?;
             report_refusals(conn, outbox, &mut found)?;
             Ok(found.pop())
@@ -316,7 +361,7 @@ impl<'a> Destinations<'a> {
         limit: usize,
     ) -> Result<Vec<RegisteredDestination>, DestinationError> {
         pinned(conn, self.name, |conn, outbox| {
-            let mut found = store::list(conn, outbox, filter, limit)?;
+            let mut found = store::list(conn, outbox, (filter, self.tenant), limit)?;
             self.report_secrets(conn, outbox, &mut found)?;
             report_refusals(conn, outbox, &mut found)?;
             Ok(found)
@@ -329,7 +374,7 @@ impl<'a> Destinations<'a> {
     /// If the database fails.
     pub fn enable(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
-            store::set_enabled(conn, outbox, name, None)
+            store::set_enabled(conn, outbox, self.which(name), None)
         })?)
     }
 
@@ -345,7 +390,7 @@ impl<'a> Destinations<'a> {
         reason: &str,
     ) -> Result<bool, DestinationError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
-            store::set_enabled(conn, outbox, name, Some(reason))
+            store::set_enabled(conn, outbox, self.which(name), Some(reason))
         })?)
     }
 
@@ -355,7 +400,7 @@ impl<'a> Destinations<'a> {
     /// If the database fails.
     pub fn remove(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
-            store::remove(conn, outbox, name)
+            store::remove(conn, outbox, self.which(name))
         })?)
     }
 
@@ -370,7 +415,7 @@ impl<'a> Destinations<'a> {
         name: &str,
     ) -> Result<Option<SigningSecret>, DestinationError> {
         let found = pinned(conn, self.name, |conn, outbox| {
-            store::secrets(conn, outbox, name)
+            store::secrets(conn, outbox, self.which(name))
         })?;
         let Some(text) = found.and_then(|found| found.secret) else {
             return Ok(None);
@@ -433,7 +478,7 @@ impl<'a> Destinations<'a> {
         }
         let sealed = self.sealed(name, &secret.written())?;
         Ok(pinned(conn, self.name, |conn, outbox| {
-            store::rotate(conn, outbox, name, sealed.expose_secret(), keep)
+            store::rotate(conn, outbox, self.which(name), sealed.expose_secret(), keep)
         })?)
     }
 
@@ -542,7 +587,14 @@ impl<'a> Destinations<'a> {
                             *count += 1;
                             break;
                         }
-                        row = store::secrets(conn, outbox, &one.name)?;
+                        row = store::secrets(
+                            conn,
+                            outbox,
+                            Which {
+                                name: &one.name,
+                                tenant: None,
+                            },
+                        )?;
                     }
                 }
                 Ok::<_, DestinationError>(last)
@@ -656,7 +708,36 @@ impl<'a> Destinations<'a> {
         limit: usize,
     ) -> Result<Deliveries, DestinationError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
-            deliveries::deliveries(conn, outbox, name, filter, limit)
+            deliveries::deliveries(conn, outbox, self.which(name), filter, limit)
+        })?)
+    }
+
+    /// One delivery of a destination, with its content and its failed attempts. `None`: the destination has no delivery
+    /// or dead letter with this message id, and no waiting message that was tried before.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    ///
+    /// # let message_id = uuid::Uuid::nil();
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// if let Some(found) = outbox.destinations().delivery(&mut conn, "acme", message_id)? {
+    ///     println!("{:?} after {} failures", found.delivery.state, found.failed.len());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn delivery(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        message_id: Uuid,
+    ) -> Result<Option<DeliveryDetails>, DestinationError> {
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            deliveries::details(conn, outbox, self.which(name), message_id)
         })?)
     }
 
@@ -692,7 +773,7 @@ impl<'a> Destinations<'a> {
         windows: usize,
     ) -> Result<Vec<Option<DeliveryCount>>, DestinationError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
-            deliveries::counts(conn, outbox, name, window, windows)
+            deliveries::counts(conn, outbox, self.which(name), window, windows)
         })?)
     }
 
@@ -731,10 +812,7 @@ impl<'a> Destinations<'a> {
         message_id: Uuid,
     ) -> Result<bool, DestinationError> {
         let sent = pinned(conn, self.name, |conn, outbox| {
-            if store::get(conn, outbox, name)?.is_none() {
-                return Ok(SentAgain::NotFound);
-            }
-            deliveries::send_again(conn, outbox, name, message_id, SENT_AGAIN_BY)
+            deliveries::send_again(conn, outbox, self.which(name), message_id, SENT_AGAIN_BY)
         })?;
         match sent {
             SentAgain::Yes => Ok(true),
@@ -743,7 +821,7 @@ impl<'a> Destinations<'a> {
         }
     }
 
-    /// Prepares a test: an event `outbox.test`, which is signed and formatted like the destination's messages, but not
+    /// Prepares a test: an event `outbox.test`, or [another](DestinationTest::event), which is signed and formatted like the destination's messages, but not
     /// stored in the outbox. [`send`](DestinationTest::send) sends the test immediately, even if the destination is
     /// disabled, and needs no connection. `None`: the destination does not exist.
     ///
@@ -789,11 +867,11 @@ impl<'a> Destinations<'a> {
         config: &Config,
     ) -> Result<Option<(RegisteredDestination, Vec<SigningSecret>, Config)>, DestinationError> {
         let found = pinned(conn, self.name, |conn, outbox| {
-            store::registered_as(conn, outbox, &[name.to_owned()])
+            store::registered_one(conn, outbox, self.which(name))
         })?;
         let Some(store::Registered {
             mut row, secrets, ..
-        }) = found.into_iter().next()
+        }) = found
         else {
             return Ok(None);
         };

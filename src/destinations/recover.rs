@@ -114,10 +114,9 @@ impl Destinations<'_> {
         conn: &mut PgConnection,
         name: &str,
     ) -> Result<Option<Registered>, DestinationError> {
-        let found = pinned(conn, self.name, |conn, outbox| {
-            store::registered_as(conn, outbox, &[name.to_owned()])
-        })?;
-        Ok(found.into_iter().next())
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            store::registered_one(conn, outbox, self.which(name))
+        })?)
     }
 
     fn dead_letters(
@@ -131,6 +130,7 @@ impl Destinations<'_> {
         let filter = DeadFilter::default()
             .destination(name.clone())
             .registration(found.id)
+            .tenant_id(self.tenant)
             .since(since);
         let letters: Vec<LetterId> = pinned(conn, self.name, |conn, outbox| {
             dead::matching(conn, outbox, &filter)

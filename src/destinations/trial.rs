@@ -85,6 +85,21 @@ impl DestinationTest {
         })
     }
 
+    /// Sends an event of this topic, such as the example of a catalogue, instead of `outbox.test`.
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::DestinationTest;
+    ///
+    /// fn paid(test: DestinationTest) -> DestinationTest {
+    ///     test.event("order.paid", &serde_json::json!({ "order_id": 1, "cents": 4200 }))
+    /// }
+    /// ```
+    pub fn event(mut self, topic: &str, payload: &serde_json::Value) -> Self {
+        let (to, tenant) = (self.message.destination, self.message.tenant_id);
+        self.message = Message::unstored(topic, &to, tenant, payload);
+        self
+    }
+
     /// Sends the test, and waits for the response, with the same timeout as for a message.
     ///
     /// ```

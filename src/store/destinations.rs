@@ -230,6 +230,24 @@ fn registered(name: &OutboxName) -> destination::table {
     destination::table(name.destination())
 }
 
+/// A registered destination by its name. With a tenant: only if the destination is the tenant's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Which<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) tenant: Option<Uuid>,
+}
+
+fn is_it(which: Which<'_>) -> On<'_, destination::table> {
+    all_of([
+        given(Some(which.name), |name| destination::name.eq(name)),
+        given(which.tenant, is_of_tenant),
+    ])
+}
+
+fn is_of_tenant(tenant: Uuid) -> On<'static, destination::table> {
+    Box::new(destination::tenant_id.assume_not_null().eq(tenant))
+}
+
 /// Whether the trigger `outbox_destination_most` refused a destination because its tenant has reached the limit.
 pub(crate) fn exceeds_limit(error: &Error) -> bool {
     matches!(error, Error::DatabaseError(DatabaseErrorKind::CheckViolation, info)
@@ -237,14 +255,17 @@ pub(crate) fn exceeds_limit(error: &Error) -> bool {
 }
 
 /// Inserts the destination with this secret and this authentication in its stored form. If the name exists, replaces
-/// everything except the secrets.
+/// everything except the secrets. With a tenant: only a destination that is the tenant's. `false`: another has the name.
 pub(crate) fn put(
     conn: &mut PgConnection,
     name: &OutboxName,
     one: &RegisteredDestination,
+    tenant: Option<Uuid>,
     secret: &str,
     auth: Option<&str>,
-) -> QueryResult<()> {
+) -> QueryResult<bool> {
+    use diesel::query_dsl::methods::FilterDsl;
+
     let headers: BTreeMap<&str, &str> = (one.headers.iter())
         .map(|(name, value)| (name.as_str(), value.expose_secret()))
         .collect();
@@ -294,17 +315,18 @@ pub(crate) fn put(
             destination::disabled_reason.eq(excluded(destination::disabled_reason)),
             destination::verification.eq(excluded(destination::verification)),
         ))
+        .filter(all_of([given(tenant, is_of_tenant)]))
         .execute(conn)
-        .map(drop)
+        .map(|count| count > 0)
 }
 
 pub(crate) fn get(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &str,
+    which: Which<'_>,
 ) -> QueryResult<Option<RegisteredDestination>> {
     let found = registered(name)
-        .filter(destination::name.eq(which))
+        .filter(is_it(which))
         .select(row!())
         .get_result::<StoredRow>(conn)
         .optional()?;
@@ -315,13 +337,12 @@ pub(crate) fn get(
 pub(crate) fn list(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &DestinationFilter,
+    (filter, tenant): (&DestinationFilter, Option<Uuid>),
     limit: usize,
 ) -> QueryResult<Vec<RegisteredDestination>> {
     let which: On<'_, destination::table> = all_of([
-        given(filter.tenant_id, |tenant| {
-            destination::tenant_id.assume_not_null().eq(tenant)
-        }),
+        given(tenant, is_of_tenant),
+        given(filter.tenant_id, is_of_tenant),
         given(filter.enabled, |enabled| destination::enabled.eq(enabled)),
         given(filter.failing, |failing| destination::failing.eq(failing)),
         given(filter.search.as_deref(), |text| {
@@ -396,11 +417,11 @@ fn escaped(text: &str) -> String {
 pub(crate) fn set_enabled(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &str,
+    which: Which<'_>,
     disabled_reason: Option<&str>,
 ) -> QueryResult<bool> {
     update(registered(name))
-        .filter(destination::name.eq(which))
+        .filter(is_it(which))
         .set((
             destination::enabled.eq(disabled_reason.is_none()),
             destination::disabled_reason.eq(disabled_reason),
@@ -480,23 +501,27 @@ pub(crate) fn tenants(
     Ok(found.into_iter().collect())
 }
 
-/// The registration that has this name now.
+/// The registration of the destination now.
 pub(crate) fn registration(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &str,
+    which: Which<'_>,
 ) -> QueryResult<Option<Uuid>> {
     registered(name)
-        .filter(destination::name.eq(which))
+        .filter(is_it(which))
         .select(destination::id)
         .get_result(conn)
         .optional()
 }
 
 /// Removes the destination. `false`: the destination does not exist.
-pub(crate) fn remove(conn: &mut PgConnection, name: &OutboxName, which: &str) -> QueryResult<bool> {
+pub(crate) fn remove(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: Which<'_>,
+) -> QueryResult<bool> {
     delete(registered(name))
-        .filter(destination::name.eq(which))
+        .filter(is_it(which))
         .execute(conn)
         .map(|count| count > 0)
 }
@@ -518,10 +543,10 @@ const SECRETS: (destination::name, destination::secret, destination::auth) =
 pub(crate) fn secrets(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &str,
+    which: Which<'_>,
 ) -> QueryResult<Option<Secrets>> {
     registered(name)
-        .filter(destination::name.eq(which))
+        .filter(is_it(which))
         .select(SECRETS)
         .get_result(conn)
         .optional()
@@ -640,8 +665,25 @@ pub(crate) fn registered_as(
     name: &OutboxName,
     names: &[String],
 ) -> QueryResult<Vec<Registered>> {
+    registered_that(conn, name, Box::new(destination::name.eq_any(names)))
+}
+
+/// The destination, as a relay knows it.
+pub(crate) fn registered_one(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: Which<'_>,
+) -> QueryResult<Option<Registered>> {
+    Ok(registered_that(conn, name, is_it(which))?.pop())
+}
+
+fn registered_that(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    is_meant: On<'_, destination::table>,
+) -> QueryResult<Vec<Registered>> {
     let found = registered(name)
-        .filter(destination::name.eq_any(names))
+        .filter(is_meant)
         .select((row!(), destination::id, (destination::secret, all_sign())))
         .load::<(StoredRow, Uuid, (Option<String>, bool))>(conn)?;
     let of_row =
@@ -661,12 +703,12 @@ pub(crate) fn registered_as(
 pub(crate) fn rotate(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &str,
+    which: Which<'_>,
     new: &str,
     keep: Duration,
 ) -> QueryResult<bool> {
     let found: Option<(Option<String>, bool)> = registered(name)
-        .filter(destination::name.eq(which))
+        .filter(is_it(which))
         .for_update()
         .select((destination::secret, all_sign()))
         .get_result(conn)
@@ -678,7 +720,7 @@ pub(crate) fn rotate(
     let secrets = [new].into_iter().chain(signing(&before, all_sign));
     let secrets: Vec<&str> = secrets.take(MOST_SECRETS).collect();
     update(registered(name))
-        .filter(destination::name.eq(which))
+        .filter(is_it(which))
         .set((
             destination::secret.eq(secrets.join(" ")),
             destination::old_secrets_until.eq((clock_timestamp() + interval(keep)).nullable()),

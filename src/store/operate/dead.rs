@@ -18,6 +18,7 @@ use uuid::Uuid;
 pub use self::groups::DeadGroup;
 pub(crate) use self::groups::groups;
 
+use super::deliveries::Recipient;
 use super::history::{self, Event, Touched};
 use super::messages::Content;
 use crate::message::Sequence;
@@ -193,10 +194,7 @@ fn is_meant(filter: &DeadFilter) -> Condition<'_> {
         given(filter.tenant_id, |id| {
             dead::tenant_id.assume_not_null().eq(id)
         }),
-        given(filter.registration, |id| {
-            let is_it = dead::registration.assume_not_null().eq(id);
-            dead::registration.is_null().or(is_it)
-        }),
+        given(filter.registration, is_not_another),
         given(filter.since, |time| {
             dead::dead_lettered_at.ge(from_micros(as_micros(time)))
         }),
@@ -288,22 +286,31 @@ pub(crate) fn find_by_message_id(
     Ok(letters)
 }
 
-/// The dead letters of a message for this destination. If the name is registered, only those of its registration.
+/// Whether a letter is of this registration of a destination, or of none.
+fn is_not_another(registration: Uuid) -> Condition<'static> {
+    let is_it = dead::registration.assume_not_null().eq(registration);
+    Box::new(dead::registration.is_null().or(is_it))
+}
+
+/// Whether a letter is one of this recipient.
+pub(super) fn is_for(to: Recipient<'_>) -> Condition<'_> {
+    all_of([
+        given(Some(to.destination), |name| dead::destination.eq(name)),
+        given(to.registration, is_not_another),
+        given(to.tenant, |id| dead::tenant_id.assume_not_null().eq(id)),
+    ])
+}
+
+/// The dead letters of a message for this recipient.
 pub(super) fn of_delivery(
     conn: &mut PgConnection,
     name: &OutboxName,
     message_id: Uuid,
-    destination: &str,
-    registration: Option<Uuid>,
+    to: Recipient<'_>,
 ) -> QueryResult<Vec<LetterId>> {
-    let filter = DeadFilter {
-        destination: Some(destination.to_owned()),
-        registration,
-        ..DeadFilter::default()
-    };
     let sequences = dead::table(name.dead())
         .filter(dead::message_id.eq(message_id))
-        .filter(is_meant(&filter))
+        .filter(is_for(to))
         .order(dead::sequence)
         .select((dead::sequence, dead::message_id));
     unprepared(sequences).load(conn)

@@ -17,6 +17,7 @@ use diesel::{PgConnection, select};
 use uuid::Uuid;
 
 use super::dead::{self, DeadFilter, DeadLetter};
+use super::history;
 use super::ledger::{self, DeliveryCount, LedgerFilter, LedgerRow, Looked};
 use super::messages::{self, Content, MessageRecord};
 use super::waiting::is_so;
@@ -25,10 +26,10 @@ use crate::name::OutboxName;
 use crate::public_error::public_error;
 use crate::schema::values::to_micros;
 use crate::status::Status;
-use crate::store::destinations;
+use crate::store::destinations::{self, Which};
 use crate::store::filter::filter;
 use crate::store::looking::looking_briefly;
-use crate::store::place::{Place, as_micros};
+use crate::store::place::{Place, as_micros, from_micros};
 use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::searched::{ALL, Deadline};
@@ -59,6 +60,12 @@ filter! {
         state: Status,
         /// Only this tenant.
         tenant_id: Uuid,
+        /// Only this topic.
+        topic: String,
+        /// Only messages that were settled, or are due, at this time or later.
+        since: SystemTime,
+        /// Only messages that were settled, or are due, before this time.
+        until: SystemTime,
         /// Only deliveries after this place: the next page ([`Deliveries::next`]).
         after: Place,
     }
@@ -137,17 +144,110 @@ impl Delivery {
     }
 }
 
-/// The deliveries to this destination, newest first. If the name is registered, only those of its registration, and those
-/// that were addressed by the name alone.
+/// One attempt to deliver a message that has failed.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct FailedAttempt {
+    /// The number of the attempt, from 1.
+    pub attempt: Option<i32>,
+    /// When the attempt ended, RFC 3339.
+    pub happened_at: String,
+    /// The duration of the send.
+    pub took: Option<Duration>,
+    /// The HTTP status of the response.
+    pub http_status: Option<i32>,
+    /// The beginning of the response.
+    pub response: Option<String>,
+    /// Why the attempt failed: the name of a [`ReasonCode`](crate::ReasonCode).
+    pub reason: Option<String>,
+    /// The error, for operators. Show customers [`public_error`](Self::public_error).
+    pub error: Option<String>,
+}
+
+impl FailedAttempt {
+    /// Why the attempt failed, in words for customers, like [`Delivery::public_error`].
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::DeliveryDetails;
+    ///
+    /// fn errors(details: &DeliveryDetails) -> Vec<String> {
+    ///     details.failed.iter().filter_map(|attempt| attempt.public_error()).collect()
+    /// }
+    /// ```
+    pub fn public_error(&self) -> Option<String> {
+        let code = self.reason.as_deref()?.parse();
+        Some(public_error(code.ok(), self.error.as_deref()))
+    }
+}
+
+/// One delivery: what was sent, and what came back.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DeliveryDetails {
+    /// The delivery, as in the list.
+    pub delivery: Delivery,
+    /// The payload, JSON; `None`: the ledger did not keep it.
+    pub payload: Option<String>,
+    /// The headers of the message, a JSON object; `None`: there are none, or the ledger did not keep them.
+    pub headers: Option<String>,
+    /// The beginning of the last response.
+    pub response: Option<String>,
+    /// The attempts that have failed, oldest first.
+    pub failed: Vec<FailedAttempt>,
+}
+
+/// Whose deliveries are meant: those to a destination. If the name is registered, only those of its registration, and
+/// those that were addressed by the name alone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Recipient<'a> {
+    pub(super) destination: &'a str,
+    pub(super) registration: Option<Uuid>,
+    /// Only messages of this tenant.
+    pub(super) tenant: Option<Uuid>,
+}
+
+impl<'a> Recipient<'a> {
+    /// `None`: the tenant has no such destination.
+    fn find(
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: Which<'a>,
+    ) -> QueryResult<Option<Self>> {
+        let registration = destinations::registration(conn, name, which)?;
+        let is_there = registration.is_some() || which.tenant.is_none();
+        Ok(is_there.then_some(Self {
+            destination: which.name,
+            registration,
+            tenant: which.tenant,
+        }))
+    }
+}
+
+/// The deliveries to this destination, newest first.
 pub(crate) fn deliveries(
     conn: &mut PgConnection,
     name: &OutboxName,
-    destination: &str,
+    which: Which<'_>,
     filter: &DeliveryFilter,
     limit: usize,
 ) -> QueryResult<Deliveries> {
     let deadline = Deadline::new();
-    let registration = destinations::registration(conn, name, destination)?;
+    let is_another = |tenant| filter.tenant_id.is_some_and(|asked| asked != tenant);
+    let to = Recipient::find(conn, name, which)?;
+    let Some(to) = to.filter(|to| !to.tenant.is_some_and(is_another)) else {
+        return Ok(Deliveries {
+            rows: Vec::new(),
+            next: None,
+            is_complete: true,
+        });
+    };
+    let end = filter.until.map(|until| Place::before(as_micros(until)));
+    let filter = &DeliveryFilter {
+        tenant_id: to.tenant.or(filter.tenant_id),
+        after: [filter.after, end].into_iter().flatten().min(),
+        ..filter.clone()
+    };
+    let (destination, registration) = (to.destination, to.registration);
     // One more row tells whether there is another page.
     let one_more = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
     let asks = |state| filter.state.is_none_or(|asked| asked == state);
@@ -156,8 +256,7 @@ pub(crate) fn deliveries(
         .into_iter()
         .any(asks)
     {
-        let of = (destination, registration);
-        match waiting(conn, name, of, filter, one_more, deadline)? {
+        match waiting(conn, name, to, filter, one_more, deadline)? {
             Some(found) => rows.extend(found),
             None => is_complete = false,
         }
@@ -166,7 +265,9 @@ pub(crate) fn deliveries(
         let filter = DeadFilter {
             destination: Some(destination.to_owned()),
             tenant_id: filter.tenant_id,
+            topic: filter.topic.clone(),
             registration,
+            since: filter.since,
             before: filter.after,
             ..DeadFilter::default()
         };
@@ -177,7 +278,9 @@ pub(crate) fn deliveries(
         let filter = LedgerFilter {
             destination: Some(destination.to_owned()),
             tenant_id: filter.tenant_id,
+            topic: filter.topic.clone(),
             registration,
+            since: filter.since,
             status: Some(Status::Delivered),
             before: filter.after,
             ..LedgerFilter::default()
@@ -236,7 +339,7 @@ fn page(
 fn waiting(
     conn: &mut PgConnection,
     name: &OutboxName,
-    (destination, registration): (&str, Option<Uuid>),
+    to: Recipient<'_>,
     filter: &DeliveryFilter,
     limit: i64,
     deadline: Deadline,
@@ -246,11 +349,11 @@ fn waiting(
     };
     let found = looking_briefly(conn, left, |conn| {
         let mut found: Vec<MessageRecord> = Vec::new();
-        for lanes in streams_to(conn, name, destination)?.chunks(ARRAYS_AT_ONCE) {
+        for lanes in streams_to(conn, name, to.destination)?.chunks(ARRAYS_AT_ONCE) {
             if deadline.left(ALL).is_none_or(|left| left < ALL / 2) {
                 return Ok(None);
             }
-            let last = |lane| last_of(name, lane, registration, filter, limit);
+            let last = |lane| last_of(name, lane, to.registration, filter, limit);
             let Some(all) = claim::concatenated(lanes.iter().map(last)) else {
                 continue;
             };
@@ -269,12 +372,14 @@ fn waiting(
 pub(crate) fn counts(
     conn: &mut PgConnection,
     name: &OutboxName,
-    destination: &str,
+    which: Which<'_>,
     window: Duration,
     windows: usize,
 ) -> QueryResult<Vec<Option<DeliveryCount>>> {
     let deadline = Deadline::new();
-    let registration = destinations::registration(conn, name, destination)?;
+    let Some(to) = Recipient::find(conn, name, which)? else {
+        return Ok(Vec::new());
+    };
     let micros = i64::try_from(window.as_micros()).unwrap_or(i64::MAX).max(1);
     let mut end = select(clock_timestamp()).get_result(conn).map(to_micros)?;
     let mut counts = vec![None; windows];
@@ -285,7 +390,7 @@ pub(crate) fn counts(
         };
         let begin = end.saturating_sub(micros);
         *count = looking_briefly(conn, left, |conn| {
-            ledger::count(conn, name, destination, registration, (begin, end))
+            ledger::count(conn, name, to, (begin, end))
         })?;
         if count.is_none() {
             break;
@@ -309,6 +414,10 @@ fn last_of<'a>(
         Some(is_of(lane)),
         given(filter.state, is_so),
         given(filter.tenant_id, of_tenant),
+        given(filter.topic.as_ref(), |topic| candidate::topic.eq(topic)),
+        given(filter.since, |time| {
+            candidate::available_at.ge(from_micros(as_micros(time)))
+        }),
         given(registration, |id| {
             let is_it = candidate::registration.assume_not_null().eq(id);
             candidate::registration.is_null().or(is_it)
@@ -356,7 +465,7 @@ fn add_answers(
 
 impl Delivery {
     fn of_record(row: MessageRecord) -> Self {
-        let waits = row.status != Status::Sending;
+        let waits = row.settled_at.is_none() && row.status != Status::Sending;
         Self {
             place: row.place(),
             message_id: row.message_id,
@@ -429,32 +538,28 @@ pub(crate) enum SentAgain {
     NotKept,
 }
 
-/// Sends a dead or delivered message of this destination there once more. If the name is registered, only a message of
-/// its registration.
+/// Sends a dead or delivered message of this registered destination there once more.
 pub(crate) fn send_again(
     conn: &mut PgConnection,
     name: &OutboxName,
-    destination: &str,
+    which: Which<'_>,
     message_id: Uuid,
     operator: &str,
 ) -> QueryResult<SentAgain> {
-    let registration = destinations::registration(conn, name, destination)?;
-    let letters = dead::of_delivery(conn, name, message_id, destination, registration)?;
+    let to = Recipient::find(conn, name, which)?;
+    let Some(to) = to.filter(|to| to.registration.is_some()) else {
+        return Ok(SentAgain::NotFound);
+    };
+    let letters = dead::of_delivery(conn, name, message_id, to)?;
     if !letters.is_empty() {
         // A letter that is not requeued already has its key in the outbox.
-        dead::requeue_to(conn, name, &letters, destination, operator)?;
+        dead::requeue_to(conn, name, &letters, to.destination, operator)?;
         return Ok(SentAgain::Yes);
     }
-    if is_on_its_way(conn, name, (destination, registration), message_id)? {
+    if !messages::tried(conn, name, message_id, to)?.is_empty() {
         return Ok(SentAgain::Yes);
     }
-    let replayed = super::replay::once_more(
-        conn,
-        name,
-        (destination, registration),
-        message_id,
-        operator,
-    )?;
+    let replayed = super::replay::once_more(conn, name, to, message_id, operator)?;
     Ok(match replayed {
         None => SentAgain::NotFound,
         Some(done) if done.without_payload > 0 => SentAgain::NotKept,
@@ -462,29 +567,48 @@ pub(crate) fn send_again(
     })
 }
 
-/// Whether this message waits for this destination after a failed attempt, or after it was sent again. The history
-/// leads to it: the history has an index of message ids, and the outbox has none.
-fn is_on_its_way(
+/// One delivery of this destination. `None`: there is none, or it waits and was not tried yet.
+pub(crate) fn details(
     conn: &mut PgConnection,
     name: &OutboxName,
-    (destination, registration): (&str, Option<Uuid>),
+    which: Which<'_>,
     message_id: Uuid,
-) -> QueryResult<bool> {
-    let known = attempt::table(name.attempt())
-        .filter(attempt::message_id.eq(message_id))
-        .filter(attempt::destination.eq(destination))
-        .select(attempt::sequence);
-    let waits = outbox::table(name.outbox())
-        .filter(outbox::sequence.eq_any(known))
-        .filter(outbox::destination.eq(destination))
-        .filter(all_of([given(registration, |id| {
-            let is_it = outbox::registration.assume_not_null().eq(id);
-            outbox::registration.is_null().or(is_it)
-        })]))
-        .select(outbox::sequence)
-        .limit(1);
-    let found: Vec<i64> = unprepared(waits).load(conn)?;
-    Ok(!found.is_empty())
+) -> QueryResult<Option<DeliveryDetails>> {
+    let Some(to) = Recipient::find(conn, name, which)? else {
+        return Ok(None);
+    };
+    let mut found = messages::tried(conn, name, message_id, to)?;
+    found.extend(messages::ended(conn, name, message_id, to)?);
+    // What waits, and then what was settled last.
+    let order = |row: &MessageRecord| (row.settled_at.is_none(), row.settled_at.clone());
+    let Some(row) = found.into_iter().max_by_key(order) else {
+        return Ok(None);
+    };
+    let failed = history::failed(conn, name, message_id, to)?;
+    let failed = failed.into_iter().map(|entry| FailedAttempt {
+        attempt: entry.attempt,
+        happened_at: entry.happened_at,
+        took: entry.took,
+        http_status: entry.http_status,
+        response: entry.response,
+        reason: entry.reason,
+        error: entry.error,
+    });
+    let mut details = DeliveryDetails {
+        payload: row.payload.clone(),
+        headers: row.headers.clone(),
+        response: row.response.clone(),
+        failed: failed.collect(),
+        delivery: Delivery::of_record(row),
+    };
+    let last = details.failed.last();
+    let delivery = &mut details.delivery;
+    if delivery.settled_at.is_none() {
+        delivery.http_status = last.and_then(|last| last.http_status);
+        details.response = last.and_then(|last| last.response.clone());
+    }
+    delivery.can_be_sent_again = delivery.settled_at.is_some() && details.payload.is_some();
+    Ok(Some(details))
 }
 
 #[cfg(test)]

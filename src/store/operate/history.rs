@@ -3,14 +3,19 @@
 use std::time::Duration;
 
 use diesel::data_types::PgInterval;
-use diesel::prelude::{ExpressionMethods, OptionalExtension, QueryDsl, Queryable, RunQueryDsl};
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
+    QueryDsl, Queryable, RunQueryDsl,
+};
 use diesel::result::QueryResult;
 use diesel::{PgConnection, insert_into};
 use uuid::Uuid;
 
+use super::deliveries::Recipient;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::store::place::Rfc3339;
+use crate::store::sql::{On, all_of, given};
 use crate::store::statement::unprepared;
 use crate::store::table::{attempt, outbox, part};
 
@@ -79,8 +84,36 @@ pub(crate) fn history(
     name: &OutboxName,
     ids: &[Uuid],
 ) -> QueryResult<Vec<HistoryEntry>> {
+    entries(conn, name, Box::new(attempt::message_id.eq_any(ids)))
+}
+
+/// The failed attempts to send this message to this recipient, oldest first.
+pub(super) fn failed(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_id: Uuid,
+    to: Recipient<'_>,
+) -> QueryResult<Vec<HistoryEntry>> {
+    let is_failed = attempt::event.eq("failed");
+    entries(conn, name, Box::new(is_for(message_id, to).and(is_failed)))
+}
+
+/// Whether an entry is of this message, for this recipient.
+pub(super) fn is_for(message_id: Uuid, to: Recipient<'_>) -> On<'_, attempt::table> {
+    all_of([
+        given(Some(message_id), |id| attempt::message_id.eq(id)),
+        given(Some(to.destination), |name| attempt::destination.eq(name)),
+        given(to.tenant, |id| attempt::tenant_id.assume_not_null().eq(id)),
+    ])
+}
+
+fn entries(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: On<'_, attempt::table>,
+) -> QueryResult<Vec<HistoryEntry>> {
     let entries = attempt::table(name.attempt())
-        .filter(attempt::message_id.eq_any(ids))
+        .filter(which)
         .order((attempt::happened_at, attempt::sequence))
         .limit(MOST)
         .select((

@@ -20,6 +20,7 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
+use super::deliveries::Recipient;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
@@ -322,19 +323,26 @@ pub(super) fn is_not_another(registration: Uuid) -> On<'static, ledger::table> {
     Box::new(ledger::registration.is_null().or(is_it))
 }
 
+/// Whether an entry is one of this recipient.
+pub(super) fn is_for(to: Recipient<'_>) -> On<'_, ledger::table> {
+    all_of([
+        given(Some(to.destination), |name| ledger::destination.eq(name)),
+        given(to.registration, is_not_another),
+        given(to.tenant, |id| ledger::tenant_id.assume_not_null().eq(id)),
+    ])
+}
+
 /// Counts the messages of a destination that were settled at or after the first time, and before the second.
 pub(super) fn count(
     conn: &mut PgConnection,
     name: &OutboxName,
-    destination: &str,
-    registration: Option<Uuid>,
+    recipient: Recipient<'_>,
     (from, to): (i64, i64),
 ) -> QueryResult<DeliveryCount> {
     let counts = ledger::table(name.ledger())
-        .filter(all_of([given(registration, is_not_another)]))
+        .filter(is_for(recipient))
         .filter(ledger::settled_at.ge(from_micros(from)))
         .filter(ledger::settled_at.lt(from_micros(to)))
-        .filter(ledger::destination.eq(destination))
         .group_by(ledger::status)
         .select((ledger::status, count_star()));
     let counts: Vec<(Status, i64)> = unprepared(counts).load(conn)?;

@@ -15,13 +15,14 @@ use uuid::Uuid;
 
 pub(crate) use crate::message::replays::LONGEST_RUN;
 
-use super::ledger::is_not_another;
+use super::deliveries::Recipient;
+use super::ledger::{is_for, is_not_another};
 use super::missed::Step;
 use crate::message::replays::replayed;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::Status;
-use crate::store::destinations;
+use crate::store::destinations::{self, Which};
 use crate::store::digest_of;
 use crate::store::filter::filter;
 use crate::store::looking::looking;
@@ -121,7 +122,13 @@ pub(crate) fn begin(
     };
     let until = filter.until.map_or(i64::MAX, as_micros);
     let registration = match filter.destination.as_deref() {
-        Some(which) => destinations::registration(conn, name, which)?,
+        Some(which) => {
+            let which = Which {
+                name: which,
+                tenant: None,
+            };
+            destinations::registration(conn, name, which)?
+        }
         None => None,
     };
     Ok(Walk {
@@ -293,15 +300,14 @@ fn next(
 pub(crate) fn once_more(
     conn: &mut PgConnection,
     name: &OutboxName,
-    (destination, registration): (&str, Option<Uuid>),
+    to: Recipient<'_>,
     message_id: Uuid,
     operator: &str,
 ) -> QueryResult<Option<Step>> {
     let delivered = ledger::table(name.ledger())
         .filter(ledger::message_id.eq(message_id))
-        .filter(ledger::destination.eq(destination))
         .filter(ledger::status.eq(Status::Delivered.as_str()))
-        .filter(all_of([given(registration, is_not_another)]))
+        .filter(is_for(to))
         .order(ledger::settled_at.desc())
         .select((
             ledger::message_id,
@@ -319,7 +325,7 @@ pub(crate) fn once_more(
         None => done.without_payload = 1,
         Some(row) => {
             let (ids, run) = (ReplayIds::Same, new_run());
-            done.placed = insert(conn, name, ids, destination, &run, &[row], operator)?;
+            done.placed = insert(conn, name, ids, to.destination, &run, &[row], operator)?;
         }
     }
     Ok(Some(done))
