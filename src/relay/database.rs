@@ -14,7 +14,7 @@ use super::planner::{Part, Streams, Surveyed};
 use super::registered::{Changes, Failing};
 use super::registry::Registry;
 use super::session::{AfterRefusal, Session};
-use super::written::{Settle, Written, write_down};
+use super::written::{Settle, Written, deliver_and_continue, write_down};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::routes::Serves;
@@ -425,6 +425,9 @@ impl Database for Session {
             runs: settle.runs,
         };
         self.run_with(after, |conn, name| {
+            if let Some(done) = deliver_and_continue(conn, settle, claimant)? {
+                return Ok(done);
+            }
             conn.transaction(|conn| {
                 let written = write_down(conn, settle)?;
                 let of_changed = written

@@ -9,9 +9,9 @@ use super::bulkhead::Bulkhead;
 use super::settlement::{Kind, Settlement, delivered, failed};
 use crate::config::Config;
 use crate::status::Status;
-use crate::store::relay::claim::Runs;
+use crate::store::relay::claim::{Batch, Claimant, Runs};
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::ordered::Key;
+use crate::store::relay::ordered::{self, Key};
 use crate::store::relay::own;
 use crate::store::relay::settle::{self, Claim, Delivered, Failed};
 use crate::store::relay::split::{self, Piece, Split};
@@ -113,6 +113,42 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
         in_conflict: Vec::new(),
         unfinished: Vec::new(),
     })
+}
+
+/// Records delivered messages and claims the next ones of their keys with one statement, if that is possible.
+pub(super) fn deliver_and_continue(
+    conn: &mut PgConnection,
+    settle: &Settle<'_>,
+    claimant: Claimant<'_>,
+) -> QueryResult<Option<(Written, Batch)>> {
+    let ordering_keys = settle.keys.values().map(|key| &key.ordering_key);
+    let are_apart = ordering_keys.collect::<HashSet<_>>().len() == settle.keys.len();
+    if settle.kind != Kind::Delivered
+        || settle.has_runs()
+        || claimant.runs.is_some()
+        || !claimant.has_space_for_any(settle.keys.len())
+        || !are_apart
+    {
+        return Ok(None);
+    }
+    let (config, bulkheads) = (settle.config, settle.bulkheads);
+    let delivered: Vec<Delivered> = (settle.group.iter())
+        .filter_map(|one| delivered(one, bulkheads))
+        .collect();
+    let (changed, next) = ordered::deliver_and_claim_next(
+        conn,
+        &config.table,
+        settle.lease,
+        (&delivered, config.ledger_payload.is_kept()),
+        settle.keys,
+        settle.closed,
+    )?;
+    let written = Written {
+        changed,
+        in_conflict: Vec::new(),
+        unfinished: Vec::new(),
+    };
+    Ok(Some((written, next)))
 }
 
 /// Releases the messages of runs of which another relay has taken over a part, or the server has lost one. A run is

@@ -55,6 +55,12 @@ impl<'a> Statement<'a> {
         self
     }
 
+    /// Adds text.
+    pub(crate) fn and(mut self, sql: &str) -> Self {
+        self.sql.push_str(sql);
+        self
+    }
+
     /// Sets the SQL types of the rows, whose columns then need no names.
     pub(crate) fn giving<Row>(self) -> Statement<'a, Row> {
         Statement {

@@ -10,7 +10,7 @@ mod tests;
 
 use std::time::Instant;
 
-use diesel::dsl::{AsSelect, AssumeNotNull, Eq, array, case_when, exists};
+use diesel::dsl::{AsSelect, AssumeNotNull, Eq, SqlTypeOf, array, case_when, exists};
 use diesel::internal::table_macro::{NoFromClause, NullableExpression};
 use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
@@ -19,6 +19,7 @@ use diesel::prelude::{
     OptionalExtension, PgArrayExpressionMethods, QueryDsl, RunQueryDsl, SelectableHelper,
     TextExpressionMethods,
 };
+use diesel::query_builder::{Query, QueryFragment, QueryId};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Record, Text, Timestamptz};
 use diesel::{PgConnection, select, update};
@@ -153,7 +154,7 @@ pub(crate) struct Claimant<'a> {
 
 impl Claimant<'_> {
     /// Whether `count` messages may be claimed without further facts: any size fits, and no other relay holds them.
-    pub(super) fn has_space_for_any(&self, count: usize) -> bool {
+    pub(crate) fn has_space_for_any(&self, count: usize) -> bool {
         let bytes = count.saturating_mul(MAX_ROW_BYTES);
         self.expired.is_empty() && (count <= 1 || bytes <= self.bytes)
     }
@@ -453,14 +454,22 @@ pub(super) fn take_at_once(
     these: Sequences<'_>,
 ) -> QueryResult<Batch> {
     let before = Instant::now();
-    let these = update(outbox::table(name.outbox()))
+    let rows: Vec<TakenRow> = kept(take_these(name, lease, these)).load(conn)?;
+    let rows = rows.into_iter().map(|row| (row, TakenOver::No));
+    Ok(Batch::of(rows, before))
+}
+
+/// Takes free messages. There are none if the lease has expired, or if the relay must stand by for an older one.
+pub(super) fn take_these<'a>(
+    name: &OutboxName,
+    lease: LeaseId,
+    these: Sequences<'a>,
+) -> impl Query<SqlType = SqlTypeOf<Taken>> + QueryFragment<Pg> + QueryId + use<'a> {
+    update(outbox::table(name.outbox()))
         .filter(outbox::sequence.eq(AnyOf(these)))
         .filter(exists(at_work(name, lease)))
         .set(is_held_by(lease))
-        .returning(taken(name));
-    let rows: Vec<TakenRow> = kept(these).load(conn)?;
-    let rows = rows.into_iter().map(|row| (row, TakenOver::No));
-    Ok(Batch::of(rows, before))
+        .returning(taken(name))
 }
 
 type IsHeld = (

@@ -34,7 +34,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Record, Timestamptz};
 use diesel::{PgConnection, select};
 
-pub(crate) use self::next::claim_next;
+pub(crate) use self::next::{claim_next, deliver_and_claim_next};
 
 use self::run::claim_behind;
 use super::claim::{

@@ -105,6 +105,21 @@ pub(crate) fn delivered(
     status: Status,
     keep_payload: bool,
 ) -> QueryResult<Vec<i64>> {
+    let statement = delivering(name, lease, messages, status, keep_payload);
+    statement
+        .and(" SELECT sequence FROM gone")
+        .giving::<BigInt>()
+        .load(conn)
+}
+
+/// A statement that goes on after `gone`, the messages that it has removed, with its values $1 to $9.
+pub(super) fn delivering<'a>(
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &'a [Delivered],
+    status: Status,
+    keep_payload: bool,
+) -> Statement<'a> {
     let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
     let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
     let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
@@ -116,8 +131,7 @@ pub(crate) fn delivered(
             SELECT *, NULL AS error, CASE WHEN code IS NULL THEN 1 ELSE 0 END AS counted
               FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[], $8::text[], $9::uuid[])
                 AS t(sequence, http_status, response, destination, code, registration)
-        ), {gone}, recorded AS ({recorded})
-        SELECT sequence FROM gone",
+        ), {gone}, recorded AS ({recorded})",
         gone = gone(name, "$4", "$6"),
         recorded = record(name, status, "$5"),
     ))
@@ -130,8 +144,6 @@ pub(crate) fn delivered(
     .bind::<Array<Text>, _>(messages.iter().map(|m| &*m.destination).collect::<Vec<_>>())
     .bind::<Array<Nullable<Text>>, _>(codes)
     .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
-    .giving::<BigInt>()
-    .load(conn)
 }
 
 /// Removes messages that the ledger already has as delivered.

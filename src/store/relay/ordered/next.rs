@@ -1,15 +1,20 @@
 //! The message that follows another in its key.
 
+use std::collections::HashMap;
+use std::time::Instant;
+
 use diesel::PgConnection;
-use diesel::dsl::array;
+use diesel::dsl::{SqlTypeOf, array};
 use diesel::expression::ValidGrouping;
 use diesel::pg::Pg;
+use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    AppearsOnTable, BoolExpressionMethods, Expression, ExpressionMethods, QueryDsl,
+    AppearsOnTable, BoolExpressionMethods, Expression, ExpressionMethods, QueryDsl, RunQueryDsl,
+    Selectable,
 };
-use diesel::query_builder::{AstPass, QueryFragment, QueryId};
+use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Text};
+use diesel::sql_types::{Array, BigInt, Binary, Nullable, Text, Timestamptz};
 
 use super::run::claim_behind;
 use super::{
@@ -17,10 +22,16 @@ use super::{
     none_of_its_key,
 };
 use crate::name::OutboxName;
+use crate::status::Status;
+use crate::store::live::LiveRow;
 use crate::store::relay::claim::{
-    Batch, Candidates, Claimant, claim_from, facts, is_free, take_at_once,
+    Batch, Candidates, Claimant, Sequences, TakenOver, claim_from, facts, is_free, take_at_once,
+    take_these,
 };
-use crate::store::sql::clock_timestamp;
+use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::{Delivered, delivering};
+use crate::store::sql::{On, clock_timestamp};
+use crate::store::statement::Statement;
 use crate::store::table::{candidate, other};
 
 /// Claims the next message of each of these keys.
@@ -38,16 +49,10 @@ pub(crate) fn claim_next(
     keys: &[Key],
     closed: &[String],
 ) -> QueryResult<Batch> {
-    let is_before_or_held = is_before().or(is_held(claimant.expired));
-    let parts_elsewhere = names(None).and(is_before_or_held);
+    let first = AnyFirstOf::new(name, keys.iter(), None);
     let next = candidate::table(name.outbox())
-        .filter(candidate::sequence.eq(AnyFirstOf::new(name, keys)))
-        .filter(candidate::available_at.le(clock_timestamp()))
-        .filter(candidate::topic.ne_all(closed))
-        .filter(is_free(claimant.expired))
-        .filter(is_not_kept_back(name, None))
-        .filter(names_none().or(none_before(name, Box::new(other::destination.eq("")))))
-        .filter(names_one().or(none_of_its_key(name, Box::new(parts_elsewhere))))
+        .filter(candidate::sequence.eq(first))
+        .filter(may_follow(name, claimant.expired, closed))
         .order(candidate::sequence);
     let mut batch = if claimant.has_space_for_any(keys.len()) {
         let next = next.select(candidate::sequence);
@@ -62,7 +67,125 @@ pub(crate) fn claim_next(
     Ok(batch)
 }
 
-/// The sequences of the first message of each of these keys, for `column.eq(…)`.
+/// Whether the first message of a key can be claimed.
+fn may_follow<'a>(
+    name: &OutboxName,
+    expired: &'a [i64],
+    closed: &'a [String],
+) -> On<'a, candidate::table> {
+    let is_open = candidate::available_at
+        .le(clock_timestamp())
+        .and(candidate::topic.ne_all(closed));
+    let parts_elsewhere = names(None).and(is_before().or(is_held(expired)));
+    let none_for_all = none_before(name, Box::new(other::destination.eq("")));
+    let none_elsewhere = none_of_its_key(name, Box::new(parts_elsewhere));
+    Box::new(
+        is_open
+            .and(is_free(expired))
+            .and(is_not_kept_back(name, None))
+            .and(names_none().or(none_for_all))
+            .and(names_one().or(none_elsewhere)),
+    )
+}
+
+/// Records delivered messages, and claims the next message of each of these keys, by the sequences of the delivered
+/// messages: with one statement, so that a key costs one round trip and one commit for each message. No two of the keys
+/// have the same ordering key. Returns the sequences of the recorded messages.
+///
+/// The statement still sees the delivered messages. Only the search of the first message would find them: the other
+/// conditions are about messages with the same ordering key and another destination.
+pub(crate) fn deliver_and_claim_next(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    (delivered, keep_payload): (&[Delivered], bool),
+    keys: &HashMap<i64, Key>,
+    closed: &[String],
+) -> QueryResult<(Vec<i64>, Batch)> {
+    let before = Instant::now();
+    let (sequences, keys): (Vec<i64>, Vec<&Key>) = keys.iter().unzip();
+    let first = AnyFirstOf::new(name, keys.into_iter(), Some(sequences));
+    let next = candidate::table(name.outbox())
+        .filter(candidate::sequence.eq(first))
+        .filter(may_follow(name, &[], closed))
+        .order(candidate::sequence)
+        .select(candidate::sequence)
+        .for_no_key_update()
+        .skip_locked();
+    let next: Sequences<'_> = Box::new(array(next));
+    let both = Both {
+        settle: delivering(name, lease, delivered, Status::Delivered, keep_payload),
+        claim: take_these(name, lease, next),
+    };
+    let rows: Vec<BothRow> = both.load(conn)?;
+    let mut done = Vec::with_capacity(rows.len());
+    let mut taken = Vec::with_capacity(rows.len());
+    for (sequence, row, at, digest, registrations, _) in rows {
+        done.extend(sequence);
+        taken.extend(
+            row.zip(at)
+                .map(|(row, at)| ((row, at, digest, registrations), TakenOver::No)),
+        );
+    }
+    Ok((done, Batch::of(taken, before)))
+}
+
+/// A settle that ends within WITH, and the claim that goes on.
+///
+/// Text: Diesel has no WITH.
+struct Both<'a, Claim> {
+    settle: Statement<'a>,
+    claim: Claim,
+}
+
+impl<Claim> QueryId for Both<'_, Claim> {
+    type QueryId = ();
+
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+/// The sequence of a settled message, and a claimed message: the two have nothing to do with each other.
+type BothRow = (
+    Option<i64>,
+    Option<LiveRow>,
+    Option<PgTimestamp>,
+    Option<Vec<u8>>,
+    Option<i64>,
+    Option<i64>,
+);
+
+impl<Claim: QueryFragment<Pg>> QueryFragment<Pg> for Both<'_, Claim> {
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        self.settle.walk_ast(out.reborrow())?;
+        out.push_sql("\n, taken AS (");
+        self.claim.walk_ast(out.reborrow())?;
+        out.push_sql(
+            ") SELECT g.sequence, t.* FROM (SELECT sequence, row_number() OVER () AS n FROM gone) g
+                 FULL JOIN (SELECT *, row_number() OVER () AS n FROM taken) t USING (n)",
+        );
+        Ok(())
+    }
+
+    fn is_safe_to_cache_prepared(&self, _: &Pg) -> QueryResult<bool> {
+        Ok(true)
+    }
+}
+
+impl<Claim> Query for Both<'_, Claim> {
+    type SqlType = (
+        Nullable<BigInt>,
+        Nullable<SqlTypeOf<<LiveRow as Selectable<Pg>>::SelectExpression>>,
+        Nullable<Timestamptz>,
+        Nullable<Binary>,
+        Nullable<BigInt>,
+        Nullable<BigInt>,
+    );
+}
+
+impl<Claim> RunQueryDsl<PgConnection> for Both<'_, Claim> {}
+
+/// The sequences of the first message of each of these keys, for `column.eq(…)`. `after`: for each key, a message that
+/// the statement itself removes, in `gone`; keys whose message is not removed have no first one.
 ///
 /// Text: Diesel has neither `unnest` nor LATERAL.
 #[derive(ValidGrouping)]
@@ -70,16 +193,22 @@ struct AnyFirstOf<'a> {
     outbox: String,
     ordering_keys: Vec<&'a str>,
     destinations: Vec<&'a str>,
+    after: Option<Vec<i64>>,
 }
 
 impl<'a> AnyFirstOf<'a> {
-    fn new(name: &OutboxName, keys: &'a [Key]) -> Self {
+    fn new(
+        name: &OutboxName,
+        keys: impl Iterator<Item = &'a Key>,
+        after: Option<Vec<i64>>,
+    ) -> Self {
         let key = |key: &'a Key| (key.ordering_key.as_str(), key.destination.as_str());
-        let (ordering_keys, destinations) = keys.iter().map(key).unzip();
+        let (ordering_keys, destinations) = keys.map(key).unzip();
         Self {
             outbox: name.outbox(),
             ordering_keys,
             destinations,
+            after,
         }
     }
 }
@@ -102,14 +231,23 @@ impl QueryFragment<Pg> for AnyFirstOf<'_> {
         out.push_bind_param::<Array<Text>, _>(&self.ordering_keys)?;
         out.push_sql("::text[], ");
         out.push_bind_param::<Array<Text>, _>(&self.destinations)?;
-        out.push_sql(
-            "::text[]) AS k(ordering_key, destination) CROSS JOIN LATERAL (SELECT o.sequence FROM ",
-        );
+        let is_other = match &self.after {
+            None => {
+                out.push_sql("::text[]) AS k(ordering_key, destination)");
+                ""
+            }
+            Some(after) => {
+                out.push_sql("::text[], ");
+                out.push_bind_param::<Array<BigInt>, _>(after)?;
+                out.push_sql("::bigint[]) AS k(ordering_key, destination, sequence) JOIN gone USING (sequence)");
+                " AND o.sequence <> k.sequence"
+            }
+        };
+        out.push_sql(" CROSS JOIN LATERAL (SELECT o.sequence FROM ");
         out.push_sql(&self.outbox);
-        out.push_sql(
-            " o WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination
-              ORDER BY coalesce(o.split_from, o.sequence) LIMIT 1) first))",
-        );
+        out.push_sql(" o WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination");
+        out.push_sql(is_other);
+        out.push_sql(" ORDER BY coalesce(o.split_from, o.sequence) LIMIT 1) first))");
         Ok(())
     }
 }
