@@ -42,7 +42,7 @@ impl<D: Database> Settler<'_, D> {
     }
 
     /// Settles a group and claims the next message of each ordering key whose first message is finished. Both happen in
-    /// one transaction, so that no other relay claims first. Also returns the messages after which the claimer need not
+    /// one transaction, for deliveries in one statement, so that no other relay claims first. Also returns the messages after which the claimer need not
     /// check the key.
     pub(super) fn settle_and_continue(
         &mut self,
