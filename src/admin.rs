@@ -41,6 +41,7 @@ pub(crate) mod overview;
 mod pauses;
 pub(crate) mod replay;
 pub(crate) mod server;
+pub(crate) mod tail;
 pub(crate) mod topics;
 pub(crate) mod waiting;
 

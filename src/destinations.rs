@@ -52,6 +52,8 @@
 //! against plain SQL. The owner of the outbox can set another limit: `SELECT outbox_destination_limit('outbox', 5000)`.
 //! Lowering the limit removes no destinations.
 
+#[cfg(feature = "http")]
+pub(crate) mod forward;
 mod recover;
 #[cfg(feature = "http")]
 mod trial;

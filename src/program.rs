@@ -21,6 +21,7 @@ pub use crate::admin::messages::{for_each_payload, history, key_messages, ledger
 pub use crate::admin::migrations::{missing_rights, revert_migrations};
 pub use crate::admin::overview::{Overview, exact_overview, overview};
 pub use crate::admin::server::{WakeUp, server_version, wake_up};
+pub use crate::admin::tail::{Tail, TailFilter};
 pub use crate::admin::topics::{ForgetTopicError, LiveTopic, forget_topic, served_topics, topics};
 pub use crate::admin::waiting::{wait_reasons_of, waiting};
 pub use crate::config::admin::Admin;
@@ -29,6 +30,8 @@ pub use crate::config::log_format::LogFormat;
 pub use crate::config::secret::parse_secrets;
 pub use crate::config::settings::{SETTINGS, Setting};
 pub use crate::config::text::parse_duration;
+#[cfg(feature = "http")]
+pub use crate::destinations::forward::Forward;
 pub use crate::relay::DepthGauges;
 pub use crate::store::operate::activity::{Activity, Rates};
 pub use crate::store::operate::audit::Act;

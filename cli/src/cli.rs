@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use crate::settings::SettingFlags;
 use crate::{
     check, dead, destination, drain, forget, keys, lab, leases, listen, message, migrate, pause,
-    replay, resume, secret, status, topics,
+    replay, resume, secret, status, tail, topics,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
@@ -65,6 +65,8 @@ pub(crate) enum Command {
     Secret(secret::Action),
     /// Receive events and print them, to try deliveries with. Verifies signatures if --secret has secrets or public keys
     Listen(listen::Options),
+    /// Follow what is delivered: a line for each message that is settled, until SIGTERM or SIGINT
+    Tail(tail::Options),
     /// Check settings, database and routes, and show what `run` would do
     Check(check::Options),
 }

@@ -34,6 +34,7 @@ pub mod settings;
 pub mod signals;
 mod signed;
 mod status;
+mod tail;
 mod topics;
 
 use std::process::ExitCode;
@@ -68,6 +69,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Resume(action) => resume::run(&action, settings),
         Command::Secret(action) => secret::run(&action, settings),
         Command::Listen(options) => listen::run(options, settings),
+        Command::Tail(options) => tail::run(&options, settings),
         Command::Check(options) => check::run(&options, settings),
     }
 }

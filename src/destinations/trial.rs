@@ -20,8 +20,8 @@ const TOPIC: &str = "outbox.test";
 /// A test that is ready to be sent: see [`Destinations::test`](super::Destinations::test).
 #[must_use = "only `send` sends the test"]
 pub struct DestinationTest {
-    dispatcher: Arc<dyn Dispatcher>,
-    message: Message,
+    pub(super) dispatcher: Arc<dyn Dispatcher>,
+    pub(super) message: Message,
 }
 
 /// The result of a test.

@@ -30,6 +30,8 @@ pub(crate) mod replay;
 #[cfg(feature = "relay")]
 pub(crate) mod status;
 #[cfg(feature = "relay")]
+pub(crate) mod tail;
+#[cfg(feature = "relay")]
 pub(crate) mod troubles;
 #[cfg(feature = "relay")]
 pub(crate) mod waiting;

@@ -40,7 +40,7 @@ pub struct Place {
 
 impl Place {
     /// The place before all rows of this time.
-    pub(super) fn before(micros: i64) -> Self {
+    pub(crate) fn before(micros: i64) -> Self {
         let sequence = i64::MIN;
         Self { micros, sequence }
     }

@@ -81,6 +81,7 @@ mod sent_again;
 mod settings;
 mod several;
 mod shortage;
+mod tail;
 mod tenants;
 mod testing;
 mod throwaway_server;

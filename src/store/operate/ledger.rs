@@ -113,6 +113,33 @@ pub struct LedgerRow {
     settled: PgTimestamp,
 }
 
+/// The columns of a [`LedgerRow`].
+macro_rules! columns {
+    () => {
+        (
+            ledger::sequence,
+            ledger::message_id,
+            ledger::topic,
+            ledger::destination,
+            ledger::status,
+            shown_key!(ledger),
+            ledger::ordering_key,
+            ledger::tenant_id,
+            ledger::reason,
+            ledger::error,
+            ledger::http_status,
+            ledger::response,
+            ledger::attempts,
+            ledger::created_at,
+            ledger::settled_at,
+            ledger::payload.is_not_null(),
+            ledger::settled_at,
+        )
+    };
+}
+
+pub(super) use columns;
+
 /// The number of messages of a destination that were settled in a time span.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -289,25 +316,7 @@ fn between(
         .filter(is_meant(filter))
         .order((ledger::settled_at.desc(), ledger::sequence.desc()))
         .limit(limit)
-        .select((
-            ledger::sequence,
-            ledger::message_id,
-            ledger::topic,
-            ledger::destination,
-            ledger::status,
-            shown_key!(ledger),
-            ledger::ordering_key,
-            ledger::tenant_id,
-            ledger::reason,
-            ledger::error,
-            ledger::http_status,
-            ledger::response,
-            ledger::attempts,
-            ledger::created_at,
-            ledger::settled_at,
-            ledger::payload.is_not_null(),
-            ledger::settled_at,
-        ));
+        .select(columns!());
     match pages {
         Pages::All => unprepared(rows).load(conn),
         Pages::From(part, page) => {

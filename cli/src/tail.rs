@@ -1,0 +1,192 @@
+//! `diesel-outbox tail`: what is delivered, as it is delivered.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use diesel::PgConnection;
+use diesel_outbox::config::Config;
+use diesel_outbox::destinations::TestAnswer;
+use diesel_outbox::program::{Forward, LedgerRow, Tail, TailFilter};
+use diesel_outbox::{ConfigError, DatabaseError, Outbox, ReasonCode, Status, admin};
+use serde_json::{Value, json};
+
+use crate::connection::connect;
+use crate::settings::SettingFlags;
+use crate::{bulk, output, signals};
+
+/// How long to wait when nothing was settled, and before trying a lost database again.
+const INTERVAL: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Options of `tail`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Shows each message once for each destination, in the order in which messages were settled, from the \
+    ledger: delivered, dead-lettered, and wanted by no destination. A settle that commits late is shown late, if it does \
+    so within a minute. Writes nothing into the database.\n\n\
+    --forward-to sends what was delivered to another receiver, one message after the other, in the form of the first \
+    delivery: same id, content, headers of the message, mode and signing secret, but without headers and authentication of \
+    the destination. It needs the payload in the ledger (OUTBOX_LEDGER_PAYLOAD=true). A message that is refused is not sent \
+    again."
+)]
+pub(crate) struct Options {
+    /// Only topics that match, such as 'order.*'; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    topic: Vec<String>,
+    /// Only this destination
+    #[arg(long, value_name = "NAME")]
+    destination: Option<String>,
+    /// Begin with what was settled since this time: 2026-11-21T10:00:00Z, or 2h for two hours ago [default: now]
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Send each delivered message to this URL, too
+    #[arg(long, value_name = "URL")]
+    forward_to: Option<String>,
+    /// Print a line of JSON for each message
+    #[arg(long)]
+    json: bool,
+}
+
+/// What became of a message that was to be forwarded.
+enum Forwarded {
+    Sent(Box<TestAnswer>),
+    NoPayload,
+    Failed(String),
+}
+
+pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
+    let config = settings.load()?;
+    let since = options.since.as_deref();
+    let filter = TailFilter {
+        topics: options.topic.clone(),
+        destination: options.destination.clone(),
+        since: since.map(|text| bulk::time("--since", text)).transpose()?,
+    };
+    let outbox = Outbox::new(&config.table.to_string())?;
+    let url = options.forward_to.as_deref();
+    let mut forward = url
+        .map(|url| Forward::new(outbox.destinations(), &config, url))
+        .transpose()?;
+    let signals = signals::channel()?;
+    let mut first = connect(&config, "tail", PATIENCE)?;
+    let mut tail = Tail::new(&mut first, filter)?;
+    let mut conn = Some(first);
+    eprintln!("following the ledger of {} (Ctrl-C ends)", config.table);
+    loop {
+        let rows = match next(&mut conn, &mut tail, &config) {
+            Ok(rows) => rows,
+            Err(error) => {
+                conn = None;
+                eprintln!(
+                    "{}",
+                    output::shown(&format!("cannot read the ledger, trying again: {error}"))
+                );
+                Vec::new()
+            }
+        };
+        for row in &rows {
+            let forwarded = match (&mut forward, &mut conn) {
+                (Some(forward), Some(conn)) if row.status == Status::Delivered => {
+                    Some(forwarded(forward, conn, row))
+                }
+                _ => None,
+            };
+            output::line(match options.json {
+                true => as_json(row, forwarded.as_ref()).to_string(),
+                false => as_line(row, forwarded.as_ref()),
+            })?;
+            if signals.try_recv().is_ok() {
+                return Ok(());
+            }
+        }
+        if rows.is_empty() && signals.recv_timeout(INTERVAL).is_ok() {
+            return Ok(());
+        }
+    }
+}
+
+fn next(
+    conn: &mut Option<PgConnection>,
+    tail: &mut Tail,
+    config: &Config,
+) -> Result<Vec<LedgerRow>, DatabaseError> {
+    let conn = match conn {
+        Some(conn) => conn,
+        None => {
+            let url = config
+                .database_url()
+                .map_err(|error: ConfigError| DatabaseError::Connect(error.to_string()))?;
+            conn.insert(admin::connect(url, "tail", PATIENCE)?)
+        }
+    };
+    tail.next(conn, &config.table)
+}
+
+fn forwarded(forward: &mut Forward<'_>, conn: &mut PgConnection, row: &LedgerRow) -> Forwarded {
+    match forward.send(conn, row) {
+        Ok(Some(answer)) => Forwarded::Sent(Box::new(answer)),
+        Ok(None) => Forwarded::NoPayload,
+        Err(error) => Forwarded::Failed(error.to_string()),
+    }
+}
+
+fn as_line(row: &LedgerRow, forwarded: Option<&Forwarded>) -> String {
+    let mut words = vec![row.settled_at.clone(), row.topic.clone()];
+    if !row.destination.is_empty() {
+        words.push(row.destination.clone());
+    }
+    words.push(match row.attempts {
+        0 | 1 => row.status.to_string(),
+        attempts => format!("{} after {attempts} attempts", row.status),
+    });
+    words.extend(row.http_status.map(|status| status.to_string()));
+    words.extend(row.reason.clone());
+    words.extend(row.ordering_key.as_ref().map(|key| format!("key={key}")));
+    words.push(row.message_id.to_string());
+    words.extend(forwarded.map(|forwarded| {
+        match forwarded {
+            Forwarded::NoPayload => {
+                "-> not forwarded: the ledger has not kept the payload (OUTBOX_LEDGER_PAYLOAD)"
+                    .to_owned()
+            }
+            Forwarded::Failed(error) => format!("-> not forwarded: {error}"),
+            Forwarded::Sent(answer) => {
+                let took = answer.took.as_millis();
+                match (answer.http_status, &answer.error) {
+                    (Some(status), _) => format!("-> {status} after {took} ms"),
+                    (None, error) => format!("-> {}", error.as_deref().unwrap_or("no response")),
+                }
+            }
+        }
+    }));
+    output::shown(&words.join("  "))
+}
+
+fn as_json(row: &LedgerRow, forwarded: Option<&Forwarded>) -> Value {
+    let forwarded = forwarded.map(|forwarded| match forwarded {
+        Forwarded::NoPayload => json!({ "error": "the ledger has not kept the payload" }),
+        Forwarded::Failed(error) => json!({ "error": error }),
+        Forwarded::Sent(answer) => json!({
+            "http_status": answer.http_status,
+            "took_ms": answer.took.as_millis() as u64,
+            "reason": answer.reason.map(ReasonCode::as_str),
+            "error": answer.error,
+        }),
+    });
+    json!({
+        "settled_at": row.settled_at,
+        "sequence": row.sequence,
+        "message_id": row.message_id.to_string(),
+        "topic": row.topic,
+        "destination": row.destination,
+        "status": row.status,
+        "ordering_key": row.ordering_key,
+        "tenant_id": row.tenant_id.map(|tenant| tenant.to_string()),
+        "attempts": row.attempts,
+        "http_status": row.http_status,
+        "reason": row.reason,
+        "error": row.error,
+        "has_payload": row.has_payload,
+        "forwarded": forwarded,
+    })
+}

@@ -1,0 +1,152 @@
+//! Sending delivered messages to another URL, in the form in which they were delivered.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use diesel::PgConnection;
+use serde_json::Value;
+
+use super::{DestinationError, DestinationTest, Destinations, TestAnswer};
+use crate::config::{Config, ConfigError, Destination, Proxy, Tls};
+use crate::dispatch::{Dispatcher, HttpDispatcher};
+use crate::message::{Message, replays};
+use crate::store::operate::ledger::LedgerRow;
+use crate::store::operate::tail::{self, Kept};
+use crate::store::pinned::pinned;
+
+/// Posts delivered messages to a URL, and writes nothing into the database.
+///
+/// Mode and signatures are those of the destination that has the message. Its headers, its authentication and its proxy
+/// are left out: they are for its receiver only.
+pub struct Forward<'a> {
+    destinations: Destinations<'a>,
+    config: &'a Config,
+    to: Destination,
+    /// By the name of the first destination.
+    dispatchers: HashMap<String, Arc<dyn Dispatcher>>,
+}
+
+impl<'a> Forward<'a> {
+    /// # Errors
+    /// A [`ConfigError`] if the URL is none.
+    pub fn new(
+        destinations: Destinations<'a>,
+        config: &'a Config,
+        url: &str,
+    ) -> Result<Self, ConfigError> {
+        let to = Destination::new("forward", url)
+            .map_err(|error| ConfigError::new("--forward-to", error.reason()))?;
+        Ok(Self {
+            destinations,
+            config,
+            to,
+            dispatchers: HashMap::new(),
+        })
+    }
+
+    /// Posts the message of a ledger entry. `None`: the ledger has not kept its payload.
+    ///
+    /// # Errors
+    /// If the database fails, or the settings of the first destination cannot be used here.
+    pub fn send(
+        &mut self,
+        conn: &mut PgConnection,
+        entry: &LedgerRow,
+    ) -> Result<Option<TestAnswer>, DestinationError> {
+        let kept = pinned(conn, self.destinations.name, |conn, outbox| {
+            tail::kept(conn, outbox, entry)
+        })?;
+        let Some(kept) = kept else {
+            return Ok(None);
+        };
+        let dispatcher = match self.dispatchers.get(&entry.destination) {
+            Some(dispatcher) => Arc::clone(dispatcher),
+            None => {
+                let dispatcher = self.dispatcher(conn, &entry.destination)?;
+                let name = entry.destination.clone();
+                Arc::clone(self.dispatchers.entry(name).or_insert(dispatcher))
+            }
+        };
+        let message = message(entry, kept);
+        let again = DestinationTest {
+            dispatcher,
+            message,
+        };
+        Ok(Some(again.send()))
+    }
+
+    fn dispatcher(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+    ) -> Result<Arc<dyn Dispatcher>, DestinationError> {
+        let configured = self.config.all_destinations().into_iter();
+        let configured = configured.chain([self.to.clone()]);
+        let registered = match self
+            .config
+            .all_destinations()
+            .iter()
+            .any(|it| it.name == name)
+        {
+            true => None,
+            false => self.destinations.ready(conn, name, self.config)?,
+        };
+        let (first, config) = match registered {
+            Some((row, secrets, config)) => (row.destination(secrets)?, config.for_registered()),
+            None => {
+                let first = configured.into_iter().find(|it| it.name == name);
+                (
+                    first.unwrap_or_else(|| self.to.clone()),
+                    self.config.clone(),
+                )
+            }
+        };
+        let to = Destination {
+            url: self.to.url.clone(),
+            headers: Vec::new(),
+            auth: None,
+            internal: Some(true),
+            allow: Vec::new(),
+            https_only: Some(false),
+            tls: Tls::default(),
+            proxy: Some(Proxy::Direct),
+            ..first
+        };
+        let config = Config {
+            destinations: vec![to],
+            url: None,
+            routes: Vec::new(),
+            ..config
+        };
+        let only = HttpDispatcher::of_each(&config)?.pop();
+        only.ok_or_else(|| ConfigError::new("--forward-to", "no destination").into())
+    }
+}
+
+/// The message as it was delivered, at its first attempt.
+fn message(entry: &LedgerRow, kept: Kept) -> Message {
+    let key = replays::same_message(&kept.idempotency_key).map(str::to_owned);
+    Message {
+        sequence: entry.sequence,
+        message_id: entry.message_id,
+        headers: kept.headers,
+        ordering_key: entry.ordering_key.clone(),
+        idempotency_key: key.unwrap_or(kept.idempotency_key),
+        created_at: kept.created_at,
+        occurred_at: kept.occurred_at,
+        payload: kept.payload,
+        ..Message::unstored(
+            &entry.topic,
+            &entry.destination,
+            entry.tenant_id,
+            &Value::Null,
+        )
+    }
+}
+
+impl fmt::Debug for Forward<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Forward").finish_non_exhaustive()
+    }
+}
