@@ -15,7 +15,7 @@ DEB = $(TARGET_DIR)/debian/diesel-outbox_$(VERSION)-1_$(if $(filter aarch64-%,$(
 # The time in packages is the time of the commit, so that two builds give the same bytes.
 COMMIT_TIME = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct))
 
-.PHONY: manual deb check-deb check-arm sbom publish-check advisories dist archive version
+.PHONY: manual deb check-deb check-arm sbom publish-check advisories dist archive macos version
 
 manual: bootstrap ## Write manual pages and shell completions to target/manual
 	rm -rf $(MANUAL)
@@ -74,6 +74,12 @@ archive:
 	tar -C $(TARGET_DIR) --sort=name --mtime=@$(COMMIT_TIME) --owner=0 --group=0 --numeric-owner --mode=go=rX,u+rw \
 		-c $(ARCHIVE) | gzip -9n >$(DIST)/$(ARCHIVE).tar.gz
 	cp $(DEB) $(SBOM) $(DIST)
+
+macos: manual ## Build the archive of a release for macOS in target/dist, on macOS (libpq and OpenSSL compiled in)
+	$(CARGO) build --profile static --locked --package diesel-outbox-cli --features bundled --target $(HOST)
+	mkdir -p $(DIST) $(TARGET_DIR)/$(ARCHIVE)
+	cp -R $(MANUAL)/. $(TARGET_DIR)/$(HOST)/static/diesel-outbox README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(TARGET_DIR)/$(ARCHIVE)
+	tar -C $(TARGET_DIR) -czf $(DIST)/$(ARCHIVE).tar.gz $(ARCHIVE)
 
 version:
 	@echo $(VERSION)
