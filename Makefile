@@ -11,6 +11,7 @@ POSTGRES_VERSIONS := 13 14 15 16 17 18
 SHELL_SCRIPTS = $(filter-out scripts/public-api %.py %.txt,$(wildcard scripts/*)) .ci/run
 # Checks deny.toml. A debug build takes a minute and a half on two cores; an optimised one several minutes.
 CARGO_DENY := 0.20.2
+MDBOOK := 0.5.4
 # The revision that `make semver` (default: origin/main) and `make check-upgrade` (default: the last tag) compare with.
 BASE ?=
 LAST_TAG = $(shell git describe --tags --abbrev=0 2>/dev/null)
@@ -43,7 +44,7 @@ EMULATOR = $(if $(CROSS),qemu-$(firstword $(subst -, ,$(CROSS)))-static)
 
 .DEFAULT_GOAL := help
 include release.mk
-.PHONY: help demo test simulate screenshots examples test-matrix check api semver check-upgrade compile-time bench bench-nginx bench-all compare static check-static bootstrap clean
+.PHONY: help demo test simulate screenshots examples test-matrix check api semver check-upgrade compile-time book bench bench-nginx bench-all compare static check-static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -73,7 +74,7 @@ screenshots: bootstrap ## Write the images of the admin page for the README into
 	$(CARGO) test --no-run --features $(TEST_FEATURES) --test browser
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) --test browser -- --ignored screenshots
 
-examples: bootstrap ## Test the separate projects: shops on rouille, Rocket and diesel-async, and other applications
+examples: bootstrap ## Test the separate projects: shops on rouille, Rocket and diesel-async, other applications
 	@for project in $(PROJECTS); do \
 		set -- --manifest-path $$project/Cargo.toml; \
 		export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0; \
@@ -144,6 +145,11 @@ check-upgrade: bootstrap ## Test an upgrade from BASE (a revision; default: the 
 
 compile-time: bootstrap ## Measure how much the library adds to the clean build of an application
 	scripts/compile-time
+
+book: ## Write the guide as a site with search to target/book
+	@mdbook --version 2>/dev/null | grep -qF 'v$(MDBOOK)' || $(CARGO) install --quiet --locked mdbook@$(MDBOOK)
+	@command -v python3 >/dev/null || scripts/install-package python3-venv
+	mdbook build
 
 bench: bootstrap ## Measure messages per second on a throwaway PostgreSQL (ARGS=ordered for one scenario; ARGS=--help)
 	$(CARGO) build --release

@@ -21,7 +21,10 @@ import time
 import drawn
 
 NUMBERS, CHART = drawn.HERE / "numbers.json", drawn.ROOT / "docs/images/performance.svg"
-PAGE, README, DECISIONS = (drawn.ROOT / name for name in ("docs/performance.md", "README.md", "docs/decisions.md"))
+PAGE, README, DECISIONS, BEYOND = (
+    drawn.ROOT / name
+    for name in ("docs/performance.md", "README.md", "docs/decisions.md", "docs/beyond-one-postgresql.md")
+)
 # A secret of nobody, for signed requests.
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
@@ -452,6 +455,30 @@ def chart(numbers):
     return drawn.svg(parts + more, y, words(numbers), drawn.STYLE + drawn.CURVES_STYLE)
 
 
+def ceilings(numbers):
+    """What one database does."""
+    per_second = lambda name: median(numbers, name, "messages_per_second")
+    of_keys = lambda shape: run_of(numbers, "ordered", "shape", shape)["messages_per_second"]
+    commits = run_of(numbers, "producers", "situation", "relay_busy")["commits_per_second"]
+    of_enqueue = lambda by: run_of(numbers, "enqueue", "by", by)["messages_per_second"]
+    rates = [
+        ("commits of one message each, by many clients, while a relay delivers", commits),
+        ("messages inserted by one client, many in a statement", of_enqueue("enqueue_bulk")),
+        ("messages delivered, one POST each", per_second("drain")),
+        ("messages delivered, 50 in a POST", per_second("drain-batched")),
+        ("messages delivered, Zipf keys", of_keys("zipf")),
+        ("messages delivered, one key", of_keys("hot")),
+    ]
+    rows = [[what, drawn.number(rate, 0), f"{rate * 86_400 / 1e6:,.0f} million"] for what, rate in rates]
+    wal = drawn.number(median(numbers, "drain", "wal_bytes_per_message"), 0)
+    memory = max(values(numbers, "drain", "peak_memory_mib"))
+    return (
+        drawn.table(["", "a second", "a day"], rows)
+        + "\n\n"
+        + wrapped(f"Delivering a message writes {wal} bytes of WAL. The relay needs {memory:.0f} MiB.")
+    )
+
+
 BLOCKS = {
     PAGE: {
         "machine": origin,
@@ -464,6 +491,7 @@ BLOCKS = {
     },
     README: {"summary": summary},
     DECISIONS: {"registered": registered},
+    BEYOND: {"ceilings": ceilings},
 }
 
 

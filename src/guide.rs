@@ -34,6 +34,10 @@ pub mod readiness {}
 #[doc = include_str!("../docs/scaling.md")]
 pub mod scaling {}
 
+/// The limits of one database, what to do first, and when to hand over to another system.
+#[doc = include_str!("../docs/beyond-one-postgresql.md")]
+pub mod beyond_one_postgresql {}
+
 /// PostgreSQL: server settings, roles, poolers, backups.
 #[doc = include_str!("../docs/postgresql.md")]
 pub mod postgresql {}
@@ -73,3 +77,7 @@ pub mod coming_from {}
 /// Other outboxes and queues, and when to use them instead.
 #[doc = include_str!("../docs/compared.md")]
 pub mod compared {}
+
+/// All that most programs need, on one page.
+#[doc = include_str!("../docs/for-agents.md")]
+pub mod for_agents {}

@@ -99,12 +99,18 @@ fn messages_that_the_guide_copies_arrive_in_their_order() {
 }
 
 #[test]
-fn every_page_is_a_module_of_the_guide_and_in_its_list() {
+fn every_page_is_a_module_of_the_guide_in_its_list_and_in_the_book() {
+    let book = include_str!("../../docs/SUMMARY.md");
     let guide = include_str!("../../src/guide.rs");
     let list = include_str!("../../docs/README.md");
     let own = "https://github.com/diesel-outbox/diesel-outbox/blob/main/";
     let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     for (page, text) in pages() {
+        // The contents of the book.
+        if page == "SUMMARY.md" {
+            continue;
+        }
+        assert!(book.contains(&format!("]({page})")), "{page}");
         // Decisions are for contributors.
         if !["README.md", "decisions.md"].contains(&&*page) {
             assert!(guide.contains(&format!("../docs/{page}")), "{page}");
