@@ -8,14 +8,13 @@ use std::net::IpAddr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use diesel_outbox::program::Admin;
-use hmac::{Hmac, KeyInit, Mac};
 use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Method, StatusCode};
 use secrecy::ExposeSecret;
-use sha2::Sha256;
 
 use self::guesses::Guesses;
 use self::sessions::Ended;
+use crate::key::{Key, hex, random};
 use crate::request::Request;
 use crate::response::Response;
 use crate::text::shortened;
@@ -24,9 +23,6 @@ use crate::{PagesError, Rights};
 
 /// Longest name given at login, in characters.
 const LONGEST_NAME: usize = 60;
-
-/// Shortest secret for signatures, in bytes.
-const SHORTEST_KEY: usize = 32;
 
 /// Longest origin in the log, in characters.
 const LONGEST_ORIGIN: usize = 100;
@@ -53,18 +49,16 @@ pub(crate) struct Access {
     pub(crate) cookie: Option<String>,
     /// Processes with the same key accept each other's sessions and forms. From the token; without a token, random for
     /// each process.
-    key: [u8; 64],
+    key: Key,
     ended: Ended,
     guesses: Guesses,
 }
 
-type Keyed = Hmac<Sha256>;
-
 impl Access {
     pub(crate) fn new(admin: Admin) -> Result<Self, PagesError> {
         let key = match &admin.token {
-            Some(token) => key_of(token.expose_secret().as_bytes()),
-            None => random()?,
+            Some(token) => Key::derived(token.expose_secret().as_bytes()),
+            None => Key::random()?,
         };
         Ok(Self {
             admin,
@@ -77,10 +71,7 @@ impl Access {
 
     /// Signs with this secret from now on.
     pub(crate) fn set_key(&mut self, secret: &[u8]) -> Result<(), PagesError> {
-        if secret.len() < SHORTEST_KEY {
-            return Err(PagesError::ShortKey(secret.len()));
-        }
-        self.key = key_of(secret);
+        self.key = Key::of_secret(secret)?;
         Ok(())
     }
 
@@ -90,10 +81,9 @@ impl Access {
     }
 
     fn cookie(&self) -> String {
-        self.cookie.clone().unwrap_or_else(|| {
-            let name = self.mac(b"cookie").finalize().into_bytes();
-            format!("outbox_admin_{}", hex(&name[..4]))
-        })
+        self.cookie
+            .clone()
+            .unwrap_or_else(|| format!("outbox_admin_{}", self.key.name("cookie")))
     }
 
     /// Checks that the request names this server by one of its own host names. With DNS rebinding, a foreign name
@@ -152,7 +142,7 @@ impl Access {
             who: who.to_owned(),
             peer,
             rights,
-            form_token: self.form_token(session),
+            form_token: self.key.signature("form", session),
             has_session: false,
             is_script: false,
         }
@@ -219,12 +209,11 @@ impl Access {
     /// Checks the token in constant time. The right token is always accepted: wrong guesses from the same address
     /// lock no one out.
     fn check_token(&self, peer: IpAddr, given: &str) -> Result<(), Response> {
-        let is_right = self.admin.token.as_ref().is_some_and(|token| {
-            let token = token.expose_secret().as_bytes();
-            self.mac(given.as_bytes())
-                .verify_slice(&self.mac(token).finalize().into_bytes())
-                .is_ok()
-        });
+        let is_right = self
+            .admin
+            .token
+            .as_ref()
+            .is_some_and(|token| self.key.is_same(given, token.expose_secret()));
         if is_right {
             return Ok(());
         }
@@ -266,7 +255,7 @@ impl Access {
         })?;
         let until = unix_seconds() + sessions::LONGEST.as_secs();
         let unsigned = sessions::unsigned(until, &name, &hex(&nonce));
-        let session = format!("{unsigned}.{}", self.signature(&unsigned));
+        let session = format!("{unsigned}.{}", self.key.signature("session", &unsigned));
         log::info!(target: super::AUDIT, event = "admin_login", who = name, peer:% = request.visitor.peer; "{name:?} logged in to the admin page from {}", request.visitor.peer);
         Ok(self.set_cookie(request, &session, sessions::LONGEST.as_secs()))
     }
@@ -274,15 +263,11 @@ impl Access {
     /// The name and the end of a session that this or another process has begun, and that has not ended.
     fn session(&self, session: &str) -> Option<(String, u64)> {
         let (unsigned, signature) = session.rsplit_once('.')?;
-        let is_ours = self.is_same(signature, &self.signature(unsigned));
+        let is_ours = self
+            .key
+            .is_same(signature, &self.key.signature("session", unsigned));
         let found = sessions::read(unsigned).filter(|_| is_ours);
         found.filter(|(_, until)| unix_seconds() < *until && !self.ended.has(session))
-    }
-
-    fn signature(&self, unsigned: &str) -> String {
-        let mut mac = self.mac(b"session:");
-        mac.update(unsigned.as_bytes());
-        hex(&mac.finalize().into_bytes())
     }
 
     /// Ends the session, at this process; others accept the cookie until it expires. Returns the cookie that makes
@@ -326,7 +311,7 @@ impl Access {
                 .get("form_token")
                 .unwrap_or_default()
                 .to_owned();
-            if !self.is_same(&given, &guest.form_token) {
+            if !self.key.is_same(&given, &guest.form_token) {
                 return Err(forbidden(
                     "this form has expired or belongs to another session: reload the page and try again\n",
                 ));
@@ -368,23 +353,6 @@ impl Access {
             "forms from other sites are refused: behind a proxy, add the public name of this page to OUTBOX_ADMIN_HOSTS\n",
         ))
     }
-
-    fn form_token(&self, session: &str) -> String {
-        let mut mac = self.mac(b"form:");
-        mac.update(session.as_bytes());
-        hex(&mac.finalize().into_bytes())
-    }
-
-    fn is_same(&self, one: &str, other: &str) -> bool {
-        let other = self.mac(other.as_bytes()).finalize().into_bytes();
-        self.mac(one.as_bytes()).verify_slice(&other).is_ok()
-    }
-
-    fn mac(&self, content: &[u8]) -> Keyed {
-        let mut mac = Keyed::new((&self.key).into());
-        mac.update(content);
-        mac
-    }
 }
 
 fn unauthorized(reason: &str) -> Response {
@@ -395,31 +363,7 @@ fn forbidden(reason: &str) -> Response {
     Response::text(StatusCode::FORBIDDEN, reason)
 }
 
-/// A key for signatures. What it signs does not lead back to the secret.
-fn key_of(secret: &[u8]) -> [u8; 64] {
-    let half = |what: &[u8]| {
-        let mut mac = Keyed::new_from_slice(secret).expect("HMAC takes keys of any length");
-        mac.update(what);
-        mac.finalize().into_bytes()
-    };
-    let mut key = [0; 64];
-    key[..32].copy_from_slice(&half(b"admin key 1"));
-    key[32..].copy_from_slice(&half(b"admin key 2"));
-    key
-}
-
-fn unix_seconds() -> u64 {
+pub(crate) fn unix_seconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |time| time.as_secs())
-}
-
-/// Unpredictable bytes.
-fn random<const N: usize>() -> Result<[u8; N], PagesError> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes)?;
-    Ok(bytes)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -26,9 +26,20 @@ pub(crate) struct Database {
 
 impl Database {
     pub(crate) fn new(config: &Config, purpose: &'static str) -> Result<Self, ConfigError> {
-        let turn = bounded(1);
-        // The channel is empty, so this always succeeds.
-        let _ = turn.0.try_send(None);
+        Self::several(config, purpose, 1)
+    }
+
+    /// With so many connections, each opened when all others are in use.
+    pub(crate) fn several(
+        config: &Config,
+        purpose: &'static str,
+        connections: usize,
+    ) -> Result<Self, ConfigError> {
+        let turn = bounded(connections);
+        for _ in 0..connections {
+            // The channel has room, so this always succeeds.
+            let _ = turn.0.try_send(None);
+        }
         Ok(Self {
             url: config.database_url()?.clone(),
             purpose,

@@ -27,11 +27,13 @@ mod database;
 mod health;
 mod history;
 mod kept;
+mod key;
 #[doc(hidden)]
 pub mod message;
 mod pages;
 #[doc(hidden)]
 pub mod pause;
+mod portal;
 mod request;
 mod response;
 #[doc(hidden)]
@@ -56,6 +58,7 @@ use self::pages::DeadList;
 use self::request::Request;
 use self::response::Response;
 
+pub use self::portal::{Language, Portal, portal_routes};
 pub use self::visitor::{Rights, Visitor};
 
 /// The target of audit log lines: who did what.

@@ -3,22 +3,22 @@
 //! `maud` escapes every value; no page bypasses it.
 
 mod bulk;
-mod content;
+pub(crate) mod content;
 mod dead;
 mod keys;
-mod layout;
+pub(crate) mod layout;
 mod ledger;
 mod login;
-mod mask;
+pub(crate) mod mask;
 mod messages;
 mod overview;
 mod pauses;
 mod registered;
 mod relays;
-mod sparkline;
-mod table;
+pub(crate) mod sparkline;
+pub(crate) mod table;
 mod timeline;
-mod words;
+pub(crate) mod words;
 
 use http::StatusCode;
 use maud::{Markup, html};
@@ -47,10 +47,14 @@ pub(super) fn asset(path: &str) -> Option<Response> {
             "text/javascript; charset=utf-8",
             include_str!("pages/script.js"),
         ),
-        "/assets/icon.svg" => ("image/svg+xml", include_str!("pages/icon.svg")),
+        "/assets/icon.svg" => return Some(icon()),
         _ => return None,
     };
     Some(Response::asset(kind, text))
+}
+
+pub(crate) fn icon() -> Response {
+    Response::asset("image/svg+xml", include_str!("pages/icon.svg"))
 }
 
 /// A page requested by GET.
@@ -100,7 +104,7 @@ pub(super) fn change(site: &Site, guest: &Guest, request: &Request) -> Response 
 }
 
 /// A link with these query values; empty values are omitted.
-fn link(path: &str, pairs: &[(&str, &str)]) -> String {
+pub(crate) fn link(path: &str, pairs: &[(&str, &str)]) -> String {
     let given = pairs.iter().filter(|(_, value)| !value.is_empty());
     let query = url::form_urlencoded::Serializer::new(String::new())
         .extend_pairs(given)

@@ -50,7 +50,7 @@ impl Response {
     }
 
     /// A static file of the page, such as the style sheet.
-    pub(crate) fn asset(kind: &'static str, body: &'static str) -> Self {
+    pub(crate) fn asset(kind: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self::new(StatusCode::OK, kind, body)
     }
 

@@ -63,6 +63,7 @@ mod pages;
 mod pause_commands;
 mod policies;
 mod pooler;
+mod portal;
 mod prometheus;
 mod proxy;
 mod quiet;

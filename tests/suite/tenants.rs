@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use diesel::PgConnection;
 use diesel_outbox::admin::{Bulk, Note};
+use diesel_outbox::config::Config;
 use diesel_outbox::destinations::{
     DeliveryFilter, DestinationError, DestinationFilter, Destinations, Recover,
     RegisteredDestination,
@@ -173,8 +174,9 @@ fn destinations_of_a_tenant_do_not_exist_for_another() {
     assert!(foreign.expect("an answer").is_none(), "of the name before");
 }
 
-fn config(database: &Database) -> diesel_outbox::config::Config {
-    let mut config = diesel_outbox::config::Config::default();
+/// Settings that allow endpoints of this machine.
+pub(crate) fn config(database: &Database) -> Config {
+    let mut config = Config::default();
     for (setting, value) in [
         ("DATABASE_URL", database.url.as_str()),
         ("OUTBOX_TABLE", &database.name()),

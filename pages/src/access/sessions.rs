@@ -12,7 +12,7 @@ const MOST: usize = 10_000;
 
 /// What a cookie says: until when, in seconds since 1970, and the visitor's name. The nonce tells sessions apart.
 pub(super) fn unsigned(until: u64, who: &str, nonce: &str) -> String {
-    format!("{until}.{}.{nonce}", super::hex(who.as_bytes()))
+    format!("{until}.{}.{nonce}", crate::key::hex(who.as_bytes()))
 }
 
 /// The visitor's name and the end of the session, in what a cookie says.

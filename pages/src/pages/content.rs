@@ -45,7 +45,7 @@ fn is_cut(guest: &Guest, text: &str) -> bool {
     guest.rights.payloads && text.len() > MOST_BYTES
 }
 
-fn cut(text: &str) -> &str {
+pub(crate) fn cut(text: &str) -> &str {
     let mut end = MOST_BYTES.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;

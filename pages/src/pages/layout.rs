@@ -61,7 +61,7 @@ impl Page<'_> {
                 p { "diesel-outbox " (env!("CARGO_PKG_VERSION")) }
             }
         };
-        document(status, &title, &body)
+        document(status, &Head::of_operators(&title), &body)
     }
 
     fn menu(&self) -> Markup {
@@ -108,13 +108,30 @@ pub(super) fn token(guest: &Guest) -> Markup {
 /// A page without the menu, for visitors who are not logged in.
 pub(super) fn bare(status: StatusCode, title: &str, content: &Markup) -> Response {
     let body = html! { main.bare id="main" { p.brand { (mark()) span { "outbox" } } (content) } };
-    document(status, title, &body)
+    document(status, &Head::of_operators(title), &body)
 }
 
-fn document(status: StatusCode, title: &str, body: &Markup) -> Response {
+/// What differs in the heads of pages.
+pub(crate) struct Head<'a> {
+    pub(crate) language: &'a str,
+    pub(crate) title: &'a str,
+    pub(crate) script: Option<&'a str>,
+}
+
+impl<'a> Head<'a> {
+    fn of_operators(title: &'a str) -> Self {
+        Self {
+            language: "en",
+            title,
+            script: Some("/assets/script.js"),
+        }
+    }
+}
+
+pub(crate) fn document(status: StatusCode, head: &Head<'_>, body: &Markup) -> Response {
     let page = html! {
         (DOCTYPE)
-        html lang="en" {
+        html lang=(head.language) {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
@@ -122,8 +139,8 @@ fn document(status: StatusCode, title: &str, body: &Markup) -> Response {
                 meta name="robots" content="noindex";
                 link rel="icon" href="/assets/icon.svg" type="image/svg+xml";
                 link rel="stylesheet" href="/assets/style.css";
-                script src="/assets/script.js" defer {}
-                title { (title) }
+                @if let Some(script) = head.script { script src=(script) defer {} }
+                title { (head.title) }
             }
             body { (body) }
         }
@@ -132,7 +149,7 @@ fn document(status: StatusCode, title: &str, body: &Markup) -> Response {
 }
 
 /// The logo: a box with an arrow that leaves it.
-fn mark() -> Markup {
+pub(crate) fn mark() -> Markup {
     html! {
         svg.mark viewBox="0 0 24 24" aria-hidden="true" {
             path d="M4 11v7a2 2 0 0 0 2 2h12a2 2 0 0 0 2-2v-7" {}

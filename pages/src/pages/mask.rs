@@ -33,7 +33,7 @@ pub(super) fn text(text: &str) -> String {
 }
 
 /// The stored JSON with line breaks and indentation. Only white space changes: numbers and the order of keys stay.
-pub(super) fn indented(text: &str) -> String {
+pub(crate) fn indented(text: &str) -> String {
     let mut out = String::with_capacity(text.len() * 2);
     let (mut depth, mut in_string, mut is_escaped) = (0, false, false);
     let mut characters = text.chars().peekable();

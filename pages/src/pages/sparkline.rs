@@ -36,19 +36,27 @@ pub(super) fn sparkline(
         60.. => "last hour".to_owned(),
         minutes => format!("last {minutes} min"),
     };
+    html! {
+        (curve(name, &format!("{title}, {time}"), &description, values))
+        p.range {
+            @if known().next().is_none() { "no data yet" }
+            @else { (time) ", up to " (unit(highest)) }
+        }
+    }
+}
+
+/// The curve alone, with a title and a description for those who do not see it.
+pub(crate) fn curve(name: &str, title: &str, description: &str, values: &[Option<f64>]) -> Markup {
+    let highest = values.iter().flatten().copied().fold(0.0, f64::max);
     let (line, area) = paths(values, highest);
     html! {
         svg.sparkline viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } preserveAspectRatio="none" role="img"
             aria-labelledby={ (name) "-title " (name) "-desc" } {
-            title id={ (name) "-title" } { (title) ", " (time) }
+            title id={ (name) "-title" } { (title) }
             desc id={ (name) "-desc" } { (description) }
             line.base x1="0" x2=(WIDTH) y1=(HEIGHT - 0.5) y2=(HEIGHT - 0.5) {}
             path.area d=(area) {}
             path.line d=(line) {}
-        }
-        p.range {
-            @if known().next().is_none() { "no data yet" }
-            @else { (time) ", up to " (unit(highest)) }
         }
     }
 }

@@ -3,10 +3,10 @@
 use maud::{Markup, html};
 
 /// A column: its name and the kind of its content.
-pub(super) struct Column(pub(super) &'static str, pub(super) Kind);
+pub(crate) struct Column(pub(crate) &'static str, pub(crate) Kind);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Text,
     /// A text that needs no label on a card.
     Plain,
@@ -19,7 +19,7 @@ pub(super) enum Kind {
 
 /// A table with a name for screen readers. The roles are explicit, because the layout as cards would drop the
 /// implicit roles.
-pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
+pub(crate) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
     let class = |kind: Kind| match kind {
         Kind::Text | Kind::Plain => None,
         Kind::Short => Some("short"),

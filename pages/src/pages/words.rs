@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 use maud::{Markup, html};
 
 use crate::text::LONGEST_NAME;
-pub(super) use crate::text::shortened;
+pub(crate) use crate::text::shortened;
 
 /// `1234567` as `1,234,567`; an estimate as `~1,234,567`.
-pub(super) fn count(number: i64, is_estimate: bool) -> String {
+pub(crate) fn count(number: i64, is_estimate: bool) -> String {
     let digits = number.unsigned_abs().to_string();
     let mut text = String::with_capacity(digits.len() + 6);
     if is_estimate && number != 0 {
@@ -48,7 +48,7 @@ pub(super) fn amount(number: f64) -> String {
 }
 
 /// `4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`: at most two units.
-pub(super) fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     if seconds < 0.9995 {
         return format!("{:.0} ms", seconds.max(0.0) * 1000.0);
     }

@@ -1,0 +1,287 @@
+//! What was sent to an endpoint, and what it answered.
+
+use diesel_outbox::Status;
+use diesel_outbox::destinations::{
+    Deliveries, Delivery, DeliveryDetails, DeliveryFilter, DestinationFilter, FailedAttempt,
+};
+use diesel_outbox::program::Act;
+use http::StatusCode;
+use maud::{Markup, html};
+
+use super::endpoints::{self, plain_time};
+use super::words::Words;
+use super::{Asked, Refusal};
+use crate::pages::content::cut;
+use crate::pages::link;
+use crate::pages::mask::indented;
+use crate::pages::table::{Column, Kind, table};
+use crate::pages::words::{duration, shortened};
+use crate::response::Response;
+
+/// Deliveries per page.
+const PAGE: usize = 50;
+/// The states of a filter.
+const STATES: [Status; 5] = [
+    Status::Pending,
+    Status::Sending,
+    Status::Retrying,
+    Status::Delivered,
+    Status::Dead,
+];
+
+fn name_of(words: &Words, state: Status) -> &'static str {
+    match state {
+        Status::Pending => words.pending,
+        Status::Sending => words.sending,
+        Status::Retrying => words.retrying,
+        Status::Delivered => words.delivered,
+        Status::Dead => words.dead,
+        other => other.as_str(),
+    }
+}
+
+fn badge(words: &Words, state: Status) -> Markup {
+    let kind = match state {
+        Status::Delivered => "good",
+        Status::Dead => "bad",
+        Status::Retrying => "wait",
+        _ => "idle",
+    };
+    html! { span class={ "badge " (kind) } { (name_of(words, state)) } }
+}
+
+pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let words = asked.words;
+    let (name, topic, state) = (asked.get("name"), asked.get("topic"), asked.get("state"));
+    let invalid = |_| Refusal::Invalid(words.not_found_hint);
+    let after = asked.given("after").map(str::parse).transpose();
+    let filter = DeliveryFilter::default()
+        .topic((!topic.is_empty()).then(|| topic.to_owned()))
+        .state((asked.given("state").map(str::parse).transpose()).map_err(invalid)?)
+        .since(asked.time("since")?)
+        .until(asked.time("until")?)
+        .after(after.map_err(invalid)?);
+    let found = asked.own().read(|conn, own| {
+        let endpoints = own.list(conn, &DestinationFilter::default(), endpoints::PAGE)?;
+        let chosen = match (name, endpoints.first()) {
+            ("", Some(first)) => Some(first.clone()),
+            ("", None) => None,
+            (name, _) => own.get(conn, name)?,
+        };
+        let deliveries = match &chosen {
+            Some(one) => Some(own.deliveries(conn, &one.name, &filter, PAGE)?),
+            None => None,
+        };
+        Ok((endpoints, chosen, deliveries))
+    })?;
+    let (mut endpoints, chosen, deliveries) = found;
+    let (chosen, deliveries) = match chosen.zip(deliveries) {
+        Some(found) => found,
+        None if name.is_empty() => return endpoints::list(asked),
+        None => return Err(Refusal::NotFound),
+    };
+    if !endpoints.iter().any(|one| one.name == chosen.name) {
+        endpoints.push(chosen.clone());
+    }
+    let times = ["since", "until"].map(|time| (time, asked.get(time)));
+    let pairs = [
+        ("name", chosen.name.as_str()),
+        ("topic", topic),
+        ("state", state),
+    ];
+    let pairs = [pairs.as_slice(), &times].concat();
+    let content = html! {
+        h1 { (words.deliveries) }
+        form.panel.filter method="get" action="/deliveries" {
+            label.field.wide { (words.endpoint)
+                select name="name" {
+                    @for one in &endpoints {
+                        option value=(one.name) selected[one.name == chosen.name] { (shortened(&one.url, 80)) }
+                    }
+                }
+            }
+            label.field { (words.topic)
+                input name="topic" value=(topic) list="topics";
+                datalist id="topics" { @for topic in &asked.portal.topics { option value=(topic.topic) {} } }
+            }
+            label.field { (words.state)
+                select name="state" {
+                    option value="" { (words.any) }
+                    @for one in STATES {
+                        option value=(one.as_str()) selected[one.as_str() == state] { (name_of(words, one)) }
+                    }
+                }
+            }
+            label.field { (words.since) input type="datetime-local" name="since" value=(asked.get("since")); }
+            label.field { (words.until) input type="datetime-local" name="until" value=(asked.get("until")); }
+            div.do { button { (words.search) } }
+        }
+        section.panel {
+            @if asked.given("after").is_some() {
+                div.head { a href=(link("/deliveries", &pairs)) { (words.first_page) } }
+            }
+            (rows(asked, &chosen.name, &deliveries))
+            @if let Some(next) = deliveries.next {
+                div.actions {
+                    a.button.second href=(link("/deliveries", &[pairs.as_slice(), &[("after", &next.to_string())]].concat())) { (words.older) }
+                }
+            }
+        }
+    };
+    Ok(asked.page(StatusCode::OK, words.deliveries, &content))
+}
+
+/// The rows of a list.
+pub(super) fn rows(asked: &Asked<'_>, name: &str, found: &Deliveries) -> Markup {
+    let words = asked.words;
+    let columns = [
+        Column(words.topic, Kind::Text),
+        Column(words.state, Kind::Plain),
+        Column(words.attempts, Kind::Number),
+        Column(words.when, Kind::Short),
+        Column(words.details, Kind::Control),
+    ];
+    let row = |row: &Delivery| {
+        let id = row.message_id.to_string();
+        // The history leads to the details of waiting messages.
+        let is_known = row.settled_at.is_some() || row.attempts > 0;
+        vec![
+            html! { (shortened(&row.topic, 80)) " " span.quiet.key { (id) } },
+            outcome(words, row),
+            html! { (row.attempts) },
+            html! {
+                @if let Some(time) = &row.settled_at { (plain_time(time)) }
+                @else if let Some(time) = &row.next_attempt_at { span.quiet { (words.due_at.replace("{}", &plain_time(time))) } }
+            },
+            html! {
+                @if is_known { a href=(page_of(name, &id)) aria-label={ (words.details) ": " (id) } { (words.details) } }
+            },
+        ]
+    };
+    let rows: Vec<Vec<Markup>> = found.rows.iter().map(row).collect();
+    html! {
+        @if !found.is_complete { p.none role="status" { (words.incomplete) } }
+        @if rows.is_empty() { p.none role="status" { (words.no_deliveries) } }
+        @else { (table(words.deliveries, &columns, &rows)) }
+    }
+}
+
+fn outcome(words: &Words, row: &Delivery) -> Markup {
+    html! {
+        (badge(words, row.state))
+        @if let Some(status) = row.http_status { " HTTP " (status) }
+        @if let Some(error) = row.public_error() { span.error { (error) } }
+    }
+}
+
+fn page_of(name: &str, id: &str) -> String {
+    link("/delivery", &[("name", name), ("id", id)])
+}
+
+pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let (name, id) = (asked.get("name"), asked.id()?);
+    let found = asked.own().read(|conn, own| {
+        let one = own.get(conn, name)?;
+        Ok(one.zip(own.delivery(conn, name, id)?))
+    })?;
+    let (one, details) = found.ok_or(Refusal::NotFound)?;
+    let DeliveryDetails { delivery, .. } = &details;
+    let words = asked.words;
+    let content = html! {
+        div.title {
+            h1 { (delivery.topic) }
+            p { a href=(endpoints::page_of(name)) { (words.back) } }
+        }
+        section.panel {
+            div.body {
+                dl.facts {
+                    dt { (words.message) } dd.key { (delivery.message_id) }
+                    dt { (words.endpoint) } dd.key { (one.url) }
+                    dt { (words.state) } dd { (outcome(words, delivery)) }
+                    dt { (words.attempts) } dd { (delivery.attempts) }
+                    dt { (words.enqueued) } dd { (plain_time(&delivery.created_at)) }
+                    @if let Some(time) = &delivery.settled_at { dt { (words.when) } dd { (plain_time(time)) } }
+                }
+                @if delivery.can_be_sent_again && asked.may().act {
+                    form.do method="post" action="/delivery/again" {
+                        (asked.token())
+                        input type="hidden" name="name" value=(name);
+                        input type="hidden" name="id" value=(id);
+                        button { (words.send_again) }
+                    }
+                }
+            }
+        }
+        section.panel aria-labelledby="request" {
+            div.head { h2 id="request" { (words.request) } }
+            div.body { (request(asked, &details)) }
+        }
+        @if let Some(response) = details.response.as_ref().filter(|_| asked.shows_responses()) {
+            section.panel aria-labelledby="response" {
+                div.head { h2 id="response" { (words.response) } }
+                div.body { pre tabindex="0" role="region" aria-label=(words.response) { (cut(response)) } }
+            }
+        }
+        @if !details.failed.is_empty() { (failed(asked, &details.failed)) }
+    };
+    Ok(asked.page(StatusCode::OK, &delivery.topic, &content))
+}
+
+fn request(asked: &Asked<'_>, details: &DeliveryDetails) -> Markup {
+    let words = asked.words;
+    let json = |name: &str, text: &str| {
+        html! {
+            h3 { (name) }
+            pre tabindex="0" role="region" aria-label=(name) { (indented(cut(text))) }
+        }
+    };
+    html! {
+        @if !asked.may().payloads { p.quiet { (words.payload_hidden) } }
+        @else {
+            @if let Some(headers) = &details.headers { (json(words.headers, headers)) }
+            @match &details.payload {
+                Some(payload) => (json(words.payload, payload)),
+                None => p.quiet { (words.not_kept) }
+            }
+        }
+    }
+}
+
+fn failed(asked: &Asked<'_>, all: &[FailedAttempt]) -> Markup {
+    let words = asked.words;
+    let columns = [
+        Column(words.attempt, Kind::Text),
+        Column(words.when, Kind::Short),
+        Column(words.took, Kind::Number),
+        Column(words.error, Kind::Plain),
+    ];
+    let row = |one: &FailedAttempt| {
+        let response = one.response.as_ref().filter(|_| asked.shows_responses());
+        vec![
+            html! { @if let Some(number) = one.attempt { (number) } },
+            html! { (plain_time(&one.happened_at)) },
+            html! { @if let Some(took) = one.took { (duration(took.as_secs_f64())) } },
+            html! {
+                @if let Some(status) = one.http_status { "HTTP " (status) " " }
+                @if let Some(error) = one.public_error() { (error) }
+                @if let Some(text) = response { span.error { (shortened(text, 400)) } }
+            },
+        ]
+    };
+    let rows: Vec<Vec<Markup>> = all.iter().map(row).collect();
+    html! {
+        section.panel aria-labelledby="failed" {
+            div.head { h2 id="failed" { (words.failed_attempts) } }
+            (table(words.failed_attempts, &columns, &rows))
+        }
+    }
+}
+
+pub(super) fn again(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let (name, id) = (asked.get("name"), asked.id()?);
+    (asked.own()).change(Act::SendAgain, name, |conn, own| {
+        own.send_again(conn, name, id)
+    })?;
+    let back = [("name", name), ("done", "again")];
+    Ok(Response::see_other(&link("/endpoint", &back)))
+}

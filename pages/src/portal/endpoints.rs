@@ -1,0 +1,508 @@
+//! The endpoints of a tenant: registered destinations, and what their owner may do with them.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use diesel_outbox::admin::Bulk;
+use diesel_outbox::destinations::{
+    DeliveryCount, DeliveryFilter, DestinationFilter, Recover, RegisteredDestination,
+};
+use diesel_outbox::program::Act;
+use http::StatusCode;
+use maud::{Markup, html};
+use secrecy::ExposeSecret;
+use uuid::Uuid;
+
+use super::deliveries;
+use super::{Asked, Refusal};
+use crate::pages::link;
+use crate::pages::sparkline::curve;
+use crate::pages::table::{Column, Kind, table};
+use crate::pages::words::{count, duration, shortened};
+use crate::response::Response;
+
+/// Endpoints per page.
+pub(super) const PAGE: usize = 100;
+/// Deliveries on the page of an endpoint.
+const LATEST: usize = 10;
+const LONGEST_DESCRIPTION: usize = 200;
+/// How long the old secret signs beside a new one.
+const OVERLAP: Duration = Duration::from_secs(24 * 3600);
+/// Deliveries of the last day are counted in steps of this length.
+const WINDOW: Duration = Duration::from_secs(1800);
+const WINDOWS: usize = 48;
+/// After this time, recovering stops, so that the page answers. Asked again, it continues.
+const LONGEST_RECOVERY: Duration = Duration::from_secs(8);
+/// Why an endpoint was disabled in the portal, in its row.
+const BY_OWNER: &str = "disabled in the portal";
+/// The topic of a test without an example.
+const TEST: &str = "outbox.test";
+
+pub(super) fn page_of(name: &str) -> String {
+    link("/endpoint", &[("name", name)])
+}
+
+fn done(name: &str, done: &str) -> Result<Response, Refusal> {
+    let place = link("/endpoint", &[("name", name), ("done", done)]);
+    Ok(Response::see_other(&place))
+}
+
+pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let words = asked.words;
+    let after = asked.given("after").map(str::to_owned);
+    let filter = DestinationFilter::default().after(after);
+    let found = (asked.own()).read(|conn, own| own.list(conn, &filter, PAGE + 1))?;
+    let shown = found.get(..PAGE).unwrap_or(&found);
+    let next = shown.last().filter(|_| found.len() > PAGE);
+    let columns = [
+        Column(words.url, Kind::Text),
+        Column(words.topics, Kind::Plain),
+        Column(words.state, Kind::Plain),
+    ];
+    let rows: Vec<Vec<Markup>> = shown
+        .iter()
+        .map(|one| {
+            vec![
+                html! {
+                    a.key href=(page_of(&one.name)) { (shortened(&one.url, 100)) }
+                    @if let Some(text) = &one.description { " " span.quiet { (shortened(text, 100)) } }
+                },
+                html! { (topics(asked, one)) },
+                state(asked, one),
+            ]
+        })
+        .collect();
+    let content = html! {
+        div.title {
+            h1 { (words.endpoints) }
+            @if asked.may().act { a.button href="/endpoints/new" { (words.add_endpoint) } }
+        }
+        section.panel {
+            @if rows.is_empty() { p.none role="status" { (words.no_endpoints) } }
+            @else { (table(words.endpoints, &columns, &rows)) }
+            @if let Some(last) = next {
+                div.actions { a.button.second href=(link("/", &[("after", &last.name)])) { (words.older) } }
+            }
+        }
+    };
+    Ok(asked.page(StatusCode::OK, words.endpoints, &content))
+}
+
+fn topics(asked: &Asked<'_>, one: &RegisteredDestination) -> String {
+    match one.topics.iter().any(|topic| topic == "*") {
+        true => asked.words.all_topics.to_owned(),
+        false => shortened(&one.topics.join(", "), 80),
+    }
+}
+
+/// The health of an endpoint: what it is, why, and what its owner can do.
+fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
+    let words = asked.words;
+    let why_disabled = match one.disabled_reason.as_deref().unwrap_or_default() {
+        BY_OWNER => words.why_disabled_here,
+        reason if reason.starts_with("GONE") => words.why_disabled_gone,
+        reason if reason.starts_with("has failed for ") => words.why_disabled_failing,
+        _ => words.why_disabled_other,
+    };
+    let since = one.failing_since.filter(|_| one.enabled);
+    let since = since.map(|since| humantime::format_rfc3339_seconds(since).to_string());
+    html! {
+        @if !one.enabled { span.badge.bad { (words.disabled) } " " (why_disabled) }
+        @else if one.problem.is_some() { span.badge.bad { (words.failing) } " " (words.why_unusable) }
+        @else if !one.is_verified() {
+            span.badge.wait { (words.not_verified) } " " (words.why_not_verified)
+            @if let Some(error) = one.public_verification_error() { span.error { (error) } }
+        }
+        @else if one.failing { span.badge.bad { (words.failing) } " " (words.why_failing) }
+        @else { span.badge.good { (words.works) } }
+        @if let Some(since) = since { " " span.quiet { (words.no_success_since.replace("{}", &plain_time(&since))) } }
+    }
+}
+
+/// A time in seconds.
+pub(super) fn plain_time(rfc3339: &str) -> String {
+    let seconds = rfc3339.get(..19).unwrap_or(rfc3339);
+    format!("{} UTC", seconds.replacen('T', " ", 1))
+}
+
+pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    let found = asked.own().read(|conn, own| {
+        let Some(found) = own.get(conn, name)? else {
+            return Ok(None);
+        };
+        let counts = own.delivery_counts(conn, name, WINDOW, WINDOWS)?;
+        let latest = own.deliveries(conn, name, &DeliveryFilter::default(), LATEST)?;
+        Ok(Some((found, counts, latest)))
+    })?;
+    let (one, counts, latest) = found.ok_or(Refusal::NotFound)?;
+    let words = asked.words;
+    let content = html! {
+        div.title { h1.key { (one.url) } }
+        section.panel {
+            div.body {
+                dl.facts {
+                    dt { (words.state) } dd { (state(asked, &one)) }
+                    @if let Some(text) = &one.description { dt { (words.description) } dd { (text) } }
+                    dt { (words.topics) } dd { (topics(asked, &one)) }
+                    @if let Some(until) = one.old_secrets_until.filter(|until| *until > SystemTime::now()) {
+                        dt { (words.secret) }
+                        dd { (words.old_secrets_until.replace("{}", &plain_time(&humantime::format_rfc3339_seconds(until).to_string()))) }
+                    }
+                }
+            }
+        }
+        (curves(asked, &counts))
+        @if asked.may().act { (actions(asked, &one)) }
+        section.panel aria-labelledby="deliveries" {
+            div.head {
+                h2 id="deliveries" { (words.deliveries) }
+                a href=(link("/deliveries", &[("name", name)])) { (words.filter) }
+            }
+            (deliveries::rows(asked, name, &latest))
+        }
+    };
+    Ok(asked.page(StatusCode::OK, &one.url, &content))
+}
+
+fn curves(asked: &Asked<'_>, counts: &[Option<DeliveryCount>]) -> Markup {
+    let words = asked.words;
+    let figure = |name: &str, label: &str, of: fn(&DeliveryCount) -> u64| {
+        #[allow(clippy::cast_precision_loss, reason = "only drawn")]
+        let value = |count: &Option<DeliveryCount>| count.as_ref().map(|count| of(count) as f64);
+        let values: Vec<Option<f64>> = counts.iter().map(value).collect();
+        let known = || counts.iter().flatten().map(of);
+        let number = |number: u64| count(i64::try_from(number).unwrap_or(i64::MAX), false);
+        let range = match known().max() {
+            Some(highest) => words.highest.replace("{}", &number(highest)),
+            None => words.no_data.to_owned(),
+        };
+        html! {
+            li.panel.figure {
+                span.label { (label) }
+                span.value { (number(known().sum())) }
+                (curve(name, &format!("{label}, {}", words.last_day), &range, &values))
+                p.range { (words.last_day) ", " (range) }
+            }
+        }
+    };
+    html! {
+        ul.figures aria-label=(words.last_day) {
+            (figure("delivered", words.delivered, |count| count.delivered))
+            (figure("dead", words.dead_lettered, |count| count.dead))
+        }
+    }
+}
+
+fn actions(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
+    let words = asked.words;
+    let name = &one.name;
+    let form = |path: &str, content: &Markup| {
+        html! {
+            form.do method="post" action=(path) {
+                (asked.token())
+                input type="hidden" name="name" value=(name);
+                (content)
+            }
+        }
+    };
+    let button = |path: &str, label: &str| form(path, &html! { button.second { (label) } });
+    html! {
+        section.panel {
+            div.body {
+                (form("/endpoint/test", &html! {
+                    label.field { (words.example_event)
+                        select name="topic" {
+                            @for topic in &asked.portal.topics { option value=(topic.topic) { (topic.topic) } }
+                            option value=(TEST) { (TEST) }
+                        }
+                    }
+                    button.second { (words.send_example) }
+                    span.quiet { (words.send_example_hint) }
+                }))
+                (form("/endpoint/recover", &html! {
+                    label.field { (words.since) input type="datetime-local" name="since" required; }
+                    label { input type="checkbox" name="missing" value="yes"; " " (words.missing_too) }
+                    button.second { (words.recover) }
+                    span.quiet { (words.recover_hint) }
+                }))
+                div.do {
+                    a.button.second href=(link("/endpoint/edit", &[("name", name)])) { (words.change) }
+                    @if !one.is_verified() { (button("/endpoint/verify", words.verify)) }
+                    @if one.enabled { (button("/endpoint/disable", words.disable)) }
+                    @else { (button("/endpoint/enable", words.enable)) }
+                }
+                @if asked.may().secrets {
+                    (form("/endpoint/rotate", &html! { button.second { (words.rotate) } " " span.quiet { (words.rotate_hint) } }))
+                }
+                (form("/endpoint/remove", &html! {
+                    label { input type="checkbox" name="sure" value="yes" required; " " (words.remove_sure) }
+                    button.danger { (words.remove) }
+                }))
+            }
+        }
+    }
+}
+
+pub(super) fn new(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    Ok(form(asked, None))
+}
+
+pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    let found = asked.own().read(|conn, own| own.get(conn, name))?;
+    Ok(form(asked, Some(&found.ok_or(Refusal::NotFound)?)))
+}
+
+/// The form for a new endpoint, or for a change of one.
+fn form(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
+    let words = asked.words;
+    let (title, action, back) = match one {
+        None => (words.add_endpoint, "/endpoints/add", "/".to_owned()),
+        Some(one) => (words.change, "/endpoint/change", page_of(&one.name)),
+    };
+    let catalogue = &asked.portal.topics;
+    // Patterns that the application has given the endpoint.
+    let is_listed = |pattern: &String| catalogue.iter().any(|topic| topic.topic == *pattern);
+    let others = one
+        .iter()
+        .flat_map(|one| &one.topics)
+        .filter(|topic| !is_listed(topic));
+    let has =
+        |topic: &str| one.is_none_or(|one| one.topics.iter().any(|own| own == topic || own == "*"));
+    let content = html! {
+        section.panel {
+            div.head { h1 { (title) } }
+            div.body {
+                form.stack method="post" action=(action) {
+                    (asked.token())
+                    @if let Some(one) = one { input type="hidden" name="name" value=(one.name); }
+                    label.field { (words.url)
+                        input type="url" name="url" maxlength="2048" required value=(one.map_or("", |one| &one.url)) placeholder="https://";
+                    }
+                    label.field { (words.description)
+                        input name="description" maxlength=(LONGEST_DESCRIPTION) value=(one.and_then(|one| one.description.as_deref()).unwrap_or_default());
+                    }
+                    @if !catalogue.is_empty() {
+                        fieldset {
+                            legend { (words.topics) }
+                            @for topic in catalogue {
+                                div {
+                                    label {
+                                        input type="checkbox" name="topic" value=(topic.topic) checked[has(&topic.topic)];
+                                        " " strong { (topic.topic) } " " span.quiet { (topic.description) }
+                                    }
+                                    @if !topic.example.is_null() {
+                                        details { summary { (words.example) } pre tabindex="0" { (format!("{:#}", topic.example)) } }
+                                    }
+                                }
+                            }
+                            @for pattern in others {
+                                div { label { input type="checkbox" name="topic" value=(pattern) checked; " " strong { (pattern) } } }
+                            }
+                        }
+                    }
+                    div.do { button { (words.save) } a.button.second href=(back) { (words.cancel) } }
+                }
+            }
+        }
+    };
+    asked.page(StatusCode::OK, title, &content)
+}
+
+/// Writes what the form says into the endpoint.
+fn read_form(asked: &Asked<'_>, one: &mut RegisteredDestination) -> Result<(), Refusal> {
+    let description = asked.get("description");
+    if description.chars().count() > LONGEST_DESCRIPTION {
+        return Err(Refusal::Invalid(asked.words.description_too_long));
+    }
+    let catalogue = &asked.portal.topics;
+    if !catalogue.is_empty() {
+        let is_offered = |topic: &&str| {
+            let mut listed = catalogue.iter();
+            listed.any(|one| one.topic == **topic) || one.topics.iter().any(|own| own == *topic)
+        };
+        let topics = asked.all("topic").filter(is_offered);
+        let topics: Vec<String> = topics.map(str::to_owned).collect();
+        if topics.is_empty() {
+            return Err(Refusal::Invalid(asked.words.choose_topic));
+        }
+        one.topics = topics;
+    }
+    one.url = asked.get("url").to_owned();
+    one.description = (!description.is_empty()).then(|| description.to_owned());
+    Ok(())
+}
+
+pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    // The endpoints of all tenants share one table, so no owner chooses names.
+    let name = Uuid::now_v7().to_string();
+    let mut one = RegisteredDestination::new(&name, "");
+    // Otherwise every topic would count as chosen before.
+    one.topics = match asked.portal.topics.is_empty() {
+        true => vec!["*".to_owned()],
+        false => Vec::new(),
+    };
+    read_form(asked, &mut one)?;
+    let mut secret = None;
+    (asked.own()).change(Act::PutDestination, &name, |conn, own| {
+        own.put(conn, &one)?;
+        secret = own.secret(conn, &name)?;
+        // Only what a relay would use.
+        own.test(conn, &name, &asked.portal.config).map(|_| true)
+    })?;
+    match secret.filter(|_| asked.may().secrets) {
+        Some(secret) => Ok(show_secret(
+            asked,
+            &name,
+            secret.written().expose_secret(),
+            asked.words.done_added,
+        )),
+        None => done(&name, "added"),
+    }
+}
+
+pub(super) fn change(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    let found = asked.own().read(|conn, own| own.get(conn, name))?;
+    let mut one = found.ok_or(Refusal::NotFound)?;
+    read_form(asked, &mut one)?;
+    (asked.own()).change(Act::PutDestination, name, |conn, own| {
+        own.put(conn, &one)?;
+        let is_there = own.test(conn, name, &asked.portal.config)?;
+        Ok(is_there.is_some())
+    })?;
+    done(name, "changed")
+}
+
+pub(super) fn rotate(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    let mut secret = None;
+    (asked.own()).change(Act::RotateDestination, name, |conn, own| {
+        secret = own.rotate(conn, name, OVERLAP)?;
+        Ok(secret.is_some())
+    })?;
+    let secret = secret.ok_or(Refusal::NotFound)?;
+    let hint = asked.words.rotate_hint;
+    Ok(show_secret(
+        asked,
+        name,
+        secret.written().expose_secret(),
+        hint,
+    ))
+}
+
+/// The only page that shows a secret.
+fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Response {
+    let words = asked.words;
+    let content = html! {
+        section.panel {
+            div.head { h1 { (words.secret) } }
+            div.body {
+                p { (hint) }
+                p { code id="secret" { (secret) } }
+                p.refused role="status" { (words.secret_once) }
+                p { a.button href=(page_of(name)) { (words.back) } }
+            }
+        }
+    };
+    asked.page(StatusCode::OK, words.secret, &content)
+}
+
+pub(super) fn enable(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    (asked.own()).change(Act::EnableDestination, name, |conn, own| {
+        own.enable(conn, name)
+    })?;
+    done(name, "enabled")
+}
+
+pub(super) fn disable(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    (asked.own()).change(Act::DisableDestination, name, |conn, own| {
+        own.disable(conn, name, BY_OWNER)
+    })?;
+    done(name, "disabled")
+}
+
+pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    if asked.given("sure").is_none() {
+        return Err(Refusal::Invalid(asked.words.remove_sure));
+    }
+    (asked.own()).change(Act::RemoveDestination, name, |conn, own| {
+        own.remove(conn, name)
+    })?;
+    Ok(Response::see_other(&link("/", &[("done", "removed")])))
+}
+
+/// Asks the endpoint whether it wants messages. No connection is held meanwhile.
+pub(super) fn verify(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    let config = &asked.portal.config;
+    let mut check = None;
+    (asked.own()).change(Act::VerifyDestination, name, |conn, own| {
+        check = own.verify(conn, name, config)?;
+        Ok(check.is_some())
+    })?;
+    let answer = check.ok_or(Refusal::NotFound)?.ask();
+    (asked.own()).change_many(|conn, own, _| own.record(conn, &answer))?;
+    match answer.is_verified {
+        true => done(name, "verified"),
+        false => Ok(Response::see_other(&page_of(name))),
+    }
+}
+
+/// Sends an example, and shows the answer. No connection is held meanwhile.
+pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let (name, topic) = (asked.get("name"), asked.get("topic"));
+    let config = &asked.portal.config;
+    let test = asked.own().read(|conn, own| own.test(conn, name, config))?;
+    let test = test.ok_or(Refusal::NotFound)?;
+    let mut listed = asked.portal.topics.iter();
+    let test = match listed.find(|one| one.topic == topic) {
+        Some(one) => test.event(&one.topic, &one.example),
+        None => test,
+    };
+    let answer = test.send();
+    let words = asked.words;
+    let body = answer.body.as_ref().filter(|_| asked.shows_responses());
+    let content = html! {
+        section.panel {
+            div.head { h1 { (words.example_event) } }
+            div.body {
+                p {
+                    @if answer.went_well { span.badge.good { (words.delivered) } " " (words.test_accepted) }
+                    @else { span.badge.bad { (words.failing) } " " (words.test_failed) }
+                }
+                dl.facts {
+                    dt { (words.status_code) }
+                    dd { @if let Some(status) = answer.http_status { "HTTP " (status) } @else { (words.no_response) } }
+                    @if let Some(error) = answer.public_error() { dt { (words.error) } dd { (error) } }
+                    dt { (words.took) } dd { (duration(answer.took.as_secs_f64())) }
+                    dt { (words.message) } dd { (answer.message_id) }
+                }
+                @if let Some(body) = body { pre tabindex="0" { (body) } }
+                p { a.button.second href=(page_of(name)) { (words.back) } }
+            }
+        }
+    };
+    Ok(asked.page(StatusCode::OK, words.example_event, &content))
+}
+
+pub(super) fn recover(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    let since = asked.time("since")?;
+    let since = since.ok_or(Refusal::Invalid(asked.words.invalid_time))?;
+    let what = match asked.given("missing") {
+        Some(_) => Recover::AndMissed,
+        None => Recover::DeadLetters,
+    };
+    let began = Instant::now();
+    let sent = asked.own().change_many(|conn, own, note| {
+        let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_RECOVERY);
+        own.recover(conn, name, since, what, bulk)
+    })?;
+    let sent = sent.ok_or(Refusal::NotFound)?.changed.to_string();
+    let done = [("name", name), ("done", "recovered"), ("count", &sent)];
+    Ok(Response::see_other(&link("/endpoint", &done)))
+}

@@ -1,0 +1,94 @@
+//! The way of the portal to the database: everything is limited to the tenant of the visitor.
+
+use diesel::{Connection, PgConnection};
+use diesel_outbox::admin::Note;
+use diesel_outbox::destinations::{DestinationError, Destinations};
+use diesel_outbox::program::{self, Act};
+use diesel_outbox::{Outbox, OutboxName};
+
+use super::session::Session;
+use super::{Portal, Refusal};
+use crate::AUDIT;
+use crate::database::Database;
+
+/// What belongs to the tenant of a visitor. Only a session makes one, and no page reads or writes in another way: each
+/// statement has the tenant as a condition.
+pub(super) struct Own<'a> {
+    portal: &'a Portal,
+    session: &'a Session,
+}
+
+impl<'a> Own<'a> {
+    pub(super) fn of(portal: &'a Portal, session: &'a Session) -> Self {
+        Self { portal, session }
+    }
+
+    /// Reads.
+    pub(super) fn read<T>(
+        &self,
+        work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<T, DestinationError>,
+    ) -> Result<T, Refusal> {
+        self.run(&self.portal.reads, |conn, _, own| work(conn, own))
+    }
+
+    /// Changes a destination, and records who did. An error undoes the change. `false` of `work`: there is no such
+    /// destination.
+    pub(super) fn change(
+        &self,
+        act: Act,
+        name: &str,
+        work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<bool, DestinationError>,
+    ) -> Result<(), Refusal> {
+        let done = self.run(&self.portal.changes, |conn, outbox, own| {
+            program::audited(conn, outbox, &self.note(), act, name, |conn| {
+                work(conn, own)
+            })
+        })?;
+        if !done {
+            return Err(Refusal::NotFound);
+        }
+        let Session { who, tenant, .. } = self.session;
+        log::info!(target: AUDIT, event = "portal_act", who = who.as_str(), tenant:% = tenant, destination = name, what:? = act; "{who:?} of tenant {tenant} changed {name:?} in the portal: {act:?}");
+        Ok(())
+    }
+
+    /// Changes many messages. Records in the history who did.
+    pub(super) fn change_many<T>(
+        &self,
+        work: impl FnOnce(&mut PgConnection, Destinations<'_>, &Note) -> Result<T, DestinationError>,
+    ) -> Result<T, Refusal> {
+        let note = self.note();
+        self.run(&self.portal.changes, |conn, _, own| work(conn, own, &note))
+    }
+
+    fn note(&self) -> Note {
+        Note::new(&self.session.who, "portal")
+    }
+
+    fn run<T>(
+        &self,
+        database: &Database,
+        work: impl FnOnce(
+            &mut PgConnection,
+            &OutboxName,
+            Destinations<'_>,
+        ) -> Result<T, DestinationError>,
+    ) -> Result<T, Refusal> {
+        let done = database.run(|conn, name| {
+            let outbox = Outbox::from(name.clone());
+            let all = outbox
+                .destinations()
+                .with_keys(&self.portal.config.secret_keys);
+            let own = all.of_tenant(self.session.tenant);
+            match conn.transaction(|conn| work(conn, name, own)) {
+                Err(DestinationError::Database(error)) => Err(error.into()),
+                done => Ok(done),
+            }
+        });
+        match done {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(Refusal::Error(error)),
+            Err(error) => Err(Refusal::Unavailable(error)),
+        }
+    }
+}
