@@ -26,6 +26,8 @@ pub(crate) mod missed;
 #[cfg(feature = "relay")]
 pub(crate) mod payloads;
 #[cfg(feature = "relay")]
+pub(crate) mod recipient;
+#[cfg(feature = "relay")]
 pub(crate) mod replay;
 #[cfg(feature = "relay")]
 pub(crate) mod status;

@@ -18,9 +18,9 @@ use uuid::Uuid;
 pub use self::groups::DeadGroup;
 pub(crate) use self::groups::groups;
 
-use super::deliveries::Recipient;
 use super::history::{self, Event, Touched};
 use super::messages::Content;
+use super::recipient::{Recipient, letter_of};
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
@@ -194,7 +194,7 @@ fn is_meant(filter: &DeadFilter) -> Condition<'_> {
         given(filter.tenant_id, |id| {
             dead::tenant_id.assume_not_null().eq(id)
         }),
-        given(filter.registration, is_not_another),
+        given(filter.registration, letter_of),
         given(filter.since, |time| {
             dead::dead_lettered_at.ge(from_micros(as_micros(time)))
         }),
@@ -286,21 +286,6 @@ pub(crate) fn find_by_message_id(
     Ok(letters)
 }
 
-/// Whether a letter is of this registration of a destination, or of none.
-fn is_not_another(registration: Uuid) -> Condition<'static> {
-    let is_it = dead::registration.assume_not_null().eq(registration);
-    Box::new(dead::registration.is_null().or(is_it))
-}
-
-/// Whether a letter is one of this recipient.
-pub(super) fn is_for(to: Recipient<'_>) -> Condition<'_> {
-    all_of([
-        given(Some(to.destination), |name| dead::destination.eq(name)),
-        given(to.registration, is_not_another),
-        given(to.tenant, |id| dead::tenant_id.assume_not_null().eq(id)),
-    ])
-}
-
 /// The dead letters of a message for this recipient.
 pub(super) fn of_delivery(
     conn: &mut PgConnection,
@@ -310,7 +295,7 @@ pub(super) fn of_delivery(
 ) -> QueryResult<Vec<LetterId>> {
     let sequences = dead::table(name.dead())
         .filter(dead::message_id.eq(message_id))
-        .filter(is_for(to))
+        .filter(to.letters())
         .order(dead::sequence)
         .select((dead::sequence, dead::message_id));
     unprepared(sequences).load(conn)

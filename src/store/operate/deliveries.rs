@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use diesel::dsl::array;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
-    RunQueryDsl,
+    BoolExpressionMethods, CombineDsl, ExpressionMethods, IntoSql, NullableExpressionMethods,
+    QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
@@ -20,6 +20,7 @@ use super::dead::{self, DeadFilter, DeadLetter};
 use super::history;
 use super::ledger::{self, DeliveryCount, LedgerFilter, LedgerRow, Looked};
 use super::messages::{self, Content, MessageRecord};
+use super::recipient::Recipient;
 use super::waiting::is_so;
 use crate::message::Sequence;
 use crate::name::OutboxName;
@@ -35,7 +36,7 @@ use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::searched::{ALL, Deadline};
 use crate::store::sql::{AnyOf, On, TimeAndSequence, all_of, clock_timestamp, given};
 use crate::store::statement::unprepared;
-use crate::store::table::{attempt, candidate, outbox};
+use crate::store::table::{self, attempt, candidate, outbox};
 
 /// If heavy writes let a search read only the end of the ledger, the next page starts this far back, where the ledger's
 /// index works again.
@@ -194,33 +195,6 @@ pub struct DeliveryDetails {
     pub response: Option<String>,
     /// The attempts that have failed, oldest first.
     pub failed: Vec<FailedAttempt>,
-}
-
-/// Whose deliveries are meant: those to a destination. If the name is registered, only those of its registration, and
-/// those that were addressed by the name alone.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Recipient<'a> {
-    pub(super) destination: &'a str,
-    pub(super) registration: Option<Uuid>,
-    /// Only messages of this tenant.
-    pub(super) tenant: Option<Uuid>,
-}
-
-impl<'a> Recipient<'a> {
-    /// `None`: the tenant has no such destination.
-    fn find(
-        conn: &mut PgConnection,
-        name: &OutboxName,
-        which: Which<'a>,
-    ) -> QueryResult<Option<Self>> {
-        let registration = destinations::registration(conn, name, which)?;
-        let is_there = registration.is_some() || which.tenant.is_none();
-        Ok(is_there.then_some(Self {
-            destination: which.name,
-            registration,
-            tenant: which.tenant,
-        }))
-    }
 }
 
 /// The deliveries to this destination, newest first.
@@ -556,7 +530,7 @@ pub(crate) fn send_again(
         dead::requeue_to(conn, name, &letters, to.destination, operator)?;
         return Ok(SentAgain::Yes);
     }
-    if !messages::tried(conn, name, message_id, to)?.is_empty() {
+    if !tried(conn, name, message_id, to)?.is_empty() {
         return Ok(SentAgain::Yes);
     }
     let replayed = super::replay::once_more(conn, name, to, message_id, operator)?;
@@ -577,8 +551,8 @@ pub(crate) fn details(
     let Some(to) = Recipient::find(conn, name, which)? else {
         return Ok(None);
     };
-    let mut found = messages::tried(conn, name, message_id, to)?;
-    found.extend(messages::ended(conn, name, message_id, to)?);
+    let mut found = tried(conn, name, message_id, to)?;
+    found.extend(ended(conn, name, message_id, to)?);
     // What waits, and then what was settled last.
     let order = |row: &MessageRecord| (row.settled_at.is_none(), row.settled_at.clone());
     let Some(row) = found.into_iter().max_by_key(order) else {
@@ -609,6 +583,50 @@ pub(crate) fn details(
     }
     delivery.can_be_sent_again = delivery.settled_at.is_some() && details.payload.is_some();
     Ok(Some(details))
+}
+
+/// The waiting messages with this id for this recipient that were tried or sent again before. The history leads to them:
+/// the history has an index of message ids, and the outbox has none.
+fn tried(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_id: Uuid,
+    to: Recipient<'_>,
+) -> QueryResult<Vec<MessageRecord>> {
+    let known = attempt::table(name.attempt())
+        .filter(to.history(message_id))
+        .select(attempt::sequence);
+    let known: Vec<i64> = unprepared(known).load(conn)?;
+    if known.is_empty() {
+        return Ok(Vec::new());
+    }
+    let is_one: On<'_, outbox::table> = all_of([
+        given(Some(known), |known| outbox::sequence.eq_any(known)),
+        given(Some(message_id), |id| outbox::message_id.eq(id)),
+        given(Some(to.destination), |name| outbox::destination.eq(name)),
+        given(to.registration, |id| {
+            let is_it = outbox::registration.assume_not_null().eq(id);
+            outbox::registration.is_null().or(is_it)
+        }),
+        given(to.tenant, |id| outbox::tenant_id.assume_not_null().eq(id)),
+    ]);
+    unprepared(messages::live(name, is_one, Content::Whole)).load(conn)
+}
+
+/// The dead letters and the deliveries with this id of this recipient.
+fn ended(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_id: Uuid,
+    to: Recipient<'_>,
+) -> QueryResult<Vec<MessageRecord>> {
+    let is_dead = table::dead::message_id.eq(message_id).and(to.letters());
+    let is_delivered = table::ledger::message_id
+        .eq(message_id)
+        .and(table::ledger::status.eq(Status::Delivered.as_str()));
+    let letters = messages::dead(name, Box::new(is_dead), Content::Whole);
+    let delivered = messages::settled(name, Box::new(is_delivered.and(to.entries())));
+    unprepared(letters.union_all(delivered)).load(conn)
 }
 
 #[cfg(test)]

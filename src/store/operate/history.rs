@@ -11,7 +11,7 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, insert_into};
 use uuid::Uuid;
 
-use super::deliveries::Recipient;
+use super::recipient::Recipient;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::store::place::Rfc3339;
@@ -95,16 +95,7 @@ pub(super) fn failed(
     to: Recipient<'_>,
 ) -> QueryResult<Vec<HistoryEntry>> {
     let is_failed = attempt::event.eq("failed");
-    entries(conn, name, Box::new(is_for(message_id, to).and(is_failed)))
-}
-
-/// Whether an entry is of this message, for this recipient.
-pub(super) fn is_for(message_id: Uuid, to: Recipient<'_>) -> On<'_, attempt::table> {
-    all_of([
-        given(Some(message_id), |id| attempt::message_id.eq(id)),
-        given(Some(to.destination), |name| attempt::destination.eq(name)),
-        given(to.tenant, |id| attempt::tenant_id.assume_not_null().eq(id)),
-    ])
+    entries(conn, name, Box::new(to.history(message_id).and(is_failed)))
 }
 
 fn entries(

@@ -20,7 +20,7 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
-use super::deliveries::Recipient;
+use super::recipient::{Recipient, entry_of};
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
@@ -296,7 +296,7 @@ fn is_meant(filter: &LedgerFilter) -> On<'_, ledger::table> {
         given(filter.tenant_id, |id| {
             ledger::tenant_id.assume_not_null().eq(id)
         }),
-        given(filter.registration, is_not_another),
+        given(filter.registration, entry_of),
         given(filter.before, |place| when.lt(place.of_row())),
     ])
 }
@@ -326,21 +326,6 @@ fn between(
     }
 }
 
-/// Whether an entry is of this registration of a destination, or of none.
-pub(super) fn is_not_another(registration: Uuid) -> On<'static, ledger::table> {
-    let is_it = ledger::registration.assume_not_null().eq(registration);
-    Box::new(ledger::registration.is_null().or(is_it))
-}
-
-/// Whether an entry is one of this recipient.
-pub(super) fn is_for(to: Recipient<'_>) -> On<'_, ledger::table> {
-    all_of([
-        given(Some(to.destination), |name| ledger::destination.eq(name)),
-        given(to.registration, is_not_another),
-        given(to.tenant, |id| ledger::tenant_id.assume_not_null().eq(id)),
-    ])
-}
-
 /// Counts the messages of a destination that were settled at or after the first time, and before the second.
 pub(super) fn count(
     conn: &mut PgConnection,
@@ -349,7 +334,7 @@ pub(super) fn count(
     (from, to): (i64, i64),
 ) -> QueryResult<DeliveryCount> {
     let counts = ledger::table(name.ledger())
-        .filter(is_for(recipient))
+        .filter(recipient.entries())
         .filter(ledger::settled_at.ge(from_micros(from)))
         .filter(ledger::settled_at.lt(from_micros(to)))
         .group_by(ledger::status)

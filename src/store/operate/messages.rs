@@ -15,8 +15,6 @@ use diesel::sql_types::{
 };
 use uuid::Uuid;
 
-use super::deliveries::Recipient;
-use super::history;
 use crate::message::Sequence;
 use crate::message::replays::{base_of, keys_of_replays};
 use crate::name::OutboxName;
@@ -152,7 +150,7 @@ macro_rules! records {
         }
 
         /// Dead letters.
-        fn dead<'a>(
+        pub(super) fn dead<'a>(
             name: &OutboxName,
             which: On<'a, dead::table>,
             $content: Content,
@@ -162,7 +160,7 @@ macro_rules! records {
         }
 
         /// Ledger entries.
-        fn settled<'a>(
+        pub(super) fn settled<'a>(
             name: &OutboxName,
             which: On<'a, ledger::table>,
         ) -> Records<'a, ledger::table> {
@@ -268,50 +266,6 @@ fn of_hits(
     let settled = settled(name, Box::new(ledger::message_id.eq_any(ids)));
     let all = live.union_all(dead).union_all(settled);
     looking(conn, None, |conn| unprepared(all).load(conn))
-}
-
-/// The waiting messages with this id for this recipient that were tried or sent again before. The history leads to them:
-/// the history has an index of message ids, and the outbox has none.
-pub(super) fn tried(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    message_id: Uuid,
-    to: Recipient<'_>,
-) -> QueryResult<Vec<MessageRecord>> {
-    let known = attempt::table(name.attempt())
-        .filter(history::is_for(message_id, to))
-        .select(attempt::sequence);
-    let known: Vec<i64> = unprepared(known).load(conn)?;
-    if known.is_empty() {
-        return Ok(Vec::new());
-    }
-    let is_one: On<'_, outbox::table> = all_of([
-        given(Some(known), |known| outbox::sequence.eq_any(known)),
-        given(Some(message_id), |id| outbox::message_id.eq(id)),
-        given(Some(to.destination), |name| outbox::destination.eq(name)),
-        given(to.registration, |id| {
-            let is_it = outbox::registration.assume_not_null().eq(id);
-            outbox::registration.is_null().or(is_it)
-        }),
-        given(to.tenant, |id| outbox::tenant_id.assume_not_null().eq(id)),
-    ]);
-    unprepared(live(name, is_one, Content::Whole)).load(conn)
-}
-
-/// The dead letters and the deliveries with this id of this recipient.
-pub(super) fn ended(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    message_id: Uuid,
-    to: Recipient<'_>,
-) -> QueryResult<Vec<MessageRecord>> {
-    let is_dead = dead::message_id.eq(message_id).and(super::dead::is_for(to));
-    let is_delivered = ledger::message_id
-        .eq(message_id)
-        .and(ledger::status.eq(Status::Delivered.as_str()));
-    let letters = dead(name, Box::new(is_dead), Content::Whole);
-    let delivered = settled(name, Box::new(is_delivered.and(super::ledger::is_for(to))));
-    unprepared(letters.union_all(delivered)).load(conn)
 }
 
 /// The replays of the messages with this key.

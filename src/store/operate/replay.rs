@@ -15,9 +15,8 @@ use uuid::Uuid;
 
 pub(crate) use crate::message::replays::LONGEST_RUN;
 
-use super::deliveries::Recipient;
-use super::ledger::{is_for, is_not_another};
 use super::missed::Step;
+use super::recipient::{Recipient, entry_of};
 use crate::message::replays::replayed;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
@@ -193,7 +192,7 @@ pub(crate) fn count(
     let (with_payload, all): (i64, i64) = looking(conn, None, |conn| {
         let counts = ledger::table(name.ledger())
             .filter(is_meant(filter, walk.place.micros, walk.end))
-            .filter(all_of([given(walk.registration, is_not_another)]))
+            .filter(all_of([given(walk.registration, entry_of)]))
             .select((dsl::count(ledger::payload), count_star()));
         unprepared(counts).get_result(conn)
     })?;
@@ -268,7 +267,7 @@ fn next(
         let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
         let rows = ledger::table(name.ledger())
             .filter(is_meant(filter, walk.place.micros, to))
-            .filter(all_of([given(walk.registration, is_not_another)]))
+            .filter(all_of([given(walk.registration, entry_of)]))
             .filter(when.gt(walk.place.of_row()))
             .order((ledger::settled_at, ledger::sequence))
             .limit(i64::try_from(most).unwrap_or(i64::MAX))
@@ -307,7 +306,7 @@ pub(crate) fn once_more(
     let delivered = ledger::table(name.ledger())
         .filter(ledger::message_id.eq(message_id))
         .filter(ledger::status.eq(Status::Delivered.as_str()))
-        .filter(is_for(to))
+        .filter(to.entries())
         .order(ledger::settled_at.desc())
         .select((
             ledger::message_id,

@@ -112,7 +112,7 @@ pub(crate) fn delivered(
         .load(conn)
 }
 
-/// A statement that goes on after `gone`, the messages that it has removed, with its values $1 to $9.
+/// A statement that continues after `gone`, the messages that it has removed, with its values $1 to $9.
 pub(super) fn delivering<'a>(
     name: &OutboxName,
     lease: LeaseId,

@@ -130,7 +130,7 @@ pub(crate) fn deliver_and_claim_next(
     Ok((done, Batch::of(taken, before)))
 }
 
-/// A settle that ends within WITH, and the claim that goes on.
+/// A settle that ends within WITH, and the claim that continues.
 ///
 /// Text: Diesel has no WITH.
 struct Both<'a, Claim> {

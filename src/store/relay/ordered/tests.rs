@@ -47,7 +47,7 @@ fn a_key_continues_with_a_message_enqueued_during_the_settle_of_its_first() {
     assert_eq!(next.expect("a claim").claimed.len(), 1);
 }
 
-/// G3: a key goes on with its next message if its first one was recorded, and waits otherwise: for the claim of another
+/// G3: a key continues with its next message if its first one was recorded, and waits otherwise: for the claim of another
 /// relay, for parts elsewhere, for dead letters, and for messages that are not due or of topics that are closed.
 #[test]
 fn recording_deliveries_and_claiming_the_next_is_one_statement() {
@@ -56,10 +56,10 @@ fn recording_deliveries_and_claiming_the_next_is_one_statement() {
     let conn = &mut outbox.connect();
     let insert = format!(
         "INSERT INTO {} (topic, destination, payload, ordering_key, available_at) VALUES
-            ('t', '', '1', 'goes on', now()), ('t', '', '2', 'lost', now()), ('t', '', '3', NULL, now()),
+            ('t', '', '1', 'continues', now()), ('t', '', '2', 'lost', now()), ('t', '', '3', NULL, now()),
             ('t', '', '4', 'closed', now()), ('t', '', '5', 'not due', now()), ('t', '', '6', 'elsewhere', now()),
             ('t', 'd', '7', 'part', now()), ('t', '', '8', 'last', now()),
-            ('t', '', '9', 'goes on', now()), ('t', '', '10', 'goes on', now()), ('t', '', '11', 'lost', now()),
+            ('t', '', '9', 'continues', now()), ('t', '', '10', 'continues', now()), ('t', '', '11', 'lost', now()),
             ('closed', '', '12', 'closed', now()), ('t', '', '13', 'closed', now()),
             ('t', '', '14', 'not due', now() + interval '1 hour'), ('t', 'd', '15', 'elsewhere', now()),
             ('t', '', '16', 'elsewhere', now()), ('t', 'd', '17', 'part', now()), ('t', '', '18', 'part', now())",
