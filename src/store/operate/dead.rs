@@ -7,8 +7,8 @@ use std::time::SystemTime;
 use diesel::dsl::sql;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, Connection, ExpressionMethods, IntoSql, NullableExpressionMethods,
-    QueryDsl, Queryable, RunQueryDsl,
+    Connection, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable,
+    RunQueryDsl,
 };
 use diesel::result::{Error, QueryResult};
 use diesel::sql_types::{Array, BigInt, Bool, Text, Uuid as SqlUuid};

@@ -27,7 +27,7 @@ use crate::name::OutboxName;
 use crate::public_error::public_error;
 use crate::schema::values::to_micros;
 use crate::status::Status;
-use crate::store::destinations::{self, Which};
+use crate::store::destinations::Which;
 use crate::store::filter::filter;
 use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, as_micros, from_micros};

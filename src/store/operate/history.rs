@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use diesel::data_types::PgInterval;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
-    QueryDsl, Queryable, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, insert_into};
@@ -15,7 +14,7 @@ use super::recipient::Recipient;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::store::place::Rfc3339;
-use crate::store::sql::{On, all_of, given};
+use crate::store::sql::On;
 use crate::store::statement::unprepared;
 use crate::store::table::{attempt, outbox, part};
 

@@ -13,8 +13,7 @@ use std::time::{Duration, SystemTime};
 use diesel::dsl::count_star;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
-    Queryable, RunQueryDsl,
+    ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, select};

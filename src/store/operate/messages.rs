@@ -25,9 +25,9 @@ use crate::store::looking::looking;
 use crate::store::place::{MaybeRfc3339, Place, Rfc3339};
 use crate::store::searched::Searched;
 use crate::store::seek::{Hit, MessageKey, live_ones, seek};
-use crate::store::sql::{Json, MaybeJson, On, all_of, coalesce, given, null, shown_key};
+use crate::store::sql::{Json, MaybeJson, On, coalesce, null, shown_key};
 use crate::store::statement::unprepared;
-use crate::store::table::{attempt, dead, ledger, outbox};
+use crate::store::table::{dead, ledger, outbox};
 
 /// One row of a message, in one table and for one destination. A message may have several rows: one for each
 /// destination, a dead letter and its ledger entry, and the rows of its replays.
