@@ -38,7 +38,7 @@ impl Tenant {
         let id = Uuid::now_v7();
         let message = |is: &str| {
             let payload = json!({ "of": word, "is": is });
-            let message = NewMessage::new(&format!("{word}.event"), &payload).expect("JSON");
+            let message = NewMessage::new(format!("{word}.event"), &payload).expect("JSON");
             message.tenant_id(id).header("x-shop", word)
         };
         let (good, bad) = (message("good"), message("bad"));
