@@ -22,7 +22,7 @@ def requirements():
 
 def tests():
     """Yields (file, name, ids) of each test function."""
-    folders = ("tests", "src", "pages/src", "cli/src", "lab/src")
+    folders = ("tests", "src", "pages/src", "pages/tests", "cli/src", "lab/src")
     for path in sorted(path for folder in folders for path in ROOT.glob(f"{folder}/**/*.rs")):
         doc, is_test = [], False
         for line in map(str.strip, path.read_text(encoding="utf-8").splitlines()):

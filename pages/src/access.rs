@@ -44,7 +44,7 @@ pub(crate) struct Guest {
 
 /// The access rules and their state.
 pub(crate) struct Access {
-    admin: Admin,
+    pub(crate) admin: Admin,
     /// The name of the session's cookie; without one, it comes from the key.
     pub(crate) cookie: Option<String>,
     /// Processes with the same key accept each other's sessions and forms. From the token; without a token, random for
@@ -73,11 +73,6 @@ impl Access {
     pub(crate) fn set_key(&mut self, secret: &[u8]) -> Result<(), PagesError> {
         self.key = Key::of_secret(secret)?;
         Ok(())
-    }
-
-    /// The path below which the pages are served.
-    pub(crate) fn base(&self) -> &str {
-        &self.admin.base
     }
 
     fn cookie(&self) -> String {

@@ -1,11 +1,13 @@
-//! A database connection that pages take turns to use.
+//! Database connections that pages take turns to use.
 
+use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use diesel::connection::SimpleConnection;
-use diesel::{Connection, PgConnection};
+use diesel::{Connection as _, PgConnection};
 use diesel_outbox::config::Config;
 use diesel_outbox::{ConfigError, DatabaseError, OutboxName, admin};
 use secrecy::SecretString;
@@ -15,37 +17,104 @@ const TURN: Duration = Duration::from_secs(2);
 /// How long a statement may take.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One connection, opened on first use and dropped after an error. A page that waits for it too long fails, so
-/// that a hanging database blocks one page and not all of them.
-pub(crate) struct Database {
-    url: SecretString,
+/// Calls the work with a connection of the application.
+type Lend = dyn Fn(&mut dyn FnMut(&mut PgConnection)) -> Result<(), Box<dyn Error + Send + Sync>>
+    + Send
+    + Sync;
+
+/// Where connections come from.
+#[derive(Clone)]
+pub(crate) enum Source {
+    /// The pages open their own.
+    Url(SecretString),
+    /// The application lends one for each use.
+    Lent(Arc<Lend>),
+}
+
+impl Source {
+    /// Own connections, to the database in the settings.
+    pub(crate) fn of(config: &Config) -> Result<Self, ConfigError> {
+        Ok(Self::Url(config.database_url()?.clone()))
+    }
+}
+
+/// One connection. An own one is opened on first use and dropped after an error.
+pub(crate) struct Connection {
+    source: Source,
     purpose: &'static str,
-    pub(crate) outbox: OutboxName,
-    turn: (Sender<Option<PgConnection>>, Receiver<Option<PgConnection>>),
+    timeout: Duration,
+    kept: Option<PgConnection>,
+}
+
+impl Connection {
+    /// `timeout`: how long a statement may take.
+    pub(crate) fn new(source: &Source, purpose: &'static str, timeout: Duration) -> Self {
+        Self {
+            source: source.clone(),
+            purpose,
+            timeout,
+            kept: None,
+        }
+    }
+
+    /// Runs statements in one transaction.
+    pub(crate) fn run<T>(
+        &mut self,
+        statements: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
+    ) -> Result<T> {
+        let lend = match &self.source {
+            Source::Url(url) => {
+                let mut conn = match self.kept.take() {
+                    Some(conn) => conn,
+                    None => admin::connect(url, self.purpose, self.timeout)?,
+                };
+                let value = limited(&mut conn, self.timeout, statements)?;
+                self.kept = Some(conn);
+                return Ok(value);
+            }
+            Source::Lent(lend) => lend,
+        };
+        let (mut statements, mut done) = (Some(statements), None);
+        lend(&mut |conn| {
+            done = statements
+                .take()
+                .map(|statements| limited(conn, self.timeout, statements));
+        })
+        .map_err(|error| anyhow!(error))
+        .context("the application has no connection for the page")?;
+        Ok(done.context("the application has lent no connection to the page")??)
+    }
+}
+
+/// A connection for the pages. A page that waits for it too long fails, so that a hanging database blocks one page and
+/// not all of them.
+pub(crate) struct Database {
+    outbox: OutboxName,
+    turn: (Sender<Connection>, Receiver<Connection>),
 }
 
 impl Database {
-    pub(crate) fn new(config: &Config, purpose: &'static str) -> Result<Self, ConfigError> {
-        Self::several(config, purpose, 1)
+    pub(crate) fn new(source: &Source, outbox: &OutboxName, purpose: &'static str) -> Self {
+        Self::several(source, outbox, purpose, 1)
     }
 
     /// With so many connections, each opened when all others are in use.
     pub(crate) fn several(
-        config: &Config,
+        source: &Source,
+        outbox: &OutboxName,
         purpose: &'static str,
         connections: usize,
-    ) -> Result<Self, ConfigError> {
+    ) -> Self {
         let turn = bounded(connections);
         for _ in 0..connections {
+            let connection = Connection::new(source, purpose, STATEMENT_TIMEOUT);
             // The channel has room, so this always succeeds.
-            let _ = turn.0.try_send(None);
+            let _ = turn.0.try_send(connection);
         }
-        Ok(Self {
-            url: config.database_url()?.clone(),
-            purpose,
-            outbox: config.table.clone(),
+        Self {
+            outbox: outbox.clone(),
             turn,
-        })
+        }
     }
 
     /// Runs statements on the outbox, in one transaction.
@@ -57,22 +126,15 @@ impl Database {
         let held = turn.recv_timeout(TURN).map_err(|_| {
             anyhow!("the database is slow or hangs: another page is still waiting for it")
         })?;
-        let turn = Turn(back, None);
-        let result = connected(held, self).and_then(|mut conn| {
-            let value = limited(&mut conn, STATEMENT_TIMEOUT, |conn| {
-                statements(conn, &self.outbox)
-            })?;
-            Ok((value, conn))
-        });
-        let (value, conn) = result?;
-        turn.keep(conn);
-        Ok(value)
+        let mut turn = Turn(back, Some(held));
+        let connection = turn.1.as_mut().context("this page has its turn")?;
+        connection.run(|conn| statements(conn, &self.outbox))
     }
 }
 
 /// Runs statements in a transaction and limits the time of each. Settings of the session would not hold behind a
 /// pooler in transaction mode.
-pub(super) fn limited<T>(
+fn limited<T>(
     conn: &mut PgConnection,
     timeout: Duration,
     statements: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
@@ -86,28 +148,14 @@ pub(super) fn limited<T>(
     })
 }
 
-fn connected(
-    held: Option<PgConnection>,
-    database: &Database,
-) -> Result<PgConnection, DatabaseError> {
-    match held {
-        Some(conn) => Ok(conn),
-        None => admin::connect(&database.url, database.purpose, STATEMENT_TIMEOUT),
-    }
-}
-
-/// Passes the turn on when dropped, along with the connection if it still works.
-struct Turn<'a>(&'a Sender<Option<PgConnection>>, Option<PgConnection>);
-
-impl Turn<'_> {
-    fn keep(mut self, conn: PgConnection) {
-        self.1 = Some(conn);
-    }
-}
+/// Passes the turn on when dropped.
+struct Turn<'a>(&'a Sender<Connection>, Option<Connection>);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // The holder of the turn emptied the channel, so this always succeeds.
-        let _ = self.0.try_send(self.1.take());
+        if let Some(connection) = self.1.take() {
+            // The holder of the turn has left room in the channel, so this always succeeds.
+            let _ = self.0.try_send(connection);
+        }
     }
 }

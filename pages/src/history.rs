@@ -12,13 +12,11 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Depths, Pause};
-use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, Activity, BlockedKey, LeaseRow, Rates};
 use diesel_outbox::{DatabaseError, OutboxName};
-use secrecy::SecretString;
 
 use crate::PagesError;
-use crate::database::limited;
+use crate::database::{Connection, Source};
 
 /// The shortest time between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -291,14 +289,17 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    pub(crate) fn start(config: &Config, history: &Arc<History>) -> Result<Self, PagesError> {
+    pub(crate) fn start(
+        source: &Source,
+        outbox: &OutboxName,
+        history: &Arc<History>,
+    ) -> Result<Self, PagesError> {
         let (stop, stopped) = bounded(0);
         let (end, ended) = bounded(0);
         let mut look = Look {
-            url: config.database_url()?.clone(),
-            outbox: config.table.clone(),
+            connection: Connection::new(source, "admin sampler", STATEMENT_TIMEOUT),
+            outbox: outbox.clone(),
             history: Arc::clone(history),
-            conn: None,
             is_away: false,
         };
         let thread = std::thread::Builder::new()
@@ -331,12 +332,11 @@ impl Drop for Sampler {
     }
 }
 
-/// The work of the sampler, with its own connection: opened when needed and dropped after an error.
+/// The work of the sampler, with a connection of its own.
 struct Look {
-    url: SecretString,
+    connection: Connection,
     outbox: OutboxName,
     history: Arc<History>,
-    conn: Option<PgConnection>,
     is_away: bool,
 }
 
@@ -357,20 +357,12 @@ impl Look {
     }
 
     fn look(&mut self) {
-        let conn = match self.conn.take() {
-            Some(conn) => Ok(conn),
-            None => admin::connect(&self.url, "admin sampler", STATEMENT_TIMEOUT),
-        };
-        let seen = conn.and_then(|mut conn| {
+        let seen = self.connection.run(|conn| {
             let began = Instant::now();
-            let glance = limited(&mut conn, STATEMENT_TIMEOUT, |conn| {
-                Glance::look(conn, &self.outbox)
-            })?;
-            Ok((glance, began, conn))
+            Ok((Glance::look(conn, &self.outbox)?, began))
         });
         match seen {
-            Ok((glance, began, conn)) => {
-                self.conn = Some(conn);
+            Ok((glance, began)) => {
                 self.is_away = false;
                 let glance = self.history.keep(glance, began);
                 self.history.sample(&glance, Instant::now());
@@ -378,7 +370,7 @@ impl Look {
             // Logged once per outage.
             Err(error) if !self.is_away => {
                 self.is_away = true;
-                log::warn!(event = "admin_look_failed", error:% = error; "admin page: cannot read the outbox: {error}");
+                log::warn!(event = "admin_look_failed", error:% = format!("{error:#}"); "admin page: cannot read the outbox: {error:#}");
             }
             Err(_) => {}
         }

@@ -40,9 +40,11 @@ mod response;
 pub mod text;
 mod visitor;
 
+use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use diesel::PgConnection;
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, DepthGauges};
 use diesel_outbox::{ConfigError, RelayHandle};
@@ -50,7 +52,7 @@ use http::header::{ALLOW, SET_COOKIE};
 use http::{Method, StatusCode};
 
 use self::access::{Access, Guest};
-use self::database::Database;
+use self::database::{Database, Source};
 use self::health::Words;
 use self::history::{Glance, History, Sampler};
 use self::kept::Kept;
@@ -96,13 +98,55 @@ impl Pages {
     ///
     /// The settings name no database, or the system has no random bytes or no thread left.
     pub fn operators(config: &Config, relay: Option<Arc<RelayHandle>>) -> Result<Self, PagesError> {
+        Self::over(config, relay, &Source::of(config)?)
+    }
+
+    /// The operators' pages, with connections of the application, such as those of its pool. `lend` calls the work that
+    /// it is given with a connection. The pages use at most four at the same time, each for a transaction.
+    ///
+    /// ```no_run
+    /// # use diesel::{Connection, PgConnection};
+    /// use diesel_outbox::config::Config;
+    /// use diesel_outbox_pages::Pages;
+    ///
+    /// let pages = Pages::operators_with(&Config::default(), None, |work| {
+    ///     let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    ///     work(&mut conn);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), diesel_outbox_pages::PagesError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The system has no random bytes or no thread left.
+    pub fn operators_with<L>(
+        config: &Config,
+        relay: Option<Arc<RelayHandle>>,
+        lend: L,
+    ) -> Result<Self, PagesError>
+    where
+        L: Fn(&mut dyn FnMut(&mut PgConnection)) -> Result<(), Box<dyn Error + Send + Sync>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        Self::over(config, relay, &Source::Lent(Arc::new(lend)))
+    }
+
+    fn over(
+        config: &Config,
+        relay: Option<Arc<RelayHandle>>,
+        source: &Source,
+    ) -> Result<Self, PagesError> {
+        let database = |purpose| Database::new(source, &config.table, purpose);
         let destinations = program::all_destinations(config);
         let names = destinations.iter().map(|one| one.name.as_str());
         let site = Site {
             relay,
-            database: Database::new(config, "admin")?,
-            searches: Database::new(config, "admin searches")?,
-            changes: Database::new(config, "admin changes")?,
+            database: database("admin"),
+            searches: database("admin searches"),
+            changes: database("admin changes"),
             history: Arc::default(),
             dead: Kept::default(),
             access: Access::new(program::admin(config).clone())?,
@@ -110,7 +154,7 @@ impl Pages {
             metrics: None,
             config: config.clone(),
         };
-        let sampler = Sampler::start(config, &site.history)?;
+        let sampler = Sampler::start(source, &config.table, &site.history)?;
         Ok(Self {
             site,
             _sampler: sampler,
@@ -123,6 +167,18 @@ impl Pages {
     pub fn cookie(mut self, name: impl Into<String>) -> Self {
         self.site.access.cookie = Some(name.into());
         self
+    }
+
+    /// The path below which the application mounts the pages, such as `/admin/outbox`. Defaults to
+    /// `OUTBOX_ADMIN_BASE`.
+    ///
+    /// # Errors
+    ///
+    /// This is not a path.
+    pub fn base(mut self, path: &str) -> Result<Self, PagesError> {
+        self.site.config.set("OUTBOX_ADMIN_BASE", path)?;
+        self.site.access.admin = program::admin(&self.site.config).clone();
+        Ok(self)
     }
 
     /// The secret that signs sessions and forms, of at least 32 bytes: processes with the same key accept each other's.
@@ -151,7 +207,7 @@ impl Pages {
         request: http::Request<Vec<u8>>,
         visitor: Visitor,
     ) -> http::Response<Vec<u8>> {
-        let base = self.site.access.base();
+        let base = &self.site.access.admin.base;
         let response = match Request::new(request, visitor, base) {
             Ok(request) => self.site.answer(&request),
             Err(refused) => refused,
@@ -305,5 +361,45 @@ impl Site {
             is_own && next.bytes().all(|b| b.is_ascii_graphic())
         });
         Ok(Response::see_other(next.unwrap_or("/")).with_header(SET_COOKIE, &cookie))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages without a database.
+    fn pages() -> Pages {
+        Pages::operators_with(&Config::default(), None, |_| {
+            Err("no database in this test".into())
+        })
+        .expect("pages")
+    }
+
+    fn post(pages: &Pages, path: &str, visitor: &Visitor) -> StatusCode {
+        let identity = visitor.identity.as_ref().expect("known");
+        let guest = pages.site.access.known(identity, visitor.peer);
+        let request = http::Request::post(path)
+            .header("host", "localhost")
+            .header("origin", "https://localhost");
+        let form = format!("form_token={}", guest.form_token).into_bytes();
+        let request = request.body(form).expect("a request");
+        pages.respond(request, visitor.clone()).status()
+    }
+
+    /// R60: over every route that changes something.
+    #[test]
+    fn without_the_right_to_act_nothing_is_changed() {
+        let pages = pages();
+        let looks = Rights::all().with_act(false);
+        let tenant = Visitor::of_tenant(uuid::Uuid::nil(), "ann", Rights::all());
+        for (path, _) in pages::ACTS {
+            let may = post(&pages, path, &Visitor::known("ann", Rights::all()));
+            assert_ne!(may, StatusCode::FORBIDDEN, "{path}");
+            assert_ne!(may, StatusCode::NOT_FOUND, "{path}");
+            let may_not = post(&pages, path, &Visitor::known("ann", looks));
+            assert_eq!(may_not, StatusCode::FORBIDDEN, "{path}");
+            assert_eq!(post(&pages, path, &tenant), StatusCode::FORBIDDEN, "{path}");
+        }
     }
 }

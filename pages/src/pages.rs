@@ -25,7 +25,6 @@ use maud::{Markup, html};
 
 pub(super) use self::login::{login, refused};
 
-use self::dead::change::{self, Change};
 use self::layout::Page;
 use super::{Guest, Site};
 use crate::{Request, Response};
@@ -74,26 +73,34 @@ pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     }
 }
 
-/// A change requested by an authorized guest.
+/// Carries out a change, for a guest who has the right to act.
+type Act = fn(&Site, &Guest, &Request) -> Response;
+
+/// Everything that changes something.
+pub(super) const ACTS: &[(&str, Act)] = &[
+    ("/dead/requeue", dead::change::requeue),
+    ("/dead/discard", dead::change::discard),
+    ("/message/cancel", messages::change::answer),
+    ("/message/reschedule", messages::change::answer),
+    ("/message/settle", messages::change::answer),
+    ("/messages/retry", bulk::answer),
+    ("/messages/cancel", bulk::answer),
+    ("/destination/recover", bulk::answer),
+    ("/destination/backfill", bulk::answer),
+    ("/destination/disable", registered::change::answer),
+    ("/destination/enable", registered::change::answer),
+    ("/destination/remove", registered::change::answer),
+    ("/destination/send-again", registered::change::answer),
+    ("/destination/test", registered::change::answer),
+    ("/pause", pauses::pause),
+    ("/resume", pauses::resume),
+];
+
+/// A change requested by a guest who has the right to act.
 pub(super) fn change(site: &Site, guest: &Guest, request: &Request) -> Response {
-    match request.path.as_str() {
-        "/dead/requeue" => change::answer(site, guest, request, Change::Requeue),
-        "/dead/discard" => change::answer(site, guest, request, Change::Discard),
-        "/message/cancel" | "/message/reschedule" | "/message/settle" => {
-            messages::change::answer(site, guest, request)
-        }
-        "/messages/retry"
-        | "/messages/cancel"
-        | "/destination/recover"
-        | "/destination/backfill" => bulk::answer(site, guest, request),
-        "/destination/disable"
-        | "/destination/enable"
-        | "/destination/remove"
-        | "/destination/send-again"
-        | "/destination/test" => registered::change::answer(site, guest, request),
-        "/pause" => pauses::pause(site, guest, request),
-        "/resume" => pauses::resume(site, guest, request),
-        _ => missing(
+    match ACTS.iter().find(|(path, _)| *path == request.path) {
+        Some((_, act)) => act(site, guest, request),
+        None => missing(
             site,
             guest,
             request,

@@ -26,7 +26,7 @@ use self::session::{Session, Unopened};
 use self::words::Words;
 use crate::access::unix_seconds;
 use crate::base;
-use crate::database::Database;
+use crate::database::{Database, Source};
 use crate::key::Key;
 use crate::pages;
 use crate::pages::layout::{Head, document, mark};
@@ -92,9 +92,11 @@ impl Pages {
     ///
     /// The settings name no database, or the system has no random bytes.
     pub fn portal(config: &Config) -> Result<Portal, PagesError> {
+        let source = Source::of(config)?;
+        let database = |purpose| Database::several(&source, &config.table, purpose, CONNECTIONS);
         Ok(Portal {
-            reads: Database::several(config, "portal", CONNECTIONS)?,
-            changes: Database::several(config, "portal changes", CONNECTIONS)?,
+            reads: database("portal"),
+            changes: database("portal changes"),
             config: config.clone(),
             key: Key::random()?,
             base: String::new(),

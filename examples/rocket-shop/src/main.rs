@@ -2,29 +2,38 @@
 //! the relay runs inside the server. Another part of the shop receives the messages over HTTP and ships.
 //!
 //! ```sh
+//! export ADMIN_PASSWORD=$(openssl rand -hex 16)
 //! scripts/with-postgres cargo run --manifest-path examples/rocket-shop/Cargo.toml
 //! curl --json '{"euro": 42}' http://127.0.0.1:8000/orders
 //! curl http://127.0.0.1:8000/shipments
+//! open http://127.0.0.1:8000/admin/outbox # any name, with the password in ADMIN_PASSWORD
 //! ```
 //!
 //! Nothing blocks the async runtime of Rocket: enqueueing runs on the threads of the pool, and the relay has its own
 //! threads. Ctrl-C or SIGTERM stops both; messages not yet sent are sent after the next start.
 
 mod orders;
+mod pages;
 mod relay;
 mod shipments;
+mod staff;
 
 use std::error::Error;
+use std::sync::Arc;
 
 use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
 use diesel_outbox::Outbox;
+use diesel_outbox::config::Config;
+use diesel_outbox_pages::Pages;
 use rocket::error::ErrorKind;
 use rocket::fairing::AdHoc;
 use rocket::{Build, Rocket, error, routes, warn};
 use rocket_sync_db_pools::database;
 
+use crate::pages::Mounted;
 use crate::relay::RelayFairing;
+use crate::staff::Login;
 
 #[database("shop")]
 pub struct Db(PgConnection);
@@ -37,6 +46,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .merge(("databases.shop.url", &database_url))
         // The receiver must accept whatever the outbox accepts: payloads of up to 1 MiB.
         .merge(("limits.bytes", "2MiB"));
+    let mut config = Config::default();
+    config.set("DATABASE_URL", &database_url)?;
+    let pages = Pages::operators(&config, None)?.base("/admin/outbox")?;
+    let password = std::env::var("ADMIN_PASSWORD").map_err(|_| "set ADMIN_PASSWORD")?;
+    let mounted = Mounted(Arc::new(pages), Login { password });
     let relay = RelayFairing::new(database_url);
     let launched = rocket::custom(figment)
         .manage(Outbox::new("outbox")?)
@@ -44,6 +58,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             "/",
             routes![orders::place, shipments::take, shipments::list],
         )
+        .mount("/admin/outbox", mounted)
         .attach(Db::fairing())
         .attach(AdHoc::try_on_ignite("migrations", migrate))
         .attach(relay.clone())

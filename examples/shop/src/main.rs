@@ -3,16 +3,18 @@
 //! come from the shop, and ships each order once.
 //!
 //! ```sh
-//! export WEBHOOK_SECRET=whsec_$(openssl rand -base64 32)
+//! export WEBHOOK_SECRET=whsec_$(openssl rand -base64 32) ADMIN_PASSWORD=$(openssl rand -hex 16)
 //! scripts/with-postgres cargo run --manifest-path examples/shop/Cargo.toml
 //! curl --json '{"euro": 42}' http://127.0.0.1:8000/orders
 //! curl http://127.0.0.1:8000/shipments
+//! open http://127.0.0.1:8000/admin/outbox # any name, with the password in ADMIN_PASSWORD
 //! ```
 //!
 //! Ctrl-C or SIGTERM stops the shop; messages not yet sent are sent after the next start. With `RUST_LOG=debug`
 //! the shop logs each message.
 
 mod orders;
+mod pages;
 mod shipments;
 
 use std::error::Error;
@@ -21,9 +23,10 @@ use std::time::Duration;
 use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
 use diesel::r2d2::{ConnectionManager, Pool};
-use diesel_outbox::config::{Mode, SigningSecret};
+use diesel_outbox::config::{Config, Mode, SigningSecret};
 use diesel_outbox::receive::Verifier;
 use diesel_outbox::{Destination, Outbox, Relay};
+use diesel_outbox_pages::Pages;
 use rouille::{Request, Response, Server, router};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -35,6 +38,8 @@ struct Shop {
     pool: Pool<ConnectionManager<PgConnection>>,
     outbox: Outbox,
     verifier: Verifier,
+    /// Of the staff.
+    password: String,
 }
 
 fn main() -> Result<(), AnyError> {
@@ -50,11 +55,18 @@ fn main() -> Result<(), AnyError> {
         pool: Pool::new(ConnectionManager::new(&database_url))?,
         outbox: Outbox::new("outbox")?,
         verifier: Verifier::new(std::slice::from_ref(&secret))?,
+        password: variable("ADMIN_PASSWORD")?,
     };
     create_tables(&shop)?;
 
+    let pool = shop.pool.clone();
+    let lend = move |work: &mut dyn FnMut(&mut PgConnection)| {
+        work(&mut *pool.get()?);
+        Ok(())
+    };
+    let pages = Pages::operators_with(&Config::default(), None, lend)?.base(pages::BASE)?;
     let server = Server::new(format!("127.0.0.1:{port}"), move |request| {
-        answer(&shop, request)
+        answer(&shop, &pages, request)
     })?;
     let address = server.server_addr();
     std::thread::spawn(move || server.run());
@@ -96,12 +108,15 @@ fn create_tables(shop: &Shop) -> Result<(), AnyError> {
     Ok(())
 }
 
-fn answer(shop: &Shop, request: &Request) -> Response {
+fn answer(shop: &Shop, pages: &Pages, request: &Request) -> Response {
     let answer = router!(request,
         (POST) (/orders) => { orders::place(shop, request) },
         (POST) (/events) => { shipments::receive(shop, request) },
         (GET) (/shipments) => { shipments::list(shop) },
-        _ => Ok(Response::empty_404())
+        _ => match request.url().starts_with(pages::BASE) {
+            true => pages::show(shop, pages, request),
+            false => Ok(Response::empty_404()),
+        }
     );
     answer.unwrap_or_else(|error| {
         log::error!("{} {}: {error}", request.method(), request.url());

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,48 @@ fn every_order_is_shipped_once_also_after_a_stop() {
     assert!(shop.wait().success());
 }
 
+#[test]
+fn the_pages_of_the_outbox_are_for_staff_of_the_shop() {
+    let database = Database::new();
+    let shop = Shop::start(&database);
+    // ann:secret, ann:guess
+    let (staff, other) = ("Basic YW5uOnNlY3JldA==", "Basic YW5uOmd1ZXNz");
+    assert_eq!(shop.page("/admin/outbox", other).0, 401);
+    for path in ["/admin/outbox", "/admin/outbox/", "/admin/outbox/dead?topic=a"] {
+        let (status, page) = shop.page(path, staff);
+        assert_eq!(status, 200, "{path}: {page}");
+        assert!(page.contains("href=\"/admin/outbox/messages\""), "{page}");
+        assert!(!page.contains("href=\"/messages\""), "{page}");
+    }
+    let (_, page) = shop.page("/admin/outbox", staff);
+    let (_, rest) = page.split_once("name=\"form_token\" value=\"").expect("a form");
+    let (token, _) = rest.split_once('"').expect("a value");
+    let pause = |origin: &str, token: &str| {
+        let response = shop
+            .client
+            .post(format!("{}/admin/outbox/pause", shop.url))
+            .config()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .build()
+            .header("authorization", staff)
+            .header("origin", origin)
+            .content_type("application/x-www-form-urlencoded")
+            .send(format!("kind=topic&name=order.paid&form_token={token}"));
+        let response = response.expect("a response");
+        let location = response.headers().get("location");
+        let location = location.map(|to| to.to_str().expect("a path").to_owned());
+        (response.status().as_u16(), location)
+    };
+    assert_eq!(pause("http://evil.example", token), (403, None));
+    assert_eq!(pause(&shop.url, "guess"), (403, None));
+    let done = Some("/admin/outbox/?done=paused".to_owned());
+    assert_eq!(pause(&shop.url, token), (303, done));
+    let audit = "SELECT count(*) FROM outbox_audit WHERE who = 'ann' AND act = 'pause'";
+    assert_eq!(database.numbers(audit), [1]);
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -100,6 +143,7 @@ impl Shop {
         let mut child = Command::new(PROGRAM)
             .env("DATABASE_URL", &database.url)
             .env("WEBHOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+            .env("ADMIN_PASSWORD", "secret")
             .env("PORT", "0")
             .env("ROCKET_PORT", "0")
             .env("ROCKET_CLI_COLORS", "false")
@@ -131,6 +175,16 @@ impl Shop {
             .send(r#"{"euro": 42}"#)?;
         let placed: HashMap<String, i64> = response.body_mut().read_json()?;
         Ok(placed["order_id"])
+    }
+
+    /// Status and content of a page that somebody with this login asks for.
+    fn page(&self, path: &str, login: &str) -> (u16, String) {
+        let request = self.client.get(format!("{}{path}", self.url));
+        let request = request.config().http_status_as_error(false).build();
+        let response = request.header("authorization", login).call();
+        let mut response = response.expect("a response");
+        let page = response.body_mut().read_to_string().expect("a text");
+        (response.status().as_u16(), page)
     }
 
     fn wait_for_shipments(&self, orders: &[i64]) {
@@ -180,7 +234,9 @@ struct Database {
 impl Database {
     fn new() -> Self {
         let server = std::env::var("DATABASE_URL").expect("run this with scripts/with-postgres");
-        let name = format!("shop_{}", std::process::id());
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("shop_{}_{number}", std::process::id());
         let (base, _) = server.rsplit_once('/').expect("a URL");
         let url = format!("{base}/{name}");
         let database = Self { server, name, url };

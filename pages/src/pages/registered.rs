@@ -75,6 +75,14 @@ impl<'a> Asked<'a> {
         }
     }
 
+    /// Whether the guest sees the text of the search in this destination.
+    fn is_seen_in(&self, guest: &Guest, one: &RegisteredDestination) -> bool {
+        let description = one.description.as_deref().unwrap_or_default();
+        let seen = [one.name.as_str(), description, &url(guest, one)];
+        let q = self.q.to_lowercase();
+        seen.iter().any(|text| text.to_lowercase().contains(&q))
+    }
+
     fn pairs(&self) -> [(&'static str, &'a str); 3] {
         [
             ("q", self.q),
@@ -116,13 +124,18 @@ fn all(site: &Site, guest: &Guest, request: &Request) -> Response {
             destinations.list(conn, &filter, PAGE + 1)
         })
     });
-    let found = match found.and_then(|found| Ok(found?)) {
+    let mut found = match found.and_then(|found| Ok(found?)) {
         Ok(found) => found,
         Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     let has_more = found.len() > PAGE;
-    let found = found.get(..PAGE).unwrap_or(&found);
-    let next = found.last().filter(|_| has_more);
+    found.truncate(PAGE);
+    let next = found
+        .last()
+        .filter(|_| has_more)
+        .map(|last| last.name.clone());
+    // Otherwise a search would find out what the page hides of a URL.
+    found.retain(|one| asked.is_seen_in(guest, one));
     let content = html! {
         div.title {
             h1 { "Registered destinations" }
@@ -135,10 +148,10 @@ fn all(site: &Site, guest: &Guest, request: &Request) -> Response {
                 @if after.is_some() { a href=(link("/destinations", &asked.pairs())) { "Back to the first page" } }
             }
             @if found.is_empty() { p.none role="status" { "No registered destination matches." } }
-            @else { (rows(site, guest, found)) }
+            @else { (rows(site, guest, &found)) }
             @if let Some(last) = next {
                 div.actions {
-                    a.button.second href=(link("/destinations", &[asked.pairs().as_slice(), &[("after", &last.name)]].concat())) { "Next" }
+                    a.button.second href=(link("/destinations", &[asked.pairs().as_slice(), &[("after", &last)]].concat())) { "Next" }
                 }
             }
         }

@@ -147,12 +147,15 @@ impl Order {
     }
 }
 
-pub(in crate::pages) fn answer(
-    site: &Site,
-    guest: &Guest,
-    request: &Request,
-    change: Change,
-) -> Response {
+pub(in crate::pages) fn requeue(site: &Site, guest: &Guest, request: &Request) -> Response {
+    answer(site, guest, request, Change::Requeue)
+}
+
+pub(in crate::pages) fn discard(site: &Site, guest: &Guest, request: &Request) -> Response {
+    answer(site, guest, request, Change::Discard)
+}
+
+fn answer(site: &Site, guest: &Guest, request: &Request, change: Change) -> Response {
     let mut order = Order::of(&request.form(), change);
     if order.is_all {
         let matching = match order.asked.filter() {
