@@ -8,8 +8,10 @@ use diesel::{Connection, PgConnection};
 
 use crate::admin::Note;
 use crate::config::{Config, ConfigError, Destination, Proxy, Route};
+use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::relay::RelayHandle;
+use crate::store::operate::audit;
 use crate::store::pinned::pinned;
 
 pub use crate::admin::dead_letters::{dead_groups, dead_letters, dead_letters_at, dead_letters_of};
@@ -34,7 +36,7 @@ pub use crate::config::text::parse_duration;
 pub use crate::destinations::forward::Forward;
 pub use crate::relay::DepthGauges;
 pub use crate::store::operate::activity::{Activity, Rates};
-pub use crate::store::operate::audit::Act;
+pub use crate::store::operate::audit::{Act, OperatorAct};
 pub use crate::store::operate::blocked::BlockedKey;
 pub use crate::store::operate::dead::{DeadGroup, DeadLetter};
 pub use crate::store::operate::history::HistoryEntry;
@@ -121,6 +123,21 @@ pub fn audit(
     target: &str,
 ) -> QueryResult<()> {
     pinned(conn, name, |conn, name| note.audit(conn, name, act, target))
+}
+
+/// Acts of operators, latest first, at most `limit`: those whose name, act or target contains the text, ignoring case.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn acts(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    text: &str,
+    limit: i64,
+) -> Result<Vec<OperatorAct>, DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        audit::acts(conn, name, text, limit)
+    })?)
 }
 
 /// Runs `work` in a transaction and records the act in it, if `work` has changed something (`true`).

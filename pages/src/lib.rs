@@ -284,15 +284,13 @@ impl Site {
 
     /// Both variants are responses; an `Err` returns early.
     fn route(&self, request: &Request) -> Result<Response, Response> {
-        let is_known = request.visitor.identity.is_some();
         // Probes connect by address, and their responses hold no secrets.
         match request.path.as_str() {
             "/livez" => return Ok(health::alive(self, self.words(request))),
             "/readyz" => return Ok(health::ready(self, self.words(request))),
-            // The application has checked who sends this request: a foreign page has no login there.
-            _ if is_known && request.method != Method::POST => {}
             _ => self.access.check_host(request)?,
         }
+        let is_known = request.visitor.identity.is_some();
         match (&request.method, request.path.as_str()) {
             (&Method::POST, "/login") if !is_known => self.log_in(request),
             (_, "/login") if !is_known => Ok(pages::login(self, request)),

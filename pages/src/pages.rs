@@ -2,6 +2,7 @@
 //!
 //! `maud` escapes every value; no page bypasses it.
 
+mod audit;
 mod bulk;
 pub(crate) mod content;
 mod dead;
@@ -60,8 +61,10 @@ pub(crate) fn icon() -> Response {
 pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     match request.path.as_str() {
         "/" => overview::show(site, guest, request),
+        "/audit" => audit::show(site, guest, request),
         "/dead" => dead::show(site, guest, request),
         "/destinations" => registered::show(site, guest, request),
+        "/destinations/edit" => registered::edit::show(site, guest, request),
         "/keys" => keys::show(site, guest, request),
         "/ledger" => ledger::show(site, guest, request),
         "/messages" => messages::show(site, guest, request),
@@ -89,9 +92,12 @@ pub(super) const ACTS: &[(&str, Act)] = &[
     ("/destination/backfill", bulk::answer),
     ("/destination/disable", registered::change::answer),
     ("/destination/enable", registered::change::answer),
+    ("/destination/put", registered::edit::put),
     ("/destination/remove", registered::change::answer),
+    ("/destination/rotate", registered::edit::rotate),
     ("/destination/send-again", registered::change::answer),
     ("/destination/test", registered::change::answer),
+    ("/destination/verify", registered::edit::verify),
     ("/pause", pauses::pause),
     ("/resume", pauses::resume),
 ];

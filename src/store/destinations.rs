@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::filter::filter;
 use super::live::system_time;
 use super::place::from_micros;
-use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, given, interval};
+use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval};
 use super::statement::statement;
 use super::table::destination;
 use crate::config::{Auth, DeliveryPolicy, PolicyOption, Verification, words};
@@ -399,18 +399,6 @@ pub(crate) fn counts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
         failing,
         disabled,
     })
-}
-
-/// Escapes the text for LIKE.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if matches!(c, '%' | '_' | '\\') {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
 }
 
 /// Enables the destination, or disables it for this reason. `false`: the destination does not exist.

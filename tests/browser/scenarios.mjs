@@ -6,7 +6,7 @@ import path from "node:path";
 import { audit } from "./looks.mjs";
 import { expectStatus, inBrowser, photograph, says, told, visit } from "./ground.mjs";
 
-const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/relays"];
+const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/destinations/edit?name=acme", "/relays", "/audit"];
 
 /** Presses Tab until the focus is on something with this name, and its outline is seen. */
 const tabTo = async (page, name) => {

@@ -114,6 +114,7 @@ fn with_a_token_nothing_but_health_and_login_is_seen_without_it() {
         "/ledger",
         "/keys",
         "/relays",
+        "/audit",
         "/no-such",
     ] {
         let answer = page.get(path);

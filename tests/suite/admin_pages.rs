@@ -16,7 +16,7 @@ use crate::fresh::FreshDatabase;
 use crate::page::{Answer, Page, TOKEN};
 use crate::support::{Database, Receiver, Running, binary, eventually, finish};
 
-const PAGES: [&str; 8] = [
+const PAGES: [&str; 9] = [
     "/",
     "/dead",
     "/messages",
@@ -25,6 +25,7 @@ const PAGES: [&str; 8] = [
     "/keys",
     "/destinations",
     "/relays",
+    "/audit",
 ];
 
 fn open(database: &Database) -> Page {

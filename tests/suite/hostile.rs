@@ -348,6 +348,7 @@ fn objects_that_others_create_in_the_search_path_are_never_called() {
         "/messages?key=a",
         "/ledger",
         "/relays",
+        "/audit",
         "/keys",
         "/metrics",
     ] {

@@ -7,9 +7,11 @@ use diesel_outbox::config::Config;
 use diesel_outbox::destinations::RegisteredDestination;
 use diesel_outbox_pages::{Pages, PagesError, Rights, Visitor};
 use http::{Request, Response, StatusCode};
+use secrecy::ExposeSecret;
+use serde_json::json;
 use uuid::Uuid;
 
-use crate::support::Database;
+use crate::support::{Database, Receiver};
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -76,6 +78,7 @@ fn each_page_is_a_response_with_headers_against_misuse() {
         "/keys",
         "/destinations",
         "/relays",
+        "/audit",
     ] {
         let page = get(&pages, path);
         assert_eq!(page.status(), StatusCode::OK, "{path}: {}", text(&page));
@@ -235,4 +238,123 @@ fn a_visitor_of_a_tenant_sees_no_page_of_operators() {
     }
     let change = send(&pages, customer(), "shop.example.com", "/pause", "");
     assert_eq!(change.status(), StatusCode::FORBIDDEN);
+}
+
+/// R60: without the right, a secret is on no page, also not on that of the act that made it.
+#[test]
+fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once() {
+    let database = Database::new();
+    let mut config = config(&database);
+    for (variable, value) in [
+        ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
+        ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
+    ] {
+        config.set(variable, value).expect(variable);
+    }
+    let pages = Pages::operators(&config, None).expect("pages");
+    let ann = || Visitor::known("ann", Rights::all());
+    let bob = || Visitor::known("bob", Rights::all().with_secrets(false));
+    let act = |visitor: fn() -> Visitor, path: &str, form: &str| {
+        let token = form_token(&shown_to(&pages, visitor(), "/destinations/edit"));
+        send(
+            &pages,
+            visitor(),
+            "localhost",
+            path,
+            &format!("{form}&{token}"),
+        )
+    };
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    let secret = |conn: &mut _| {
+        let secret = outbox.destinations().secret(conn, "acme").expect("read");
+        let secret = secret.expect("a secret");
+        secret.written().expose_secret().to_owned()
+    };
+
+    let receiver = Receiver::answering(|_| 404);
+    let new = format!("name=acme&url={}&topics=order.*", receiver.url());
+    let registered = act(ann, "/destination/put", &new);
+    assert_eq!(registered.status(), StatusCode::OK, "{}", text(&registered));
+    let first = secret(conn);
+    assert!(text(&registered).contains(&first));
+    for path in ["/destinations", "/destinations?name=acme", "/audit"] {
+        assert!(
+            !text(&shown_to(&pages, ann(), path)).contains(&first),
+            "{path}"
+        );
+    }
+    let again = act(ann, "/destination/put", &new);
+    assert_eq!(again.status(), StatusCode::BAD_REQUEST);
+    let unknown = act(ann, "/destination/put", "name=b&is=known&topics=*");
+    assert_eq!(unknown.status(), StatusCode::BAD_REQUEST);
+
+    let change = "name=acme&is=known&url=&topics=order.*%0Amember.*&verification=challenge";
+    let changed = act(ann, "/destination/put", change);
+    assert_eq!(
+        changed.status(),
+        StatusCode::SEE_OTHER,
+        "{}",
+        text(&changed)
+    );
+    let acme = outbox.destinations().get(conn, "acme").expect("read");
+    let acme = acme.expect("a destination");
+    assert_eq!(acme.url, receiver.url());
+    assert_eq!(acme.topics, ["order.*", "member.*"]);
+    assert_eq!(secret(conn), first);
+
+    let verified = act(ann, "/destination/verify", "name=acme");
+    assert_eq!(verified.status(), StatusCode::OK, "{}", text(&verified));
+    assert!(
+        text(&verified).contains("not verified"),
+        "{}",
+        text(&verified)
+    );
+
+    let rotated = act(bob, "/destination/rotate", "name=acme&keep=1h");
+    assert_eq!(rotated.status(), StatusCode::OK, "{}", text(&rotated));
+    assert_ne!(secret(conn), first);
+    assert!(!text(&rotated).contains("whsec_"), "{}", text(&rotated));
+    let nobody = act(ann, "/destination/rotate", "name=b&keep=1h");
+    let location = nobody.headers()["location"].to_str().expect("a path");
+    assert!(location.ends_with("done=no_destination"), "{location}");
+
+    let look = Visitor::known("eve", Rights::look());
+    let edit = shown_to(&pages, look, "/destinations/edit?name=acme");
+    assert_eq!(edit.status(), StatusCode::FORBIDDEN);
+    let acts = |q| {
+        let page = shown_to(&pages, ann(), &format!("/audit?q={q}"));
+        text(&page).matches("<code>destination ").count()
+    };
+    assert_eq!(
+        (acts(""), acts("Bob"), acts("acme"), acts("%25")),
+        (4, 1, 4, 0)
+    );
+}
+
+/// R60
+#[test]
+fn without_the_right_payloads_are_on_no_page_and_in_no_search() {
+    let database = Database::new();
+    let sequence = database.enqueue("order.paid", json!({ "name": "Ada Lovelace" }));
+    let message = format!("/messages?q={sequence}");
+    let acme = RegisteredDestination::new("acme", "https://a.test/hooks/T024/Byron");
+    let conn = &mut database.connect();
+    let put = database.outbox().destinations().put(conn, &acme);
+    put.expect("put");
+    let pages = pages(&database);
+    let shown = |rights, path: &str| {
+        let page = shown_to(&pages, Visitor::known("ann", rights), path);
+        text(&page).to_owned()
+    };
+    let masked = Rights::all().with_payloads(false);
+    let search = "/destinations?q=byron";
+    for (path, secret) in [
+        (message.as_str(), "Ada"),
+        ("/destinations?name=acme", "Byron"),
+        (search, "?name=acme"),
+    ] {
+        assert!(!shown(masked, path).contains(secret), "{path}");
+        assert!(shown(Rights::all(), path).contains(secret), "{path}");
+    }
+    assert!(shown(masked, "/destinations?q=a.test").contains("?name=acme"));
 }

@@ -73,14 +73,20 @@ fn the_pages_of_the_outbox_are_for_staff_of_the_shop() {
     // ann:secret, ann:guess
     let (staff, other) = ("Basic YW5uOnNlY3JldA==", "Basic YW5uOmd1ZXNz");
     assert_eq!(shop.page("/admin/outbox", other).0, 401);
-    for path in ["/admin/outbox", "/admin/outbox/", "/admin/outbox/dead?topic=a"] {
+    for path in [
+        "/admin/outbox",
+        "/admin/outbox/",
+        "/admin/outbox/dead?topic=a",
+    ] {
         let (status, page) = shop.page(path, staff);
         assert_eq!(status, 200, "{path}: {page}");
         assert!(page.contains("href=\"/admin/outbox/messages\""), "{page}");
         assert!(!page.contains("href=\"/messages\""), "{page}");
     }
     let (_, page) = shop.page("/admin/outbox", staff);
-    let (_, rest) = page.split_once("name=\"form_token\" value=\"").expect("a form");
+    let (_, rest) = page
+        .split_once("name=\"form_token\" value=\"")
+        .expect("a form");
     let (token, _) = rest.split_once('"').expect("a value");
     let pause = |origin: &str, token: &str| {
         let response = shop

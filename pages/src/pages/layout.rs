@@ -10,7 +10,7 @@ use crate::request::Form;
 use crate::{Guest, Request, Response, Site};
 
 /// The pages in the menu, with their names.
-const MENU: [(&str, &str); 7] = [
+const MENU: [(&str, &str); 8] = [
     ("/", "Overview"),
     ("/dead", "Dead letters"),
     ("/messages", "Messages"),
@@ -18,6 +18,7 @@ const MENU: [(&str, &str); 7] = [
     ("/keys", "Keys"),
     ("/destinations", "Destinations"),
     ("/relays", "Relays"),
+    ("/audit", "Acts"),
 ];
 
 /// A page with the menu.
@@ -192,6 +193,7 @@ fn notice(query: &Form) -> Option<String> {
         ("nothing", _) => "No dead letters were selected.".to_owned(),
         ("enabled", _) => "Enabled. Relays notice within a second.".to_owned(),
         ("disabled", _) => "Disabled: messages for the destination wait.".to_owned(),
+        ("changed", _) => "Changed. Relays notice within a second.".to_owned(),
         ("removed", _) => "Removed. Messages that waited for the destination are dead-lettered.".to_owned(),
         ("sent_again", _) => "The message will be sent to this destination again.".to_owned(),
         ("retried", _) => format!("{messages} due at once. If more matched, repeat the change."),

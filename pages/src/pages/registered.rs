@@ -1,6 +1,7 @@
 //! Registered destinations: a searchable list, and a page for each destination with its deliveries.
 
 pub(super) mod change;
+pub(super) mod edit;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -140,6 +141,7 @@ fn all(site: &Site, guest: &Guest, request: &Request) -> Response {
         div.title {
             h1 { "Registered destinations" }
             p.quiet { "Rows of " code { (site.config.table) "_destination" } ", such as webhooks registered by customers." }
+            @if guest.rights.act { p { a href="/destinations/edit" { "Register a destination" } } }
         }
         (filter_form(&asked))
         section.panel aria-labelledby="rows" {
@@ -397,10 +399,23 @@ fn actions(guest: &Guest, one: &RegisteredDestination) -> Markup {
                 } @else {
                     form.do method="post" action="/destination/enable" { (meant) button { "Enable" } }
                 }
+                p { a href=(link("/destinations/edit", &[("name", &one.name)])) { "Change" } }
                 form.do method="post" action="/destination/test" {
                     (meant)
                     button.second { "Send a test event" }
                     span.quiet { code { "outbox.test" } ", sent at once, even to a disabled destination." }
+                }
+                @if one.verification != Verification::None {
+                    form.do method="post" action="/destination/verify" {
+                        (meant)
+                        button.second { "Verify" }
+                        span.quiet { "Asks the endpoint now whether it wants messages." }
+                    }
+                }
+                form.do method="post" action="/destination/rotate" {
+                    (meant)
+                    label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
+                    button.second { "New secret" }
                 }
                 (recover_forms(guest, &one.name))
                 form.do method="post" action="/destination/remove" {

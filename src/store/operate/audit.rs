@@ -1,11 +1,16 @@
 //! The record of operators' acts: who has done what, when and why. It is kept as long as the ledger.
 
-use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, PgTextExpressionMethods, QueryDsl, Queryable,
+    RunQueryDsl,
+};
 use diesel::result::QueryResult;
 use diesel::{NullableExpressionMethods, PgConnection, TextExpressionMethods, insert_into, update};
 use uuid::Uuid;
 
 use crate::name::OutboxName;
+use crate::store::place::Rfc3339;
+use crate::store::sql::escaped;
 use crate::store::table::{audit as acts, destination};
 
 /// What an operator has done. The text is that of the command.
@@ -85,6 +90,43 @@ impl Act {
             Self::BackfillDestination => "destination backfill",
         }
     }
+}
+
+/// An act, as it was recorded.
+#[derive(Debug, Clone, Queryable)]
+#[non_exhaustive]
+pub struct OperatorAct {
+    /// When, RFC 3339.
+    #[diesel(deserialize_as = Rfc3339)]
+    pub at: String,
+    /// Who.
+    pub who: String,
+    /// What: the text of the command.
+    pub act: String,
+    /// On what.
+    pub target: String,
+    /// Why; empty: not said.
+    pub why: String,
+}
+
+/// Acts whose name, act or target contains the text, latest first.
+pub(crate) fn acts(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    text: &str,
+    limit: i64,
+) -> QueryResult<Vec<OperatorAct>> {
+    let text = format!("%{}%", escaped(text));
+    acts::table(name.audit())
+        .filter(
+            (acts::who.ilike(text.clone()))
+                .or(acts::act.ilike(text.clone()))
+                .or(acts::target.ilike(text)),
+        )
+        .order(acts::at.desc())
+        .limit(limit)
+        .select((acts::at, acts::who, acts::act, acts::target, acts::why))
+        .load(conn)
 }
 
 /// Records an act. `target`: on what; for a destination, exactly its name.
