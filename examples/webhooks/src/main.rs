@@ -1,19 +1,20 @@
 //! A shop whose customers register webhooks: see README.md.
 
 mod orders;
-mod pages;
-mod webhooks;
 
 use std::error::Error;
+use std::io::Read;
 use std::time::Duration;
 
 use diesel::PgConnection;
 use diesel::prelude::*;
 use diesel::r2d2::{ConnectionManager, Pool};
+use diesel::sql_types::{Integer, Text};
 use diesel_migrations::{EmbeddedMigrations, MigrationHarness, embed_migrations};
-use diesel_outbox::config::{Config, LedgerPayload};
+use diesel_outbox::config::LedgerPayload;
 use diesel_outbox::{Outbox, Relay, config};
-use rouille::{Request, Response, Server, input, router};
+use diesel_outbox_pages::{Pages, Portal, Rights, Visitor};
+use rouille::{Request, Response, ResponseBody, Server, input, router};
 use secrecy::ExposeSecret;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -22,6 +23,8 @@ use uuid::Uuid;
 pub type AnyError = Box<dyn Error + Send + Sync>;
 
 const LONGEST_FORM: usize = 16 * 1024;
+/// Webhooks per customer.
+const MOST: i32 = 10;
 const MIGRATIONS: EmbeddedMigrations = embed_migrations!();
 
 diesel::table! {
@@ -36,7 +39,7 @@ diesel::table! {
 pub struct Shop {
     pub pool: Pool<ConnectionManager<PgConnection>>,
     pub outbox: Outbox,
-    pub config: Config,
+    pub portal: Portal,
 }
 
 fn main() -> Result<(), AnyError> {
@@ -50,7 +53,10 @@ fn main() -> Result<(), AnyError> {
     let shop = Shop {
         pool: Pool::new(ConnectionManager::new(&database_url))?,
         outbox: Outbox::new(&config.table.to_string())?,
-        config: config.clone(),
+        portal: Pages::portal(&config)?
+            .base("/webhooks")
+            .name("Shop")
+            .topics(&orders::events()),
     };
     migrate(&shop)?;
     let relay = Relay::from_config(config).registered_threads(16).start()?;
@@ -71,6 +77,10 @@ fn migrate(shop: &Shop) -> Result<(), AnyError> {
     let mut conn = shop.pool.get()?;
     diesel_outbox::migrate(&mut conn, shop.outbox.name())?;
     conn.run_pending_migrations(MIGRATIONS)?;
+    diesel::sql_query("SELECT outbox_destination_limit($1, $2)")
+        .bind::<Text, _>(shop.outbox.name().to_string())
+        .bind::<Integer, _>(MOST)
+        .execute(&mut conn)?;
     let listed = std::env::var("CUSTOMERS").unwrap_or_default();
     for (name, password) in listed.split(',').filter_map(|one| one.split_once(':')) {
         diesel::insert_into(customers::table)
@@ -82,14 +92,10 @@ fn migrate(shop: &Shop) -> Result<(), AnyError> {
 }
 
 fn answer(shop: &Shop, request: &Request) -> Response {
-    let answered = route(shop, request).unwrap_or_else(|error| {
+    route(shop, request).unwrap_or_else(|error| {
         log::error!("{} {}: {error}", request.method(), request.url());
         Response::text("not now").with_status_code(503)
-    });
-    // No script may run on these pages, whatever a customer enters.
-    let policy =
-        "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'";
-    answered.with_additional_header("content-security-policy", policy)
+    })
 }
 
 fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
@@ -114,15 +120,42 @@ fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
             return Ok(Response::text("refused: this form is too long").with_status_code(413));
         }
     }
+    let url = request.url();
+    if url == "/webhooks" || url.starts_with("/webhooks/") {
+        return portal(shop, request, customer);
+    }
     router!(request,
-        (GET) (/) => { webhooks::list(shop, customer) },
+        (GET) (/) => { Ok(Response::html(include_str!("order.html"))) },
         (GET) (/events) => { Ok(Response::text(orders::events().markdown())) },
         (POST) (/orders) => { orders::place(shop, customer, request) },
-        (POST) (/webhooks) => { webhooks::register(shop, customer, request) },
-        (GET) (/webhooks/{name: String}) => { webhooks::show(shop, customer, &name, request) },
-        (POST) (/webhooks/{name: String}/{action: String}) => { webhooks::act(shop, customer, &name, &action, request) },
         _ => Ok(Response::empty_404())
     )
+}
+
+/// The pages about webhooks, for this customer only.
+fn portal(shop: &Shop, request: &Request, customer: Uuid) -> Result<Response, AnyError> {
+    let mut asked = http::Request::builder()
+        .method(request.method())
+        .uri(request.raw_url());
+    for (name, value) in request.headers() {
+        asked = asked.header(name, value);
+    }
+    let mut body = Vec::new();
+    if let Some(mut data) = request.data() {
+        data.read_to_end(&mut body)?;
+    }
+    let visitor = Visitor::of_tenant(customer, "the customer", Rights::all());
+    let (head, body) = shop.portal.respond(asked.body(body)?, visitor).into_parts();
+    let headers = head.headers.iter().map(|(name, value)| {
+        let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+        (name.to_string().into(), value.into())
+    });
+    Ok(Response {
+        status_code: head.status.as_u16(),
+        headers: headers.collect(),
+        data: ResponseBody::from_data(body),
+        upgrade: None,
+    })
 }
 
 /// The customer who sent the request. The id of the customer is the tenant of messages and webhooks.

@@ -10,9 +10,6 @@ use uuid::Uuid;
 
 use crate::{AnyError, Shop};
 
-/// The topics that customers can choose.
-pub const TOPICS: [&str; 2] = [OrderPlaced::TOPIC, OrderPaid::TOPIC];
-
 diesel::table! {
     orders (id) {
         id -> Integer,
