@@ -45,7 +45,7 @@ const STYLE: &str = include_str!("pages/style.css");
 ///
 /// ```no_run
 /// use diesel_outbox::config;
-/// use diesel_outbox_pages::{Pages, Visitor};
+/// use diesel_outbox_pages::{Language, Pages, Rights, Visitor};
 /// use std::time::Duration;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -54,10 +54,16 @@ const STYLE: &str = include_str!("pages/style.css");
 ///     .key(std::env::var("PORTAL_KEY")?)?
 ///     .base("/webhooks")
 ///     .name("Acme Shop")
+///     .logo("image/svg+xml", "<svg/>")
+///     .style(":root { --accent: #0a6e4f; }")
+///     .language(Language::German)
 ///     .topic("order.paid", "An order was paid.", serde_json::json!({ "order_id": 1 }));
-/// let link = portal.link(tenant, Duration::from_secs(3600));
+/// let hour = Duration::from_secs(3600);
+/// let for_support = portal.link_with(tenant, hour, Rights::look());
+/// let link = portal.link(tenant, hour);
 /// let request = http::Request::get(&link).header("host", "shop.example");
 /// let visitor = Visitor::unknown([127, 0, 0, 1].into());
+/// assert_ne!(link, for_support);
 /// let response = portal.respond(request.body(Vec::new())?, visitor);
 /// assert_eq!(response.status(), 303);
 /// # Ok(())

@@ -17,6 +17,7 @@ use crate::pages::mask::indented;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::{duration, shortened};
 use crate::response::Response;
+use crate::text::without_user;
 
 /// Deliveries per page.
 const PAGE: usize = 50;
@@ -96,7 +97,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
             label.field.wide { (words.endpoint)
                 select name="name" {
                     @for one in &endpoints {
-                        option value=(one.name) selected[one.name == chosen.name] { (shortened(&one.url, 80)) }
+                        option value=(one.name) selected[one.name == chosen.name] { (shortened(&without_user(&one.url), 80)) }
                     }
                 }
             }
@@ -196,7 +197,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
             div.body {
                 dl.facts {
                     dt { (words.message) } dd.key { (delivery.message_id) }
-                    dt { (words.endpoint) } dd.key { (one.url) }
+                    dt { (words.endpoint) } dd.key { (without_user(&one.url)) }
                     dt { (words.state) } dd { (outcome(words, delivery)) }
                     dt { (words.attempts) } dd { (delivery.attempts) }
                     dt { (words.enqueued) } dd { (plain_time(&delivery.created_at)) }

@@ -19,6 +19,7 @@ use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::{count, duration, shortened};
 use crate::response::Response;
+use crate::text::without_user;
 
 /// Endpoints per page.
 pub(super) const PAGE: usize = 100;
@@ -63,7 +64,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
         .map(|one| {
             vec![
                 html! {
-                    a.key href=(page_of(&one.name)) { (shortened(&one.url, 100)) }
+                    a.key href=(page_of(&one.name)) { (shortened(&without_user(&one.url), 100)) }
                     @if let Some(text) = &one.description { " " span.quiet { (shortened(text, 100)) } }
                 },
                 html! { (topics(asked, one)) },
@@ -135,9 +136,10 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
         Ok(Some((found, counts, latest)))
     })?;
     let (one, counts, latest) = found.ok_or(Refusal::NotFound)?;
+    let url = without_user(&one.url);
     let words = asked.words;
     let content = html! {
-        div.title { h1.key { (one.url) } }
+        div.title { h1.key { (url) } }
         section.panel {
             div.body {
                 dl.facts {
@@ -161,7 +163,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
             (deliveries::rows(asked, name, &latest))
         }
     };
-    Ok(asked.page(StatusCode::OK, &one.url, &content))
+    Ok(asked.page(StatusCode::OK, &url, &content))
 }
 
 fn curves(asked: &Asked<'_>, counts: &[Option<DeliveryCount>]) -> Markup {

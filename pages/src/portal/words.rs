@@ -58,9 +58,8 @@ impl Language {
             range.split_once('-').map_or(range, |(code, _)| code)
         });
         let known = |code: &str| {
-            let all = [Self::English, Self::German].into_iter();
-            all.into_iter()
-                .find(|one| one.words().code.eq_ignore_ascii_case(code))
+            let mut all = [Self::English, Self::German].into_iter();
+            all.find(|one| one.words().code.eq_ignore_ascii_case(code))
         };
         codes.filter_map(known).next().unwrap_or(Self::English)
     }

@@ -50,10 +50,18 @@ filter! {
     /// ```
     /// use diesel_outbox::Status;
     /// use diesel_outbox::destinations::{Deliveries, DeliveryFilter};
+    /// use std::time::{Duration, SystemTime};
     ///
     /// /// The next page of the dead letters of a tenant.
     /// fn next(page: &Deliveries, tenant: uuid::Uuid) -> DeliveryFilter {
     ///     DeliveryFilter::default().state(Status::Dead).tenant_id(tenant).after(page.next)
+    /// }
+    ///
+    /// /// Payments of yesterday.
+    /// fn yesterday() -> DeliveryFilter {
+    ///     let (now, day) = (SystemTime::now(), Duration::from_secs(86_400));
+    ///     let filter = DeliveryFilter::default().topic("order.paid".to_owned());
+    ///     filter.since(now - 2 * day).until(now - day)
     /// }
     /// ```
     pub struct DeliveryFilter {
