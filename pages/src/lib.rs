@@ -172,6 +172,15 @@ impl Pages {
     /// The path below which the application mounts the pages, such as `/admin/outbox`. Defaults to
     /// `OUTBOX_ADMIN_BASE`.
     ///
+    /// ```no_run
+    /// use diesel_outbox_pages::Pages;
+    ///
+    /// let pages = Pages::operators(&diesel_outbox::config::from_env()?, None)?
+    ///     .base("/admin/outbox")?
+    ///     .key(std::env::var("PAGES_KEY")?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// This is not a path.

@@ -9,9 +9,11 @@ use uuid::Uuid;
 /// ```
 /// use diesel_outbox_pages::{Rights, Visitor};
 ///
-/// let ann = Visitor::known("ann", Rights::look().with_act(true));
-/// let stranger = Visitor::unknown("192.0.2.7".parse()?);
-/// # let _ = (ann, stranger);
+/// let peer = "192.0.2.7".parse()?;
+/// let ann = Visitor::known("ann", Rights::look().with_act(true)).from_peer(peer);
+/// let customer = Visitor::of_tenant(uuid::Uuid::nil(), "bob@acme.example", Rights::all());
+/// let stranger = Visitor::unknown(peer);
+/// # let _ = (ann, customer, stranger);
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -75,6 +77,7 @@ impl Visitor {
 ///
 /// let support = Rights::look().with_payloads(true);
 /// assert_ne!(support, Rights::all());
+/// assert_eq!(support.with_act(true).with_secrets(true), Rights::all());
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
