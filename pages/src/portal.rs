@@ -36,6 +36,8 @@ use crate::{Pages, PagesError, Rights, Visitor};
 
 /// Connections for reads, and as many for changes: a slow search of one customer delays no other.
 const CONNECTIONS: usize = 4;
+/// Endpoints per page.
+const ENDPOINTS: usize = 100;
 const STYLE: &str = include_str!("pages/style.css");
 
 /// The pages for the customers of an application: endpoints, deliveries, send again, recover, secrets, examples.
@@ -474,6 +476,17 @@ enum Refusal {
     Error(DestinationError),
     /// The database failed. Only the log says why.
     Unavailable(anyhow::Error),
+}
+
+/// The page of an endpoint.
+fn endpoint_page(name: &str) -> String {
+    pages::link("/endpoint", &[("name", name)])
+}
+
+/// A time in seconds.
+fn plain_time(rfc3339: &str) -> String {
+    let seconds = rfc3339.get(..19).unwrap_or(rfc3339);
+    format!("{} UTC", seconds.replacen('T', " ", 1))
 }
 
 /// A request of a visitor to a route.

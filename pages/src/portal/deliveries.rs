@@ -8,9 +8,8 @@ use diesel_outbox::program::Act;
 use http::StatusCode;
 use maud::{Markup, html};
 
-use super::endpoints::{self, plain_time};
 use super::words::Words;
-use super::{Asked, Refusal};
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, plain_time};
 use crate::pages::content::cut;
 use crate::pages::link;
 use crate::pages::mask::indented;
@@ -63,7 +62,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
         .until(asked.time("until")?)
         .after(after.map_err(invalid)?);
     let found = asked.own().read(|conn, own| {
-        let endpoints = own.list(conn, &DestinationFilter::default(), endpoints::PAGE)?;
+        let endpoints = own.list(conn, &DestinationFilter::default(), ENDPOINTS)?;
         let chosen = match (name, endpoints.first()) {
             ("", Some(first)) => Some(first.clone()),
             ("", None) => None,
@@ -78,7 +77,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let (mut endpoints, chosen, deliveries) = found;
     let (chosen, deliveries) = match chosen.zip(deliveries) {
         Some(found) => found,
-        None if name.is_empty() => return endpoints::list(asked),
+        None if name.is_empty() => return Ok(Response::see_other("/")),
         None => return Err(Refusal::NotFound),
     };
     if !endpoints.iter().any(|one| one.name == chosen.name) {
@@ -191,7 +190,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let content = html! {
         div.title {
             h1 { (delivery.topic) }
-            p { a href=(endpoints::page_of(name)) { (words.back) } }
+            p { a href=(endpoint_page(name)) { (words.back) } }
         }
         section.panel {
             div.body {

@@ -13,7 +13,7 @@ use secrecy::ExposeSecret;
 use uuid::Uuid;
 
 use super::deliveries;
-use super::{Asked, Refusal};
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, plain_time};
 use crate::pages::link;
 use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
@@ -21,8 +21,6 @@ use crate::pages::words::{count, duration, shortened};
 use crate::response::Response;
 use crate::text::without_user;
 
-/// Endpoints per page.
-pub(super) const PAGE: usize = 100;
 /// Deliveries on the page of an endpoint.
 const LATEST: usize = 10;
 const LONGEST_DESCRIPTION: usize = 200;
@@ -38,10 +36,6 @@ const BY_OWNER: &str = "disabled in the portal";
 /// The topic of a test without an example.
 const TEST: &str = "outbox.test";
 
-pub(super) fn page_of(name: &str) -> String {
-    link("/endpoint", &[("name", name)])
-}
-
 fn done(name: &str, done: &str) -> Result<Response, Refusal> {
     let place = link("/endpoint", &[("name", name), ("done", done)]);
     Ok(Response::see_other(&place))
@@ -51,9 +45,9 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let words = asked.words;
     let after = asked.given("after").map(str::to_owned);
     let filter = DestinationFilter::default().after(after);
-    let found = (asked.own()).read(|conn, own| own.list(conn, &filter, PAGE + 1))?;
-    let shown = found.get(..PAGE).unwrap_or(&found);
-    let next = shown.last().filter(|_| found.len() > PAGE);
+    let found = (asked.own()).read(|conn, own| own.list(conn, &filter, ENDPOINTS + 1))?;
+    let shown = found.get(..ENDPOINTS).unwrap_or(&found);
+    let next = shown.last().filter(|_| found.len() > ENDPOINTS);
     let columns = [
         Column(words.url, Kind::Text),
         Column(words.topics, Kind::Plain),
@@ -64,7 +58,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
         .map(|one| {
             vec![
                 html! {
-                    a.key href=(page_of(&one.name)) { (shortened(&without_user(&one.url), 100)) }
+                    a.key href=(endpoint_page(&one.name)) { (shortened(&without_user(&one.url), 100)) }
                     @if let Some(text) = &one.description { " " span.quiet { (shortened(text, 100)) } }
                 },
                 html! { (topics(asked, one)) },
@@ -117,12 +111,6 @@ fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
         @else { span.badge.good { (words.works) } }
         @if let Some(since) = since { " " span.quiet { (words.no_success_since.replace("{}", &plain_time(&since))) } }
     }
-}
-
-/// A time in seconds.
-pub(super) fn plain_time(rfc3339: &str) -> String {
-    let seconds = rfc3339.get(..19).unwrap_or(rfc3339);
-    format!("{} UTC", seconds.replacen('T', " ", 1))
 }
 
 pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -260,7 +248,7 @@ fn form(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
     let words = asked.words;
     let (title, action, back) = match one {
         None => (words.add_endpoint, "/endpoints/add", "/".to_owned()),
-        Some(one) => (words.change, "/endpoint/change", page_of(&one.name)),
+        Some(one) => (words.change, "/endpoint/change", endpoint_page(&one.name)),
     };
     let catalogue = &asked.portal.topics;
     // Patterns that the application has given the endpoint.
@@ -403,7 +391,7 @@ fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Respo
                 p { (hint) }
                 p { code id="secret" { (secret) } }
                 p.refused role="status" { (words.secret_once) }
-                p { a.button href=(page_of(name)) { (words.back) } }
+                p { a.button href=(endpoint_page(name)) { (words.back) } }
             }
         }
     };
@@ -450,7 +438,7 @@ pub(super) fn verify(asked: &Asked<'_>) -> Result<Response, Refusal> {
     (asked.own()).change_many(|conn, own, _| own.record(conn, &answer))?;
     match answer.is_verified {
         true => done(name, "verified"),
-        false => Ok(Response::see_other(&page_of(name))),
+        false => Ok(Response::see_other(&endpoint_page(name))),
     }
 }
 
@@ -484,7 +472,7 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
                     dt { (words.message) } dd { (answer.message_id) }
                 }
                 @if let Some(body) = body { pre tabindex="0" { (body) } }
-                p { a.button.second href=(page_of(name)) { (words.back) } }
+                p { a.button.second href=(endpoint_page(name)) { (words.back) } }
             }
         }
     };
