@@ -233,7 +233,8 @@ const scenarios = {
   /** Whoever may only look finds nothing to press. */
   readonly: async (open) => {
     const page = await open();
-    for (const where of PAGES) {
+    // Whose form is refused is a text, not a page.
+    for (const where of PAGES.filter((where) => !where.startsWith("/destinations/edit"))) {
       await visit(page, where);
       assert.equal(await page.locator('form[method="post"], input[type="checkbox"]').count(), 0, where);
       await says(page, "Read-only: changes are disabled.");
