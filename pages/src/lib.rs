@@ -176,8 +176,7 @@ impl Pages {
     /// use diesel_outbox_pages::Pages;
     ///
     /// let pages = Pages::operators(&diesel_outbox::config::from_env()?, None)?
-    ///     .base("/admin/outbox")?
-    ///     .key(std::env::var("PAGES_KEY")?)?;
+    ///     .base("/admin/outbox")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -192,6 +191,14 @@ impl Pages {
 
     /// The secret that signs sessions and forms, of at least 32 bytes: processes with the same key accept each other's.
     /// Defaults to the token, or without one to a random key of this process.
+    ///
+    /// ```no_run
+    /// use diesel_outbox_pages::Pages;
+    ///
+    /// let pages = Pages::operators(&diesel_outbox::config::from_env()?, None)?
+    ///     .key(std::env::var("PAGES_KEY")?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -96,6 +96,13 @@ struct Topic {
 impl Pages {
     /// The portal of the outbox in these settings. The first request connects to the database.
     ///
+    /// ```no_run
+    /// use diesel_outbox_pages::Pages;
+    ///
+    /// let portal = Pages::portal(&diesel_outbox::config::from_env()?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The settings name no database, or the system has no random bytes.
