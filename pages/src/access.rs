@@ -157,6 +157,12 @@ impl Access {
     fn logged_in(&self, request: &Request) -> Result<Guest, Response> {
         let peer = request.visitor.peer;
         if self.admin.token.is_none() {
+            // The program listens beyond loopback only with a token. An application may pass anybody on.
+            if !peer.is_loopback() {
+                return Err(forbidden(
+                    "set OUTBOX_ADMIN_TOKEN: without a token, these pages are for visitors from this machine\n",
+                ));
+            }
             return Ok(self.admit("local", peer, self.own_rights(), "local"));
         }
         if let Some(given) = request.header("authorization") {

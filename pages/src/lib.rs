@@ -401,6 +401,23 @@ mod tests {
         pages.respond(request, visitor.clone()).status()
     }
 
+    /// R60: an application that passes strangers on, and has no token, makes nobody an operator.
+    #[test]
+    fn without_a_token_only_visitors_from_this_machine_are_let_in() {
+        let pages = pages().metrics(String::new);
+        let shown = |peer: [u8; 4], path: &str| {
+            let request = http::Request::get(path).header("host", "localhost");
+            let request = request.body(Vec::new()).expect("a request");
+            pages
+                .respond(request, Visitor::unknown(peer.into()))
+                .status()
+        };
+        for path in ["/", "/dead", "/audit", "/metrics"] {
+            assert_eq!(shown([192, 0, 2, 7], path), StatusCode::FORBIDDEN, "{path}");
+            assert_ne!(shown([127, 0, 0, 1], path), StatusCode::FORBIDDEN, "{path}");
+        }
+    }
+
     /// R60: over every route that changes something.
     #[test]
     fn without_the_right_to_act_nothing_is_changed() {

@@ -32,7 +32,8 @@ pub(crate) struct Identity {
 }
 
 impl Visitor {
-    /// Nobody has checked who this is: the login of the pages decides.
+    /// Nobody has checked who this is: the login of the pages decides. Without a token there is no login, and only an
+    /// address of this machine is let in: behind a proxy, this must be the address of the client, not that of the proxy.
     pub fn unknown(peer: IpAddr) -> Self {
         Self {
             identity: None,
