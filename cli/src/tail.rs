@@ -1,11 +1,12 @@
 //! `diesel-outbox tail`: what is delivered, as it is delivered.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use anyhow::Result;
 use diesel::PgConnection;
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::TestAnswer;
+use diesel_outbox::destinations::{DestinationError, TestAnswer};
 use diesel_outbox::program::{Forward, LedgerRow, Tail, TailFilter};
 use diesel_outbox::{ConfigError, DatabaseError, Outbox, ReasonCode, Status, admin};
 use serde_json::{Value, json};
@@ -73,22 +74,28 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut conn = Some(first);
     eprintln!("following the ledger of {} (Ctrl-C ends)", config.table);
     loop {
-        let rows = match next(&mut conn, &mut tail, &config) {
+        let rows = connected(&mut conn, &config).and_then(|conn| tail.next(conn, &config.table));
+        let rows = match rows {
             Ok(rows) => rows,
             Err(error) => {
-                conn = None;
-                eprintln!(
-                    "{}",
-                    output::shown(&format!("cannot read the ledger, trying again: {error}"))
-                );
+                lost(&mut conn, &error);
                 Vec::new()
             }
         };
         for row in &rows {
-            let forwarded = match (&mut forward, &mut conn) {
-                (Some(forward), Some(conn)) if row.status == Status::Delivered => {
-                    Some(forwarded(forward, conn, row))
-                }
+            let forwarded = match &mut forward {
+                Some(forward) if row.status == Status::Delivered => loop {
+                    let sent = connected(&mut conn, &config).map(|conn| forward.send(conn, row));
+                    let error: Box<dyn Display> = match sent {
+                        Err(error) => Box::new(error),
+                        Ok(Err(DestinationError::Database(error))) => Box::new(error),
+                        Ok(sent) => break Some(forwarded(sent)),
+                    };
+                    lost(&mut conn, &*error);
+                    if signals.recv_timeout(INTERVAL).is_ok() {
+                        return Ok(());
+                    }
+                },
                 _ => None,
             };
             output::line(match options.json {
@@ -105,25 +112,30 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
 }
 
-fn next(
-    conn: &mut Option<PgConnection>,
-    tail: &mut Tail,
+/// The connection, opened again if it was lost.
+fn connected<'c>(
+    conn: &'c mut Option<PgConnection>,
     config: &Config,
-) -> Result<Vec<LedgerRow>, DatabaseError> {
-    let conn = match conn {
-        Some(conn) => conn,
+) -> Result<&'c mut PgConnection, DatabaseError> {
+    match conn {
+        Some(conn) => Ok(conn),
         None => {
             let url = config
                 .database_url()
                 .map_err(|error: ConfigError| DatabaseError::Connect(error.to_string()))?;
-            conn.insert(admin::connect(url, "tail", PATIENCE)?)
+            Ok(conn.insert(admin::connect(url, "tail", PATIENCE)?))
         }
-    };
-    tail.next(conn, &config.table)
+    }
 }
 
-fn forwarded(forward: &mut Forward<'_>, conn: &mut PgConnection, row: &LedgerRow) -> Forwarded {
-    match forward.send(conn, row) {
+fn lost(conn: &mut Option<PgConnection>, error: &dyn Display) {
+    *conn = None;
+    let text = format!("cannot read the ledger, trying again: {error}");
+    eprintln!("{}", output::shown(&text));
+}
+
+fn forwarded(sent: Result<Option<TestAnswer>, DestinationError>) -> Forwarded {
+    match sent {
         Ok(Some(answer)) => Forwarded::Sent(Box::new(answer)),
         Ok(None) => Forwarded::NoPayload,
         Err(error) => Forwarded::Failed(error.to_string()),

@@ -205,6 +205,38 @@ fn a_lost_database_is_reported_and_found_again() {
 }
 
 #[test]
+fn a_database_that_is_lost_while_messages_are_forwarded_costs_none_of_them() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let mut keeping = database.binary(&["run", "--url", &receiver.url()]);
+    keeping.env("OUTBOX_LEDGER_PAYLOAD", "true");
+    let keeping = Running::start(keeping);
+    for topic in ["order.paid", "order.packed"] {
+        database.enqueue(topic, json!({}));
+    }
+    eventually("both are delivered", || database.count("delivered") == 2);
+    drop(keeping);
+    let (other, gate) = Receiver::held();
+    let tail = tail(
+        &database,
+        &["--json", "--since", "1h", "--forward-to", &other.url()],
+    );
+    eventually("the first is sent", || gate.came() == 1);
+    database.execute("ALTER TABLE {o}_ledger RENAME TO gone");
+    gate.open();
+    tail.wait_for_log("cannot read the ledger, trying again");
+    let schema = database.schema();
+    database.execute(&format!(
+        "ALTER TABLE {schema}.gone RENAME TO outbox_ledger"
+    ));
+    let lines = lines_until(tail, 2, "INT");
+    for line in &lines {
+        assert_eq!(line["forwarded"]["http_status"], 200, "{line}");
+    }
+    assert_eq!((lines.len(), other.count()), (2, 2));
+}
+
+#[test]
 fn a_url_that_is_none_is_refused() {
     let database = Database::new();
     let bad = database.binary(&["tail", "--forward-to", "nowhere"]);
