@@ -78,6 +78,9 @@ pub trait Dispatcher: Send + Sync + 'static {
     /// message, in the same order. If the receiver refuses a message of a batch ([`Outcome::Dead`] with an
     /// HTTP status), the relay sends that message again alone: the response may concern another message.
     ///
+    /// With a `key_run` above 1, a batch may hold several messages of a key, in order. Deliver a message only if all of its
+    /// key before it are delivered.
+    ///
     /// Defaults to calling [`dispatch`](Self::dispatch) for each message.
     fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
         messages.iter().map(|one| self.dispatch(one)).collect()
