@@ -16,7 +16,7 @@ MDBOOK := 0.5.4
 BASE ?=
 LAST_TAG = $(shell git describe --tags --abbrev=0 2>/dev/null)
 # Separate projects, to keep their dependencies out of this one: examples, and applications that only tests need.
-PROJECTS := examples/shop examples/webhooks examples/rocket-shop examples/async-shop examples/redis-streams tests/applications/enqueuer tests/applications/handlers-only tests/applications/own-provider tests/interleavings
+PROJECTS := examples/shop examples/webhooks examples/rocket-shop examples/async-shop examples/redis-streams examples/kafka tests/applications/enqueuer tests/applications/handlers-only tests/applications/own-provider tests/interleavings
 # Tests mostly wait, so run more of them at once than there are cores.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 # Arguments for the program or the tests: make test ARGS=--test=relay, make bench ARGS=latency
@@ -74,8 +74,9 @@ screenshots: bootstrap ## Write the images of the admin page for the README into
 	$(CARGO) test --no-run --features $(TEST_FEATURES) --test browser
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) --test browser -- --ignored screenshots
 
-examples: bootstrap ## Test the separate projects: shops on rouille, Rocket and diesel-async, a relay to Redis, other applications
+examples: bootstrap ## Test the separate projects: shops on rouille, Rocket and diesel-async, relays to Redis and Kafka, other applications
 	@command -v redis-server >/dev/null || scripts/install-package redis
+	@pkg-config --exists rdkafka 2>/dev/null || scripts/install-package librdkafka
 	@for project in $(PROJECTS); do \
 		set -- --manifest-path $$project/Cargo.toml; \
 		export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0; \

@@ -89,7 +89,7 @@ impl Database {
         database
     }
 
-    fn connect(&self) -> PgConnection {
+    pub fn connect(&self) -> PgConnection {
         PgConnection::establish(&self.url).expect("PostgreSQL is reachable")
     }
 
