@@ -120,7 +120,7 @@ pub struct Config {
     pub no_proxy: Vec<String>,
     /// Sender threads of each destination.
     pub concurrency: usize,
-    /// Sender threads that all registered destinations share.
+    /// Sender threads that all registered destinations share; while sends last, up to four times as many.
     pub registered_threads: usize,
     /// Whether to refuse registered destinations without TLS.
     pub registered_https_only: bool,

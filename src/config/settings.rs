@@ -195,7 +195,7 @@ pub const SETTINGS: &[Setting] = &[
             config.registered_threads = count as usize;
             config.expects_registered = count > 0;
         }),
-        "Sender threads that all registered destinations share; 0: serve none; required if there are no other destinations").by("RelayBuilder::registered_threads"),
+        "Sender threads that all registered destinations share, up to four times as many while sends take 500 ms or more; 0: serve none; required if there are no other destinations").by("RelayBuilder::registered_threads"),
     setting("OUTBOX_REGISTERED_HTTPS_ONLY", "true", field!(registered_https_only: Switch),
         "true: refuse registered destinations without TLS").by("RelayBuilder::registered_https_only"),
     setting("OUTBOX_REGISTERED_PUBLIC_ONLY", "true", field!(registered_public_only: Switch),

@@ -11,6 +11,7 @@ use super::gate::{Answers, Gate};
 use super::job::{Job, Terms};
 use super::registry::Limits;
 use super::to::To;
+use super::turns::Turns;
 use super::verdict::Retries;
 use crate::config::{Config, DeliveryPolicy, Destination, Mode, Rate, RequestBatch};
 use crate::dispatch::{Customers, Dispatcher};
@@ -228,6 +229,14 @@ impl Bulkhead {
     pub(crate) fn most_sending(&self) -> usize {
         let of_a_request = self.request_batch.map_or(1, |limits| limits.size);
         self.concurrency.saturating_mul(of_a_request)
+    }
+
+    /// The most threads that may ever send at once.
+    pub(super) fn most_threads(&self) -> usize {
+        match self.serves {
+            Serves::Registered => Turns::most(self.concurrency),
+            Serves::Dispatcher(_) | Serves::Group(_) => self.concurrency,
+        }
     }
 
     /// The most bytes of a request, without its last message.

@@ -274,6 +274,8 @@ pub(crate) struct Registered {
     turns: Mutex<Turns>,
     /// Wakes an idle thread.
     pub(super) bell: Bell,
+    /// Says that a send has begun, and no other send was young.
+    pub(super) begins: Bell,
 }
 
 impl Registered {
@@ -283,6 +285,7 @@ impl Registered {
             known: Mutex::default(),
             turns: Mutex::new(Turns::new(config.registered_threads)),
             bell: Bell::new(),
+            begins: Bell::new(),
         }
     }
 

@@ -277,7 +277,7 @@ impl State {
 
 impl Threads {
     pub(super) fn new(metrics: &Metrics, bulkheads: &[Bulkhead]) -> Self {
-        let senders = |one: &Bulkhead| (0..one.concurrency).map(|_| Stay::default()).collect();
+        let senders = |one: &Bulkhead| (0..one.most_threads()).map(|_| Stay::default()).collect();
         Self {
             in_database: Default::default(),
             errors: Post::ALL.map(|(_, name)| metrics.database_errors(name)),

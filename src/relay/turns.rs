@@ -7,10 +7,14 @@
 //! New destinations, without a response yet, and slow destinations get only a part of the threads, so hundreds of hanging
 //! destinations leave threads to the others. The time of a destination's sends decides, whatever their results are.
 //!
+//! A send that lasts is slow before it ends, whatever was expected of it. If more such sends run than slow destinations
+//! may have, threads of the reserve replace theirs: otherwise destinations that begin to hang would stop all sends for
+//! the time that a destination has for its answer.
+//!
 //! A destination may have one send in flight at first, twice as many after each success (up to its limit), and half as
 //! many after each failure.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -25,7 +29,11 @@ const PARTS: usize = 4;
 const OF_SLOW: usize = 1;
 const OF_DOUBTFUL: usize = 3;
 
-/// A destination is slow if its sends take this long: the mean of all, in which the last send counts 1/[`OF_LAST`].
+/// For each thread, this many more may replace threads whose sends last.
+const RESERVE: usize = 3;
+
+/// A destination is slow if its sends take this long: the mean of all, in which the last send counts 1/[`OF_LAST`]. A send
+/// lasts if it has taken this long.
 const SLOW: Duration = Duration::from_millis(500);
 const OF_LAST: u32 = 4;
 
@@ -91,6 +99,21 @@ pub(super) struct Turns {
     /// Destinations that wait for a time: for the rate limit, or for the response to a first send.
     later: BTreeSet<(Instant, u32)>,
     threads: usize,
+    /// The number of sends that have begun.
+    begun: u64,
+    /// The sends in flight that do not last yet, by number, so in the order of their beginnings.
+    young: BTreeMap<u64, (Instant, Begun)>,
+    /// The numbers of the sends in flight that last.
+    lasting: HashSet<u64>,
+}
+
+/// What [`Turns::look`] has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Look {
+    /// The number of threads that may send now.
+    pub(super) threads: usize,
+    /// When to look again. `None`: when a send has begun.
+    pub(super) again: Option<Instant>,
 }
 
 /// The destinations of a class.
@@ -98,6 +121,7 @@ pub(super) struct Turns {
 struct OfClass {
     /// The destinations whose turns come next.
     ready: Fair<Owner, u32>,
+    /// The sends in flight that do not last.
     in_flight: usize,
     /// Messages that no thread has taken.
     waiting: usize,
@@ -109,6 +133,8 @@ struct Turn {
     /// The recent mean time of a send.
     mean: Option<Duration>,
     in_flight: usize,
+    /// How many of the sends in flight last.
+    lasting: usize,
     /// The most sends that may be in flight.
     allowed: usize,
     /// Whether the destination is among the ready ones.
@@ -120,6 +146,12 @@ struct Turn {
 #[derive(Debug)]
 #[must_use]
 pub(super) struct InFlight {
+    number: u64,
+    begun: Begun,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Begun {
     id: u32,
     class: Class,
     owner: Owner,
@@ -130,6 +162,7 @@ pub(super) struct InFlight {
 impl Turn {
     fn class(&self) -> Class {
         match self.mean {
+            _ if self.lasting > 0 => Class::Slow,
             None => Class::New,
             Some(mean) if mean >= SLOW => Class::Slow,
             Some(_) => Class::Quick,
@@ -155,7 +188,51 @@ impl Turns {
             classes: Default::default(),
             later: BTreeSet::new(),
             threads,
+            begun: 0,
+            young: BTreeMap::new(),
+            lasting: HashSet::new(),
         }
+    }
+
+    /// The most threads that may ever send at once, of a pool of this many.
+    pub(super) fn most(threads: usize) -> usize {
+        threads * (1 + RESERVE)
+    }
+
+    /// Finds the sends that last by now.
+    pub(super) fn look(&mut self, now: Instant) -> Look {
+        let again = loop {
+            let Some(first) = self.young.first_entry() else {
+                break None;
+            };
+            let lasts_at = first.get().0 + SLOW;
+            if lasts_at > now {
+                break Some(lasts_at);
+            }
+            let (number, (_, begun)) = first.remove_entry();
+            let of_class = &mut self.classes[begun.class as usize];
+            of_class.in_flight -= 1;
+            let charged = begun.charged.max(SLOW);
+            of_class.ready.charge(begun.owner, charged, begun.charged);
+            self.lasting.insert(number);
+            self.learn(begun.id, |turn| turn.lasting += 1);
+        };
+        Look {
+            threads: self.threads + self.replaced(),
+            again,
+        }
+    }
+
+    /// Whether this is the only send that does not last, so that somebody must begin to [`look`](Self::look).
+    pub(super) fn is_first(&self, send: &InFlight) -> bool {
+        self.young.len() == 1 && self.young.contains_key(&send.number)
+    }
+
+    /// The threads that the reserve replaces.
+    fn replaced(&self) -> usize {
+        let of_slow = self.threads * OF_SLOW / PARTS;
+        let too_many = self.lasting.len().saturating_sub(of_slow);
+        too_many.min(self.threads * RESERVE)
     }
 
     /// Messages that no thread has taken.
@@ -189,12 +266,14 @@ impl Turns {
     /// Whether another thread may work for this class.
     fn has_thread(&self, class: Class) -> bool {
         let in_flight = |class: Class| self.classes[class as usize].in_flight;
-        let is_below = |sends: usize, parts: usize| sends < (self.threads * parts / PARTS).max(1);
-        let doubtful = in_flight(Class::New) + in_flight(Class::Slow);
+        let parts = |parts: usize| (self.threads * parts / PARTS).max(1);
+        let slow = in_flight(Class::Slow) + self.lasting.len();
+        let doubtful = in_flight(Class::New) + slow - self.replaced();
+        let is_free = doubtful + in_flight(Class::Quick) < self.threads;
         match class {
-            Class::Quick => true,
-            Class::New => is_below(doubtful, OF_DOUBTFUL),
-            Class::Slow => is_below(doubtful, OF_DOUBTFUL) && is_below(in_flight(class), OF_SLOW),
+            Class::Quick => is_free,
+            Class::New => is_free && doubtful < parts(OF_DOUBTFUL),
+            Class::Slow => is_free && doubtful < parts(OF_DOUBTFUL) && slow < parts(OF_SLOW),
         }
     }
 
@@ -227,6 +306,7 @@ impl Turns {
             owner: tenant.map_or(Owner::Destination(id), Owner::Tenant),
             mean: None,
             in_flight: 0,
+            lasting: 0,
             allowed: 1,
             is_ready: false,
             later: None,
@@ -279,11 +359,17 @@ impl Turns {
                     let charged = turn.mean.unwrap_or_default();
                     of_class.ready.charge(owner, charged, Duration::ZERO);
                     self.make_ready(id);
-                    let send = InFlight {
+                    self.begun += 1;
+                    let begun = Begun {
                         id,
                         class,
                         owner,
                         charged,
+                    };
+                    self.young.insert(self.begun, (now, begun));
+                    let send = InFlight {
+                        number: self.begun,
+                        begun,
                     };
                     return Next::Send(job, pass, send);
                 }
@@ -323,30 +409,49 @@ impl Turns {
     /// A send has ended. `sent`: `None` if no message was sent. `most`: the most sends that the destination may have in
     /// flight.
     pub(super) fn ended(&mut self, send: InFlight, sent: Option<Sent>, most: usize) {
-        let of_class = &mut self.classes[send.class as usize];
-        of_class.in_flight -= 1;
+        let InFlight { number, begun } = send;
+        let of_class = &mut self.classes[begun.class as usize];
+        let lasted = self.lasting.remove(&number);
+        let charged = match lasted {
+            true => begun.charged.max(SLOW),
+            false => {
+                self.young.remove(&number);
+                of_class.in_flight -= 1;
+                begun.charged
+            }
+        };
         let took = sent.map_or(Duration::ZERO, |sent| sent.took);
-        of_class.ready.charge(send.owner, took, send.charged);
-        let Some(turn) = self.of.get_mut(&send.id) else {
+        of_class.ready.charge(begun.owner, took, charged);
+        self.learn(begun.id, |turn| {
+            turn.in_flight -= 1;
+            turn.lasting -= usize::from(lasted);
+            if let Some(sent) = sent {
+                turn.learn(sent, most);
+            }
+        });
+        // The messages that waited for the response to a first send may go now.
+        self.wait_has_ended(begun.id);
+    }
+
+    /// A destination has changed: its messages follow it into its class.
+    fn learn(&mut self, id: u32, change: impl FnOnce(&mut Turn)) {
+        let Some(turn) = self.of.get_mut(&id) else {
             return;
         };
-        turn.in_flight -= 1;
         let before = turn.class();
-        if let Some(sent) = sent {
-            turn.learn(sent, most);
-        }
+        change(turn);
         let class = turn.class();
-        if class != before {
-            let waiting = messages(&turn.jobs);
-            self.classes[before as usize].waiting -= waiting;
-            self.classes[class as usize].waiting += waiting;
-            if std::mem::take(&mut turn.is_ready) {
-                let ready = &mut self.classes[before as usize].ready;
-                ready.take(turn.owner, |id| *id == send.id);
-            }
+        if class == before {
+            return;
         }
-        // The messages that waited for the response to a first send may go now.
-        self.wait_has_ended(send.id);
+        let waiting = messages(&turn.jobs);
+        self.classes[before as usize].waiting -= waiting;
+        self.classes[class as usize].waiting += waiting;
+        if std::mem::take(&mut turn.is_ready) {
+            let ready = &mut self.classes[before as usize].ready;
+            ready.take(turn.owner, |one| *one == id);
+        }
+        self.make_ready(id);
     }
 
     /// Takes all messages that no thread has taken.
@@ -421,7 +526,8 @@ mod tests {
         now: Duration,
         /// The sends in flight, by their ends.
         sends: BTreeMap<(Duration, u32), Vec<InFlight>>,
-        idle: usize,
+        /// The most sends that were in flight at once.
+        most: usize,
     }
 
     impl Threads {
@@ -431,7 +537,7 @@ mod tests {
                 began: Instant::now(),
                 now: Duration::ZERO,
                 sends: BTreeMap::new(),
-                idle: threads,
+                most: 0,
             }
         }
 
@@ -439,23 +545,40 @@ mod tests {
         fn work(&mut self, end: Duration, result: impl Fn(u32) -> Sent) -> Vec<(u32, Duration)> {
             let mut began = Vec::new();
             loop {
-                while self.idle > 0
-                    && let Some(send) = next(&mut self.turns, self.began + self.now)
-                {
-                    self.idle -= 1;
-                    began.push((send.id, self.now));
-                    let ends = self.now + result(send.id).took;
-                    self.sends.entry((ends, send.id)).or_default().push(send);
+                let look = self.turns.look(self.began + self.now);
+                while let Some(send) = next(&mut self.turns, self.began + self.now) {
+                    began.push((send.begun.id, self.now));
+                    let ends = self.now + result(send.begun.id).took;
+                    self.sends
+                        .entry((ends, send.begun.id))
+                        .or_default()
+                        .push(send);
                 }
-                let Some(first) = self.sends.first_entry().filter(|one| one.key().0 <= end) else {
+                let in_flight: usize = self.sends.values().map(Vec::len).sum();
+                assert!(in_flight <= look.threads);
+                self.most = self.most.max(in_flight);
+                let first = self.sends.first_key_value().map(|((ends, _), _)| *ends);
+                let again = look.again.map(|again| again - self.began);
+                let Some(now) = first
+                    .into_iter()
+                    .chain(again)
+                    .min()
+                    .filter(|now| *now <= end)
+                else {
                     self.now = end;
                     return began;
                 };
-                self.now = first.key().0;
-                for send in first.remove() {
-                    self.idle += 1;
-                    let sent = result(send.id);
-                    self.turns.ended(send, Some(sent), MOST);
+                self.now = now;
+                let has_ended = |one: &BTreeMap<(Duration, u32), _>| {
+                    one.first_key_value()
+                        .is_some_and(|((ends, _), _)| *ends <= now)
+                };
+                while has_ended(&self.sends) {
+                    let sends = self.sends.pop_first().map(|(_, sends)| sends);
+                    for send in sends.into_iter().flatten() {
+                        let sent = result(send.begun.id);
+                        self.turns.ended(send, Some(sent), MOST);
+                    }
                 }
             }
         }
@@ -506,6 +629,77 @@ mod tests {
                 assert_eq!(sends.collect::<Vec<_>>(), [&(GOOD, at)]);
             }
         }
+    }
+
+    /// As long as a registered destination has for its answer.
+    const HANGS_LONG: Duration = Duration::from_secs(15);
+
+    fn one_in_five_hangs(id: u32) -> Sent {
+        let hangs = id.is_multiple_of(5);
+        Sent {
+            went_well: !hangs,
+            took: if hangs { HANGS_LONG } else { QUICK },
+            messages: 1,
+        }
+    }
+
+    /// The longest time until a good destination had its turn.
+    fn longest_wait(began: &[(u32, Duration)], since: Duration) -> Duration {
+        let good = began.iter().filter(|(id, _)| id % 5 != 0);
+        good.map(|(_, at)| *at - since).max().expect("a send")
+    }
+
+    /// R46: nobody knows yet who hangs.
+    #[test]
+    fn new_destinations_do_not_wait_for_the_answers_of_new_destinations_that_hang() {
+        for tenants in [[TENANT, OTHER], [None, None]] {
+            let mut threads = Threads::new(64);
+            for id in 0..1_000 {
+                let tenant = tenants[usize::from(id % 5 == 0)];
+                threads.turns.put(id, tenant, job(id, 0));
+            }
+            let began = threads.work(seconds(15), one_in_five_hangs);
+            assert_eq!(began.iter().filter(|(id, _)| id % 5 != 0).count(), 800);
+            let longest = longest_wait(&began, Duration::ZERO);
+            assert!(longest <= seconds(5), "{longest:?}");
+            assert!(threads.most <= Turns::most(64), "{}", threads.most);
+        }
+    }
+
+    /// R46: a network that is cut takes destinations with it that were quick a moment ago.
+    #[test]
+    fn destinations_that_begin_to_hang_stop_no_others() {
+        let mut threads = Threads::new(64);
+        let all_go_well = |_| Sent {
+            went_well: true,
+            took: QUICK,
+            messages: 1,
+        };
+        for round in 0..4 {
+            for id in 0..1_000 {
+                threads.turns.put(id, None, job(id, round));
+            }
+            threads.work(
+                seconds(u64::try_from(round).expect("small") + 1),
+                all_go_well,
+            );
+        }
+        for second in 4..60 {
+            let at = threads.now;
+            for id in 0..1_000 {
+                threads.turns.put(id, None, job(id, second));
+            }
+            let began = threads.work(at + seconds(1), one_in_five_hangs);
+            let good = began.iter().filter(|(id, _)| id % 5 != 0).count();
+            if second > 8 {
+                assert_eq!(good, 800, "in second {second}");
+            }
+            assert!(good > 100, "{good} in second {second}");
+        }
+        assert!(threads.most <= Turns::most(64), "{}", threads.most);
+        // All threads of the reserve have ended.
+        let look = threads.turns.look(threads.began + threads.now);
+        assert!(look.threads <= 64 + 4, "{look:?}");
     }
 
     /// R46: after failures, a destination is next among the slow ones.
@@ -563,7 +757,7 @@ mod tests {
     /// R46: a destination that fails at once holds no thread.
     #[test]
     fn quick_failures_are_not_slow() {
-        let (mut turns, now) = (Turns::new(8), Instant::now());
+        let (mut turns, now) = (Turns::new(128), Instant::now());
         for id in 1..=100 {
             turns.put(id, None, job(id, 0));
             let send = next(&mut turns, now).expect("a send");
@@ -592,7 +786,7 @@ mod tests {
             while in_flight.len() < threads
                 && let Some(send) = next(turns, now)
             {
-                *got.entry(send.id).or_default() += 1;
+                *got.entry(send.begun.id).or_default() += 1;
                 in_flight.push_back(send);
             }
             if let Some(send) = in_flight.pop_front() {
@@ -682,19 +876,19 @@ mod tests {
         while let Some(send) = next(&mut turns, now) {
             sends.push(send);
         }
-        let good = sends.iter().filter(|send| send.id == 1).count();
+        let good = sends.iter().filter(|send| send.begun.id == 1).count();
         assert_eq!((good, sends.len()), (2, 8), "six of eight threads");
         // One of the hanging destinations has responded.
         let other = sends
             .iter()
-            .position(|send| send.id != 1)
+            .position(|send| send.begun.id != 1)
             .expect("a hanging destination");
         let failed = sends.remove(other);
-        turns.put(failed.id, None, job(failed.id, 1));
+        turns.put(failed.begun.id, None, job(failed.begun.id, 1));
         turns.ended(failed, sent(false, HANGS), MOST);
         let tries = next(&mut turns, now).expect("the next new destination");
         assert_eq!(
-            tries.class,
+            tries.begun.class,
             Class::New,
             "new destinations go before slow ones"
         );

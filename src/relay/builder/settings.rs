@@ -181,7 +181,8 @@ setters! {
 impl RelayBuilder {
     /// Sets the number of sender threads, up to 1024, that all [registered destinations](crate::destinations) share. With
     /// 0, the relay serves no registered destination: their messages wait for another relay.
-    /// The threads start with the first message for a registered destination. Defaults to 64.
+    /// The threads start with the first message for a registered destination. While sends take 500 ms or more, up to
+    /// four times as many may run. Defaults to 64.
     ///
     /// Call this method if the relay has registered destinations only: otherwise the relay does not start.
     ///

@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::select;
 
@@ -15,7 +15,7 @@ use crate::relay::bulkhead::Bulkhead;
 use crate::relay::gate::{Admission, Pass, Standing};
 use crate::relay::job::Job;
 use crate::relay::metrics::Dispatches;
-use crate::relay::registered::Member;
+use crate::relay::registered::{Member, Registered};
 use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
@@ -25,38 +25,63 @@ use crate::store::relay::split::Parts;
 
 /// An idle thread checks for work again after this time.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+/// The least time between two looks at the sends that last.
+const LOOK_AFTER: Duration = Duration::from_millis(50);
 /// A thread waits this long for the next message of a run, if the rate limit of its destination asks for it.
 const SHORT_WAIT: Duration = Duration::from_millis(100);
 
-/// Starts the threads with the first message, and waits for their end.
+/// Starts the threads with the first message, more of them while sends last, and waits for their end.
 pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
-    let bell = &shared.registered.bell;
+    let Registered { bell, begins, .. } = &shared.registered;
     select! {
         recv(bell.ear) -> _ => bell.ring(),
         recv(shared.signals.stop) -> _ => return,
     }
     thread::scope(|scope| {
-        for number in 0..all.concurrency {
-            let worker = Worker {
-                shared,
-                all,
-                number,
-                dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
-                outcomes,
-            };
-            let name = format!("relay-registered-{}", number + 1);
-            let thread = thread::Builder::new().name(name.clone());
-            let work = move || {
-                let _guard = shared.threads.begin(&name);
-                shared.lease.fence().enter();
-                worker.run();
-            };
-            if let Err(error) = thread.spawn_scoped(scope, work) {
-                log::error!(event = "thread_failed", threads = number, error:% = error; "could not start another thread ({error}): only {number} threads send to registered destinations");
-                break;
+        let (mut started, mut most) = (0, usize::MAX);
+        while !shared.is_stopping() {
+            let mut turns = shared.registered.turns();
+            let look = turns.look(clock::now());
+            let has_ready = turns.has_ready();
+            drop(turns);
+            while started < look.threads.min(most) {
+                let worker = Worker {
+                    shared,
+                    all,
+                    number: started,
+                    dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
+                    outcomes,
+                };
+                let name = format!("relay-registered-{}", started + 1);
+                let thread = thread::Builder::new().name(name.clone());
+                let work = move || {
+                    let _guard = shared.threads.begin(&name);
+                    shared.lease.fence().enter();
+                    worker.run();
+                };
+                if let Err(error) = thread.spawn_scoped(scope, work) {
+                    log::error!(event = "thread_failed", threads = started, error:% = error; "could not start another thread ({error}): only {started} threads send to registered destinations");
+                    most = started;
+                    break;
+                }
+                started += 1;
+            }
+            if has_ready {
+                bell.ring();
+            }
+            match look.again {
+                Some(at) => shared.pause(until(at).max(LOOK_AFTER)),
+                None => select! {
+                    recv(begins.ear) -> _ => {}
+                    recv(shared.signals.stop) -> _ => {}
+                },
             }
         }
     });
+}
+
+fn until(at: Instant) -> Duration {
+    at.saturating_duration_since(clock::now())
 }
 
 impl Shared {
@@ -71,11 +96,15 @@ impl Shared {
         });
         // While this thread sends, another thread waits for the destinations that wait for a time.
         let is_send = matches!(next, Next::Send(..));
+        let is_first = matches!(&next, Next::Send(_, _, send) if turns.is_first(send));
         let has_more = turns.has_ready() || is_send && turns.has_later();
         let is_room = turns.waiting_of_quick() <= all.prefetch();
         drop(turns);
         if has_more {
             registered.bell.ring();
+        }
+        if is_first {
+            registered.begins.ring();
         }
         self.custody.made_room(|| is_room);
         next
@@ -115,7 +144,7 @@ impl Worker<'_> {
     fn work(&self) -> Result<(), NobodyListens> {
         let (shared, bell) = (self.shared, &self.shared.registered.bell);
         while !shared.is_stopping() {
-            let until = match shared.next_turn(self.all) {
+            let again = match shared.next_turn(self.all) {
                 Next::Send(job, pass, send) => {
                     let (sent, most) = self.send(job, pass)?;
                     shared.registered.turns().ended(send, sent, most);
@@ -125,11 +154,9 @@ impl Worker<'_> {
                     self.release(jobs)?;
                     continue;
                 }
-                Next::Nothing(until) => until,
+                Next::Nothing(again) => again,
             };
-            let wait = until.map_or(LONGEST_WAIT, |at| {
-                at.saturating_duration_since(clock::now())
-            });
+            let wait = again.map_or(LONGEST_WAIT, until);
             select! {
                 recv(bell.ear) -> _ => {}
                 recv(shared.signals.stop) -> _ => {}
