@@ -112,8 +112,8 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
                     }
                 }
             }
-            label.field { (words.since) input type="datetime-local" name="since" value=(asked.get("since")); }
-            label.field { (words.until) input type="datetime-local" name="until" value=(asked.get("until")); }
+            label.field.wide { (words.since) input type="datetime-local" name="since" value=(asked.get("since")); }
+            label.field.wide { (words.until) input type="datetime-local" name="until" value=(asked.get("until")); }
             div.do { button { (words.search) } }
         }
         section.panel {

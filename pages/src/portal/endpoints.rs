@@ -59,7 +59,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
             vec![
                 html! {
                     a.key href=(endpoint_page(&one.name)) { (shortened(&without_user(&one.url), 100)) }
-                    @if let Some(text) = &one.description { " " span.quiet { (shortened(text, 100)) } }
+                    @if let Some(text) = &one.description { div.quiet { (shortened(text, 100)) } }
                 },
                 html! { (topics(asked, one)) },
                 state(asked, one),
@@ -101,15 +101,15 @@ fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
     let since = one.failing_since.filter(|_| one.enabled);
     let since = since.map(|since| humantime::format_rfc3339_seconds(since).to_string());
     html! {
-        @if !one.enabled { span.badge.bad { (words.disabled) } " " (why_disabled) }
-        @else if one.problem.is_some() { span.badge.bad { (words.failing) } " " (words.why_unusable) }
+        @if !one.enabled { span.badge.bad { (words.disabled) } span.why { (why_disabled) } }
+        @else if one.problem.is_some() { span.badge.bad { (words.failing) } span.why { (words.why_unusable) } }
         @else if !one.is_verified() {
-            span.badge.wait { (words.not_verified) } " " (words.why_not_verified)
+            span.badge.wait { (words.not_verified) } span.why { (words.why_not_verified) }
             @if let Some(error) = one.public_verification_error() { span.error { (error) } }
         }
-        @else if one.failing { span.badge.bad { (words.failing) } " " (words.why_failing) }
+        @else if one.failing { span.badge.bad { (words.failing) } span.why { (words.why_failing) } }
         @else { span.badge.good { (words.works) } }
-        @if let Some(since) = since { " " span.quiet { (words.no_success_since.replace("{}", &plain_time(&since))) } }
+        @if let Some(since) = since { span.why.quiet { (words.no_success_since.replace("{}", &plain_time(&since))) } }
     }
 }
 
