@@ -21,7 +21,9 @@ const ARGUMENTS = [
 export const told = JSON.parse(process.env.BROWSER_TEST);
 
 // scripts/install-browser installs the package in the build folder, not next to this file.
-const { chromium } = createRequire(path.join(told.packages, "package.json"))("playwright-core");
+const installed = createRequire(path.join(told.packages, "package.json"));
+const { chromium } = installed("playwright-core");
+const axe = installed("axe-core").source;
 
 /** What no page may cause, and did. */
 const offences = [];
@@ -86,6 +88,23 @@ export const inBrowser = async (scenario) => {
 export const visit = async (page, where) => {
   const answer = await page.goto(told.origin + where);
   return answer.status();
+};
+
+/** Presses a button that leads to another page, and returns that page's status. */
+export const press = async (page, name) => {
+  const [answer] = await Promise.all([
+    page.waitForNavigation(),
+    page.getByRole("button", { name, exact: true }).first().click(),
+  ]);
+  return answer.status();
+};
+
+/** What axe finds on the page: barriers for people who use a screen reader, a keyboard, or see less. */
+export const barriers = async (page) => {
+  await page.evaluate(axe);
+  const { violations, passes } = await page.evaluate(() => globalThis.axe.run({ resultTypes: ["violations"] }));
+  assert.notEqual(passes.length, 0, "axe has checked the page");
+  return violations.flatMap(({ id, impact, nodes }) => nodes.map((node) => `${impact}: ${id}: ${node.html}`));
 };
 
 /** Writes an image of the page. Chromium without a graphics card now and then has none to give. */

@@ -1,5 +1,6 @@
 //! The ground for the browser tests: an outbox with two destinations, a relay with its page, and the browser.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -199,31 +200,35 @@ impl Ground {
         topic
     }
 
-    /// Runs a scenario in the browser. Fails with the browser's output.
     pub(crate) fn scenario(&self, page: &Page, name: &str, told: Value) {
-        let mut all = json!({
-            "origin": format!("http://{}", page.address),
-            "browser": browser(),
-            "packages": folder(),
-        });
-        if let (Value::Object(all), Value::Object(told)) = (&mut all, told) {
-            all.extend(told);
-        }
-        let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join("tests/browser");
-        let output = Command::new("node")
-            .arg(sources.join("scenarios.mjs"))
-            .arg(name)
-            .env("BROWSER_TEST", all.to_string())
-            .stdin(Stdio::null())
-            .output()
-            .expect("Node.js runs: see scripts/install-browser");
-        assert!(
-            output.status.success(),
-            "{name} failed:\n{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
+        scenario(page.address, name, told);
     }
+}
+
+/// Runs a scenario in the browser, on the pages at this address. Fails with the browser's output.
+pub(crate) fn scenario(address: SocketAddr, name: &str, told: Value) {
+    let mut all = json!({
+        "origin": format!("http://{address}"),
+        "browser": browser(),
+        "packages": folder(),
+    });
+    if let (Value::Object(all), Value::Object(told)) = (&mut all, told) {
+        all.extend(told);
+    }
+    let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join("tests/browser");
+    let output = Command::new("node")
+        .arg(sources.join("scenarios.mjs"))
+        .arg(name)
+        .env("BROWSER_TEST", all.to_string())
+        .stdin(Stdio::null())
+        .output()
+        .expect("Node.js runs: see scripts/install-browser");
+    assert!(
+        output.status.success(),
+        "{name} failed:\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 impl Drop for Ground {

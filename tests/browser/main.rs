@@ -1,4 +1,5 @@
-//! The admin page in a real browser, driven by Node.js: an operator's work, with a relay running behind the page.
+//! The pages in a real browser, driven by Node.js: an operator's work, with a relay running behind the page, and the
+//! portal of a customer. axe looks for barriers on every page, in light and dark.
 //! `scripts/install-browser` installs everything the tests need.
 //!
 //! In every scenario, an error on the console, a violation of the page's policy, a dialog or a request to another
@@ -10,14 +11,16 @@ mod page;
 mod support;
 
 mod ground;
+mod shop;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use crate::ground::Ground;
 use crate::page::TOKEN;
+use crate::shop::Shop;
 use crate::support::{Database, database_url};
 
 /// R25: a dead letter is found by topic and reason, opened, requeued and delivered, and the audit log names the
@@ -118,7 +121,7 @@ fn who_may_only_look_finds_nothing_to_press() {
 }
 
 #[test]
-fn it_is_readable_in_both_schemes_wide_and_narrow() {
+fn it_is_readable_without_barriers_in_both_schemes_wide_and_narrow() {
     let ground = Ground::new();
     let letter = ground.dead_letter();
     ground.fill();
@@ -130,6 +133,19 @@ fn it_is_readable_in_both_schemes_wide_and_narrow() {
         "looks",
         json!({ "letter": letter, "screenshots": folder }),
     );
+}
+
+#[test]
+fn the_login_is_readable_without_barriers() {
+    let ground = Ground::new();
+    let page = ground.page(&[("OUTBOX_ADMIN_TOKEN", TOKEN)]);
+    ground.scenario(&page, "login", json!({}));
+}
+
+#[test]
+fn the_portal_is_readable_without_barriers_in_both_schemes_wide_and_narrow() {
+    let shop = Shop::new();
+    ground::scenario(shop.server.address, "portal", shop.told());
 }
 
 /// `make screenshots`: an outbox that has been working for a few minutes, so that the images show something.
@@ -147,8 +163,22 @@ fn screenshots_for_the_readme() {
         round += 1;
         std::thread::sleep(Duration::from_millis(500));
     }
+    let told = json!({ "letter": letter, "images": images() });
+    ground.scenario(&page, "readme", told);
+}
+
+/// `make screenshots`
+#[test]
+#[ignore = "writes the images of the documents"]
+fn screenshots_of_the_portal() {
+    let shop = Shop::new();
+    let mut told = shop.told();
+    told["images"] = json!(images());
+    ground::scenario(shop.server.address, "portal-images", told);
+}
+
+fn images() -> PathBuf {
     let images = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join("docs/images");
     std::fs::create_dir_all(&images).expect("a folder");
-    let told = json!({ "letter": letter, "images": images });
-    ground.scenario(&page, "readme", told);
+    images
 }
