@@ -69,7 +69,7 @@ simulate: bootstrap ## Run histories of relays in a simulated world (SEED=, HIST
 	SEED=$(SEED) HISTORIES=$(HISTORIES) MINUTES=$(MINUTES) \
 		$(CARGO) test --release --lib --features $(TEST_FEATURES) simulation::the_promises -- --nocapture
 
-screenshots: bootstrap ## Write the images of the admin page for the README into docs/images
+screenshots: bootstrap ## Write the images of the pages for the documents into docs/images
 	scripts/install-browser
 	$(CARGO) test --no-run --features $(TEST_FEATURES) --test browser
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) --test browser -- --ignored screenshots
