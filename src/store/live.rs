@@ -40,6 +40,12 @@ pub(super) struct LiveRow {
 }
 
 impl LiveRow {
+    /// The idempotency key, and the destination for which it counts.
+    pub(super) fn key(&self) -> Option<(String, String)> {
+        let key = self.idempotency_key.clone()?;
+        Some((key, self.destination.clone()))
+    }
+
     /// Whether the content has the digest `delivered`. Plain inserts write no digest, so it is computed.
     pub(super) fn has_content(&self, delivered: &[u8]) -> bool {
         match &self.digest {

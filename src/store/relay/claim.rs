@@ -8,9 +8,10 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::time::Instant;
 
-use diesel::dsl::{AsSelect, AssumeNotNull, Eq, SqlTypeOf, array, case_when, exists};
+use diesel::dsl::{AsSelect, AssumeNotNull, Eq, SqlTypeOf, array, exists};
 use diesel::internal::table_macro::{NoFromClause, NullableExpression};
 use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
@@ -20,8 +21,8 @@ use diesel::prelude::{
     TextExpressionMethods,
 };
 use diesel::query_builder::{Query, QueryFragment, QueryId};
-use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Record, Text, Timestamptz};
+use diesel::result::{Error, QueryResult};
+use diesel::sql_types::{Array, BigInt, Integer, Nullable, Record, Text, Timestamptz};
 use diesel::{PgConnection, select, update};
 
 use super::lease::{LeaseId, at_work};
@@ -179,21 +180,28 @@ pub(in crate::store) const ARRAYS_AT_ONCE: usize = 8;
 impl Batch {
     /// `before`: a moment before the claim.
     pub(super) fn of(
-        rows: impl IntoIterator<Item = (TakenRow, TakenOver)>,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        rows: Vec<(TakenRow, TakenOver)>,
         before: Instant,
-    ) -> Self {
-        let mut registrations = None;
-        let claimed = rows.into_iter().map(|(row, taken_over)| {
-            // Of several statements, the last one sees the most.
-            registrations = row.3;
-            Claimed::new(row, taken_over, before)
+    ) -> QueryResult<Self> {
+        let delivered = delivered(conn, name, rows.iter().map(|((row, ..), _)| row))?;
+        // Of several statements, the last one sees the most.
+        let registrations = rows.last().and_then(|((.., seen), _)| *seen);
+        let claimed = rows.into_iter().map(|((row, at, _), taken_over)| {
+            let known = match row.key().and_then(|key| delivered.get(&key)) {
+                None => Known::No,
+                Some(digest) if row.has_content(digest) => Known::Delivered,
+                Some(_) => Known::OtherContent,
+            };
+            Claimed::new(row, at, known, taken_over, before)
         });
-        Self {
+        Ok(Self {
             claimed: claimed.collect(),
             behind: Vec::new(),
             is_cut: false,
             registrations,
-        }
+        })
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -366,7 +374,7 @@ pub(super) fn claim_from<'a>(
     let rows = take(conn, name, claimant.lease, &found)?;
     Ok(Batch {
         is_cut,
-        ..Batch::of(rows, before)
+        ..Batch::of(conn, name, rows, before)?
     })
 }
 
@@ -456,7 +464,7 @@ pub(super) fn take_at_once(
     let before = Instant::now();
     let rows: Vec<TakenRow> = kept(take_these(name, lease, these)).load(conn)?;
     let rows = rows.into_iter().map(|row| (row, TakenOver::No));
-    Ok(Batch::of(rows, before))
+    Batch::of(conn, name, rows.collect(), before)
 }
 
 /// Takes free messages. There are none if the lease has expired, or if the relay must stand by for an older one.
@@ -484,13 +492,12 @@ fn is_held_by(lease: LeaseId) -> IsHeld {
     )
 }
 
-/// The row, the time of the claim, the digest of the last delivery under the row's key, and the number of registrations.
-pub(super) type TakenRow = (live::LiveRow, PgTimestamp, Option<Vec<u8>>, Option<i64>);
+/// The row, the time of the claim, and the number of registrations.
+pub(super) type TakenRow = (live::LiveRow, PgTimestamp, Option<i64>);
 
 type Taken = (
     AsSelect<live::LiveRow, Pg>,
     AssumeNotNull<outbox::locked_at>,
-    On<'static, outbox::table, Nullable<Binary>>,
     On<'static, outbox::table, Nullable<BigInt>>,
 );
 
@@ -498,36 +505,58 @@ fn taken(name: &OutboxName) -> Taken {
     (
         live::LiveRow::as_returning(),
         outbox::locked_at.assume_not_null(),
-        delivered(name),
         registrations::seen(name),
     )
 }
 
-/// The digest of the last delivery under a message's key. A message without a key cannot have been delivered before,
-/// so only keys are looked up in the ledger.
-fn delivered(name: &OutboxName) -> On<'static, outbox::table, Nullable<Binary>> {
-    let delivered = ledger::table(name.ledger())
-        .filter(ledger::idempotency_key.eq(outbox::idempotency_key))
-        .filter(ledger::named_destination.eq(outbox::destination))
+/// The digest of the last delivery under the idempotency key of each of these messages.
+///
+/// A message without such a key cannot have been delivered before. A statement of its own, because a subquery of the claim
+/// would open all partitions of the ledger for each claim: that takes as long as the rest of a small claim.
+fn delivered<'a>(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    rows: impl Iterator<Item = &'a live::LiveRow>,
+) -> QueryResult<HashMap<(String, String), Vec<u8>>> {
+    let (keys, destinations): (Vec<String>, Vec<String>) =
+        rows.filter_map(live::LiveRow::key).unzip();
+    if keys.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let key = (
+        ledger::idempotency_key.assume_not_null(),
+        ledger::named_destination,
+    );
+    let found = ledger::table(name.ledger())
+        .filter(ledger::idempotency_key.eq_any(keys))
+        .filter(ledger::named_destination.eq_any(destinations))
         .filter(ledger::status.eq("delivered"))
-        .order(ledger::settled_at.desc())
-        .select(ledger::digest)
-        .single_value();
-    Box::new(case_when(outbox::idempotency_key.is_not_null(), delivered))
+        .distinct_on(key)
+        .order((key, ledger::settled_at.desc()))
+        .select((key, ledger::digest))
+        .load::<((String, String), Option<Vec<u8>>)>(conn)
+        // The claim may have been committed already, so this error is not the claim's: its answer is lost.
+        .map_err(|error| Error::DeserializationError(error.into()))?;
+    let with_digest = found
+        .into_iter()
+        .filter_map(|(key, digest)| Some((key, digest?)));
+    Ok(with_digest.collect())
 }
 
 impl Claimed {
-    fn new((row, at, delivered, _): TakenRow, taken_over: TakenOver, before: Instant) -> Self {
+    fn new(
+        row: live::LiveRow,
+        at: PgTimestamp,
+        known: Known,
+        taken_over: TakenOver,
+        before: Instant,
+    ) -> Self {
         Self {
             position: Position {
                 available_at: row.available_at.0,
                 sequence: row.sequence,
             },
-            known: match delivered {
-                None => Known::No,
-                Some(digest) if row.has_content(&digest) => Known::Delivered,
-                Some(_) => Known::OtherContent,
-            },
+            known,
             taken_over,
             message: Box::new(row.into_message(at, before)),
         }

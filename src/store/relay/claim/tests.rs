@@ -3,6 +3,7 @@
 use diesel::connection::SimpleConnection;
 
 use super::*;
+use crate::error::DatabaseError;
 use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::tests::Outbox;
 
@@ -231,6 +232,40 @@ fn a_claim_skips_what_another_one_has_locked() {
         Ok(())
     })
     .expect("committed");
+}
+
+/// G1: the claim is committed before it is known which of its messages were delivered before.
+#[test]
+fn a_claim_that_cannot_find_out_what_was_delivered_counts_as_one_without_an_answer() {
+    let outbox = Outbox::new();
+    let name = &outbox.name;
+    let (conn, other) = (&mut outbox.connect(), &mut outbox.connect());
+    let lease = outbox.lease(conn);
+    conn.batch_execute(&format!(
+        "SET lock_timeout = '100ms';
+         INSERT INTO {} (topic, payload, idempotency_key) VALUES ('topic', '1', 'key')",
+        name.outbox()
+    ))
+    .expect("enqueued");
+    other
+        .transaction::<_, Error, _>(|other| {
+            other.batch_execute(&format!("LOCK TABLE {}", name.ledger()))?;
+            let claimant = Claimant {
+                lease,
+                expired: &[],
+                max_attempts: 3,
+                bytes: usize::MAX,
+                runs: None,
+            };
+            let lanes = [lane("topic", 1)];
+            let claim = claim(conn, name, claimant, &lanes, 1);
+            let error = claim.expect_err("the ledger is locked");
+            assert!(DatabaseError::from(error).is_without_answer());
+            Ok(())
+        })
+        .expect("unlocked");
+    let held = outbox::table(name.outbox()).filter(outbox::locked_by.eq(lease.0));
+    assert_eq!(held.count().get_result(conn), Ok(1));
 }
 
 /// R34: statements use Diesel's query builder where it can express them. A file with SQL text says why.

@@ -14,7 +14,7 @@ use diesel::prelude::{
 };
 use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Binary, Nullable, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Nullable, Text, Timestamptz};
 
 use super::run::claim_behind;
 use super::{
@@ -120,14 +120,12 @@ pub(crate) fn deliver_and_claim_next(
     let rows: Vec<BothRow> = both.load(conn)?;
     let mut done = Vec::with_capacity(rows.len());
     let mut taken = Vec::with_capacity(rows.len());
-    for (sequence, row, at, digest, registrations, _) in rows {
+    for (sequence, row, at, registrations, _) in rows {
         done.extend(sequence);
-        taken.extend(
-            row.zip(at)
-                .map(|(row, at)| ((row, at, digest, registrations), TakenOver::No)),
-        );
+        let row = row.zip(at);
+        taken.extend(row.map(|(row, at)| ((row, at, registrations), TakenOver::No)));
     }
-    Ok((done, Batch::of(taken, before)))
+    Ok((done, Batch::of(conn, name, taken, before)?))
 }
 
 /// A settle that ends within WITH, and the claim that continues.
@@ -149,7 +147,6 @@ type BothRow = (
     Option<i64>,
     Option<LiveRow>,
     Option<PgTimestamp>,
-    Option<Vec<u8>>,
     Option<i64>,
     Option<i64>,
 );
@@ -176,7 +173,6 @@ impl<Claim> Query for Both<'_, Claim> {
         Nullable<BigInt>,
         Nullable<SqlTypeOf<<LiveRow as Selectable<Pg>>::SelectExpression>>,
         Nullable<Timestamptz>,
-        Nullable<Binary>,
         Nullable<BigInt>,
         Nullable<BigInt>,
     );

@@ -74,7 +74,7 @@ pub(super) fn claim_behind(
         }
     }
     let rows = take(conn, name, claimant.lease, &taken)?;
-    let mut more = Batch::of(rows, before);
+    let mut more = Batch::of(conn, name, rows, before)?;
     if !more.claimed.is_empty() {
         batch.registrations = more.registrations;
     }
