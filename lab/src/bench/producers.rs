@@ -1,5 +1,5 @@
 //! The cost of the outbox for clients that write to it: commits per second of many clients, with and without the
-//! table's triggers, and with a relay that is absent, asleep or busy.
+//! table's triggers, and with a relay that is absent, asleep or busy, alone or with others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -49,6 +49,17 @@ enum Presence {
     Asleep,
     /// Delivers a backlog.
     Busy,
+    /// Delivers what the clients write.
+    KeepsUp,
+}
+
+/// Three more relays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Others {
+    None,
+    /// They serve the same, and sleep in between.
+    Serve,
+    StandBy,
 }
 
 /// A measured situation, and the situation that it is compared with.
@@ -56,6 +67,7 @@ struct Situation {
     name: &'static str,
     has_triggers: bool,
     relay: Presence,
+    others: Others,
     compared_with: &'static str,
     commits: u64,
     seconds: f64,
@@ -67,17 +79,34 @@ impl Situation {
     fn all() -> Vec<Self> {
         let alone = "no_trigger";
         let busy = "relay_busy_no_trigger";
+        let keeps_up = "relay_keeps_up";
         [
-            (alone, false, Presence::Absent, alone),
-            ("relay_absent", true, Presence::Absent, alone),
-            ("relay_asleep", true, Presence::Asleep, alone),
-            (busy, false, Presence::Busy, busy),
-            ("relay_busy", true, Presence::Busy, busy),
+            (alone, false, Presence::Absent, Others::None, alone),
+            ("relay_absent", true, Presence::Absent, Others::None, alone),
+            ("relay_asleep", true, Presence::Asleep, Others::None, alone),
+            (busy, false, Presence::Busy, Others::None, busy),
+            ("relay_busy", true, Presence::Busy, Others::None, busy),
+            (
+                "relay_busy_three_stand_by",
+                true,
+                Presence::Busy,
+                Others::StandBy,
+                "relay_busy",
+            ),
+            (keeps_up, true, Presence::KeepsUp, Others::None, keeps_up),
+            (
+                "four_relays_keep_up",
+                true,
+                Presence::KeepsUp,
+                Others::Serve,
+                keeps_up,
+            ),
         ]
-        .map(|(name, has_triggers, relay, compared_with)| Self {
+        .map(|(name, has_triggers, relay, others, compared_with)| Self {
             name,
             has_triggers,
             relay,
+            others,
             compared_with,
             commits: 0,
             seconds: 0.0,
@@ -131,8 +160,19 @@ fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Res
     }
     let backlog = options
         .backlog
-        .unwrap_or(options.seconds * BACKLOG_PER_SECOND);
-    let mut relay = start_relay(situation.relay, backlog, ground)?;
+        .unwrap_or((options.seconds + ASLEEP_AFTER.as_secs()) * BACKLOG_PER_SECOND);
+    let stands_by = || ("OUTBOX_SINGLE_ACTIVE", "true".to_owned());
+    let more = (situation.others == Others::StandBy).then(stands_by);
+    let mut relay = start_relay(situation.relay, backlog, ground, more.clone())?;
+    let mut others = Vec::new();
+    while situation.others != Others::None && others.len() < 3 {
+        let mut other = RelayProcess::start_with(ground, more.clone())?;
+        other.begin()?;
+        others.push(other);
+    }
+    if !others.is_empty() {
+        ground.wait(ASLEEP_AFTER)?;
+    }
     let delivered = |relay: &mut Option<RelayProcess>| match relay {
         Some(relay) => Ok(relay.done()?.delivered),
         None => anyhow::Ok(0),
@@ -147,6 +187,9 @@ fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Res
     situation.commits += commits;
     situation.seconds += seconds;
     situation.delivered += after - before;
+    for other in &mut others {
+        situation.delivered += other.done()?.delivered;
+    }
     Ok(())
 }
 
@@ -154,16 +197,18 @@ fn start_relay(
     presence: Presence,
     backlog: u64,
     ground: &mut Ground,
+    more: Option<(&'static str, String)>,
 ) -> Result<Option<RelayProcess>> {
     match presence {
         Presence::Absent => {
             ground.quiet()?;
             Ok(None)
         }
-        Presence::Asleep => {
-            let table = ground.config.table.clone();
-            let why = "benchmark";
-            admin::pause(&mut ground.conn, &table, Pausable::Topic, TOPIC, why, None)?;
+        Presence::Asleep | Presence::KeepsUp => {
+            if presence == Presence::Asleep {
+                let (table, why) = (ground.config.table.clone(), "benchmark");
+                admin::pause(&mut ground.conn, &table, Pausable::Topic, TOPIC, why, None)?;
+            }
             ground.quiet()?;
             let mut relay = RelayProcess::start(ground)?;
             relay.begin()?;
@@ -173,7 +218,7 @@ fn start_relay(
         Presence::Busy => {
             ground.fill(&Fill::plain(backlog))?;
             ground.quiet()?;
-            let mut relay = RelayProcess::start(ground)?;
+            let mut relay = RelayProcess::start_with(ground, more)?;
             relay.begin()?;
             let mut patience = Patience::new();
             loop {
