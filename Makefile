@@ -57,6 +57,7 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 	scripts/install-receivers
 	scripts/install-browser
 	@scripts/install-locked python tests/prometheus/requirements.txt prometheus/venv >/dev/null
+	@scripts/install-locked python tests/openapi/requirements.txt openapi/venv >/dev/null
 	@command -v prometheus >/dev/null || scripts/install-package prometheus
 	@command -v openssl >/dev/null || scripts/install-package openssl
 	@command -v psql >/dev/null || scripts/install-package psql

@@ -39,7 +39,7 @@ pub(crate) struct Guest {
     /// Whether there is a session to log out of.
     pub(crate) has_session: bool,
     /// A script with a bearer token: browsers never add that header on their own, so requests cannot be forged.
-    is_script: bool,
+    pub(crate) is_script: bool,
 }
 
 /// The access rules and their state.
@@ -165,8 +165,8 @@ impl Access {
             }
             return Ok(self.admit("local", peer, self.own_rights(), "local"));
         }
-        if let Some(given) = request.header("authorization") {
-            return self.bearer(peer, given);
+        if request.header("authorization").is_some() {
+            return self.bearer(request);
         }
         let session = request.cookie(&self.cookie()).unwrap_or_default();
         match self.session(session) {
@@ -187,22 +187,18 @@ impl Access {
     }
 
     /// Checks a request to an endpoint for scripts. The error says what is missing and never redirects.
-    pub(crate) fn script(&self, request: &Request) -> Result<(), Response> {
+    pub(crate) fn script(&self, request: &Request) -> Result<Guest, Response> {
         let session = request.cookie(&self.cookie()).unwrap_or_default();
         let is_known = request.visitor.identity.is_some() || self.admin.token.is_none();
         if is_known || self.session(session).is_some() {
-            return self.guest(request).map(drop);
+            return self.guest(request);
         }
-        let given = request.header("authorization").unwrap_or_default();
-        self.bearer(request.visitor.peer, given).map(drop)
+        self.bearer(request)
     }
 
-    fn bearer(&self, peer: IpAddr, given: &str) -> Result<Guest, Response> {
-        let token = given
-            .split_once(' ')
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        let token = token.map_or("", |(_, token)| token.trim());
-        self.check_token(peer, token)?;
+    fn bearer(&self, request: &Request) -> Result<Guest, Response> {
+        let peer = request.visitor.peer;
+        self.check_token(peer, request.bearer().unwrap_or_default())?;
         Ok(Guest {
             is_script: true,
             ..self.admit("token", peer, self.own_rights(), "token")
@@ -299,8 +295,14 @@ impl Access {
         )
     }
 
-    /// Checks that the guest may change something and that this change comes from a page of this server.
-    pub(crate) fn check_change(&self, request: &Request, guest: &Guest) -> Result<(), Response> {
+    /// Checks that the guest may change something and that this change comes from a page of this server, with the token
+    /// of its forms.
+    pub(crate) fn check_change(
+        &self,
+        request: &Request,
+        guest: &Guest,
+        form_token: &str,
+    ) -> Result<(), Response> {
         if !guest.rights.act {
             return Err(forbidden(match self.admin.read_only {
                 true => "changes are disabled: OUTBOX_ADMIN_READ_ONLY is set\n",
@@ -309,12 +311,7 @@ impl Access {
         }
         if !guest.is_script {
             self.check_origin(request)?;
-            let given = request
-                .form()
-                .get("form_token")
-                .unwrap_or_default()
-                .to_owned();
-            if !self.key.is_same(&given, &guest.form_token) {
+            if !self.key.is_same(form_token, &guest.form_token) {
                 return Err(forbidden(
                     "this form has expired or belongs to another session: reload the page and try again\n",
                 ));

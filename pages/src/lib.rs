@@ -22,6 +22,7 @@
 //! ```
 
 mod access;
+mod api;
 mod base;
 mod database;
 mod health;
@@ -304,6 +305,9 @@ impl Site {
         match request.path.as_str() {
             "/livez" => return Ok(health::alive(self, self.words(request))),
             "/readyz" => return Ok(health::ready(self, self.words(request))),
+            _ if let Some(path) = api::path(request) => {
+                return Ok(pages::api::answer(self, request, path));
+            }
             _ => self.access.check_host(request)?,
         }
         let is_known = request.visitor.identity.is_some();
@@ -328,7 +332,9 @@ impl Site {
                     let cookie = self.access.log_out(request);
                     return Ok(Response::see_other("/login").with_header(SET_COOKIE, &cookie));
                 }
-                self.access.check_change(request, &guest)?;
+                let form = request.form();
+                let form_token = form.get("form_token").unwrap_or_default();
+                self.access.check_change(request, &guest, form_token)?;
                 Ok(pages::change(self, &guest, request))
             }
             _ => {

@@ -2,6 +2,7 @@
 //!
 //! `maud` escapes every value; no page bypasses it.
 
+pub(crate) mod api;
 mod audit;
 mod bulk;
 pub(crate) mod content;
@@ -21,6 +22,7 @@ pub(crate) mod table;
 mod timeline;
 pub(crate) mod words;
 
+use diesel_outbox::destinations::DestinationError;
 use http::StatusCode;
 use maud::{Markup, html};
 
@@ -31,6 +33,52 @@ use super::{Guest, Site};
 use crate::{Request, Response};
 
 pub(super) use self::dead::{Asked, DeadList};
+
+/// Why an operator does not get what was asked for.
+pub(crate) enum Refusal {
+    /// There is no such thing.
+    Missing(String),
+    /// There is already such a thing.
+    Taken(String),
+    /// What the operator must mend.
+    Invalid(String),
+    /// The same for a destination.
+    Destination(DestinationError),
+    /// The database failed.
+    Away(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Refusal {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Away(error)
+    }
+}
+
+impl Refusal {
+    fn page(&self, site: &Site, guest: &Guest, request: &Request) -> Response {
+        match self {
+            Self::Missing(words) => missing(site, guest, request, words, &html! {}),
+            Self::Taken(words) | Self::Invalid(words) => bad_request(site, guest, request, words),
+            Self::Destination(error) => bad_request(site, guest, request, &format!("{error}.")),
+            Self::Away(error) => database_away(site, guest, request, &format!("{error:#}")),
+        }
+    }
+}
+
+fn as_limit(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
+}
+
+/// Cuts rows, of which one more than the limit was read, to a page. Returns the place after which the next one begins.
+pub(crate) fn next_page<T>(
+    rows: &mut Vec<T>,
+    limit: usize,
+    place: impl Fn(&T) -> String,
+) -> Option<String> {
+    let has_more = rows.len() > limit;
+    rows.truncate(limit);
+    rows.last().filter(|_| has_more).map(place)
+}
 
 /// The tenant in a form field, if given. The error is a message for the guest.
 fn tenant(text: &str) -> Result<Option<uuid::Uuid>, String> {

@@ -2,6 +2,7 @@
 //!
 //! Each page is a row of [`ROUTES`], with the parameters that it reads and the right that it needs.
 
+mod api;
 mod deliveries;
 mod endpoints;
 mod own;
@@ -32,6 +33,7 @@ use crate::pages;
 use crate::pages::layout::{Head, document, mark};
 use crate::request::{Form, Request};
 use crate::response::Response;
+use crate::visitor::Needs;
 use crate::{Pages, PagesError, Rights, Visitor};
 
 /// Connections for reads, and as many for changes: a slow search of one customer delays no other.
@@ -208,9 +210,24 @@ impl Portal {
 
     /// A [link](Self::link) with these rights.
     pub fn link_with(&self, tenant: Uuid, valid_for: Duration, rights: Rights) -> String {
-        let until = unix_seconds().saturating_add(valid_for.as_secs());
-        let token = session::link(&self.key, tenant, until, rights);
+        let token = self.token(tenant, valid_for, rights);
         format!("{}/open?token={token}", self.base)
+    }
+
+    /// A token for the programs of this tenant, which send it as `Authorization: Bearer` to `api/v1`. It is that of a
+    /// [link](Self::link_with).
+    ///
+    /// ```no_run
+    /// # use diesel_outbox_pages::{Portal, Rights};
+    /// # use std::time::Duration;
+    /// # fn token(portal: Portal, tenant: uuid::Uuid) -> String {
+    /// let year = Duration::from_secs(365 * 24 * 3600);
+    /// portal.token(tenant, year, Rights::all())
+    /// # }
+    /// ```
+    pub fn token(&self, tenant: Uuid, valid_for: Duration, rights: Rights) -> String {
+        let until = unix_seconds().saturating_add(valid_for.as_secs());
+        session::link(&self.key, tenant, until, rights)
     }
 
     /// The response to a request of this visitor. May take as long as the database, or as the endpoint that a customer
@@ -244,6 +261,9 @@ impl Portal {
             }
             ("/assets/icon.svg", _) if is_read => return pages::icon(),
             ("/open", _) if is_read => return self.open(request, words),
+            _ if let Some(path) = crate::api::path(request) => {
+                return api::answer(self, request, path);
+            }
             _ => {}
         }
         let session = match self.session(request) {
@@ -275,13 +295,17 @@ impl Portal {
             },
         };
         let answered = asked.check().and_then(|()| (route.answer)(&asked));
-        answered.unwrap_or_else(|refusal| asked.refused(refusal))
+        answered.unwrap_or_else(|refusal| asked.refused(&refusal))
     }
 
-    /// The session of the visitor: from the application's login, or from a link that the visitor has opened.
+    /// The session of the visitor: from the application's login, from a bearer token, or from a link that the visitor
+    /// has opened.
     fn session(&self, request: &Request) -> Result<Session, Unopened> {
         if let Some(identity) = &request.visitor.identity {
             return Session::of_identity(&self.key, identity);
+        }
+        if let Some(token) = request.bearer() {
+            return Session::of_token(&self.key, token, unix_seconds());
         }
         let cookie = request.cookie(&self.cookie()).unwrap_or_default();
         Session::of_cookie(&self.key, cookie, unix_seconds())
@@ -371,14 +395,6 @@ impl Portal {
 enum Kind {
     Page,
     Form,
-}
-
-/// What a visitor needs for a route.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Needs {
-    Look,
-    Act,
-    Secrets,
 }
 
 /// One page, or one act.
@@ -477,17 +493,47 @@ enum Refusal {
     NotFound,
     NotAllowed,
     FormExpired,
-    /// What the visitor must do, in words.
-    Invalid(&'static str),
+    /// What the visitor must do, in the words of any language.
+    Invalid(fn(&Words) -> &'static str),
     /// An error with words for customers.
     Error(DestinationError),
     /// The database failed. Only the log says why.
     Unavailable(anyhow::Error),
 }
 
+impl Refusal {
+    /// The status, and what to do. Nothing that only operators may know. `path`: for the log.
+    fn words(&self, words: &Words, path: &str) -> (StatusCode, Cow<'static, str>) {
+        const INVALID: StatusCode = StatusCode::UNPROCESSABLE_ENTITY;
+        match self {
+            Self::NotFound => (StatusCode::NOT_FOUND, words.not_found_hint.into()),
+            Self::NotAllowed => (StatusCode::FORBIDDEN, words.not_allowed.into()),
+            Self::FormExpired => (StatusCode::FORBIDDEN, words.form_expired.into()),
+            Self::Invalid(hint) => (INVALID, hint(words).into()),
+            Self::Error(DestinationError::TooMany(_)) => (INVALID, words.too_many.into()),
+            Self::Error(error) => (INVALID, error.public_error().into()),
+            Self::Unavailable(error) => {
+                log::warn!(event = "portal_failed", path = path, error:% = format!("{error:#}"); "the portal cannot answer {path}: {error:#}");
+                (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    words.unavailable_hint.into(),
+                )
+            }
+        }
+    }
+}
+
 /// The page of an endpoint.
 fn endpoint_page(name: &str) -> String {
     pages::link("/endpoint", &[("name", name)])
+}
+
+/// A time, in UTC: as a browser sends it, or RFC 3339.
+fn time(text: &str) -> Result<SystemTime, Refusal> {
+    let with_seconds = format!("{text}:00");
+    let mut forms = [text, &with_seconds].into_iter();
+    let time = forms.find_map(|text| humantime::parse_rfc3339_weak(text).ok());
+    time.ok_or(Refusal::Invalid(|words| words.invalid_time))
 }
 
 /// A time in seconds.
@@ -506,6 +552,18 @@ struct Asked<'a> {
     form: &'a Form,
 }
 
+impl Session {
+    /// Checks that a page of this session has sent the request, with the token of its forms.
+    fn check_form(&self, portal: &Portal, request: &Request, given: &str) -> Result<(), Refusal> {
+        let site = request.header("sec-fetch-site");
+        let is_cross_site = site.is_some_and(|site| site != "same-origin");
+        match portal.key.is_same(given, &self.form_token) && !is_cross_site {
+            true => Ok(()),
+            false => Err(Refusal::FormExpired),
+        }
+    }
+}
+
 impl Asked<'_> {
     fn own(&self) -> Own<'_> {
         Own::of(self.portal, self.session)
@@ -515,35 +573,20 @@ impl Asked<'_> {
         self.session.rights
     }
 
-    /// Whether the answers of endpoints are shown: without the rule of public addresses, an internal server may have
-    /// answered.
     fn shows_responses(&self) -> bool {
-        self.may().payloads && self.portal.config.registered_public_only
+        self.own().shows_responses()
     }
 
     /// Checks the visitor's right, and that a form comes from a page of the visitor's.
     fn check(&self) -> Result<(), Refusal> {
-        let may = self.may();
-        let is_allowed = match self.route.needs {
-            Needs::Look => true,
-            Needs::Act => may.act,
-            Needs::Secrets => may.act && may.secrets,
-        };
-        if !is_allowed {
+        if !self.may().meet(self.route.needs) {
             return Err(Refusal::NotAllowed);
         }
         let given = self.form.get("form_token").unwrap_or_default();
-        let is_of_page = self.portal.key.is_same(given, &self.session.form_token);
-        match self.route.kind == Kind::Page || (is_of_page && !self.is_cross_site()) {
-            true => Ok(()),
-            false => Err(Refusal::FormExpired),
+        match self.route.kind {
+            Kind::Page => Ok(()),
+            Kind::Form => self.session.check_form(self.portal, self.request, given),
         }
-    }
-
-    /// Whether the browser says that another site has sent the request.
-    fn is_cross_site(&self) -> bool {
-        let site = self.request.header("sec-fetch-site");
-        site.is_some_and(|site| site != "same-origin")
     }
 
     /// The value of a parameter; empty: none was given.
@@ -560,18 +603,6 @@ impl Asked<'_> {
     fn all<'b>(&'b self, name: &'b str) -> impl Iterator<Item = &'b str> {
         debug_assert!(self.route.takes.contains(&name), "{name} is not declared");
         self.form.all(name)
-    }
-
-    /// A time, in UTC: as a browser sends it, or RFC 3339.
-    fn time(&self, name: &str) -> Result<Option<SystemTime>, Refusal> {
-        let Some(text) = self.given(name) else {
-            return Ok(None);
-        };
-        let with_seconds = format!("{text}:00");
-        let mut forms = [text, &with_seconds].into_iter();
-        let time = forms.find_map(|text| humantime::parse_rfc3339_weak(text).ok());
-        time.map(Some)
-            .ok_or(Refusal::Invalid(self.words.invalid_time))
     }
 
     /// The message id.
@@ -611,25 +642,9 @@ impl Asked<'_> {
         })
     }
 
-    fn refused(&self, refusal: Refusal) -> Response {
-        const INVALID: StatusCode = StatusCode::UNPROCESSABLE_ENTITY;
+    fn refused(&self, refusal: &Refusal) -> Response {
         let words = self.words;
-        let (status, hint): (_, Cow<'static, str>) = match refusal {
-            Refusal::NotFound => (StatusCode::NOT_FOUND, words.not_found_hint.into()),
-            Refusal::NotAllowed => (StatusCode::FORBIDDEN, words.not_allowed.into()),
-            Refusal::FormExpired => (StatusCode::FORBIDDEN, words.form_expired.into()),
-            Refusal::Invalid(hint) => (INVALID, hint.into()),
-            Refusal::Error(DestinationError::TooMany(_)) => (INVALID, words.too_many.into()),
-            Refusal::Error(error) => (INVALID, error.public_error().into()),
-            Refusal::Unavailable(error) => {
-                let path = self.request.path.as_str();
-                log::warn!(event = "portal_failed", path = path, error:% = format!("{error:#}"); "the portal cannot answer {path}: {error:#}");
-                (
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    words.unavailable_hint.into(),
-                )
-            }
-        };
+        let (status, hint) = refusal.words(words, &self.request.path);
         let title = match status {
             StatusCode::NOT_FOUND => words.not_found,
             StatusCode::SERVICE_UNAVAILABLE => words.unavailable,

@@ -44,6 +44,10 @@ impl Form {
             .map(|(_, value)| value.as_str())
     }
 
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| name.as_str())
+    }
+
     /// All values of this name.
     pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let of_name = self.0.iter().filter(move |(given, _)| given == name);
@@ -87,6 +91,23 @@ impl Request {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let (_, value) = self.headers.iter().find(|(given, _)| given == name)?;
         Some(value.trim())
+    }
+
+    pub(crate) fn body(&self) -> &[u8] {
+        &self.body
+    }
+
+    /// Whether no page in a browser has sent the request: browsers add neither a bearer token on their own, nor leave out
+    /// the origin of a request that changes something.
+    pub(crate) fn is_of_program(&self) -> bool {
+        let marks = ["cookie", "origin", "sec-fetch-site"];
+        self.bearer().is_some() || marks.iter().all(|name| self.header(name).is_none())
+    }
+
+    /// The token of `Authorization: Bearer`.
+    pub(crate) fn bearer(&self) -> Option<&str> {
+        let (scheme, token) = self.header("authorization")?.split_once(' ')?;
+        (scheme.eq_ignore_ascii_case("bearer")).then_some(token.trim())
     }
 
     /// The submitted form.

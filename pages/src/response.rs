@@ -54,6 +54,10 @@ impl Response {
         Self::new(StatusCode::OK, kind, body)
     }
 
+    pub(crate) fn json(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Self {
+        Self::new(status, kind, body)
+    }
+
     /// Metrics in the text format of Prometheus.
     pub(crate) fn metrics(body: String) -> Self {
         Self::new(

@@ -91,7 +91,23 @@ pub struct Rights {
     pub secrets: bool,
 }
 
+/// The right that a page or an act needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    Look,
+    Act,
+    Secrets,
+}
+
 impl Rights {
+    pub(crate) fn meet(self, needs: Needs) -> bool {
+        match needs {
+            Needs::Look => true,
+            Needs::Act => self.act,
+            Needs::Secrets => self.act && self.secrets,
+        }
+    }
+
     /// To look, without payloads and secrets.
     pub fn look() -> Self {
         Self {

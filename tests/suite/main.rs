@@ -12,6 +12,7 @@ mod acceptance;
 mod admin_access;
 mod admin_pages;
 mod admin_requests;
+mod api;
 mod auth;
 mod bulk;
 mod bulkheads;

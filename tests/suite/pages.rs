@@ -286,7 +286,7 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
     let again = act(ann, "/destination/put", &new);
     assert_eq!(again.status(), StatusCode::BAD_REQUEST);
     let unknown = act(ann, "/destination/put", "name=b&is=known&topics=*");
-    assert_eq!(unknown.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(unknown.status(), StatusCode::NOT_FOUND);
 
     let change = "name=acme&is=known&url=&topics=order.*%0Amember.*&verification=challenge";
     let changed = act(ann, "/destination/put", change);

@@ -7,7 +7,7 @@ use diesel_outbox::config::Config;
 use diesel_outbox::receive::{Headers, Verifier};
 use diesel_outbox_pages::{Language, Pages, PagesError, Portal, Rights, Visitor, portal_routes};
 use http::{Method, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::support::{Database, Receiver, Request, end, eventually};
@@ -90,7 +90,9 @@ impl<'a> Browser<'a> {
     fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)], form: &str) -> Seen {
         let mut request = http::Request::builder().method(method).uri(path);
         let cookie = ("cookie", self.cookie.as_str());
-        for (name, value) in headers.iter().chain([&("host", "shop.example"), &cookie]) {
+        let own = [("host", "shop.example"), cookie];
+        let headers = headers.iter().chain(&own);
+        for (name, value) in headers.filter(|(_, value)| !value.is_empty()) {
             request = request.header(*name, *value);
         }
         let request = request.body(form.as_bytes().to_vec()).expect("a request");
@@ -258,7 +260,91 @@ fn a_customer_does_everything_with_an_endpoint() {
     }
 }
 
-/// R60: over every route, with each parameter.
+/// A route that a tenant tries: its path may have `{name}`.
+struct Door {
+    method: Method,
+    path: String,
+    /// Parameters, fields, and what stands in the path.
+    takes: Vec<String>,
+    is_json: bool,
+}
+
+impl Door {
+    /// Every page, every act, and every route of the JSON interface, as the portal lists them.
+    fn all(spy: &Browser<'_>) -> Vec<Self> {
+        let pages = portal_routes().map(|(method, path, takes)| Self {
+            method,
+            path: path.to_owned(),
+            takes: takes.iter().map(|name| (*name).to_owned()).collect(),
+            is_json: false,
+        });
+        let document: Value =
+            serde_json::from_str(&spy.get("/api/v1/openapi.json").ok()).expect("JSON");
+        let mut all: Vec<Self> = pages.collect();
+        for (path, operations) in document["paths"].as_object().expect("paths") {
+            for (method, operation) in operations.as_object().expect("operations") {
+                let parameters = operation["parameters"].as_array().expect("a list");
+                let names = parameters
+                    .iter()
+                    .map(|one| one["name"].as_str().expect("a name").to_owned());
+                let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+                let body = body["$ref"]
+                    .as_str()
+                    .and_then(|to| document.pointer(&to[1..]));
+                let fields = body.and_then(|body| body["properties"].as_object());
+                let fields = fields.into_iter().flat_map(|fields| fields.keys().cloned());
+                all.push(Self {
+                    method: method.to_uppercase().parse().expect("a method"),
+                    path: format!("/api/v1{path}"),
+                    takes: names.chain(fields).collect(),
+                    is_json: true,
+                });
+            }
+        }
+        // An endpoint that is registered again has no deliveries of the old one.
+        all.sort_by_key(|door| door.method == Method::DELETE || door.path == "/endpoint/remove");
+        assert!(
+            all.len() > portal_routes().count() + 15,
+            "JSON has routes, too"
+        );
+        all
+    }
+
+    /// Sends these values, wherever the route takes them.
+    fn ask(&self, spy: &Browser<'_>, values: &[(&str, &str)]) -> Seen {
+        let mut path = self.path.clone();
+        let mut rest = Vec::new();
+        for (name, value) in values {
+            let there = format!("{{{name}}}");
+            let segment = encoded(&[("", *value)]).split_off(1).replace('+', "%20");
+            match path.contains(&there) {
+                true => path = path.replace(&there, &segment),
+                false => rest.push((*name, *value)),
+            }
+        }
+        if self.method == Method::GET || !self.is_json {
+            let both = encoded(&rest);
+            return spy.ask(self.method.clone(), &format!("{path}?{both}"), &[], &both);
+        }
+        let field = |(name, value): &(&str, &str)| {
+            let value = match *name {
+                "topics" => json!([value]),
+                "missing" | "dry_run" if *value == "yes" => json!(true),
+                _ => json!(value),
+            };
+            ((*name).to_owned(), value)
+        };
+        let body = Value::Object(rest.iter().map(field).collect()).to_string();
+        spy.ask(
+            self.method.clone(),
+            &path,
+            &[("content-type", "application/json")],
+            &body,
+        )
+    }
+}
+
+/// R60: over every route of pages and JSON, with each parameter.
 #[test]
 fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
     let (database, acme, globex) = two();
@@ -277,15 +363,17 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
         "acme.event",
     ];
     let of_acme = [acme.word, &id, &delivered, &dead, &secret];
-    let own_id = globex.dead.to_string();
+    let [own_dead, own_delivered] = [globex.dead, globex.delivered].map(|id| id.to_string());
     let url = globex.receiver.url();
-    let own = |parameter: &str| match parameter {
+    let own = |parameter: &str, is_json: bool| match parameter {
         "name" => globex.endpoint.clone(),
-        "id" => own_id.clone(),
+        // The dead letter waits again after its page has sent it.
+        "id" if is_json => own_delivered.clone(),
+        "id" => own_dead.clone(),
         "url" => url.clone(),
-        "topic" => "order.paid".to_owned(),
+        "topic" | "topics" => "order.paid".to_owned(),
         "since" => "2000-01-01T00:00".to_owned(),
-        "missing" | "sure" => "yes".to_owned(),
+        "missing" | "sure" | "dry_run" => "yes".to_owned(),
         _ => String::new(),
     };
     let before = rows_of(&database, &acme);
@@ -295,23 +383,22 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
         let portal = portal(&config);
         let spy = Browser::of(&portal, &globex, Rights::all());
         let token = spy.get("/endpoints/new").form_token();
-        for (method, path, takes) in portal_routes() {
+        for door in Door::all(&spy) {
+            let (path, takes) = (&door.path, &door.takes);
             let send = |values: &[(&str, String)]| {
                 // As it was, whatever the last request did to it.
                 let others =
                     "DELETE FROM {o}_destination WHERE name NOT IN ('acme-hook', 'globex-hook')";
                 database.execute(others);
                 globex.put(&database);
-                let extra = ["tenant", "tenant_id", "destination", "registration"];
-                let extra = extra.map(|name| (name, id.as_str()));
                 let pairs = values.iter().map(|(name, value)| (*name, value.as_str()));
-                let mut pairs: Vec<(&str, &str)> = pairs.chain(extra).collect();
-                pairs.push(("form_token", &token));
-                let both = encoded(&pairs);
-                let seen = match method {
-                    Method::GET => spy.get(&format!("{path}?{both}")),
-                    _ => spy.ask(Method::POST, &format!("{path}?{both}"), &[], &both),
-                };
+                let mut pairs: Vec<(&str, &str)> = pairs.collect();
+                if !door.is_json {
+                    let extra = ["tenant", "tenant_id", "destination", "registration"];
+                    pairs.extend(extra.map(|name| (name, id.as_str())));
+                    pairs.push(("form_token", &token));
+                }
+                let seen = door.ask(&spy, &pairs);
                 // What the request itself says is no news.
                 let mut text = format!("{} {} {}", seen.location, seen.cookie, seen.text);
                 for (_, value) in values {
@@ -327,10 +414,12 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
                 assert_eq!(rows_of(&database, &acme), before, "{path} {values:?}");
                 seen
             };
-            let all_own: Vec<(&str, String)> =
-                takes.iter().map(|name| (*name, own(name))).collect();
+            let all_own: Vec<(&str, String)> = takes
+                .iter()
+                .map(|name| (name.as_str(), own(name, door.is_json)))
+                .collect();
             let seen = send(&all_own);
-            if !config.registered_public_only && path != "/endpoint/verify" {
+            if !config.registered_public_only && !path.ends_with("/verify") {
                 let is_done = seen.status.is_success() || seen.status.is_redirection();
                 assert!(is_done, "{path} works for the own: {}", seen.text);
             }
@@ -338,14 +427,14 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
                 send(
                     &takes
                         .iter()
-                        .map(|name| (*name, value.to_owned()))
+                        .map(|name| (name.as_str(), value.to_owned()))
                         .collect::<Vec<_>>(),
                 );
                 for (n, name) in takes.iter().enumerate() {
                     let mut values = all_own.clone();
                     values[n].1 = value.to_owned();
                     let seen = send(&values);
-                    if *name == "name" && value == acme.endpoint {
+                    if name == "name" && *value == acme.endpoint {
                         assert_eq!(seen.status, StatusCode::NOT_FOUND, "{path}: {}", seen.text);
                     }
                 }

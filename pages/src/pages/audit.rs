@@ -1,6 +1,6 @@
 //! What operators have done.
 
-use diesel_outbox::program;
+use diesel_outbox::program::{self, OperatorAct};
 use http::StatusCode;
 use maud::html;
 
@@ -9,7 +9,7 @@ use super::{database_away, plain, words};
 use crate::{Guest, Request, Response, Site};
 
 /// Acts on the page.
-const MOST: i64 = 200;
+pub(super) const MOST: i64 = 200;
 
 const COLUMNS: [Column; 5] = [
     Column("When", Kind::Short),
@@ -19,12 +19,15 @@ const COLUMNS: [Column; 5] = [
     Column("Why", Kind::Text),
 ];
 
+/// The latest acts that a text finds.
+pub(super) fn search(site: &Site, q: &str, limit: i64) -> anyhow::Result<Vec<OperatorAct>> {
+    site.searches
+        .run(|conn, outbox| program::acts(conn, outbox, q, limit))
+}
+
 pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let q = request.query.get("q").unwrap_or_default().trim();
-    let found = site
-        .searches
-        .run(|conn, outbox| program::acts(conn, outbox, q, MOST));
-    let acts = match found {
+    let acts = match search(site, q, MOST) {
         Ok(acts) => acts,
         Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };

@@ -3,17 +3,15 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use diesel::PgConnection;
 use diesel_outbox::admin::{self, Bulk, Bulked, Note, WaitingFilter};
-use diesel_outbox::destinations::{DestinationError, Recover};
-use diesel_outbox::{DatabaseError, OutboxName};
+use diesel_outbox::destinations::Recover;
 use http::StatusCode;
 use maud::html;
 
 use super::layout::token;
 use super::messages::waiting::Asked;
-use super::registered::with;
-use super::{bad_request, database_away, link, plain, words};
+use super::registered::on;
+use super::{Refusal, bad_request, link, plain, words};
 use crate::request::Form;
 use crate::{AUDIT, Guest, Request, Response, Site};
 
@@ -21,31 +19,31 @@ use crate::{AUDIT, Guest, Request, Response, Site};
 const LONGEST: Duration = Duration::from_secs(8);
 
 /// A requested change of many messages.
-enum Order<'a> {
+pub(super) enum Order<'a> {
     Retry(WaitingFilter),
     Cancel(WaitingFilter),
     Recover(&'a str, SystemTime, Recover),
     Backfill(&'a str, SystemTime),
 }
 
-/// What a change has done. The inner error is for the guest.
-type Done = Result<Result<Option<Bulked>, DestinationError>, DatabaseError>;
-
 impl<'a> Order<'a> {
     fn of(path: &str, form: &'a Form) -> Result<Self, String> {
         let name = form.get("name").unwrap_or_default();
+        let since = form.get("since").unwrap_or_default();
         match path {
             "/messages/retry" => Asked::of(form).filter().map(Self::Retry),
             "/messages/cancel" => Asked::of(form).filter().map(Self::Cancel),
-            "/destination/backfill" => Ok(Self::Backfill(name, since(form)?)),
-            _ => {
-                let what = match form.get("missing") {
-                    Some(_) => Recover::AndMissed,
-                    None => Recover::DeadLetters,
-                };
-                Ok(Self::Recover(name, since(form)?, what))
-            }
+            "/destination/backfill" => Ok(Self::Backfill(name, time(since)?)),
+            _ => Self::recover(name, since, form.get("missing").is_some()),
         }
+    }
+
+    pub(super) fn recover(name: &'a str, since: &str, missing: bool) -> Result<Self, String> {
+        let what = match missing {
+            true => Recover::AndMissed,
+            false => Recover::DeadLetters,
+        };
+        Ok(Self::Recover(name, time(since)?, what))
     }
 
     /// The question, with the counted messages, and the word for what was done.
@@ -71,30 +69,46 @@ impl<'a> Order<'a> {
         }
     }
 
-    fn run(
+    /// Changes the messages, or only counts them. `None`: there is no such destination.
+    pub(super) fn run(
         &self,
         site: &Site,
-        conn: &mut PgConnection,
-        outbox: &OutboxName,
-        bulk: Bulk<'_>,
-    ) -> Done {
-        let all = |done: Bulked| Ok(Some(done));
-        match self {
-            Self::Retry(filter) => admin::retry_all(conn, outbox, filter, bulk).map(all),
-            Self::Cancel(filter) => admin::cancel_all(conn, outbox, filter, bulk).map(all),
-            Self::Recover(name, since, what) => with(site, outbox, |to| {
-                to.recover(conn, name, *since, *what, bulk)
-            }),
-            Self::Backfill(name, since) => {
-                with(site, outbox, |to| to.backfill(conn, name, *since, bulk))
-            }
+        guest: &Guest,
+        why: &str,
+        dry_run: bool,
+    ) -> Result<Option<Bulked>, Refusal> {
+        let note = Note::new(&guest.who, why);
+        let began = Instant::now();
+        let done = on(site, &site.changes, |conn, outbox, to| {
+            let bulk = Bulk::new(&note);
+            let bulk = match dry_run {
+                true => bulk.dry_run(),
+                false => bulk.progress(|_| began.elapsed() < LONGEST),
+            };
+            Ok(match self {
+                Self::Retry(filter) => admin::retry_all(conn, outbox, filter, bulk).map(Some),
+                Self::Cancel(filter) => admin::cancel_all(conn, outbox, filter, bulk).map(Some),
+                Self::Recover(name, since, what) => {
+                    return to.recover(conn, name, *since, *what, bulk).map(Ok);
+                }
+                Self::Backfill(name, since) => {
+                    return to.backfill(conn, name, *since, bulk).map(Ok);
+                }
+            })
+        })?;
+        let done = done.map_err(|error| Refusal::Away(error.into()))?;
+        if let Some(done) = done.as_ref().filter(|_| !dry_run) {
+            site.forget();
+            let (_, what) = self.words("");
+            log::info!(target: AUDIT, event = "admin_many", who = guest.who, peer:% = guest.peer, what = what, count = done.changed, why:% = note; "{:?} changed many messages on the admin page ({what}): {}", guest.who, done.changed);
         }
+        Ok(done)
     }
 }
 
-/// The time in a form: a duration as the time that long ago, or RFC 3339.
-fn since(form: &Form) -> Result<SystemTime, String> {
-    let text = form.get("since").unwrap_or_default().trim();
+/// A duration as the time that long ago, or RFC 3339.
+pub(super) fn time(text: &str) -> Result<SystemTime, String> {
+    let text = text.trim();
     let ago = humantime::parse_duration(text).ok();
     let before = ago.and_then(|ago| SystemTime::now().checked_sub(ago));
     let time = before.or_else(|| humantime::parse_rfc3339_weak(text).ok());
@@ -107,38 +121,27 @@ pub(super) fn answer(site: &Site, guest: &Guest, request: &Request) -> Response 
         Ok(order) => order,
         Err(error) => return bad_request(site, guest, request, &error),
     };
-    let note = Note::new(&guest.who, form.get("reason").unwrap_or_default());
-    let began = Instant::now();
     let is_sure = form.get("sure").is_some();
-    let done = site.changes.run(|conn, outbox| {
-        let bulk = Bulk::new(&note);
-        let bulk = match is_sure {
-            true => bulk.progress(|_| began.elapsed() < LONGEST),
-            false => bulk.dry_run(),
-        };
-        order.run(site, conn, outbox, bulk)
-    });
+    let why = form.get("reason").unwrap_or_default();
+    let done = order.run(site, guest, why, !is_sure);
     let (path, back) = order.back(&form);
     let back: Vec<(&str, &str)> = back
         .iter()
         .map(|(name, value)| (*name, value.as_str()))
         .collect();
     let done = match done {
-        Ok(Ok(Some(done))) => done,
-        Ok(Ok(None)) => {
+        Ok(Some(done)) => done,
+        Ok(None) => {
             let nowhere = [back.as_slice(), &[("done", "no_destination")]].concat();
             return Response::see_other(&link(path, &nowhere));
         }
-        Ok(Err(error)) => return bad_request(site, guest, request, &format!("{error}.")),
-        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
+        Err(refusal) => return refusal.page(site, guest, request),
     };
     if !is_sure {
         return question(site, guest, request, &order, &done, &link(path, &back));
     }
-    site.forget();
     let (_, became) = order.words("");
     let count = done.changed.to_string();
-    log::info!(target: AUDIT, event = "admin_many", who = guest.who, peer:% = guest.peer, what = request.path, count = done.changed, why:% = note; "{:?} changed many messages on the admin page ({}): {count}", guest.who, request.path);
     let done = [("done", became), ("count", count.as_str())];
     Response::see_other(&link(path, &[back.as_slice(), &done].concat()))
 }

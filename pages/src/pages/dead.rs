@@ -142,16 +142,8 @@ fn load(
     before: Option<Place>,
 ) -> anyhow::Result<Arc<DeadList>> {
     const LIMIT: i64 = PAGE as i64 + 1;
-    if !asked.q.is_empty() {
-        let letters = find(site, &asked.q, filter)?;
-        let groups = Vec::new();
-        return Ok(Arc::new(DeadList { letters, groups }));
-    }
-    if before.is_some() {
-        let filter = &filter.clone().before(before);
-        let letters = site
-            .database
-            .run(|conn, outbox| program::dead_letters(conn, outbox, filter, LIMIT))?;
+    if !asked.q.is_empty() || before.is_some() {
+        let letters = search(site, asked, filter, before, LIMIT)?;
         let groups = Vec::new();
         return Ok(Arc::new(DeadList { letters, groups }));
     }
@@ -165,6 +157,22 @@ fn load(
         });
         list.map(Arc::new)
     })
+}
+
+/// The dead letters from a place on, without payloads, latest first.
+pub(super) fn search(
+    site: &Site,
+    asked: &Asked,
+    filter: &DeadFilter,
+    before: Option<Place>,
+    limit: i64,
+) -> anyhow::Result<Vec<DeadLetter>> {
+    if !asked.q.is_empty() {
+        return find(site, &asked.q, filter);
+    }
+    let filter = &filter.clone().before(before);
+    site.database
+        .run(|conn, outbox| program::dead_letters(conn, outbox, filter, limit))
 }
 
 /// The matching dead letters of a message, found by id, idempotency key or sequence.

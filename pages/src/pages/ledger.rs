@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use diesel_outbox::program::{self, LedgerFilter, LedgerRow};
+use diesel_outbox::program::{self, LedgerFilter, LedgerRow, Searched};
 use diesel_outbox::{ReasonCode, Status as MessageStatus};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -10,7 +10,7 @@ use maud::{Markup, html};
 use super::messages::badge;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
-use super::{database_away, link, plain, words};
+use super::{as_limit, database_away, link, next_page, plain, words};
 use crate::request::Form;
 use crate::{Guest, Request, Response, Site};
 
@@ -18,7 +18,7 @@ use crate::{Guest, Request, Response, Site};
 const PAGE: usize = 50;
 
 /// The filter, as entered in the form.
-struct Asked<'a> {
+pub(super) struct Asked<'a> {
     topic: &'a str,
     destination: &'a str,
     status: &'a str,
@@ -30,7 +30,7 @@ struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    fn of(form: &'a Form) -> Self {
+    pub(super) fn of(form: &'a Form) -> Self {
         let value = |name| form.get(name).unwrap_or_default().trim();
         Self {
             topic: value("topic"),
@@ -57,7 +57,7 @@ impl<'a> Asked<'a> {
         ]
     }
 
-    fn filter(&self) -> Result<LedgerFilter, String> {
+    pub(super) fn filter(&self) -> Result<LedgerFilter, String> {
         let given = |value: &str| (!value.is_empty()).then(|| value.to_owned());
         let status = given(self.status).map(|status| status.parse::<MessageStatus>());
         let reason = given(self.reason).map(|reason| reason.to_uppercase().parse::<ReasonCode>());
@@ -100,6 +100,19 @@ fn time(text: &str) -> Result<Option<SystemTime>, String> {
         })
 }
 
+/// A page of the ledger, and the place before which the next one ends.
+pub(super) fn search(
+    site: &Site,
+    filter: &LedgerFilter,
+    limit: usize,
+) -> anyhow::Result<(Searched<LedgerRow>, Option<String>)> {
+    let mut found = site
+        .searches
+        .run(|conn, outbox| program::ledger(conn, outbox, filter, as_limit(limit) + 1))?;
+    let next = next_page(&mut found.rows, limit, |last| last.place().to_string());
+    Ok((found, next))
+}
+
 pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let asked = Asked::of(&request.query);
     let before = request
@@ -117,21 +130,11 @@ pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     };
     filter.before = before;
     let began = SystemTime::now();
-    let found = site
-        .searches
-        .run(|conn, outbox| program::ledger(conn, outbox, &filter, PAGE as i64 + 1));
-    let mut found = match found {
+    let (found, next) = match search(site, &filter, PAGE) {
         Ok(found) => found,
         Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     let took = began.elapsed().unwrap_or(Duration::ZERO);
-    let has_more = found.rows.len() > PAGE;
-    found.rows.truncate(PAGE);
-    let next = found
-        .rows
-        .last()
-        .filter(|_| has_more)
-        .map(|last| last.place().to_string());
     let content = html! {
         div.title {
             h1 { "Ledger" }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::WaitReason;
-use diesel_outbox::program::{self, HistoryEntry, MessageKey, MessageRecord};
+use diesel_outbox::program::{self, HistoryEntry, MessageKey, MessageRecord, Searched};
 use http::StatusCode;
 use maud::{Markup, html};
 
@@ -26,6 +26,28 @@ const MOST_PAYLOADS: usize = 3;
 const MOST_CHANGED: usize = 10;
 /// A slower search scans tables, so an open page does not repeat it.
 pub(super) const QUICK: Duration = Duration::from_millis(500);
+
+/// Everything known about a message.
+pub(super) struct Found {
+    pub(super) records: Searched<MessageRecord>,
+    /// Why each record is not sent.
+    pub(super) waits: Vec<Option<WaitReason>>,
+    pub(super) history: Vec<HistoryEntry>,
+}
+
+/// Finds a message by id, idempotency key or sequence.
+pub(super) fn find(site: &Site, q: &str) -> anyhow::Result<Found> {
+    let key = MessageKey::Text(q.to_owned());
+    site.searches.run(|conn, outbox| {
+        let records = program::message(conn, outbox, &key)?;
+        let ids: Vec<uuid::Uuid> = records.rows.iter().map(|one| one.message_id).collect();
+        Ok(Found {
+            waits: program::wait_reasons_of(conn, outbox, &records.rows)?,
+            history: program::history(conn, outbox, &ids)?,
+            records,
+        })
+    })
+}
 
 pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let q = request.query.get("q").map(str::trim).unwrap_or_default();
@@ -55,15 +77,12 @@ pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
         };
         return page.answer(status, &content);
     }
-    let key = MessageKey::Text(q.to_owned());
     let began = Instant::now();
-    let found = site.searches.run(|conn, outbox| {
-        let found = program::message(conn, outbox, &key)?;
-        let ids: Vec<uuid::Uuid> = found.rows.iter().map(|one| one.message_id).collect();
-        let waits = program::wait_reasons_of(conn, outbox, &found.rows)?;
-        Ok((found, waits, program::history(conn, outbox, &ids)?))
-    });
-    let (found, waits, history) = match found {
+    let Found {
+        records: found,
+        waits,
+        history,
+    } = match find(site, q) {
         Ok(found) => found,
         Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };

@@ -5,6 +5,7 @@ pub(super) mod edit;
 
 use std::time::{Duration, Instant, SystemTime};
 
+use diesel::PgConnection;
 use diesel_outbox::admin::{Pausable, Place};
 use diesel_outbox::config::{PolicyOption, Verification};
 use diesel_outbox::destinations::{
@@ -21,7 +22,8 @@ use super::messages::{QUICK, badge};
 use super::overview::{held, left};
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, table};
-use super::{bad_request, database_away, link, missing, plain, words};
+use super::{Refusal, link, next_page, plain, words};
+use crate::database::Database;
 use crate::request::Form;
 use crate::text;
 use crate::{Guest, Request, Response, Site};
@@ -52,6 +54,31 @@ pub(super) fn with<T>(
     }
 }
 
+/// Runs work on registered destinations with one of these connections.
+pub(super) fn on<T>(
+    site: &Site,
+    database: &Database,
+    work: impl FnOnce(&mut PgConnection, &OutboxName, Destinations<'_>) -> Result<T, DestinationError>,
+) -> Result<T, Refusal> {
+    let done = database.run(|conn, outbox| {
+        with(site, outbox, |destinations| {
+            work(conn, outbox, destinations)
+        })
+    });
+    done?.map_err(Refusal::Destination)
+}
+
+fn no_destination(name: &str) -> Refusal {
+    Refusal::Missing(format!("There is no registered destination {name:?}."))
+}
+
+pub(super) fn get(site: &Site, name: &str) -> Result<RegisteredDestination, Refusal> {
+    let found = on(site, &site.searches, |conn, _, destinations| {
+        destinations.get(conn, name)
+    })?;
+    found.ok_or_else(|| no_destination(name))
+}
+
 pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     match request.query.get("name") {
         Some(name) => one(site, guest, request, name),
@@ -60,14 +87,14 @@ pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
 }
 
 /// The filter, as entered in the form.
-struct Asked<'a> {
+pub(super) struct Asked<'a> {
     q: &'a str,
     tenant: &'a str,
     state: &'a str,
 }
 
 impl<'a> Asked<'a> {
-    fn of(form: &'a Form) -> Self {
+    pub(super) fn of(form: &'a Form) -> Self {
         let value = |name| form.get(name).unwrap_or_default().trim();
         Self {
             q: value("q"),
@@ -113,30 +140,31 @@ impl<'a> Asked<'a> {
     }
 }
 
+/// A page of the destinations that the guest asks for, and the name after which the next page begins.
+pub(super) fn search(
+    site: &Site,
+    guest: &Guest,
+    asked: &Asked<'_>,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<(Vec<RegisteredDestination>, Option<String>), Refusal> {
+    let filter = asked.filter(after).map_err(Refusal::Invalid)?;
+    let mut found = on(site, &site.searches, |conn, _, destinations| {
+        destinations.list(conn, &filter, limit + 1)
+    })?;
+    let next = next_page(&mut found, limit, |last| last.name.clone());
+    // Otherwise a search would find out what the page hides of a URL.
+    found.retain(|one| asked.is_seen_in(guest, one));
+    Ok((found, next))
+}
+
 fn all(site: &Site, guest: &Guest, request: &Request) -> Response {
     let asked = Asked::of(&request.query);
     let after = request.query.get("after");
-    let filter = match asked.filter(after) {
-        Ok(filter) => filter,
-        Err(error) => return bad_request(site, guest, request, &error),
-    };
-    let found = site.searches.run(|conn, outbox| {
-        with(site, outbox, |destinations| {
-            destinations.list(conn, &filter, PAGE + 1)
-        })
-    });
-    let mut found = match found.and_then(|found| Ok(found?)) {
+    let (found, next) = match search(site, guest, &asked, after, PAGE) {
         Ok(found) => found,
-        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
+        Err(refusal) => return refusal.page(site, guest, request),
     };
-    let has_more = found.len() > PAGE;
-    found.truncate(PAGE);
-    let next = found
-        .last()
-        .filter(|_| has_more)
-        .map(|last| last.name.clone());
-    // Otherwise a search would find out what the page hides of a URL.
-    found.retain(|one| asked.is_seen_in(guest, one));
     let content = html! {
         div.title {
             h1 { "Registered destinations" }
@@ -210,7 +238,7 @@ fn rows(site: &Site, guest: &Guest, found: &[RegisteredDestination]) -> Markup {
 }
 
 /// The URL, without most of its path if payloads are masked.
-fn url(guest: &Guest, one: &RegisteredDestination) -> String {
+pub(super) fn url(guest: &Guest, one: &RegisteredDestination) -> String {
     match guest.rights.payloads {
         true => text::without_user(&one.url),
         false => text::without_secrets(&one.url),
@@ -239,42 +267,47 @@ fn state(site: &Site, one: &RegisteredDestination) -> Markup {
     }
 }
 
+/// A destination, a page of its deliveries, and their counts in so many windows.
+pub(super) fn deliveries(
+    site: &Site,
+    name: &str,
+    after: Option<&str>,
+    limit: usize,
+    windows: usize,
+) -> Result<
+    (
+        RegisteredDestination,
+        Deliveries,
+        Vec<Option<DeliveryCount>>,
+    ),
+    Refusal,
+> {
+    let after: Option<Place> = after
+        .map(str::parse)
+        .transpose()
+        .map_err(|_| Refusal::Invalid("The position to continue from is invalid.".to_owned()))?;
+    let filter = DeliveryFilter::default().after(after);
+    let found = on(site, &site.searches, |conn, _, destinations| {
+        let Some(found) = destinations.get(conn, name)? else {
+            return Ok(None);
+        };
+        let deliveries = destinations.deliveries(conn, name, &filter, limit)?;
+        let counts = match windows {
+            0 => Vec::new(),
+            _ => destinations.delivery_counts(conn, name, WINDOW, windows)?,
+        };
+        Ok(Some((found, deliveries, counts)))
+    })?;
+    found.ok_or_else(|| no_destination(name))
+}
+
 fn one(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
     let after = request.query.get("after");
-    let after: Option<Place> = match after.map(str::parse).transpose() {
-        Ok(after) => after,
-        Err(_) => {
-            return bad_request(
-                site,
-                guest,
-                request,
-                "The position to continue from is invalid.",
-            );
-        }
-    };
-    let filter = DeliveryFilter::default().after(after);
+    let windows = if after.is_none() { WINDOWS } else { 0 };
     let began = Instant::now();
-    let found = site.searches.run(|conn, outbox| {
-        with(site, outbox, |destinations| {
-            let Some(found) = destinations.get(conn, name)? else {
-                return Ok(None);
-            };
-            let deliveries = destinations.deliveries(conn, name, &filter, PAGE)?;
-            let counts = match after {
-                None => destinations.delivery_counts(conn, name, WINDOW, WINDOWS)?,
-                Some(_) => Vec::new(),
-            };
-            Ok(Some((found, deliveries, counts)))
-        })
-    });
-    let (found, deliveries, counts) = match found.and_then(|found| Ok(found?)) {
-        Ok(Some(found)) => found,
-        Ok(None) => {
-            let words = format!("There is no registered destination {name:?}.");
-            let more = html! { p { a href="/destinations" { "All registered destinations" } } };
-            return missing(site, guest, request, &words, &more);
-        }
-        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
+    let (found, deliveries, counts) = match deliveries(site, name, after, PAGE, windows) {
+        Ok(found) => found,
+        Err(refusal) => return refusal.page(site, guest, request),
     };
     let title = format!("Destination {name}");
     let page = Page {

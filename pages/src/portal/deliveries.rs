@@ -3,13 +3,16 @@
 use diesel_outbox::Status;
 use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryDetails, DeliveryFilter, DestinationFilter, FailedAttempt,
+    RegisteredDestination,
 };
 use diesel_outbox::program::Act;
 use http::StatusCode;
 use maud::{Markup, html};
+use uuid::Uuid;
 
+use super::own::Own;
 use super::words::Words;
-use super::{Asked, ENDPOINTS, Refusal, endpoint_page, plain_time};
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, plain_time, time};
 use crate::pages::content::cut;
 use crate::pages::link;
 use crate::pages::mask::indented;
@@ -50,36 +53,51 @@ fn badge(words: &Words, state: Status) -> Markup {
     html! { span class={ "badge " (kind) } { (name_of(words, state)) } }
 }
 
+/// The filter that these values of parameters choose, from a place on.
+pub(super) fn filter<'a>(
+    value: impl Fn(&str) -> Option<&'a str>,
+    after: Option<&str>,
+) -> Result<DeliveryFilter, Refusal> {
+    let invalid = |_| Refusal::Invalid(|words| words.not_found_hint);
+    let topic = value("topic").filter(|topic| !topic.is_empty());
+    Ok(DeliveryFilter::default()
+        .topic(topic.map(str::to_owned))
+        .state((value("state").map(str::parse).transpose()).map_err(invalid)?)
+        .since(value("since").map(time).transpose()?)
+        .until(value("until").map(time).transpose()?)
+        .after((after.map(str::parse).transpose()).map_err(invalid)?))
+}
+
+/// An endpoint, and a page of its deliveries.
+pub(super) fn search(
+    own: Own<'_>,
+    name: &str,
+    filter: &DeliveryFilter,
+    limit: usize,
+) -> Result<(RegisteredDestination, Deliveries), Refusal> {
+    let found = own.read(|conn, own| match own.get(conn, name)? {
+        Some(one) => {
+            let deliveries = own.deliveries(conn, name, filter, limit)?;
+            Ok(Some((one, deliveries)))
+        }
+        None => Ok(None),
+    })?;
+    found.ok_or(Refusal::NotFound)
+}
+
 pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let words = asked.words;
     let (name, topic, state) = (asked.get("name"), asked.get("topic"), asked.get("state"));
-    let invalid = |_| Refusal::Invalid(words.not_found_hint);
-    let after = asked.given("after").map(str::parse).transpose();
-    let filter = DeliveryFilter::default()
-        .topic((!topic.is_empty()).then(|| topic.to_owned()))
-        .state((asked.given("state").map(str::parse).transpose()).map_err(invalid)?)
-        .since(asked.time("since")?)
-        .until(asked.time("until")?)
-        .after(after.map_err(invalid)?);
-    let found = asked.own().read(|conn, own| {
-        let endpoints = own.list(conn, &DestinationFilter::default(), ENDPOINTS)?;
-        let chosen = match (name, endpoints.first()) {
-            ("", Some(first)) => Some(first.clone()),
-            ("", None) => None,
-            (name, _) => own.get(conn, name)?,
-        };
-        let deliveries = match &chosen {
-            Some(one) => Some(own.deliveries(conn, &one.name, &filter, PAGE)?),
-            None => None,
-        };
-        Ok((endpoints, chosen, deliveries))
-    })?;
-    let (mut endpoints, chosen, deliveries) = found;
-    let (chosen, deliveries) = match chosen.zip(deliveries) {
-        Some(found) => found,
-        None if name.is_empty() => return Ok(Response::see_other("/")),
-        None => return Err(Refusal::NotFound),
+    let filter = filter(|name| asked.given(name), asked.given("after"))?;
+    let own = asked.own();
+    let all = DestinationFilter::default();
+    let mut endpoints = own.read(|conn, own| own.list(conn, &all, ENDPOINTS))?;
+    let name = match (name, endpoints.first()) {
+        ("", Some(first)) => first.name.clone(),
+        ("", None) => return Ok(Response::see_other("/")),
+        (name, _) => name.to_owned(),
     };
+    let (chosen, deliveries) = search(own, &name, &filter, PAGE)?;
     if !endpoints.iter().any(|one| one.name == chosen.name) {
         endpoints.push(chosen.clone());
     }
@@ -178,13 +196,22 @@ fn page_of(name: &str, id: &str) -> String {
     link("/delivery", &[("name", name), ("id", id)])
 }
 
-pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let (name, id) = (asked.get("name"), asked.id()?);
-    let found = asked.own().read(|conn, own| {
+/// A delivery, and the endpoint that got it.
+pub(super) fn find(
+    own: Own<'_>,
+    name: &str,
+    id: Uuid,
+) -> Result<(RegisteredDestination, DeliveryDetails), Refusal> {
+    let found = own.read(|conn, own| {
         let one = own.get(conn, name)?;
         Ok(one.zip(own.delivery(conn, name, id)?))
     })?;
-    let (one, details) = found.ok_or(Refusal::NotFound)?;
+    found.ok_or(Refusal::NotFound)
+}
+
+pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let (name, id) = (asked.get("name"), asked.id()?);
+    let (one, details) = find(asked.own(), name, id)?;
     let DeliveryDetails { delivery, .. } = &details;
     let words = asked.words;
     let content = html! {
@@ -277,11 +304,15 @@ fn failed(asked: &Asked<'_>, all: &[FailedAttempt]) -> Markup {
     }
 }
 
+pub(super) fn send_again(own: Own<'_>, name: &str, id: Uuid) -> Result<(), Refusal> {
+    own.change(Act::SendAgain, name, |conn, own| {
+        own.send_again(conn, name, id)
+    })
+}
+
 pub(super) fn again(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let (name, id) = (asked.get("name"), asked.id()?);
-    (asked.own()).change(Act::SendAgain, name, |conn, own| {
-        own.send_again(conn, name, id)
-    })?;
+    send_again(asked.own(), name, id)?;
     let back = [("name", name), ("done", "again")];
     Ok(Response::see_other(&link("/endpoint", &back)))
 }

@@ -2,22 +2,28 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use diesel_outbox::admin::Bulk;
+use diesel_outbox::admin::{Bulk, Bulked};
+use diesel_outbox::config::SigningSecret;
 use diesel_outbox::destinations::{
-    DeliveryCount, DeliveryFilter, DestinationFilter, Recover, RegisteredDestination,
+    DeliveryCount, DeliveryFilter, DestinationFilter, EndpointAnswer, Recover,
+    RegisteredDestination, TestAnswer,
 };
 use diesel_outbox::program::Act;
 use http::StatusCode;
 use maud::{Markup, html};
+use schemars::JsonSchema;
 use secrecy::ExposeSecret;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::deliveries;
-use super::{Asked, ENDPOINTS, Refusal, endpoint_page, plain_time};
-use crate::pages::link;
+use super::own::Own;
+use super::words::Words;
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, plain_time, time};
 use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::{count, duration, shortened};
+use crate::pages::{link, next_page};
 use crate::response::Response;
 use crate::text::without_user;
 
@@ -41,13 +47,27 @@ fn done(name: &str, done: &str) -> Result<Response, Refusal> {
     Ok(Response::see_other(&place))
 }
 
+/// A page of endpoints, and the name after which the next one begins.
+pub(super) fn page(
+    own: Own<'_>,
+    after: Option<String>,
+    limit: usize,
+) -> Result<(Vec<RegisteredDestination>, Option<String>), Refusal> {
+    let filter = DestinationFilter::default().after(after);
+    let mut found = own.read(|conn, own| own.list(conn, &filter, limit + 1))?;
+    let next = next_page(&mut found, limit, |last| last.name.clone());
+    Ok((found, next))
+}
+
+pub(super) fn get(own: Own<'_>, name: &str) -> Result<RegisteredDestination, Refusal> {
+    let found = own.read(|conn, own| own.get(conn, name))?;
+    found.ok_or(Refusal::NotFound)
+}
+
 pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let words = asked.words;
     let after = asked.given("after").map(str::to_owned);
-    let filter = DestinationFilter::default().after(after);
-    let found = (asked.own()).read(|conn, own| own.list(conn, &filter, ENDPOINTS + 1))?;
-    let shown = found.get(..ENDPOINTS).unwrap_or(&found);
-    let next = shown.last().filter(|_| found.len() > ENDPOINTS);
+    let (shown, next) = page(asked.own(), after, ENDPOINTS)?;
     let columns = [
         Column(words.url, Kind::Text),
         Column(words.topics, Kind::Plain),
@@ -75,7 +95,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
             @if rows.is_empty() { p.none role="status" { (words.no_endpoints) } }
             @else { (table(words.endpoints, &columns, &rows)) }
             @if let Some(last) = next {
-                div.actions { a.button.second href=(link("/", &[("after", &last.name)])) { (words.older) } }
+                div.actions { a.button.second href=(link("/", &[("after", &last)])) { (words.older) } }
             }
         }
     };
@@ -89,26 +109,58 @@ fn topics(asked: &Asked<'_>, one: &RegisteredDestination) -> String {
     }
 }
 
-/// The health of an endpoint: what it is, why, and what its owner can do.
-fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
-    let words = asked.words;
-    let why_disabled = match one.disabled_reason.as_deref().unwrap_or_default() {
+/// The health of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum State {
+    Works,
+    Failing,
+    /// No relay can use its values.
+    Unusable,
+    NotVerified,
+    Disabled,
+}
+
+impl State {
+    /// The health of an endpoint, and what its owner can do.
+    pub(super) fn of(one: &RegisteredDestination, words: &Words) -> (Self, &'static str) {
+        if !one.enabled {
+            return (Self::Disabled, why_disabled(one, words));
+        }
+        match (&one.problem, one.is_verified(), one.failing) {
+            (Some(_), ..) => (Self::Unusable, words.why_unusable),
+            (_, false, _) => (Self::NotVerified, words.why_not_verified),
+            (_, _, true) => (Self::Failing, words.why_failing),
+            _ => (Self::Works, ""),
+        }
+    }
+}
+
+fn why_disabled(one: &RegisteredDestination, words: &Words) -> &'static str {
+    match one.disabled_reason.as_deref().unwrap_or_default() {
         BY_OWNER => words.why_disabled_here,
         reason if reason.starts_with("GONE") => words.why_disabled_gone,
         reason if reason.starts_with("has failed for ") => words.why_disabled_failing,
         _ => words.why_disabled_other,
+    }
+}
+
+fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
+    let words = asked.words;
+    let (state, why) = State::of(one, words);
+    let (class, name) = match state {
+        State::Disabled => ("badge bad", words.disabled),
+        State::Failing | State::Unusable => ("badge bad", words.failing),
+        State::NotVerified => ("badge wait", words.not_verified),
+        State::Works => ("badge good", words.works),
     };
+    let error = one.public_verification_error();
     let since = one.failing_since.filter(|_| one.enabled);
     let since = since.map(|since| humantime::format_rfc3339_seconds(since).to_string());
     html! {
-        @if !one.enabled { span.badge.bad { (words.disabled) } span.why { (why_disabled) } }
-        @else if one.problem.is_some() { span.badge.bad { (words.failing) } span.why { (words.why_unusable) } }
-        @else if !one.is_verified() {
-            span.badge.wait { (words.not_verified) } span.why { (words.why_not_verified) }
-            @if let Some(error) = one.public_verification_error() { span.error { (error) } }
-        }
-        @else if one.failing { span.badge.bad { (words.failing) } span.why { (words.why_failing) } }
-        @else { span.badge.good { (words.works) } }
+        span class=(class) { (name) }
+        @if !why.is_empty() { span.why { (why) } }
+        @if let Some(error) = error.filter(|_| state == State::NotVerified) { span.error { (error) } }
         @if let Some(since) = since { span.why.quiet { (words.no_success_since.replace("{}", &plain_time(&since))) } }
     }
 }
@@ -238,9 +290,8 @@ pub(super) fn new(asked: &Asked<'_>) -> Result<Response, Refusal> {
 }
 
 pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let name = asked.get("name");
-    let found = asked.own().read(|conn, own| own.get(conn, name))?;
-    Ok(form(asked, Some(&found.ok_or(Refusal::NotFound)?)))
+    let found = get(asked.own(), asked.get("name"))?;
+    Ok(form(asked, Some(&found)))
 }
 
 /// The form for a new endpoint, or for a change of one.
@@ -299,48 +350,81 @@ fn form(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
     asked.page(StatusCode::OK, title, &content)
 }
 
-/// Writes what the form says into the endpoint.
-fn read_form(asked: &Asked<'_>, one: &mut RegisteredDestination) -> Result<(), Refusal> {
-    let description = asked.get("description");
-    if description.chars().count() > LONGEST_DESCRIPTION {
-        return Err(Refusal::Invalid(asked.words.description_too_long));
-    }
-    let catalogue = &asked.portal.topics;
-    if !catalogue.is_empty() {
-        let is_offered = |topic: &&str| {
-            let mut listed = catalogue.iter();
-            listed.any(|one| one.topic == **topic) || one.topics.iter().any(|own| own == *topic)
-        };
-        let topics = asked.all("topic").filter(is_offered);
-        let topics: Vec<String> = topics.map(str::to_owned).collect();
-        if topics.is_empty() {
-            return Err(Refusal::Invalid(asked.words.choose_topic));
-        }
-        one.topics = topics;
-    }
-    one.url = asked.get("url").to_owned();
-    one.description = (!description.is_empty()).then(|| description.to_owned());
-    Ok(())
+/// What a customer writes of an endpoint. Absent: as it is.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Written {
+    pub(super) url: Option<String>,
+    /// Empty: none.
+    pub(super) description: Option<String>,
+    /// Some of `GET /topics`.
+    pub(super) topics: Option<Vec<String>>,
 }
 
-pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
+impl Written {
+    fn of(asked: &Asked<'_>) -> Self {
+        Self {
+            url: Some(asked.get("url").to_owned()),
+            description: Some(asked.get("description").to_owned()),
+            topics: Some(asked.all("topic").map(str::to_owned).collect()),
+        }
+    }
+
+    fn write(self, own: Own<'_>, one: &mut RegisteredDestination) -> Result<(), Refusal> {
+        if let Some(text) = self.description {
+            if text.chars().count() > LONGEST_DESCRIPTION {
+                return Err(Refusal::Invalid(|words| words.description_too_long));
+            }
+            one.description = Some(text).filter(|text| !text.is_empty());
+        }
+        let catalogue = &own.portal.topics;
+        if !catalogue.is_empty() {
+            let is_offered = |topic: &String| {
+                let mut listed = catalogue.iter();
+                listed.any(|one| one.topic == *topic) || one.topics.contains(topic)
+            };
+            if let Some(topics) = self.topics {
+                one.topics = topics.into_iter().filter(is_offered).collect();
+            }
+            if one.topics.is_empty() {
+                return Err(Refusal::Invalid(|words| words.choose_topic));
+            }
+        }
+        if let Some(url) = self.url {
+            one.url = url;
+        }
+        Ok(())
+    }
+}
+
+/// A new endpoint: its name and its secret.
+pub(super) fn register(
+    own: Own<'_>,
+    written: Written,
+) -> Result<(String, Option<SigningSecret>), Refusal> {
     // The endpoints of all tenants share one table, so no owner chooses names.
     let name = Uuid::now_v7().to_string();
     let mut one = RegisteredDestination::new(&name, "");
     // Otherwise every topic would count as chosen before.
-    one.topics = match asked.portal.topics.is_empty() {
+    one.topics = match own.portal.topics.is_empty() {
         true => vec!["*".to_owned()],
         false => Vec::new(),
     };
-    read_form(asked, &mut one)?;
+    written.write(own, &mut one)?;
     let mut secret = None;
-    (asked.own()).change(Act::PutDestination, &name, |conn, own| {
-        own.put(conn, &one)?;
-        secret = own.secret(conn, &name)?;
+    own.change(Act::PutDestination, &name, |conn, to| {
+        to.put(conn, &one)?;
+        secret = to.secret(conn, &name)?;
         // Only what a relay would use.
-        own.test(conn, &name, &asked.portal.config).map(|_| true)
+        to.test(conn, &name, &own.portal.config).map(|_| true)
     })?;
-    match secret.filter(|_| asked.may().secrets) {
+    let secret = secret.filter(|_| own.session.rights.secrets);
+    Ok((name, secret))
+}
+
+pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let (name, secret) = register(asked.own(), Written::of(asked))?;
+    match secret {
         Some(secret) => Ok(show_secret(
             asked,
             &name,
@@ -351,27 +435,35 @@ pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
     }
 }
 
+pub(super) fn write(own: Own<'_>, name: &str, written: Written) -> Result<(), Refusal> {
+    let mut one = get(own, name)?;
+    written.write(own, &mut one)?;
+    own.change(Act::PutDestination, name, |conn, to| {
+        to.put(conn, &one)?;
+        let is_there = to.test(conn, name, &own.portal.config)?;
+        Ok(is_there.is_some())
+    })
+}
+
 pub(super) fn change(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    let found = asked.own().read(|conn, own| own.get(conn, name))?;
-    let mut one = found.ok_or(Refusal::NotFound)?;
-    read_form(asked, &mut one)?;
-    (asked.own()).change(Act::PutDestination, name, |conn, own| {
-        own.put(conn, &one)?;
-        let is_there = own.test(conn, name, &asked.portal.config)?;
-        Ok(is_there.is_some())
-    })?;
+    write(asked.own(), name, Written::of(asked))?;
     done(name, "changed")
+}
+
+/// Makes a new secret. The old one signs for a day, too.
+pub(super) fn new_secret(own: Own<'_>, name: &str) -> Result<SigningSecret, Refusal> {
+    let mut secret = None;
+    own.change(Act::RotateDestination, name, |conn, own| {
+        secret = own.rotate(conn, name, OVERLAP)?;
+        Ok(secret.is_some())
+    })?;
+    secret.ok_or(Refusal::NotFound)
 }
 
 pub(super) fn rotate(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    let mut secret = None;
-    (asked.own()).change(Act::RotateDestination, name, |conn, own| {
-        secret = own.rotate(conn, name, OVERLAP)?;
-        Ok(secret.is_some())
-    })?;
-    let secret = secret.ok_or(Refusal::NotFound)?;
+    let secret = new_secret(asked.own(), name)?;
     let hint = asked.words.rotate_hint;
     Ok(show_secret(
         asked,
@@ -398,62 +490,81 @@ fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Respo
     asked.page(StatusCode::OK, words.secret, &content)
 }
 
+pub(super) fn set_enabled(own: Own<'_>, name: &str, enabled: bool) -> Result<(), Refusal> {
+    match enabled {
+        true => own.change(Act::EnableDestination, name, |conn, own| {
+            own.enable(conn, name)
+        }),
+        false => own.change(Act::DisableDestination, name, |conn, own| {
+            own.disable(conn, name, BY_OWNER)
+        }),
+    }
+}
+
 pub(super) fn enable(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    (asked.own()).change(Act::EnableDestination, name, |conn, own| {
-        own.enable(conn, name)
-    })?;
+    set_enabled(asked.own(), name, true)?;
     done(name, "enabled")
 }
 
 pub(super) fn disable(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    (asked.own()).change(Act::DisableDestination, name, |conn, own| {
-        own.disable(conn, name, BY_OWNER)
-    })?;
+    set_enabled(asked.own(), name, false)?;
     done(name, "disabled")
 }
 
-pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let name = asked.get("name");
-    if asked.given("sure").is_none() {
-        return Err(Refusal::Invalid(asked.words.remove_sure));
-    }
-    (asked.own()).change(Act::RemoveDestination, name, |conn, own| {
+pub(super) fn delete(own: Own<'_>, name: &str) -> Result<(), Refusal> {
+    own.change(Act::RemoveDestination, name, |conn, own| {
         own.remove(conn, name)
-    })?;
+    })
+}
+
+pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    if asked.given("sure").is_none() {
+        return Err(Refusal::Invalid(|words| words.remove_sure));
+    }
+    delete(asked.own(), asked.get("name"))?;
     Ok(Response::see_other(&link("/", &[("done", "removed")])))
 }
 
 /// Asks the endpoint whether it wants messages. No connection is held meanwhile.
-pub(super) fn verify(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let name = asked.get("name");
-    let config = &asked.portal.config;
+pub(super) fn ask(own: Own<'_>, name: &str) -> Result<EndpointAnswer, Refusal> {
+    let config = &own.portal.config;
     let mut check = None;
-    (asked.own()).change(Act::VerifyDestination, name, |conn, own| {
+    own.change(Act::VerifyDestination, name, |conn, own| {
         check = own.verify(conn, name, config)?;
         Ok(check.is_some())
     })?;
     let answer = check.ok_or(Refusal::NotFound)?.ask();
-    (asked.own()).change_many(|conn, own, _| own.record(conn, &answer))?;
-    match answer.is_verified {
+    own.change_many(|conn, own, _| own.record(conn, &answer))?;
+    Ok(answer)
+}
+
+pub(super) fn verify(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    match ask(asked.own(), name)?.is_verified {
         true => done(name, "verified"),
         false => Ok(Response::see_other(&endpoint_page(name))),
     }
 }
 
-/// Sends an example, and shows the answer. No connection is held meanwhile.
-pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let (name, topic) = (asked.get("name"), asked.get("topic"));
-    let config = &asked.portal.config;
-    let test = asked.own().read(|conn, own| own.test(conn, name, config))?;
+/// Sends an example of a topic. No connection is held meanwhile.
+pub(super) fn send_example(own: Own<'_>, name: &str, topic: &str) -> Result<TestAnswer, Refusal> {
+    let config = &own.portal.config;
+    let test = own.read(|conn, own| own.test(conn, name, config))?;
     let test = test.ok_or(Refusal::NotFound)?;
-    let mut listed = asked.portal.topics.iter();
+    let mut listed = own.portal.topics.iter();
     let test = match listed.find(|one| one.topic == topic) {
         Some(one) => test.event(&one.topic, &one.example),
         None => test,
     };
-    let answer = test.send();
+    Ok(test.send())
+}
+
+/// Sends an example, and shows the answer.
+pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let (name, topic) = (asked.get("name"), asked.get("topic"));
+    let answer = send_example(asked.own(), name, topic)?;
     let words = asked.words;
     let body = answer.body.as_ref().filter(|_| asked.shows_responses());
     let content = html! {
@@ -479,20 +590,36 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
     Ok(asked.page(StatusCode::OK, words.example_event, &content))
 }
 
-pub(super) fn recover(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let name = asked.get("name");
-    let since = asked.time("since")?;
-    let since = since.ok_or(Refusal::Invalid(asked.words.invalid_time))?;
-    let what = match asked.given("missing") {
-        Some(_) => Recover::AndMissed,
-        None => Recover::DeadLetters,
+/// Sends what the endpoint did not get since this time, or only counts it.
+pub(super) fn send_missed(
+    own: Own<'_>,
+    name: &str,
+    since: SystemTime,
+    missing: bool,
+    dry_run: bool,
+) -> Result<Bulked, Refusal> {
+    let what = match missing {
+        true => Recover::AndMissed,
+        false => Recover::DeadLetters,
     };
     let began = Instant::now();
-    let sent = asked.own().change_many(|conn, own, note| {
-        let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_RECOVERY);
+    let done = own.change_many(|conn, own, note| {
+        let bulk = Bulk::new(note);
+        let bulk = match dry_run {
+            true => bulk.dry_run(),
+            false => bulk.progress(|_| began.elapsed() < LONGEST_RECOVERY),
+        };
         own.recover(conn, name, since, what, bulk)
     })?;
-    let sent = sent.ok_or(Refusal::NotFound)?.changed.to_string();
+    done.ok_or(Refusal::NotFound)
+}
+
+pub(super) fn recover(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    let since = time(asked.get("since"))?;
+    let missing = asked.given("missing").is_some();
+    let sent = send_missed(asked.own(), name, since, missing, false)?;
+    let sent = sent.changed.to_string();
     let done = [("name", name), ("done", "recovered"), ("count", &sent)];
     Ok(Response::see_other(&link("/endpoint", &done)))
 }

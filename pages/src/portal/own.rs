@@ -13,14 +13,21 @@ use crate::database::Database;
 
 /// What belongs to the tenant of a visitor. Only a session makes one, and no page reads or writes in another way: each
 /// statement has the tenant as a condition.
+#[derive(Clone, Copy)]
 pub(super) struct Own<'a> {
-    portal: &'a Portal,
-    session: &'a Session,
+    pub(super) portal: &'a Portal,
+    pub(super) session: &'a Session,
 }
 
 impl<'a> Own<'a> {
     pub(super) fn of(portal: &'a Portal, session: &'a Session) -> Self {
         Self { portal, session }
+    }
+
+    /// Whether the answers of endpoints are shown: without the rule of public addresses, an internal server may have
+    /// answered.
+    pub(super) fn shows_responses(self) -> bool {
+        self.session.rights.payloads && self.portal.config.registered_public_only
     }
 
     /// Reads.

@@ -141,6 +141,17 @@ impl Session {
         })
     }
 
+    /// The session of a program with the token of a link.
+    pub(super) fn of_token(key: &Key, token: &str, now: u64) -> Result<Self, Unopened> {
+        let claim = Claim::verified(key, LINK, token, now)?;
+        Ok(Self {
+            who: "portal token".to_owned(),
+            tenant: claim.tenant,
+            rights: claim.rights,
+            form_token: key.signature(FORM, token),
+        })
+    }
+
     /// A person whom the application has checked. Operators are no tenant's.
     pub(super) fn of_identity(key: &Key, identity: &Identity) -> Result<Self, Unopened> {
         let tenant = identity.tenant.ok_or(Unopened::Missing)?;

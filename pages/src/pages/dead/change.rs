@@ -10,7 +10,7 @@ use maud::html;
 
 use super::Asked;
 use crate::pages::layout::token;
-use crate::pages::{bad_request, database_away, link, plain, words};
+use crate::pages::{Refusal, link, plain, words};
 use crate::request::Form;
 use crate::{AUDIT, Guest, Request, Response, Site};
 
@@ -70,7 +70,7 @@ impl Change {
 }
 
 /// A requested change to the selected dead letters, or to all that match the filter.
-struct Order {
+pub(in crate::pages) struct Order {
     change: Change,
     asked: Asked,
     is_all: bool,
@@ -94,6 +94,53 @@ impl Order {
             sure: form.get("sure").and_then(|count| count.parse().ok()),
             before: form.get("before").and_then(|place| place.parse().ok()),
             letters: letters.collect(),
+        }
+    }
+
+    /// A change of these dead letters, or of all that match the filter; it needs no confirmation.
+    pub(in crate::pages) fn sure(
+        change: Change,
+        asked: Asked,
+        letters: Option<Vec<LetterId>>,
+    ) -> Self {
+        Self {
+            change,
+            asked,
+            is_all: letters.is_none(),
+            of_letter: None,
+            sure: Some(usize::MAX),
+            before: None,
+            letters: letters.unwrap_or_default(),
+        }
+    }
+
+    /// Finds the dead letters that match, if all of them are meant. Returns how many there are.
+    pub(in crate::pages) fn find(&mut self, site: &Site) -> Result<usize, Refusal> {
+        if self.is_all {
+            let filter = self.asked.filter().map_err(Refusal::Invalid)?;
+            (self.before, self.letters) = matching(site, self, filter)?;
+        }
+        Ok(self.letters.len())
+    }
+
+    /// Changes the dead letters that were found, and returns how many.
+    pub(in crate::pages) fn carry_out(&self, site: &Site, guest: &Guest) -> Result<usize, Refusal> {
+        let (count, end) = carry_out(site, guest, self);
+        site.forget();
+        let (change, asked) = (self.change, self.letters.len());
+        let (verb, what) = (change.done(), self.what());
+        match end {
+            Ok(()) => {
+                log::info!(target: AUDIT, event = change.event(), who = guest.who, peer:% = guest.peer, what = what, asked = asked, count = count; "{:?} {verb} dead letters on the admin page: {count}", guest.who);
+                Ok(count)
+            }
+            Err(error) => {
+                log::warn!(target: AUDIT, event = change.event(), who = guest.who, peer:% = guest.peer, what = what, asked = asked, count = count, error:% = format!("{error:#}"); "admin page: {count} of {asked} dead letters {verb}, then failed: {error:#}");
+                let so_far = words::counted(count_of(count), "was", "were");
+                Err(Refusal::Away(
+                    error.context(format!("{so_far} {verb} before the error")),
+                ))
+            }
         }
     }
 
@@ -157,41 +204,23 @@ pub(in crate::pages) fn discard(site: &Site, guest: &Guest, request: &Request) -
 
 fn answer(site: &Site, guest: &Guest, request: &Request, change: Change) -> Response {
     let mut order = Order::of(&request.form(), change);
-    if order.is_all {
-        let matching = match order.asked.filter() {
-            Ok(filter) => matching(site, &order, filter),
-            Err(error) => return bad_request(site, guest, request, &error),
-        };
-        (order.before, order.letters) = match matching {
-            Ok(matching) => matching,
-            Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
-        };
-    } else if order.letters.is_empty() {
-        let nothing = [order.asked.pairs().as_slice(), &[("done", "nothing")]].concat();
-        return Response::see_other(&link("/dead", &nothing));
+    match order.find(site) {
+        Err(refusal) => return refusal.page(site, guest, request),
+        Ok(0) if !order.is_all => return nothing(&order),
+        Ok(_) => {}
     }
     if !order.is_sure() {
         return question(site, guest, request, &order);
     }
-    let (count, end) = carry_out(site, guest, &order);
-    site.forget();
-    let (verb, what) = (change.done(), order.what());
-    match end {
-        Ok(()) => {
-            log::info!(target: AUDIT, event = change.event(), who = guest.who, peer:% = guest.peer, what = what, asked = order.letters.len(), count = count; "{:?} {verb} dead letters on the admin page: {count}", guest.who);
-            Response::see_other(&order.next(count))
-        }
-        Err(error) => {
-            log::warn!(target: AUDIT, event = change.event(), who = guest.who, peer:% = guest.peer, what = what, asked = order.letters.len(), count = count, error:% = format!("{error:#}"); "admin page: {count} of {} dead letters {verb}, then failed: {error:#}", order.letters.len());
-            let so_far = words::counted(count_of(count), "was", "were");
-            database_away(
-                site,
-                guest,
-                request,
-                &format!("{so_far} {verb} before the error: {error:#}"),
-            )
-        }
+    match order.carry_out(site, guest) {
+        Ok(count) => Response::see_other(&order.next(count)),
+        Err(refusal) => refusal.page(site, guest, request),
     }
+}
+
+fn nothing(order: &Order) -> Response {
+    let nothing = [order.asked.pairs().as_slice(), &[("done", "nothing")]].concat();
+    Response::see_other(&link("/dead", &nothing))
 }
 
 /// Applies the change in batches. Each batch is its own transaction and waits for its turn, so that other changes run

@@ -22,19 +22,25 @@ pub(in crate::pages) fn which(path: &str) -> Option<Which> {
     }
 }
 
+/// The dead letters of this sequence, or only this one, with their payloads.
+pub(in crate::pages) fn find(
+    site: &Site,
+    (sequence, letter): Which,
+) -> anyhow::Result<Vec<DeadLetter>> {
+    let found = site
+        .database
+        .run(|conn, outbox| program::dead_letters_at(conn, outbox, sequence));
+    let is_meant = |one: &DeadLetter| letter.is_none_or(|letter| one.id() == letter);
+    found.map(|found| found.into_iter().filter(is_meant).collect())
+}
+
 pub(in crate::pages) fn show(
     site: &Site,
     guest: &Guest,
     request: &Request,
     (sequence, letter): Which,
 ) -> Response {
-    let found = site
-        .database
-        .run(|conn, outbox| program::dead_letters_at(conn, outbox, sequence));
-    let letters = found.map(|mut found| {
-        found.retain(|one| letter.is_none_or(|letter| one.id() == letter));
-        found
-    });
+    let letters = find(site, (sequence, letter));
     let letter = match letters.as_deref() {
         Ok([letter]) => letter,
         Ok([_, ..]) => {

@@ -11,7 +11,7 @@ use crate::request::Form;
 use crate::{AUDIT, Guest, Request, Response, Site};
 
 /// A requested change to a message.
-enum Order {
+pub(in crate::pages) enum Order {
     Cancel,
     Reschedule(Due),
     Settle(Verdict),
@@ -21,15 +21,58 @@ impl Order {
     fn of(path: &str, form: &Form, why: &str) -> Result<Self, String> {
         match path {
             "/message/cancel" => Ok(Self::Cancel),
-            "/message/reschedule" => due(form).map(Self::Reschedule),
-            _ if why.is_empty() => {
-                Err("Say why: the reason is the only explanation for later readers.".to_owned())
-            }
+            "/message/reschedule" => due(form.get("in")).map(Self::Reschedule),
             _ => match form.get("verdict") {
-                Some("delivered") => Ok(Self::Settle(Verdict::Delivered)),
-                Some("never") => Ok(Self::Settle(Verdict::NotToBeSent)),
+                Some("delivered") => Self::settle(Verdict::Delivered, why),
+                Some("never") => Self::settle(Verdict::NotToBeSent, why),
                 _ => Err("Choose a result: delivered, or not to be sent.".to_owned()),
             },
+        }
+    }
+
+    pub(in crate::pages) fn settle(verdict: Verdict, why: &str) -> Result<Self, String> {
+        match why {
+            "" => Err("Say why: the reason is the only explanation for later readers.".to_owned()),
+            _ => Ok(Self::Settle(verdict)),
+        }
+    }
+
+    pub(in crate::pages) fn carry_out(
+        &self,
+        site: &Site,
+        guest: &Guest,
+        which: &MessageRef,
+        sequence: i64,
+        why: &str,
+    ) -> anyhow::Result<Answer> {
+        let note = Note::new(&guest.who, why);
+        let done = site.changes.run(|conn, outbox| match self {
+            Self::Cancel => admin::cancel(conn, outbox, which, &note),
+            Self::Reschedule(due) => admin::reschedule(conn, outbox, which, *due, &note),
+            Self::Settle(verdict) => admin::settle(conn, outbox, which, *verdict, &note),
+        });
+        site.forget();
+        let (event, _) = self.words();
+        match done.map(|changed| changed.answer()) {
+            Ok(answer) => {
+                let became = self.became(answer);
+                log::info!(target: AUDIT, event = event, who = guest.who, peer:% = guest.peer, sequence = sequence, became = became, why = why; "admin page: change of message {sequence} requested by {:?}: {became}", guest.who);
+                Ok(answer)
+            }
+            Err(error) => {
+                log::warn!(target: AUDIT, event = event, who = guest.who, peer:% = guest.peer, sequence = sequence, error:% = format!("{error:#}"); "admin page: cannot change message {sequence}: {error:#}");
+                Err(error)
+            }
+        }
+    }
+
+    /// The result, as a word.
+    pub(in crate::pages) fn became(&self, answer: Answer) -> &'static str {
+        match answer {
+            Answer::Done => self.words().1,
+            Answer::InFlight => "in_flight",
+            Answer::Unknown | Answer::Ambiguous => "unknown",
+            _ => "ended_before",
         }
     }
 
@@ -45,8 +88,8 @@ impl Order {
 }
 
 /// The new due time: now, unless a duration is given.
-fn due(form: &Form) -> Result<Due, String> {
-    match form.get("in").map(str::trim) {
+pub(in crate::pages) fn due(text: Option<&str>) -> Result<Due, String> {
+    match text.map(str::trim) {
         None | Some("") => Ok(Due::Now),
         Some(text) => humantime::parse_duration(text)
             .map(Due::After)
@@ -69,33 +112,16 @@ pub(in crate::pages) fn answer(site: &Site, guest: &Guest, request: &Request) ->
     if let Ok(id) = value("id").parse() {
         which = which.with_id(id);
     }
-    let note = Note::new(&guest.who, why);
-    let done = site.changes.run(|conn, outbox| match &order {
-        Order::Cancel => admin::cancel(conn, outbox, &which, &note),
-        Order::Reschedule(due) => admin::reschedule(conn, outbox, &which, *due, &note),
-        Order::Settle(verdict) => admin::settle(conn, outbox, &which, *verdict, &note),
-    });
-    site.forget();
-    let (event, done_word) = order.words();
-    match done.map(|changed| changed.answer()) {
+    match order.carry_out(site, guest, &which, sequence, why) {
         Ok(answer) => {
-            let became = match answer {
-                Answer::Done => done_word,
-                Answer::InFlight => "in_flight",
-                Answer::Unknown | Answer::Ambiguous => "unknown",
-                _ => "ended_before",
-            };
-            log::info!(target: AUDIT, event = event, who = guest.who, peer:% = guest.peer, sequence = sequence, became = became, why = why; "admin page: change of message {sequence} requested by {:?}: {became}", guest.who);
             let q = match value("key") {
                 "" => sequence.to_string(),
                 key => key.to_owned(),
             };
+            let became = order.became(answer);
             Response::see_other(&link("/messages", &[("q", &q), ("done", became)]))
         }
-        Err(error) => {
-            log::warn!(target: AUDIT, event = event, who = guest.who, peer:% = guest.peer, sequence = sequence, error:% = format!("{error:#}"); "admin page: cannot change message {sequence}: {error:#}");
-            database_away(site, guest, request, &format!("{error:#}"))
-        }
+        Err(error) => database_away(site, guest, request, &format!("{error:#}")),
     }
 }
 

@@ -3,14 +3,14 @@
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::WaitReason;
 use diesel_outbox::admin::WaitingFilter;
-use diesel_outbox::program::{self, MessageRecord};
+use diesel_outbox::program::{self, MessageRecord, Searched};
 use maud::{Markup, html};
 
 use super::badge;
 use crate::pages::layout::token;
 use crate::pages::overview::name_of;
 use crate::pages::table::{Column, Kind, table};
-use crate::pages::{link, words};
+use crate::pages::{as_limit, link, next_page, words};
 use crate::request::Form;
 use crate::{Guest, Site};
 
@@ -43,6 +43,11 @@ impl<'a> Asked<'a> {
             status: value("status"),
             after: value("after"),
         }
+    }
+
+    /// From this place on.
+    pub(in crate::pages) fn after(self, after: &'a str) -> Self {
+        Self { after, ..self }
     }
 
     pub(in crate::pages) fn pairs(&self) -> [(&'static str, &'a str); 5] {
@@ -80,20 +85,32 @@ impl<'a> Asked<'a> {
     }
 }
 
+/// Waiting messages, why each is not sent, and the place after which the next page begins.
+type Waiting = (
+    Searched<MessageRecord>,
+    Vec<Option<WaitReason>>,
+    Option<String>,
+);
+
+pub(in crate::pages) fn search(
+    site: &Site,
+    filter: &WaitingFilter,
+    limit: usize,
+) -> anyhow::Result<Waiting> {
+    site.searches.run(|conn, outbox| {
+        let mut found = program::waiting(conn, outbox, filter, as_limit(limit) + 1)?;
+        let next = next_page(&mut found.rows, limit, |last| last.place().to_string());
+        let waits = program::wait_reasons_of(conn, outbox, &found.rows)?;
+        Ok((found, waits, next))
+    })
+}
+
 pub(super) fn list(
     site: &Site,
     asked: &Asked<'_>,
     filter: &WaitingFilter,
 ) -> anyhow::Result<Markup> {
-    let (mut found, waits) = site.searches.run(|conn, outbox| {
-        let found = program::waiting(conn, outbox, filter, PAGE as i64 + 1)?;
-        let waits = program::wait_reasons_of(conn, outbox, &found.rows)?;
-        Ok((found, waits))
-    })?;
-    let has_more = found.rows.len() > PAGE;
-    found.rows.truncate(PAGE);
-    let next = found.rows.last().filter(|_| has_more);
-    let next = next.map(|last| last.place().to_string());
+    let (found, waits, next) = search(site, filter, PAGE)?;
     Ok(html! {
         (form(asked))
         section.panel aria-labelledby="waiting" {

@@ -1,117 +1,151 @@
 //! Changes of a registered destination.
 
 use diesel_outbox::admin::Note;
-use diesel_outbox::destinations::{DestinationError, TestAnswer};
+use diesel_outbox::destinations::{DestinationTest, TestAnswer};
 use diesel_outbox::program::{self, Act};
 use http::StatusCode;
 use maud::{Markup, html};
+use uuid::Uuid;
 
-use super::{page_of, with};
+use super::{on, page_of};
 use crate::pages::layout::token;
-use crate::pages::{bad_request, content, database_away, link, plain, words};
+use crate::pages::{Refusal, bad_request, content, link, plain, words};
 use crate::{AUDIT, Guest, Request, Response, Site};
 
 const LONGEST_REASON: usize = 200;
+const SAY_WHY: &str = "Say why: the reason is the only explanation for later readers.";
+/// The destination, or its message, does not exist.
+const NOBODY: &str = "no_destination";
 
-/// The result of a change, as stated in the address of the next page.
-type Became = Result<&'static str, DestinationError>;
+/// A change of a destination.
+#[derive(Clone, Copy)]
+pub(in crate::pages) enum Change<'a> {
+    Enable,
+    Disable { why: &'a str },
+    Remove,
+    SendAgain(Uuid),
+}
+
+impl Change<'_> {
+    /// The act, what was requested, and what was done.
+    fn words(self) -> (Act, &'static str, &'static str) {
+        match self {
+            Self::Enable => (Act::EnableDestination, "enable", "enabled"),
+            Self::Disable { .. } => (Act::DisableDestination, "disable", "disabled"),
+            Self::Remove => (Act::RemoveDestination, "remove", "removed"),
+            Self::SendAgain(_) => (Act::SendAgain, "send-again", "sent_again"),
+        }
+    }
+
+    /// `false`: there is no such destination or message.
+    pub(in crate::pages) fn carry_out(
+        self,
+        site: &Site,
+        guest: &Guest,
+        name: &str,
+    ) -> Result<bool, Refusal> {
+        let (why, message) = match self {
+            Self::Disable { why: "" } => return Err(Refusal::Invalid(SAY_WHY.to_owned())),
+            Self::Disable { why } => (why.chars().take(LONGEST_REASON).collect(), String::new()),
+            Self::SendAgain(id) => (String::new(), id.to_string()),
+            Self::Enable | Self::Remove => (String::new(), String::new()),
+        };
+        let (act, what, became) = self.words();
+        let note = Note::new(&guest.who, &why);
+        let done = on(site, &site.changes, |conn, outbox, destinations| {
+            program::audited(conn, outbox, &note, act, name, |conn| match self {
+                Self::Enable => destinations.enable(conn, name),
+                Self::Disable { .. } => destinations.disable(conn, name, &why),
+                Self::Remove => destinations.remove(conn, name),
+                Self::SendAgain(id) => destinations.send_again(conn, name, id),
+            })
+        });
+        site.forget();
+        match &done {
+            Ok(is_there) => {
+                let became = if *is_there { became } else { NOBODY };
+                log::info!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = what, message_id = message, why = why, became = became; "{:?} requested {what} of destination {name:?} on the admin page: {became}", guest.who);
+            }
+            Err(Refusal::Away(error)) => {
+                log::warn!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of destination {name:?} on the admin page, which failed: {error:#}", guest.who);
+            }
+            Err(_) => {}
+        }
+        done
+    }
+}
 
 pub(in crate::pages) fn answer(site: &Site, guest: &Guest, request: &Request) -> Response {
     let form = request.form();
     let value = |name| form.get(name).unwrap_or_default().trim();
     let name = value("name");
-    let reason: String = value("reason").chars().take(LONGEST_REASON).collect();
-    let message = value("message");
-    let note = Note::new(&guest.who, &reason);
-    let is_there = |there: bool, became| if there { became } else { "no_destination" };
-    let became =
-        |there: Result<bool, DestinationError>, became| there.map(|there| is_there(there, became));
-    let done: anyhow::Result<Became> = match request.path.as_str() {
-        "/destination/test" => return test(site, guest, request, name),
+    let change = match request.path.as_str() {
+        "/destination/test" => return tested(site, guest, request, name),
         "/destination/remove" if value("sure") != "yes" => {
             return question(site, guest, request, name);
         }
-        "/destination/disable" if reason.is_empty() => {
-            let why = "Say why: the reason is the only explanation for later readers.";
-            return bad_request(site, guest, request, why);
-        }
-        "/destination/send-again" => {
-            let Ok(id) = message.parse() else {
-                return bad_request(site, guest, request, "The message is missing or invalid.");
-            };
-            site.changes.run(|conn, outbox| {
-                with(site, outbox, |destinations| {
-                    let sent =
-                        program::audited(conn, outbox, &note, Act::SendAgain, name, |conn| {
-                            destinations.send_again(conn, name, id)
-                        });
-                    became(sent, "sent_again")
-                })
-            })
-        }
-        path => site.changes.run(|conn, outbox| {
-            let (act, word) = match path {
-                "/destination/enable" => (Act::EnableDestination, "enabled"),
-                "/destination/disable" => (Act::DisableDestination, "disabled"),
-                _ => (Act::RemoveDestination, "removed"),
-            };
-            with(site, outbox, |destinations| {
-                let changed = program::audited(conn, outbox, &note, act, name, |conn| match act {
-                    Act::EnableDestination => destinations.enable(conn, name),
-                    Act::DisableDestination => destinations.disable(conn, name, &reason),
-                    _ => destinations.remove(conn, name),
-                });
-                became(changed, word)
-            })
-        }),
+        "/destination/remove" => Change::Remove,
+        "/destination/enable" => Change::Enable,
+        "/destination/disable" => Change::Disable {
+            why: value("reason"),
+        },
+        _ => match value("message").parse() {
+            Ok(id) => Change::SendAgain(id),
+            Err(_) => {
+                let why = "The message is missing or invalid.";
+                return bad_request(site, guest, request, why);
+            }
+        },
     };
-    site.forget();
-    let what = request.path.trim_start_matches("/destination/");
-    match done {
-        Ok(Ok(became)) => {
-            log::info!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = what, message_id = message, why = reason, became = became; "{:?} requested {what} of destination {name:?} on the admin page: {became}", guest.who);
-            let done = [("done", became)];
-            Response::see_other(&match became {
-                "removed" => link("/destinations", &done),
-                _ => link("/destinations", &[[("name", name)], done].concat()),
-            })
-        }
-        Ok(Err(error)) => bad_request(site, guest, request, &format!("{error}.")),
-        Err(error) => {
-            log::warn!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of destination {name:?} on the admin page, which failed: {error:#}", guest.who);
-            database_away(site, guest, request, &format!("{error:#}"))
-        }
-    }
+    let became = match change.carry_out(site, guest, name) {
+        Ok(true) => change.words().2,
+        Ok(false) => NOBODY,
+        Err(refusal) => return refusal.page(site, guest, request),
+    };
+    let done = [("done", became)];
+    Response::see_other(&match became {
+        "removed" => link("/destinations", &done),
+        _ => link("/destinations", &[[("name", name)], done].concat()),
+    })
 }
 
-/// Sends a test event and shows the response. No database connection is held during the send.
-fn test(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
-    let test = site.searches.run(|conn, outbox| {
-        with(site, outbox, |destinations| {
-            destinations.test(conn, name, &site.config)
-        })
-    });
-    let test = match test {
-        Ok(Ok(Some(test))) => test,
-        Ok(Ok(None)) => {
-            let nobody = [("name", name), ("done", "no_destination")];
+/// Sends a test event. No database connection is held during the send. `None`: there is no such destination.
+pub(in crate::pages) fn test(
+    site: &Site,
+    guest: &Guest,
+    name: &str,
+) -> Result<Option<TestAnswer>, Refusal> {
+    let test = on(site, &site.searches, |conn, _, destinations| {
+        destinations.test(conn, name, &site.config)
+    })?;
+    let answer = test.map(DestinationTest::send);
+    if let Some(answer) = &answer {
+        let went_well = answer.went_well;
+        log::info!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = "test", went_well = went_well; "{:?} tested destination {name:?} on the admin page", guest.who);
+    }
+    Ok(answer)
+}
+
+/// Sends a test event and shows the response.
+fn tested(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
+    let answer = match test(site, guest, name) {
+        Ok(Some(answer)) => answer,
+        Ok(None) => {
+            let nobody = [("name", name), ("done", NOBODY)];
             return Response::see_other(&link("/destinations", &nobody));
         }
-        Ok(Err(error)) => {
+        Err(Refusal::Destination(error)) => {
             let why = format!("Nothing was sent: {error}.");
             return bad_request(site, guest, request, &why);
         }
-        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
+        Err(refusal) => return refusal.page(site, guest, request),
     };
-    let answer = test.send();
-    let went_well = answer.went_well;
-    log::info!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = "test", went_well = went_well; "{:?} tested destination {name:?} on the admin page", guest.who);
     let title = format!("Test of {name}");
     let content = html! {
         section.panel {
             div.head { h1 { "Test of " span.key { (words::name(name)) } } }
             div.body {
-                (tested(guest, &answer))
+                (result(guest, &answer))
                 p { a.button.second href=(page_of(name)) { "Back to the destination" } }
             }
         }
@@ -119,7 +153,7 @@ fn test(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
     plain(site, guest, request, &title).answer(StatusCode::OK, &content)
 }
 
-fn tested(guest: &Guest, answer: &TestAnswer) -> Markup {
+fn result(guest: &Guest, answer: &TestAnswer) -> Markup {
     html! {
         dl.facts {
             dt { "Result" }

@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
 use diesel_outbox::admin::Note;
 use diesel_outbox::config::{SigningSecret, Verification};
-use diesel_outbox::destinations::{DestinationError, RegisteredDestination};
+use diesel_outbox::destinations::{EndpointAnswer, EndpointCheck, RegisteredDestination};
 use diesel_outbox::program::{self, Act};
 use http::StatusCode;
 use maud::{Markup, html};
+use schemars::JsonSchema;
 use secrecy::ExposeSecret;
+use serde::Deserialize;
 
-use super::{page_of, url, with};
+use super::{get, no_destination, on, page_of, url};
 use crate::pages::layout::token;
-use crate::pages::{bad_request, database_away, link, missing, plain, tenant, words};
+use crate::pages::{Refusal, link, plain, tenant, words};
 use crate::request::Form;
 use crate::{AUDIT, Guest, Request, Response, Site};
 
@@ -35,16 +36,12 @@ pub(in crate::pages) fn show(site: &Site, guest: &Guest, request: &Request) -> R
     if !guest.rights.act {
         return Response::text(StatusCode::FORBIDDEN, "you may look, but change nothing\n");
     }
-    let found = site
-        .searches
-        .run(|conn, outbox| with(site, outbox, |destinations| destinations.get(conn, name)));
-    let found = match found.and_then(|found| Ok(found?)) {
-        Ok(None) if !name.is_empty() => {
-            let words = format!("There is no registered destination {name:?}.");
-            return missing(site, guest, request, &words, &html! {});
-        }
-        Ok(found) => found,
-        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
+    let found = match name {
+        "" => None,
+        name => match get(site, name) {
+            Ok(found) => Some(found),
+            Err(refusal) => return refusal.page(site, guest, request),
+        },
     };
     let title = match &found {
         Some(_) => format!("Change {name}"),
@@ -90,127 +87,181 @@ fn form(guest: &Guest, found: Option<&RegisteredDestination>) -> Markup {
     }
 }
 
-/// The destination with the values of the form.
-fn filled(form: &Form, mut one: RegisteredDestination) -> Result<RegisteredDestination, String> {
-    let given = |name| Some(value(form, name).to_owned()).filter(|text| !text.is_empty());
-    if let Some(url) = given("url") {
-        one.url = url;
+/// What operators write of a destination. Absent: as it is. Empty: without the value.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(in crate::pages) struct Written {
+    url: Option<String>,
+    /// Patterns of topics.
+    topics: Option<Vec<String>>,
+    /// Only messages of this tenant.
+    tenant: Option<String>,
+    /// A JSONPath that payloads match.
+    filter: Option<String>,
+    description: Option<String>,
+    /// How the endpoint shows that it wants messages: `none`, `challenge`, `cloudevents`; with `:skip`, messages do not
+    /// wait for it.
+    verification: Option<String>,
+}
+
+impl Written {
+    fn of(form: &Form) -> Self {
+        let given = |name| Some(value(form, name).to_owned());
+        let topics = value(form, "topics").split([',', '\n']).map(str::trim);
+        let topics = topics.filter(|topic| !topic.is_empty());
+        Self {
+            url: given("url").filter(|url| !url.is_empty()),
+            topics: Some(topics.map(str::to_owned).collect()),
+            tenant: given("tenant"),
+            filter: given("filter"),
+            description: given("description"),
+            verification: given("verification").filter(|word| !word.is_empty()),
+        }
     }
-    let topics = value(form, "topics").split([',', '\n']).map(str::trim);
-    one.topics = topics
-        .filter(|topic| !topic.is_empty())
-        .map(str::to_owned)
-        .collect();
-    one.tenant_id = tenant(value(form, "tenant"))?;
-    one.filter = given("filter");
-    one.description = given("description");
-    if let Some(word) = given("verification") {
-        let word: Result<_, String> = word.parse();
-        one.verification = word.map_err(|error| format!("verification: {error}"))?;
+
+    fn write(self, one: &mut RegisteredDestination) -> Result<(), String> {
+        let filled = |text: String| Some(text).filter(|text| !text.is_empty());
+        if let Some(url) = self.url {
+            one.url = url;
+        }
+        if let Some(topics) = self.topics {
+            one.topics = topics;
+        }
+        if let Some(text) = self.tenant {
+            one.tenant_id = tenant(&text)?;
+        }
+        if let Some(filter) = self.filter {
+            one.filter = filled(filter);
+        }
+        if let Some(description) = self.description {
+            one.description = filled(description);
+        }
+        if let Some(word) = self.verification {
+            let word: Result<_, String> = word.parse();
+            one.verification = word.map_err(|error| format!("verification: {error}"))?;
+        }
+        Ok(())
     }
-    Ok(one)
+}
+
+/// Registers the destination, and returns its secret, or changes a known one.
+pub(in crate::pages) fn write(
+    site: &Site,
+    guest: &Guest,
+    name: &str,
+    is_known: bool,
+    written: Written,
+) -> Result<Option<SigningSecret>, Refusal> {
+    let secret = (!is_known).then(SigningSecret::random);
+    let done = on(site, &site.changes, |conn, outbox, destinations| {
+        let mut one = match (destinations.get(conn, name)?, is_known) {
+            (Some(one), true) => one,
+            (None, false) => RegisteredDestination::new(name, ""),
+            (Some(_), false) => {
+                let why = format!("There is already a destination {name:?}.");
+                return Ok(Err(Refusal::Taken(why)));
+            }
+            (None, true) => return Ok(Err(no_destination(name))),
+        };
+        if let Err(why) = written.write(&mut one) {
+            return Ok(Err(Refusal::Invalid(why)));
+        }
+        one.secret.clone_from(&secret);
+        let note = Note::new(&guest.who, "");
+        let put = |conn: &mut _| destinations.put(conn, &one).map(|()| true);
+        program::audited(conn, outbox, &note, Act::PutDestination, name, put).map(Ok)
+    })?;
+    done?;
+    log(guest, name, if is_known { "changed" } else { "registered" });
+    site.forget();
+    Ok(secret)
 }
 
 /// Registers the destination, or changes it if the form knew it.
 pub(in crate::pages) fn put(site: &Site, guest: &Guest, request: &Request) -> Response {
     let form = request.form();
     let (name, is_known) = (value(&form, "name"), value(&form, "is") == "known");
-    let secret = (!is_known).then(SigningSecret::random);
-    let done = site.changes.run(|conn, outbox| {
-        with(site, outbox, |destinations| {
-            let one = match (destinations.get(conn, name)?, is_known) {
-                (Some(one), true) => one,
-                (None, false) => RegisteredDestination::new(name, ""),
-                (Some(_), false) => {
-                    return Ok(Err(format!("There is already a destination {name:?}.")));
-                }
-                (None, true) => return Ok(Err(format!("There is no destination {name:?}."))),
-            };
-            let mut one = match filled(&form, one) {
-                Ok(one) => one,
-                Err(why) => return Ok(Err(why)),
-            };
-            one.secret.clone_from(&secret);
-            let note = Note::new(&guest.who, "");
-            let put = |conn: &mut _| destinations.put(conn, &one).map(|()| true);
-            program::audited(conn, outbox, &note, Act::PutDestination, name, put).map(Ok)
-        })
-    });
-    let became = if is_known { "changed" } else { "registered" };
-    match done {
-        Ok(Ok(Ok(_))) => {}
-        Ok(Ok(Err(why))) => return bad_request(site, guest, request, &why),
-        other => return failed(site, guest, request, other.map(|done| done.map(drop))),
-    }
-    log(guest, name, became);
-    site.forget();
-    match secret {
-        Some(secret) => {
+    match write(site, guest, name, is_known, Written::of(&form)) {
+        Ok(Some(secret)) => {
             let title = format!("{name} is registered");
             only_now(site, guest, request, (name, &title), &secret)
         }
-        None => Response::see_other(&link("/destinations", &[("name", name), ("done", became)])),
+        Ok(None) => Response::see_other(&link(
+            "/destinations",
+            &[("name", name), ("done", "changed")],
+        )),
+        Err(refusal) => refusal.page(site, guest, request),
     }
 }
 
-/// Gives the destination a new secret. The older ones also sign for a while.
+/// Gives the destination a new secret. The older ones also sign for a while, such as `24h`. `None`: there is no such
+/// destination.
+pub(in crate::pages) fn new_secret(
+    site: &Site,
+    guest: &Guest,
+    name: &str,
+    keep: &str,
+) -> Result<Option<SigningSecret>, Refusal> {
+    let keep: Duration = humantime::parse_duration(keep)
+        .map_err(|error| Refusal::Invalid(format!("How long the older secrets sign: {error}.")))?;
+    let secret = SigningSecret::random();
+    let note = Note::new(&guest.who, "");
+    let done = on(site, &site.changes, |conn, outbox, destinations| {
+        program::audited(conn, outbox, &note, Act::RotateDestination, name, |conn| {
+            destinations.rotate_to(conn, name, &secret, keep)
+        })
+    })?;
+    if done {
+        log(guest, name, "rotated");
+    }
+    Ok(done.then_some(secret))
+}
+
 pub(in crate::pages) fn rotate(site: &Site, guest: &Guest, request: &Request) -> Response {
     let form = request.form();
     let name = value(&form, "name");
-    let keep: Duration = match humantime::parse_duration(value(&form, "keep")) {
-        Ok(keep) => keep,
-        Err(error) => {
-            let why = format!("How long the older secrets sign: {error}.");
-            return bad_request(site, guest, request, &why);
-        }
-    };
-    let secret = SigningSecret::random();
-    let note = Note::new(&guest.who, "");
-    let done = site.changes.run(|conn, outbox| {
-        with(site, outbox, |destinations| {
-            program::audited(conn, outbox, &note, Act::RotateDestination, name, |conn| {
-                destinations.rotate_to(conn, name, &secret, keep)
-            })
-        })
-    });
-    match done {
-        Ok(Ok(true)) => {
-            log(guest, name, "rotated");
+    match new_secret(site, guest, name, value(&form, "keep")) {
+        Ok(Some(secret)) => {
             let title = format!("{name} has a new secret");
             only_now(site, guest, request, (name, &title), &secret)
         }
-        Ok(Ok(false)) => no_destination(name),
-        other => failed(site, guest, request, other.map(|done| done.map(drop))),
+        Ok(None) => nobody(name),
+        Err(refusal) => refusal.page(site, guest, request),
     }
 }
 
-/// Asks the endpoint whether it wants messages, and shows the answer. No database connection is held meanwhile.
+/// Asks the endpoint whether it wants messages. No database connection is held meanwhile. `None`: there is no such
+/// destination.
+pub(in crate::pages) fn ask(
+    site: &Site,
+    guest: &Guest,
+    name: &str,
+) -> Result<Option<EndpointAnswer>, Refusal> {
+    let check = on(site, &site.searches, |conn, _, destinations| {
+        destinations.verify(conn, name, &site.config)
+    })?;
+    let Some(answer) = check.map(EndpointCheck::ask) else {
+        return Ok(None);
+    };
+    let note = Note::new(&guest.who, "");
+    on(site, &site.changes, |conn, outbox, destinations| {
+        program::audited(conn, outbox, &note, Act::VerifyDestination, name, |conn| {
+            destinations.record(conn, &answer)
+        })
+    })?;
+    log(guest, name, "verification");
+    site.forget();
+    Ok(Some(answer))
+}
+
 pub(in crate::pages) fn verify(site: &Site, guest: &Guest, request: &Request) -> Response {
     let form = request.form();
     let name = value(&form, "name");
-    let check = site.searches.run(|conn, outbox| {
-        with(site, outbox, |destinations| {
-            destinations.verify(conn, name, &site.config)
-        })
-    });
-    let answer = match check {
-        Ok(Ok(Some(check))) => check.ask(),
-        Ok(Ok(None)) => return no_destination(name),
-        other => return failed(site, guest, request, other.map(|check| check.map(drop))),
+    let answer = match ask(site, guest, name) {
+        Ok(Some(answer)) => answer,
+        Ok(None) => return nobody(name),
+        Err(refusal) => return refusal.page(site, guest, request),
     };
-    let note = Note::new(&guest.who, "");
-    let recorded = site.changes.run(|conn, outbox| {
-        with(site, outbox, |destinations| {
-            program::audited(conn, outbox, &note, Act::VerifyDestination, name, |conn| {
-                destinations.record(conn, &answer)
-            })
-        })
-    });
-    if !matches!(recorded, Ok(Ok(_))) {
-        return failed(site, guest, request, recorded.map(|done| done.map(drop)));
-    }
-    log(guest, name, "verification");
-    site.forget();
     let title = format!("Verification of {name}");
     let content = html! {
         section.panel {
@@ -258,22 +309,9 @@ fn only_now(
     plain(site, guest, request, title).answer(StatusCode::OK, &content)
 }
 
-fn no_destination(name: &str) -> Response {
+fn nobody(name: &str) -> Response {
     let nobody = [("name", name), ("done", "no_destination")];
     Response::see_other(&link("/destinations", &nobody))
-}
-
-fn failed(
-    site: &Site,
-    guest: &Guest,
-    request: &Request,
-    done: Result<Result<(), DestinationError>>,
-) -> Response {
-    match done.map(|done| done.map_err(|error| format!("{error}."))) {
-        Ok(Err(why)) => bad_request(site, guest, request, &why),
-        Ok(Ok(())) => bad_request(site, guest, request, "Nothing was changed."),
-        Err(error) => database_away(site, guest, request, &format!("{error:#}")),
-    }
 }
 
 fn log(guest: &Guest, name: &str, what: &str) {

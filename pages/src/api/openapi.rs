@@ -1,0 +1,80 @@
+//! The OpenAPI document of a table of routes.
+
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+use super::{Problem, Route};
+
+/// The document of these routes, which are served below this path.
+pub(crate) fn document<S, V>(routes: &[Route<S, V>], title: &str, base: &str) -> Value {
+    let (mut inputs, mut outputs) = generators();
+    let problem = reference::<Problem>(&mut outputs);
+    let mut paths = Map::new();
+    for route in routes {
+        let mut parameters: Vec<Value> = route
+            .names()
+            .map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}))
+            .collect();
+        parameters.extend(route.parameters().map(|name| {
+            let schema = match name {
+                "limit" => json!({"type": "integer", "minimum": 1, "maximum": super::MOST, "default": super::USUAL}),
+                _ => json!({"type": "string"}),
+            };
+            json!({"name": name, "in": "query", "schema": schema})
+        }));
+        let content = |schema: Value| json!({"application/json": {"schema": schema}});
+        let output = (route.output)(&mut outputs).to_value();
+        let status = route.status.as_str();
+        let mut operation = json!({
+            "operationId": route.id,
+            "summary": route.summary,
+            "parameters": parameters,
+            "responses": {
+                status: {"description": "Done.", "content": content(output)},
+                "default": {"description": "Refused.", "content": {"application/problem+json": {"schema": problem}}},
+            },
+        });
+        if let Some(input) = route.input {
+            let schema = input(&mut inputs).to_value();
+            operation["requestBody"] = json!({"content": content(schema)});
+        }
+        let method = route.method.as_str().to_ascii_lowercase();
+        let operations = paths.entry(route.path).or_insert_with(|| json!({}));
+        operations[method] = operation;
+    }
+    let mut schemas = inputs.take_definitions(true);
+    schemas.extend(outputs.take_definitions(true));
+    json!({
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": env!("CARGO_PKG_VERSION"), "description": DESCRIPTION},
+        "servers": [{"url": format!("{base}/api/v1")}],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    })
+}
+
+const DESCRIPTION: &str =
+    "Lists have pages: `cursor` is the `next` of the page before. Times are RFC 3339, in UTC.";
+
+/// Of the bodies of requests and of answers: a field with a default is required only of answers.
+fn generators() -> (SchemaGenerator, SchemaGenerator) {
+    let settings = || {
+        SchemaSettings::draft2020_12().with(|settings| {
+            settings.definitions_path = "/components/schemas".into();
+            settings.meta_schema = None;
+        })
+    };
+    (
+        settings().into_generator(),
+        settings().for_serialize().into_generator(),
+    )
+}
+
+fn reference<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
+    generator.subschema_for::<T>().to_value()
+}

@@ -1,0 +1,820 @@
+//! JSON for operators: what the pages show and do, through the same functions.
+
+use diesel_outbox::admin::{Bulked, LetterId, Pause, Verdict};
+use diesel_outbox::config::SigningSecret;
+use diesel_outbox::destinations::{self, EndpointAnswer, RegisteredDestination, TestAnswer};
+use diesel_outbox::program::{self, HistoryEntry, LeaseRow, LedgerRow, MessageRecord, OperatorAct};
+use diesel_outbox::{Answer, MessageRef, Sequence};
+use http::StatusCode;
+use schemars::JsonSchema;
+use secrecy::ExposeSecret;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::bulk::Order;
+use super::dead::change::{Change as DeadChange, Order as DeadOrder};
+use super::messages::change::{Order as MessageOrder, due};
+use super::messages::{self, waiting};
+use super::registered::change::{Change, test as send_test};
+use super::registered::edit::{Written, ask, new_secret, write};
+use super::registered::{self, search, url};
+use super::{Refusal, as_limit, audit, dead, ledger, next_page, pauses};
+use crate::api::{self, Json, Listed, Nothing, Problem, Route, Time, document, route, view};
+use crate::visitor::Needs;
+use crate::{Guest, Request, Response, Site};
+
+type Call<'a> = api::Call<'a, Site, Guest>;
+type Found<T> = Result<T, Problem>;
+
+/// How long older secrets sign beside a new one, if the request does not say.
+const OVERLAP: &str = "24h";
+
+/// All routes.
+static ROUTES: &[Route<Site, Guest>] = &[
+    route!(GET "/openapi.json", Look, "This document.", openapi => Value),
+    route!(GET "/destinations", Look, "Registered destinations, by name.", list_destinations => Listed<Destination>, query: &["q", "tenant", "state"], is_list: true),
+    route!(POST "/destinations", Act, "Register a destination.", register_destination <- Registration => Registered, status: StatusCode::CREATED),
+    route!(GET "/destinations/{name}", Look, "A destination.", get_destination => Destination),
+    route!(PATCH "/destinations/{name}", Act, "Change a destination.", change_destination <- Written => Destination),
+    route!(DELETE "/destinations/{name}", Act, "Remove a destination. Its waiting messages become dead letters.", remove_destination <- Nothing => Done),
+    route!(POST "/destinations/{name}/enable", Act, "Send messages again.", enable_destination <- Nothing => Done),
+    route!(POST "/destinations/{name}/disable", Act, "Let messages wait.", disable_destination <- Because => Done),
+    route!(POST "/destinations/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_destination <- Nothing => Verified),
+    route!(POST "/destinations/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
+    route!(POST "/destinations/{name}/test", Act, "Send a test event now.", test_destination <- Nothing => Tested),
+    route!(POST "/destinations/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_destination <- Recovery => Count),
+    route!(POST "/destinations/{name}/backfill", Act, "Send a new destination what it would have got.", backfill_destination <- Backfill => Count),
+    route!(GET "/destinations/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
+    route!(POST "/destinations/{name}/deliveries/{id}/send-again", Act, "Send a message to the destination again.", send_again <- Nothing => Done),
+    route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: OF_WAITING, is_list: true),
+    route!(POST "/messages/retry", Act, "Make messages due that wait after a failed attempt.", retry_messages <- Many => Count, query: OF_WAITING),
+    route!(POST "/messages/cancel", Act, "Cancel waiting messages.", cancel_messages <- Many => Count, query: OF_WAITING),
+    route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
+    route!(POST "/messages/{sequence}/cancel", Act, "Cancel a message.", cancel_message <- One => Became),
+    route!(POST "/messages/{sequence}/reschedule", Act, "Make a message due at another time.", reschedule_message <- Reschedule => Became),
+    route!(POST "/messages/{sequence}/settle", Act, "Settle a message by hand.", settle_message <- Settle => Became),
+    route!(GET "/ledger", Look, "Settled messages, latest first.", list_ledger => Listed<Entry>, query: &["topic", "destination", "status", "reason", "key", "tenant", "since", "until"], is_list: true),
+    route!(GET "/dead", Look, "Dead letters, latest first.", list_dead => Listed<DeadLetter>, query: OF_DEAD, is_list: true),
+    route!(GET "/dead/{letter}", Look, "A dead letter, by `id`.", get_dead => DeadLetter),
+    route!(POST "/dead/requeue", Act, "Make dead letters due.", requeue_dead <- Letters => Count, query: OF_DEAD),
+    route!(POST "/dead/discard", Act, "Delete dead letters.", discard_dead <- Letters => Count, query: OF_DEAD),
+    route!(GET "/pauses", Look, "Paused destinations and topics.", list_pauses => Listed<Paused>),
+    route!(POST "/pauses", Act, "Pause a destination or a topic.", pause <- Pausing => Done, status: StatusCode::CREATED),
+    route!(DELETE "/pauses/{kind}/{name}", Act, "End a pause.", resume <- Nothing => Done),
+    route!(GET "/relays", Look, "Relays and their leases.", list_relays => Listed<Relay>),
+    route!(GET "/audit", Look, "The latest acts of operators.", list_acts => Listed<Acted>, query: &["q"]),
+];
+
+const OF_WAITING: &[&str] = &["topic", "destination", "tenant", "key", "status"];
+const OF_DEAD: &[&str] = &["topic", "destination", "tenant", "reason", "q"];
+
+/// The answer to a request for JSON.
+pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
+    let admit = |route: &Route<Site, Guest>| {
+        site.access.check_host(request)?;
+        let mut guest = site.access.script(request)?;
+        if route.needs != Needs::Look {
+            guest.is_script |= request.is_of_program();
+            let form_token = request.header("x-form-token").unwrap_or_default();
+            site.access.check_change(request, &guest, form_token)?;
+        }
+        Ok(guest)
+    };
+    api::answer(ROUTES, site, request, path, |route| {
+        admit(route).map_err(Problem::of)
+    })
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        use diesel_outbox::destinations::DestinationError::{Invalid, TooMany};
+        match refusal {
+            Refusal::Missing(words) => Self::new(StatusCode::NOT_FOUND, words),
+            Refusal::Taken(words) => Self::new(StatusCode::CONFLICT, words),
+            Refusal::Invalid(words) => Self::invalid(words),
+            Refusal::Destination(Invalid(error)) => {
+                let field = error.key().rsplit('.').next().unwrap_or_default();
+                Self::invalid(error.reason()).of_field(field)
+            }
+            Refusal::Destination(error @ TooMany(_)) => {
+                Self::new(StatusCode::CONFLICT, error.to_string())
+            }
+            Refusal::Destination(error) => Self::invalid(error.to_string()),
+            Refusal::Away(error) => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}"))
+            }
+        }
+    }
+}
+
+impl From<anyhow::Error> for Problem {
+    fn from(error: anyhow::Error) -> Self {
+        Refusal::Away(error).into()
+    }
+}
+
+fn time(text: &Option<String>) -> Option<Time> {
+    text.as_ref().map(Time::from)
+}
+
+/// Content, for a visitor who may see it.
+fn seen(guest: &Guest, text: &Option<String>) -> Option<Json> {
+    let text = text.as_deref().filter(|_| guest.rights.payloads);
+    text.map(Json::of)
+}
+
+view! {
+    /// A registered destination.
+    Destination of (one: &RegisteredDestination, guest: &Guest) {
+        name: String = one.name.clone(),
+        /// Without most of the path, if the visitor may not see payloads.
+        url: String = url(guest, one),
+        topics: Vec<String> = one.topics.clone(),
+        tenant: Option<Uuid> = one.tenant_id,
+        filter: Option<String> = one.filter.clone(),
+        description: Option<String> = one.description.clone(),
+        enabled: bool = one.enabled,
+        disabled_reason: Option<String> = one.disabled_reason.clone(),
+        /// Why no relay uses the destination.
+        problem: Option<String> = one.problem.clone(),
+        failing: bool = one.failing,
+        failing_since: Option<Time> = one.failing_since.map(Time::from),
+        verification: String = one.verification.to_string(),
+        verified_at: Option<Time> = one.verified_at.map(Time::from),
+        verification_error: Option<String> = one.verification_error.clone(),
+        /// Names of headers of each request.
+        headers: Vec<String> = one.headers.iter().map(|(name, _)| name.clone()).collect(),
+        old_secrets_until: Option<Time> = one.old_secrets_until.map(Time::from),
+        created_at: Option<Time> = one.created_at.map(Time::from),
+        updated_at: Option<Time> = one.updated_at.map(Time::from),
+    }
+}
+
+view! {
+    /// A message for a destination.
+    Delivery of (row: &destinations::Delivery) {
+        message_id: Uuid = row.message_id,
+        topic: String = row.topic.clone(),
+        tenant: Option<Uuid> = row.tenant_id,
+        state: String = row.state.to_string(),
+        attempts: i32 = row.attempts,
+        http_status: Option<i32> = row.http_status,
+        reason: Option<String> = row.reason.clone(),
+        error: Option<String> = row.error.clone(),
+        next_attempt_at: Option<Time> = time(&row.next_attempt_at),
+        settled_at: Option<Time> = time(&row.settled_at),
+        created_at: Time = (&row.created_at).into(),
+        can_be_sent_again: bool = row.can_be_sent_again,
+    }
+}
+
+view! {
+    /// A message: one row of it, for one destination.
+    Message of (row: &MessageRecord, waits: Option<String>, guest: &Guest) {
+        sequence: i64 = row.sequence.0,
+        message_id: Uuid = row.message_id,
+        /// `live`, `dead` or `ledger`.
+        kept_in: String = row.kept_in.clone(),
+        topic: String = row.topic.clone(),
+        /// Empty: the topic decides.
+        destination: String = row.destination.clone(),
+        idempotency_key: String = row.idempotency_key.clone(),
+        ordering_key: Option<String> = row.ordering_key.clone(),
+        tenant: Option<Uuid> = row.tenant_id,
+        status: String = row.status.to_string(),
+        /// Why the message is not sent now.
+        waits: Option<String> = waits,
+        attempts: i32 = row.attempts,
+        reason: Option<String> = row.reason.clone(),
+        error: Option<String> = row.last_error.clone(),
+        http_status: Option<i32> = row.http_status,
+        created_at: Time = (&row.created_at).into(),
+        due_at: Option<Time> = time(&row.available_at),
+        expires_at: Option<Time> = time(&row.expires_at),
+        settled_at: Option<Time> = time(&row.settled_at),
+        /// Null in lists, where it is not kept, and for a visitor who may not see it; as are `headers` and `response`.
+        payload: Option<Json> = seen(guest, &row.payload),
+        headers: Option<Json> = seen(guest, &row.headers),
+        response: Option<String> = row.response.clone().filter(|_| guest.rights.payloads),
+    }
+}
+
+view! {
+    /// A failed attempt, or an act of an operator.
+    Event of (entry: &HistoryEntry, guest: &Guest) {
+        happened_at: Time = (&entry.happened_at).into(),
+        event: String = entry.event.clone(),
+        sequence: i64 = entry.sequence.0,
+        destination: String = entry.destination.clone(),
+        attempt: Option<i32> = entry.attempt,
+        reason: Option<String> = entry.reason.clone(),
+        error: Option<String> = entry.error.clone(),
+        http_status: Option<i32> = entry.http_status,
+        response: Option<String> = entry.response.clone().filter(|_| guest.rights.payloads),
+        took_ms: Option<u64> = entry.took.map(millis),
+        relay: Option<String> = entry.relay.clone(),
+        operator: Option<String> = entry.operator.clone(),
+    }
+}
+
+view! {
+    /// How a message was settled.
+    Entry of (row: &LedgerRow) {
+        sequence: i64 = row.sequence.0,
+        message_id: Uuid = row.message_id,
+        topic: String = row.topic.clone(),
+        destination: String = row.destination.clone(),
+        status: String = row.status.to_string(),
+        idempotency_key: String = row.idempotency_key.clone(),
+        ordering_key: Option<String> = row.ordering_key.clone(),
+        tenant: Option<Uuid> = row.tenant_id,
+        reason: Option<String> = row.reason.clone(),
+        error: Option<String> = row.error.clone(),
+        http_status: Option<i32> = row.http_status,
+        attempts: i32 = row.attempts,
+        created_at: Time = (&row.created_at).into(),
+        settled_at: Time = (&row.settled_at).into(),
+    }
+}
+
+view! {
+    /// A message that was given up.
+    DeadLetter of (row: &program::DeadLetter, guest: &Guest) {
+        id: String = row.id().to_string(),
+        sequence: i64 = row.sequence.0,
+        message_id: Uuid = row.message_id,
+        topic: String = row.topic.clone(),
+        destination: String = row.destination.clone(),
+        idempotency_key: String = row.idempotency_key.clone(),
+        ordering_key: Option<String> = row.ordering_key.clone(),
+        tenant: Option<Uuid> = row.tenant_id,
+        reason: String = row.reason.clone(),
+        error: Option<String> = row.last_error.clone(),
+        http_status: Option<i32> = row.http_status,
+        attempts: i32 = row.attempts,
+        created_at: Time = (&row.created_at).into(),
+        dead_lettered_at: Time = (&row.dead_lettered_at).into(),
+        /// Null in lists, and for a visitor who may not see it; as are `headers` and `response`.
+        payload: Option<Json> = seen(guest, &row.payload),
+        headers: Option<Json> = seen(guest, &row.headers),
+        response: Option<String> = row.response.clone().filter(|_| guest.rights.payloads),
+    }
+}
+
+view! {
+    /// A pause.
+    Paused of (pause: &Pause) {
+        /// `destination` or `topic`.
+        kind: String = pause.kind.as_str().to_owned(),
+        name: String = pause.name.clone(),
+        reason: String = pause.reason.clone(),
+        /// Null: until it is resumed.
+        seconds_left: Option<u64> = pause.left.map(|left| left.as_secs()),
+    }
+}
+
+view! {
+    /// A relay that is or was running.
+    Relay of (row: &LeaseRow) {
+        lease: i64 = row.id,
+        relay: String = row.relay.clone(),
+        enabled: bool = row.enabled,
+        stands_by: bool = row.stands_by,
+        started_seconds_ago: f64 = row.started_seconds_ago,
+        renewed_seconds_ago: f64 = row.renewed_seconds_ago,
+        /// Negative: the lease has expired.
+        seconds_left: f64 = row.seconds_left,
+        destinations: Vec<String> = row.destinations.clone(),
+        /// Whether the relay sends to registered destinations.
+        registered: bool = row.registered,
+    }
+}
+
+view! {
+    /// What an operator has done.
+    Acted of (act: &OperatorAct) {
+        at: Time = (&act.at).into(),
+        who: String = act.who.clone(),
+        act: String = act.act.clone(),
+        target: String = act.target.clone(),
+        why: String = act.why.clone(),
+    }
+}
+
+view! {
+    /// How many messages were changed, or would be.
+    Count of (done: Bulked) {
+        changed: u64 = done.changed,
+        /// Messages that were left, because another was faster or the key is in the outbox again.
+        skipped: u64 = done.skipped,
+        /// Messages that cannot be sent, because the ledger has no payload of them.
+        without_payload: u64 = done.without_payload,
+    }
+}
+
+view! {
+    /// The answer of an endpoint.
+    Verified of (answer: &EndpointAnswer) {
+        is_verified: bool = answer.is_verified,
+        reason: Option<String> = answer.reason.map(|reason| reason.as_str().to_owned()),
+        error: Option<String> = answer.error.clone(),
+        allowed_rate: Option<String> = answer.allowed_rate.map(|rate| rate.to_string()),
+        took_ms: u64 = millis(answer.took),
+    }
+}
+
+view! {
+    /// The answer to a test.
+    Tested of (answer: &TestAnswer, guest: &Guest) {
+        message_id: Uuid = answer.message_id,
+        accepted: bool = answer.went_well,
+        http_status: Option<u16> = answer.http_status,
+        reason: Option<String> = answer.reason.map(|reason| reason.as_str().to_owned()),
+        error: Option<String> = answer.error.clone(),
+        response: Option<String> = answer.body.clone().filter(|_| guest.rights.payloads),
+        took_ms: u64 = millis(answer.took),
+    }
+}
+
+fn millis(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// An act without more to say.
+#[derive(Serialize, JsonSchema)]
+struct Done {
+    done: bool,
+}
+
+/// A signing secret, which is shown only now.
+#[derive(Serialize, JsonSchema)]
+struct Secret {
+    /// Null: the visitor may not see it.
+    secret: Option<String>,
+}
+
+impl Secret {
+    fn of(secret: &SigningSecret, guest: &Guest) -> Self {
+        let written = secret.written();
+        let secret = guest.rights.secrets.then(|| written.expose_secret().into());
+        Self { secret }
+    }
+}
+
+/// A new destination and its secret, which is shown only now.
+#[derive(Serialize, JsonSchema)]
+struct Registered {
+    destination: Destination,
+    /// Null: the visitor may not see it.
+    secret: Option<String>,
+}
+
+/// Everything known about a message.
+#[derive(Serialize, JsonSchema)]
+struct Known {
+    rows: Vec<Message>,
+    history: Vec<Event>,
+    /// `false`: the search ran out of time, so there may be more.
+    is_complete: bool,
+}
+
+/// What became of a message.
+#[derive(Serialize, JsonSchema)]
+struct Became {
+    /// `cancelled`, `rescheduled`, `settled_delivered` or `settled_cancelled`.
+    became: &'static str,
+}
+
+/// A new destination.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Registration {
+    name: String,
+    #[serde(default)]
+    destination: Written,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Because {
+    why: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Rotation {
+    /// How long older secrets also sign (24h).
+    keep: Option<String>,
+}
+
+/// Dead letters of a destination.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Recovery {
+    /// RFC 3339, or a duration before now such as `24h`.
+    since: String,
+    /// Also what the destination missed.
+    #[serde(default)]
+    missing: bool,
+    /// Only count.
+    #[serde(default)]
+    dry_run: bool,
+    #[serde(default)]
+    why: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Backfill {
+    /// RFC 3339, or a duration before now such as `24h`.
+    since: String,
+    /// Only count.
+    #[serde(default)]
+    dry_run: bool,
+    #[serde(default)]
+    why: String,
+}
+
+/// The messages are those that the parameters of the query choose.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Many {
+    /// Only count.
+    #[serde(default)]
+    dry_run: bool,
+    #[serde(default)]
+    why: String,
+}
+
+/// Which row of the message.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct One {
+    #[serde(default)]
+    destination: String,
+    message_id: Option<Uuid>,
+    #[serde(default)]
+    why: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Reschedule {
+    /// A duration such as `2h`; absent: now.
+    r#in: Option<String>,
+    #[serde(default)]
+    destination: String,
+    message_id: Option<Uuid>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Settle {
+    verdict: Outcome,
+    why: String,
+    #[serde(default)]
+    destination: String,
+    message_id: Option<Uuid>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Outcome {
+    Delivered,
+    Never,
+}
+
+/// Either `letters` or `all`.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Letters {
+    /// The `id` of each.
+    letters: Option<Vec<String>>,
+    /// All that the parameters of the query choose.
+    #[serde(default)]
+    all: bool,
+    /// Only count.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Pausing {
+    /// `destination` or `topic`.
+    kind: String,
+    name: String,
+    #[serde(default)]
+    reason: String,
+    /// A duration such as `2h`; absent: until resumed.
+    r#for: Option<String>,
+}
+
+fn openapi(call: &Call<'_>) -> Found<Value> {
+    let base = &call.site.access.admin.base;
+    Ok(document(ROUTES, "Outbox, for operators", base))
+}
+
+fn list_destinations(call: &Call<'_>) -> Found<Listed<Destination>> {
+    let (guest, asked) = (&call.visitor, registered::Asked::of(&call.request.query));
+    let after: Option<String> = call.cursor()?;
+    let (found, next) = search(call.site, guest, &asked, after.as_deref(), call.limit()?)?;
+    let view = |one: &RegisteredDestination| Destination::of(one, guest);
+    Ok(Listed::new(&found, view, next))
+}
+
+fn get_destination(call: &Call<'_>) -> Found<Destination> {
+    let found = registered::get(call.site, call.part("name"))?;
+    Ok(Destination::of(&found, &call.visitor))
+}
+
+fn register_destination(call: &Call<'_>, new: Registration) -> Found<Registered> {
+    let (site, guest) = (call.site, &call.visitor);
+    let secret = write(site, guest, &new.name, false, new.destination)?;
+    let found = registered::get(site, &new.name)?;
+    Ok(Registered {
+        destination: Destination::of(&found, guest),
+        secret: secret.and_then(|secret| Secret::of(&secret, guest).secret),
+    })
+}
+
+fn change_destination(call: &Call<'_>, written: Written) -> Found<Destination> {
+    write(call.site, &call.visitor, call.part("name"), true, written)?;
+    get_destination(call)
+}
+
+fn change(call: &Call<'_>, change: Change<'_>) -> Found<Done> {
+    match change.carry_out(call.site, &call.visitor, call.part("name"))? {
+        true => Ok(Done { done: true }),
+        false => Err(Problem::missing()),
+    }
+}
+
+fn remove_destination(call: &Call<'_>, _: Nothing) -> Found<Done> {
+    change(call, Change::Remove)
+}
+
+fn enable_destination(call: &Call<'_>, _: Nothing) -> Found<Done> {
+    change(call, Change::Enable)
+}
+
+fn disable_destination(call: &Call<'_>, given: Because) -> Found<Done> {
+    let why = given.why.trim();
+    change(call, Change::Disable { why })
+}
+
+fn send_again(call: &Call<'_>, _: Nothing) -> Found<Done> {
+    change(call, Change::SendAgain(call.parsed("id")?))
+}
+
+fn verify_destination(call: &Call<'_>, _: Nothing) -> Found<Verified> {
+    let answer = ask(call.site, &call.visitor, call.part("name"))?;
+    Ok(Verified::of(&answer.ok_or_else(Problem::missing)?))
+}
+
+fn rotate_secret(call: &Call<'_>, given: Rotation) -> Found<Secret> {
+    let keep = given.keep.as_deref().unwrap_or(OVERLAP);
+    let secret = new_secret(call.site, &call.visitor, call.part("name"), keep)?;
+    let secret = secret.ok_or_else(Problem::missing)?;
+    Ok(Secret::of(&secret, &call.visitor))
+}
+
+fn test_destination(call: &Call<'_>, _: Nothing) -> Found<Tested> {
+    let answer = send_test(call.site, &call.visitor, call.part("name"))?;
+    let answer = answer.ok_or_else(Problem::missing)?;
+    Ok(Tested::of(&answer, &call.visitor))
+}
+
+fn counted(call: &Call<'_>, order: &Order<'_>, why: &str, dry_run: bool) -> Found<Count> {
+    let done = order.run(call.site, &call.visitor, why, dry_run)?;
+    done.map(Count::of).ok_or_else(Problem::missing)
+}
+
+fn since(error: String) -> Problem {
+    Problem::invalid(error).of_field("since")
+}
+
+fn recover_destination(call: &Call<'_>, given: Recovery) -> Found<Count> {
+    let order = Order::recover(call.part("name"), &given.since, given.missing);
+    counted(call, &order.map_err(since)?, &given.why, given.dry_run)
+}
+
+fn backfill_destination(call: &Call<'_>, given: Backfill) -> Found<Count> {
+    let begin = super::bulk::time(&given.since).map_err(since)?;
+    let order = Order::Backfill(call.part("name"), begin);
+    counted(call, &order, &given.why, given.dry_run)
+}
+
+fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
+    let after: Option<String> = call.cursor()?;
+    let name = call.part("name");
+    let (_, found, _) =
+        registered::deliveries(call.site, name, after.as_deref(), call.limit()?, 0)?;
+    let next = found.next.map(|place| place.to_string());
+    Ok(Listed {
+        is_complete: found.is_complete,
+        ..Listed::new(&found.rows, Delivery::of, next)
+    })
+}
+
+fn list_messages(call: &Call<'_>) -> Found<Listed<Message>> {
+    let cursor: Option<String> = call.cursor()?;
+    let asked = waiting::Asked::of(&call.request.query);
+    let asked = asked.after(cursor.as_deref().unwrap_or_default());
+    let filter = asked.filter().map_err(Problem::invalid)?;
+    let (found, waits, next) = waiting::search(call.site, &filter, call.limit()?)?;
+    Ok(Listed {
+        data: records(&call.visitor, &found.rows, &waits),
+        next,
+        is_complete: found.is_complete,
+    })
+}
+
+fn records<W: ToString>(
+    guest: &Guest,
+    rows: &[MessageRecord],
+    waits: &[Option<W>],
+) -> Vec<Message> {
+    let view = |(row, waits): (_, &Option<W>)| {
+        Message::of(row, waits.as_ref().map(ToString::to_string), guest)
+    };
+    rows.iter().zip(waits).map(view).collect()
+}
+
+fn waiting_of(call: &Call<'_>) -> Found<diesel_outbox::admin::WaitingFilter> {
+    let asked = waiting::Asked::of(&call.request.query);
+    asked.filter().map_err(Problem::invalid)
+}
+
+fn retry_messages(call: &Call<'_>, given: Many) -> Found<Count> {
+    let order = Order::Retry(waiting_of(call)?);
+    counted(call, &order, &given.why, given.dry_run)
+}
+
+fn cancel_messages(call: &Call<'_>, given: Many) -> Found<Count> {
+    let order = Order::Cancel(waiting_of(call)?);
+    counted(call, &order, &given.why, given.dry_run)
+}
+
+fn get_message(call: &Call<'_>) -> Found<Known> {
+    let guest = &call.visitor;
+    let found = messages::find(call.site, call.part("key"))?;
+    if found.records.rows.is_empty() {
+        return Err(Problem::missing());
+    }
+    let event = |entry| Event::of(entry, guest);
+    Ok(Known {
+        rows: records(guest, &found.records.rows, &found.waits),
+        history: found.history.iter().map(event).collect(),
+        is_complete: found.records.is_complete,
+    })
+}
+
+fn change_message(
+    call: &Call<'_>,
+    order: &MessageOrder,
+    (destination, message_id): (&str, Option<Uuid>),
+    why: &str,
+) -> Found<Became> {
+    let sequence = call.parsed("sequence")?;
+    let mut which = MessageRef::from(Sequence(sequence)).at(destination);
+    if let Some(id) = message_id {
+        which = which.with_id(id);
+    }
+    let answer = order.carry_out(call.site, &call.visitor, &which, sequence, why)?;
+    let became = order.became(answer);
+    match answer {
+        Answer::Done => Ok(Became { became }),
+        Answer::Unknown | Answer::Ambiguous => Err(Problem::missing()),
+        _ => Err(Problem::new(StatusCode::CONFLICT, became)),
+    }
+}
+
+fn cancel_message(call: &Call<'_>, given: One) -> Found<Became> {
+    let which = (given.destination.as_str(), given.message_id);
+    change_message(call, &MessageOrder::Cancel, which, &given.why)
+}
+
+fn reschedule_message(call: &Call<'_>, given: Reschedule) -> Found<Became> {
+    let due = due(given.r#in.as_deref()).map_err(|why| Problem::invalid(why).of_field("in"))?;
+    let which = (given.destination.as_str(), given.message_id);
+    change_message(call, &MessageOrder::Reschedule(due), which, "")
+}
+
+fn settle_message(call: &Call<'_>, given: Settle) -> Found<Became> {
+    let verdict = match given.verdict {
+        Outcome::Delivered => Verdict::Delivered,
+        Outcome::Never => Verdict::NotToBeSent,
+    };
+    let why = given.why.trim();
+    let order = MessageOrder::settle(verdict, why);
+    let order = order.map_err(|error| Problem::invalid(error).of_field("why"))?;
+    let which = (given.destination.as_str(), given.message_id);
+    change_message(call, &order, which, why)
+}
+
+fn list_ledger(call: &Call<'_>) -> Found<Listed<Entry>> {
+    let asked = ledger::Asked::of(&call.request.query);
+    let mut filter = asked.filter().map_err(Problem::invalid)?;
+    filter.before = call.cursor()?;
+    let (found, next) = ledger::search(call.site, &filter, call.limit()?)?;
+    Ok(Listed {
+        is_complete: found.is_complete,
+        ..Listed::new(&found.rows, Entry::of, next)
+    })
+}
+
+fn list_dead(call: &Call<'_>) -> Found<Listed<DeadLetter>> {
+    let (limit, asked) = (call.limit()?, dead::Asked::of(&call.request.query));
+    let filter = asked.filter().map_err(Problem::invalid)?;
+    let most = as_limit(limit) + 1;
+    let mut found = dead::search(call.site, &asked, &filter, call.cursor()?, most)?;
+    let next = next_page(&mut found, limit, |last| last.place().to_string());
+    let view = |one: &program::DeadLetter| DeadLetter::of(one, &call.visitor);
+    Ok(Listed::new(&found, view, next))
+}
+
+fn get_dead(call: &Call<'_>) -> Found<DeadLetter> {
+    let letter: LetterId = call.parsed("letter")?;
+    let found = dead::letter::find(call.site, (letter.sequence.0, Some(letter)))?;
+    let found = found.first().ok_or_else(Problem::missing)?;
+    Ok(DeadLetter::of(found, &call.visitor))
+}
+
+fn change_dead(call: &Call<'_>, change: DeadChange, given: &Letters) -> Found<Count> {
+    let letters = given.letters.as_ref().map(|letters| {
+        let letters = letters.iter().map(|one| one.parse());
+        letters.collect::<Result<Vec<LetterId>, _>>()
+    });
+    let letters = letters.transpose();
+    let letters =
+        letters.map_err(|error| Problem::invalid(error.to_string()).of_field("letters"))?;
+    if letters.is_some() == given.all {
+        return Err(Problem::invalid("give either `letters` or `all`"));
+    }
+    let asked = dead::Asked::of(&call.request.query);
+    let mut order = DeadOrder::sure(change, asked, letters);
+    let found = order.find(call.site)?;
+    let changed = match given.dry_run {
+        true => found,
+        false => order.carry_out(call.site, &call.visitor)?,
+    };
+    Ok(Count {
+        changed: changed as u64,
+        skipped: (found - changed) as u64,
+        without_payload: 0,
+    })
+}
+
+fn requeue_dead(call: &Call<'_>, given: Letters) -> Found<Count> {
+    change_dead(call, DeadChange::Requeue, &given)
+}
+
+fn discard_dead(call: &Call<'_>, given: Letters) -> Found<Count> {
+    change_dead(call, DeadChange::Discard, &given)
+}
+
+/// What the pages also take from a recent glance, if the database answers.
+fn glance<T>(
+    call: &Call<'_>,
+    view: impl FnOnce(&crate::history::Glance) -> Listed<T>,
+) -> Found<Listed<T>> {
+    match call.site.glance() {
+        (Some(glance), None) => Ok(view(&glance)),
+        (_, error) => Err(Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            error.unwrap_or_default(),
+        )),
+    }
+}
+
+fn list_pauses(call: &Call<'_>) -> Found<Listed<Paused>> {
+    glance(call, |glance| Listed::new(&glance.pauses, Paused::of, None))
+}
+
+fn pause(call: &Call<'_>, given: Pausing) -> Found<Done> {
+    let which = pauses::Which::named(&given.kind, &given.name).map_err(Problem::invalid)?;
+    let time = given.r#for.as_deref();
+    which.pause(call.site, &call.visitor, &given.reason, time)?;
+    Ok(Done { done: true })
+}
+
+fn resume(call: &Call<'_>, _: Nothing) -> Found<Done> {
+    let which = pauses::Which::named(call.part("kind"), call.part("name"));
+    let which = which.map_err(|_| Problem::missing())?;
+    match which.resume(call.site, &call.visitor)? {
+        true => Ok(Done { done: true }),
+        false => Err(Problem::missing()),
+    }
+}
+
+fn list_relays(call: &Call<'_>) -> Found<Listed<Relay>> {
+    glance(call, |glance| Listed::new(&glance.leases, Relay::of, None))
+}
+
+fn list_acts(call: &Call<'_>) -> Found<Listed<Acted>> {
+    let q = call.asked("q").unwrap_or_default();
+    let acts = audit::search(call.site, q, audit::MOST)?;
+    Ok(Listed::new(&acts, Acted::of, None))
+}

@@ -1,0 +1,338 @@
+//! JSON for the customers of an application: what the portal shows and does, through the same functions.
+
+use diesel_outbox::admin::Bulked;
+use diesel_outbox::destinations::{
+    self, DeliveryDetails, EndpointAnswer, FailedAttempt, RegisteredDestination, TestAnswer,
+};
+use http::StatusCode;
+use schemars::JsonSchema;
+use secrecy::ExposeSecret;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::deliveries::{find, search, send_again as resend};
+use super::endpoints::{
+    self, State, Written, ask, delete, new_secret, page, register, send_example, send_missed,
+    set_enabled, write,
+};
+use super::own::Own;
+use super::session::{Session, Unopened};
+use super::words::Words;
+use super::{Language, Portal, Refusal, Topic, deliveries, time as parse_time};
+use crate::api::{self, Json, Listed, Nothing, Problem, Route, Time, document, route, view};
+use crate::request::Request;
+use crate::response::Response;
+use crate::text::without_user;
+use crate::visitor::Needs;
+
+type Call<'a> = api::Call<'a, Portal, Session>;
+type Found<T> = Result<T, Problem>;
+
+/// All routes.
+pub(super) static ROUTES: &[Route<Portal, Session>] = &[
+    route!(GET "/openapi.json", Look, "This document.", openapi => Value),
+    route!(GET "/topics", Look, "Topics to choose from.", list_topics => Listed<Offered>),
+    route!(GET "/endpoints", Look, "Endpoints.", list_endpoints => Listed<Endpoint>, is_list: true),
+    route!(POST "/endpoints", Act, "Add an endpoint.", add_endpoint <- Written => Added, status: StatusCode::CREATED),
+    route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
+    route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
+    route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint.", remove_endpoint <- Nothing => Done),
+    route!(POST "/endpoints/{name}/enable", Act, "Send events again.", enable_endpoint <- Nothing => Done),
+    route!(POST "/endpoints/{name}/disable", Act, "Let events wait.", disable_endpoint <- Nothing => Done),
+    route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants events.", verify_endpoint <- Nothing => Verified),
+    route!(POST "/endpoints/{name}/rotate", Secrets, "Make a new secret. The old one also signs for 24 hours.", rotate_secret <- Nothing => Secret),
+    route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested),
+    route!(POST "/endpoints/{name}/recover", Act, "Send failed events again, and what was missed.", recover_endpoint <- Recovery => Count),
+    route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, query: &["topic", "state", "since", "until"], is_list: true),
+    route!(GET "/endpoints/{name}/deliveries/{id}", Look, "A delivery, by message id.", get_delivery => Details),
+    route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send an event again.", send_again <- Nothing => Done),
+];
+
+/// The answer to a request for JSON.
+pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response {
+    let refuse = |status, why: &str| Response::from(Problem::new(status, why));
+    api::answer(ROUTES, portal, request, path, |route| {
+        let session = portal.session(request).map_err(|why| match why {
+            Unopened::Missing if request.visitor.identity.is_some() => {
+                refuse(StatusCode::FORBIDDEN, "the portal is for customers")
+            }
+            Unopened::Missing => refuse(
+                StatusCode::UNAUTHORIZED,
+                "this request needs a token: send Authorization: Bearer …",
+            ),
+            Unopened::Expired => refuse(StatusCode::UNAUTHORIZED, "the token has expired"),
+            Unopened::Invalid => refuse(StatusCode::UNAUTHORIZED, "the token is not valid"),
+        })?;
+        if !session.rights.meet(route.needs) {
+            return Err(Problem::from(Refusal::NotAllowed).into());
+        }
+        if route.needs != Needs::Look && !request.is_of_program() {
+            let given = request.header("x-form-token").unwrap_or_default();
+            let checked = session.check_form(portal, request, given);
+            checked.map_err(|refusal| Response::from(Problem::from(refusal)))?;
+        }
+        Ok(session)
+    })
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let (status, words) = refusal.words(words(), "/api/v1");
+        let problem = Self::new(status, words);
+        match refusal {
+            Refusal::Error(destinations::DestinationError::Invalid(error)) => {
+                problem.of_field(error.key().rsplit('.').next().unwrap_or_default())
+            }
+            _ => problem,
+        }
+    }
+}
+
+/// Programs read English.
+fn words() -> &'static Words {
+    Language::English.words()
+}
+
+fn time(text: &Option<String>) -> Option<Time> {
+    text.as_ref().map(Time::from)
+}
+
+fn millis(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+view! {
+    /// A topic that endpoints can choose.
+    Offered of (one: &Topic) {
+        topic: String = one.topic.clone(),
+        description: String = one.description.clone(),
+        /// A payload; null: none.
+        example: Value = one.example.clone(),
+    }
+}
+
+view! {
+    /// An endpoint.
+    Endpoint of (one: &RegisteredDestination) {
+        name: String = one.name.clone(),
+        url: String = without_user(&one.url),
+        description: Option<String> = one.description.clone(),
+        topics: Vec<String> = one.topics.clone(),
+        state: State = State::of(one, words()).0,
+        /// What to do about the state; empty: nothing.
+        hint: &'static str = State::of(one, words()).1,
+        failing_since: Option<Time> = one.failing_since.map(Time::from),
+        verification_error: Option<String> = one.public_verification_error(),
+        old_secret_until: Option<Time> = one.old_secrets_until.map(Time::from),
+        created_at: Option<Time> = one.created_at.map(Time::from),
+    }
+}
+
+view! {
+    /// An event for an endpoint.
+    Delivery of (row: &destinations::Delivery) {
+        message_id: Uuid = row.message_id,
+        topic: String = row.topic.clone(),
+        state: String = row.state.to_string(),
+        attempts: i32 = row.attempts,
+        http_status: Option<i32> = row.http_status,
+        error: Option<String> = row.public_error(),
+        next_attempt_at: Option<Time> = time(&row.next_attempt_at),
+        settled_at: Option<Time> = time(&row.settled_at),
+        created_at: Time = (&row.created_at).into(),
+        can_be_sent_again: bool = row.can_be_sent_again,
+    }
+}
+
+view! {
+    /// What was sent, and what came back. Null: not kept, or the visitor may not see it.
+    Details of (details: &DeliveryDetails, own: Own<'_>) {
+        delivery: Delivery = Delivery::of(&details.delivery),
+        payload: Option<Json> = details.payload.as_deref().filter(|_| own.session.rights.payloads).map(Json::of),
+        headers: Option<Json> = details.headers.as_deref().filter(|_| own.session.rights.payloads).map(Json::of),
+        response: Option<String> = details.response.clone().filter(|_| own.shows_responses()),
+        failed_attempts: Vec<Attempt> = details.failed.iter().map(|one| Attempt::of(one, own)).collect(),
+    }
+}
+
+view! {
+    /// An attempt that has failed.
+    Attempt of (one: &FailedAttempt, own: Own<'_>) {
+        attempt: Option<i32> = one.attempt,
+        happened_at: Time = (&one.happened_at).into(),
+        took_ms: Option<u64> = one.took.map(millis),
+        http_status: Option<i32> = one.http_status,
+        error: Option<String> = one.public_error(),
+        response: Option<String> = one.response.clone().filter(|_| own.shows_responses()),
+    }
+}
+
+view! {
+    /// The answer of an endpoint.
+    Verified of (answer: &EndpointAnswer) {
+        is_verified: bool = answer.is_verified,
+        error: Option<String> = answer.public_error(),
+        took_ms: u64 = millis(answer.took),
+    }
+}
+
+view! {
+    /// The answer to an example.
+    Tested of (answer: &TestAnswer, own: Own<'_>) {
+        message_id: Uuid = answer.message_id,
+        accepted: bool = answer.went_well,
+        http_status: Option<u16> = answer.http_status,
+        error: Option<String> = answer.public_error(),
+        response: Option<String> = answer.body.clone().filter(|_| own.shows_responses()),
+        took_ms: u64 = millis(answer.took),
+    }
+}
+
+view! {
+    /// How many events will be sent, or would be.
+    Count of (done: &Bulked) {
+        changed: u64 = done.changed,
+        /// Events that are no longer kept.
+        without_payload: u64 = done.without_payload,
+    }
+}
+
+/// An act without more to say.
+#[derive(Serialize, JsonSchema)]
+struct Done {
+    done: bool,
+}
+
+/// A signing secret, which is shown only now.
+#[derive(Serialize, JsonSchema)]
+struct Secret {
+    secret: String,
+}
+
+/// A new endpoint and its secret, which is shown only now.
+#[derive(Serialize, JsonSchema)]
+struct Added {
+    endpoint: Endpoint,
+    /// Null: the visitor may not see it.
+    secret: Option<String>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Example {
+    /// One of `GET /topics`; absent: `outbox.test`.
+    #[serde(default)]
+    topic: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Recovery {
+    /// RFC 3339.
+    since: String,
+    /// Also what the endpoint missed.
+    #[serde(default)]
+    missing: bool,
+    /// Only count.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+fn own<'a>(call: &'a Call<'_>) -> Own<'a> {
+    Own::of(call.site, &call.visitor)
+}
+
+const DONE: Done = Done { done: true };
+
+fn openapi(call: &Call<'_>) -> Found<Value> {
+    let title = call.site.name.as_deref().unwrap_or(words().title);
+    Ok(document(ROUTES, title, &call.site.base))
+}
+
+fn list_topics(call: &Call<'_>) -> Found<Listed<Offered>> {
+    Ok(Listed::new(&call.site.topics, Offered::of, None))
+}
+
+fn list_endpoints(call: &Call<'_>) -> Found<Listed<Endpoint>> {
+    let (found, next) = page(own(call), call.cursor()?, call.limit()?)?;
+    Ok(Listed::new(&found, Endpoint::of, next))
+}
+
+fn get_endpoint(call: &Call<'_>) -> Found<Endpoint> {
+    let found = endpoints::get(own(call), call.part("name"))?;
+    Ok(Endpoint::of(&found))
+}
+
+fn add_endpoint(call: &Call<'_>, written: Written) -> Found<Added> {
+    let (name, secret) = register(own(call), written)?;
+    let found = endpoints::get(own(call), &name)?;
+    Ok(Added {
+        endpoint: Endpoint::of(&found),
+        secret: secret.map(|secret| secret.written().expose_secret().to_owned()),
+    })
+}
+
+fn change_endpoint(call: &Call<'_>, written: Written) -> Found<Endpoint> {
+    write(own(call), call.part("name"), written)?;
+    get_endpoint(call)
+}
+
+fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
+    delete(own(call), call.part("name"))?;
+    Ok(DONE)
+}
+
+fn enable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
+    set_enabled(own(call), call.part("name"), true)?;
+    Ok(DONE)
+}
+
+fn disable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
+    set_enabled(own(call), call.part("name"), false)?;
+    Ok(DONE)
+}
+
+fn verify_endpoint(call: &Call<'_>, _: Nothing) -> Found<Verified> {
+    let answer = ask(own(call), call.part("name"))?;
+    Ok(Verified::of(&answer))
+}
+
+fn rotate_secret(call: &Call<'_>, _: Nothing) -> Found<Secret> {
+    let secret = new_secret(own(call), call.part("name"))?;
+    let secret = secret.written().expose_secret().to_owned();
+    Ok(Secret { secret })
+}
+
+fn test_endpoint(call: &Call<'_>, given: Example) -> Found<Tested> {
+    let answer = send_example(own(call), call.part("name"), &given.topic)?;
+    Ok(Tested::of(&answer, own(call)))
+}
+
+fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
+    let since = parse_time(&given.since).map_err(|why| Problem::from(why).of_field("since"))?;
+    let name = call.part("name");
+    let done = send_missed(own(call), name, since, given.missing, given.dry_run)?;
+    Ok(Count::of(&done))
+}
+
+fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
+    let cursor: Option<String> = call.cursor()?;
+    let filter = deliveries::filter(|name| call.asked(name), cursor.as_deref())?;
+    let (_, found) = search(own(call), call.part("name"), &filter, call.limit()?)?;
+    let next = found.next.map(|place| place.to_string());
+    Ok(Listed {
+        is_complete: found.is_complete,
+        ..Listed::new(&found.rows, Delivery::of, next)
+    })
+}
+
+fn get_delivery(call: &Call<'_>) -> Found<Details> {
+    let (_, details) = find(own(call), call.part("name"), call.parsed("id")?)?;
+    Ok(Details::of(&details, own(call)))
+}
+
+fn send_again(call: &Call<'_>, _: Nothing) -> Found<Done> {
+    resend(own(call), call.part("name"), call.parsed("id")?)?;
+    Ok(DONE)
+}

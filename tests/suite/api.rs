@@ -1,0 +1,724 @@
+//! JSON under `api/v1` of the pages and of the portal. Each answer fits the OpenAPI document that the same handler serves.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use diesel_outbox::NewMessage;
+use diesel_outbox_pages::{Pages, Portal, Rights, Visitor};
+use http::{Method, Request, Response, StatusCode};
+use jsonschema::Draft;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::page::TOKEN;
+use crate::support::{Database, File, Receiver, end, eventually};
+use crate::tenants::{config, two};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const STRANGER: [u8; 4] = [192, 0, 2, 7];
+
+/// A handler, whichever it is.
+trait Handler {
+    fn respond(&self, request: Request<Vec<u8>>, visitor: Visitor) -> Response<Vec<u8>>;
+}
+
+impl Handler for Pages {
+    fn respond(&self, request: Request<Vec<u8>>, visitor: Visitor) -> Response<Vec<u8>> {
+        Pages::respond(self, request, visitor)
+    }
+}
+
+impl Handler for Portal {
+    fn respond(&self, request: Request<Vec<u8>>, visitor: Visitor) -> Response<Vec<u8>> {
+        Portal::respond(self, request, visitor)
+    }
+}
+
+/// A program that knows the document of a handler.
+struct Program<'a> {
+    handler: &'a dyn Handler,
+    token: String,
+    document: Value,
+}
+
+impl<'a> Program<'a> {
+    fn new(handler: &'a dyn Handler, token: &str) -> Self {
+        let mut program = Self {
+            handler,
+            token: token.to_owned(),
+            document: Value::Null,
+        };
+        let (status, document) = program.send(&Method::GET, "/openapi.json", None);
+        assert_eq!(status, StatusCode::OK, "{document}");
+        program.document = document;
+        program
+    }
+
+    fn send(&self, method: &Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("/api/v1{path}"))
+            .header("host", "localhost")
+            .header("authorization", format!("Bearer {}", self.token));
+        if body.is_some() {
+            request = request.header("content-type", "application/json");
+        }
+        let body = body.map_or_else(Vec::new, |body| body.to_string().into_bytes());
+        let request = request.body(body).expect("a request");
+        let visitor = Visitor::unknown(STRANGER.into());
+        read(&self.handler.respond(request, visitor))
+    }
+
+    /// The answer, which has the shape that the document describes.
+    fn ask(&self, method: &Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
+        let (status, answer) = self.send(method, path, body);
+        let plain = path.split('?').next().expect("a path");
+        let is_meant = |template: &str| {
+            let (own, given) = (template.split('/'), plain.split('/'));
+            own.clone().count() == given.clone().count()
+                && own
+                    .zip(given)
+                    .all(|(own, given)| own == given || own.starts_with('{'))
+        };
+        let paths = self.document["paths"].as_object().expect("paths");
+        let verb = method.as_str().to_lowercase();
+        let mut operations = paths
+            .iter()
+            .filter(|(template, _)| is_meant(template))
+            .filter_map(|(_, operations)| operations.get(&verb));
+        let responses = &operations.next().expect("an operation")["responses"];
+        let content = match responses.get(status.as_str()) {
+            Some(response) => &response["content"]["application/json"]["schema"],
+            None => &responses["default"]["content"]["application/problem+json"]["schema"],
+        };
+        let schema = json!({ "allOf": [content], "components": self.document["components"] });
+        let validator = jsonschema::options()
+            .with_draft(Draft::Draft202012)
+            .should_validate_formats(true)
+            .build(&schema)
+            .expect("a schema");
+        let faults: Vec<String> = validator
+            .iter_errors(&answer)
+            .map(|fault| format!("{}: {fault}", fault.instance_path()))
+            .collect();
+        assert!(faults.is_empty(), "{method} {path}: {answer}: {faults:?}");
+        (status, answer)
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let (status, answer) = self.ask(&Method::GET, path, None);
+        assert_eq!(status, StatusCode::OK, "{path}: {answer}");
+        answer
+    }
+
+    fn done(&self, method: &Method, path: &str, body: Value) -> Value {
+        let (status, answer) = self.ask(method, path, Some(body));
+        assert!(status.is_success(), "{method} {path}: {answer}");
+        answer
+    }
+
+    fn post(&self, path: &str, body: Value) -> Value {
+        self.done(&Method::POST, path, body)
+    }
+
+    fn refused(&self, method: &Method, path: &str, body: Value) -> (u16, Value) {
+        let (status, answer) = self.ask(method, path, Some(body));
+        assert_eq!(answer["status"], status.as_u16(), "{answer}");
+        (status.as_u16(), answer)
+    }
+
+    /// Method and path of each route, with these words for the names in paths.
+    fn routes(&self, word: &str) -> Vec<(Method, String)> {
+        let paths = self.document["paths"].as_object().expect("paths");
+        let mut routes = Vec::new();
+        for (template, operations) in paths {
+            let segments = template.split('/').map(|one| match one.starts_with('{') {
+                true => word,
+                false => one,
+            });
+            let path = segments.collect::<Vec<_>>().join("/");
+            for verb in operations.as_object().expect("operations").keys() {
+                let method = verb.to_uppercase().parse().expect("a method");
+                routes.push((method, path.clone()));
+            }
+        }
+        routes
+    }
+}
+
+/// The status and the JSON of a response, of the right media type.
+fn read(response: &Response<Vec<u8>>) -> (StatusCode, Value) {
+    let status = response.status();
+    let kind = match status.is_success() {
+        true => "application/json",
+        false => "application/problem+json",
+    };
+    let text = String::from_utf8_lossy(response.body());
+    assert_eq!(response.headers()["content-type"], kind, "{text}");
+    (status, serde_json::from_str(&text).expect("JSON"))
+}
+
+fn pages(database: &Database) -> Pages {
+    let mut config = config(database);
+    for (setting, value) in [
+        ("OUTBOX_ADMIN_TOKEN", TOKEN),
+        ("OUTBOX_ADMIN_PAYLOADS", "true"),
+    ] {
+        config.set(setting, value).expect(setting);
+    }
+    Pages::operators(&config, None).expect("pages")
+}
+
+fn portal(database: &Database) -> Portal {
+    let portal = Pages::portal(&config(database)).expect("a portal");
+    let example = json!({ "order_id": 1 });
+    portal
+        .key([7; 32])
+        .expect("a key")
+        .topic("order.paid", "An order was paid.", example)
+}
+
+/// A receiver that refuses what says that it is bad.
+fn receiver() -> Receiver {
+    Receiver::start(|request, stream| {
+        let is_bad = String::from_utf8_lossy(&request.body).contains("bad");
+        let status = if is_bad { "422 No" } else { "200 OK" };
+        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\nok");
+        std::io::Write::write_all(stream, answer.as_bytes())
+    })
+}
+
+fn enqueue(database: &Database, tenant: Option<Uuid>, is: &str) -> String {
+    let message = NewMessage::new("order.paid", &json!({ "is": is })).expect("JSON");
+    let id = message.message_id().to_string();
+    database.enqueue_message(match tenant {
+        Some(tenant) => message.tenant_id(tenant),
+        None => message,
+    });
+    id
+}
+
+/// R60
+#[test]
+fn operators_do_as_json_what_they_do_on_the_pages() {
+    let (database, receiver) = (Database::new(), receiver());
+    let pages = pages(&database);
+    let program = Program::new(&pages, TOKEN);
+    let (get, post) = (&Method::GET, &Method::POST);
+
+    // Destinations.
+    let acme = json!({ "name": "acme/1", "destination": { "url": receiver.url(), "topics": ["order.*"] } });
+    let registered = program.post("/destinations", acme.clone());
+    assert_eq!(registered["destination"]["topics"], json!(["order.*"]));
+    let secret = registered["secret"].as_str().expect("a secret");
+    assert!(secret.starts_with("whsec_"));
+    let (status, again) = program.refused(post, "/destinations", acme);
+    assert_eq!((status, &again["title"]), (409, &json!("Conflict")));
+    let wrong = json!({ "name": "globex", "destination": { "url": "globex.example" } });
+    let (status, problem) = program.refused(post, "/destinations", wrong);
+    assert_eq!(
+        (status, &problem["field"]),
+        (422, &json!("url")),
+        "{problem}"
+    );
+    let unknown = json!({ "name": "globex", "colour": "red" });
+    assert_eq!(program.refused(post, "/destinations", unknown).0, 422);
+    let acme = "/destinations/acme%2F1";
+    let changed = json!({ "description": "Acme", "filter": "$.is" });
+    let changed = program.done(&Method::PATCH, acme, changed);
+    assert_eq!(
+        (&changed["topics"], &changed["filter"]),
+        (&json!(["order.*"]), &json!("$.\"is\""))
+    );
+    let changed = program.done(&Method::PATCH, acme, json!({ "filter": "" }));
+    assert_eq!(
+        (&changed["description"], &changed["filter"]),
+        (&json!("Acme"), &Value::Null)
+    );
+    assert_eq!(program.get(acme), changed);
+    assert_eq!(program.get("/destinations?q=acm")["data"], json!([changed]));
+    assert_eq!(program.get("/destinations?q=globex")["data"], json!([]));
+    assert_eq!(program.ask(get, "/destinations/globex", None).0, 404);
+    assert_eq!(
+        program
+            .refused(post, &format!("{acme}/disable"), json!({ "why": "" }))
+            .0,
+        422
+    );
+    program.post(&format!("{acme}/disable"), json!({ "why": "maintenance" }));
+    assert_eq!(program.get(acme)["disabled_reason"], "maintenance");
+    program.post(&format!("{acme}/enable"), json!({}));
+    assert_eq!(
+        program
+            .refused(post, &format!("{acme}/verify"), json!({}))
+            .0,
+        422
+    );
+    let rotated = program.post(&format!("{acme}/rotate"), json!({ "keep": "1h" }));
+    assert_ne!(rotated["secret"], secret);
+    assert_eq!(
+        program.post(&format!("{acme}/test"), json!({}))["accepted"],
+        true
+    );
+
+    // Waiting messages, from page to page.
+    let ids = ["good", "good", "bad"].map(|is| enqueue(&database, None, is));
+    let first = program.get("/messages?limit=2");
+    let next = first["next"].as_str().expect("a second page");
+    let second = program.get(&format!("/messages?limit=2&cursor={next}"));
+    assert_eq!(
+        (second["data"][0]["message_id"].as_str(), &second["next"]),
+        (Some(ids[2].as_str()), &Value::Null)
+    );
+    for wrong in ["limit=0", "limit=101", "cursor=x", "status=x", "colour=red"] {
+        let status = program.ask(get, &format!("/messages?{wrong}"), None).0;
+        assert!(status.is_client_error(), "{wrong}");
+    }
+    let known = program.get(&format!("/messages/{}", ids[0]));
+    assert_eq!(known["rows"][0]["payload"], json!({ "is": "good" }));
+    assert!(known["rows"][0]["waits"].is_string(), "{known}");
+    let sequence = &known["rows"][0]["sequence"];
+    let later = program.post(
+        &format!("/messages/{sequence}/reschedule"),
+        json!({ "in": "1h" }),
+    );
+    assert_eq!(later["became"], "rescheduled");
+    let cancelled = json!({ "dry_run": true });
+    let cancelled = program.post("/messages/cancel?topic=order.paid", cancelled);
+    assert_eq!(cancelled["changed"], 3);
+    assert_eq!(
+        program.post("/messages/cancel?topic=other", json!({}))["changed"],
+        0
+    );
+    assert_eq!(
+        program.post("/messages/retry", json!({ "why": "mended" }))["changed"],
+        0
+    );
+    program.post(
+        &format!("/messages/{sequence}/cancel"),
+        json!({ "why": "a test" }),
+    );
+    assert_eq!(
+        program
+            .refused(post, &format!("/messages/{sequence}/cancel"), json!({}))
+            .0,
+        409
+    );
+    assert_eq!(
+        program
+            .refused(post, "/messages/999999/cancel", json!({}))
+            .0,
+        404
+    );
+
+    // Deliveries, the ledger, dead letters. A cancelled message counts as dead.
+    let relay = database.keeping_relay().start().expect("a relay");
+    eventually("settled", || {
+        (database.count("delivered"), database.count("dead")) == (1, 2)
+    });
+    let relays = program.get("/relays");
+    assert_eq!(relays["data"].as_array().map(Vec::len), Some(1), "{relays}");
+    end(&relay);
+    let deliveries = program.get(&format!("{acme}/deliveries"));
+    assert_eq!(
+        deliveries["data"].as_array().map(Vec::len),
+        Some(2),
+        "{deliveries}"
+    );
+    assert_eq!(
+        program.ask(get, "/destinations/globex/deliveries", None).0,
+        404
+    );
+    let ledger = program.get("/ledger?status=delivered&limit=1");
+    assert_eq!(ledger["data"][0]["message_id"], ids[1]);
+    let dead = program.get("/dead?destination=acme/1");
+    let letter = &dead["data"][0];
+    assert_eq!(
+        (letter["message_id"].as_str(), &letter["payload"]),
+        (Some(ids[2].as_str()), &Value::Null)
+    );
+    let letter = letter["id"].as_str().expect("an id");
+    assert_eq!(
+        program.get(&format!("/dead/{letter}"))["payload"],
+        json!({ "is": "bad" })
+    );
+    let since = json!({ "since": "1h", "missing": true, "dry_run": true });
+    assert_eq!(
+        program.post(&format!("{acme}/recover"), since)["changed"],
+        1
+    );
+    let since = json!({ "since": "yesterday" });
+    let (status, problem) = program.refused(post, &format!("{acme}/recover"), since);
+    assert_eq!((status, &problem["field"]), (422, &json!("since")));
+    program.post(
+        &format!("{acme}/backfill"),
+        json!({ "since": "1h", "dry_run": true }),
+    );
+    for neither in [
+        json!({}),
+        json!({ "all": true, "letters": [letter] }),
+        json!({ "letters": ["x"] }),
+    ] {
+        assert_eq!(program.refused(post, "/dead/requeue", neither).0, 422);
+    }
+    let all = json!({ "all": true, "dry_run": true });
+    assert_eq!(
+        program.post("/dead/requeue?reason=REJECTED", all.clone())["changed"],
+        1
+    );
+    assert_eq!(program.post("/dead/requeue?topic=other", all)["changed"], 0);
+    assert_eq!(
+        program.post("/dead/requeue", json!({ "letters": [letter] }))["changed"],
+        1
+    );
+    assert_eq!(
+        program.post("/dead/discard", json!({ "all": true }))["changed"],
+        0
+    );
+    let again = format!("{acme}/deliveries/{}/send-again", ids[1]);
+    program.post(&again, json!({}));
+    assert_eq!(database.count("pending"), 2);
+    let settled = program.get(&format!("/messages/{}", ids[2]));
+    let sequence = &settled["rows"][0]["sequence"];
+    let settle = json!({ "verdict": "delivered", "why": "by mail", "destination": "acme/1" });
+    let settled = program.post(&format!("/messages/{sequence}/settle"), settle);
+    assert_eq!(settled["became"], "settled_delivered");
+
+    // Pauses, acts, the end.
+    let pausing =
+        json!({ "kind": "topic", "name": "order.paid", "reason": "maintenance", "for": "1h" });
+    program.post("/pauses", pausing);
+    assert_eq!(program.get("/pauses")["data"][0]["reason"], "maintenance");
+    program.done(&Method::DELETE, "/pauses/topic/order.paid", json!({}));
+    assert_eq!(
+        program
+            .refused(&Method::DELETE, "/pauses/topic/order.paid", json!({}))
+            .0,
+        404
+    );
+    program.done(&Method::DELETE, acme, json!({}));
+    assert_eq!(program.ask(get, acme, None).0, 404);
+    let acts = program.get("/audit?q=acme")["data"].to_string();
+    for act in ["put", "disable", "enable", "rotate", "send-again", "remove"] {
+        assert!(
+            acts.contains(&format!("destination {act}")),
+            "{act}: {acts}"
+        );
+    }
+}
+
+/// R60
+#[test]
+fn customers_do_as_json_what_they_do_in_the_portal() {
+    let (database, receiver) = (Database::new(), receiver());
+    let (portal, tenant) = (portal(&database), Uuid::now_v7());
+    let program = Program::new(&portal, &portal.token(tenant, HOUR, Rights::all()));
+    let (get, post) = (&Method::GET, &Method::POST);
+    assert_eq!(
+        program.get("/topics")["data"][0]["example"],
+        json!({ "order_id": 1 })
+    );
+    for (body, field) in [
+        (
+            json!({ "url": "acme.example", "topics": ["order.paid"] }),
+            json!("url"),
+        ),
+        (
+            json!({ "url": receiver.url(), "topics": ["internal"] }),
+            Value::Null,
+        ),
+    ] {
+        let (status, problem) = program.refused(post, "/endpoints", body);
+        assert_eq!((status, &problem["field"]), (422, &field), "{problem}");
+    }
+    let body = json!({ "url": receiver.url(), "topics": ["order.paid"], "description": "ours" });
+    let added = program.post("/endpoints", body);
+    assert!(
+        added["secret"].is_string() && added["endpoint"]["state"] == "works",
+        "{added}"
+    );
+    let name = added["endpoint"]["name"].as_str().expect("a name");
+    let one = format!("/endpoints/{name}");
+    assert_eq!(program.get(&one), added["endpoint"]);
+    assert_eq!(
+        program.get("/endpoints")["data"],
+        json!([added["endpoint"]])
+    );
+    let changed = program.done(&Method::PATCH, &one, json!({ "description": "" }));
+    assert_eq!(
+        (&changed["description"], &changed["url"]),
+        (&Value::Null, &json!(receiver.url()))
+    );
+    let example = program.post(&format!("{one}/test"), json!({ "topic": "order.paid" }));
+    assert_eq!(
+        (&example["accepted"], &example["response"]),
+        (&json!(true), &Value::Null)
+    );
+    let rotated = program.post(&format!("{one}/rotate"), json!({}));
+    assert_ne!(rotated["secret"], added["secret"]);
+
+    let ids = ["good", "bad"].map(|is| enqueue(&database, Some(tenant), is));
+    let relay = database.keeping_relay().start().expect("a relay");
+    eventually("settled", || {
+        (database.count("delivered"), database.count("dead")) == (1, 1)
+    });
+    end(&relay);
+    let first = program.get(&format!("{one}/deliveries?limit=1"));
+    let next = first["next"].as_str().expect("a second page");
+    let second = program.get(&format!("{one}/deliveries?cursor={next}"));
+    assert_eq!(second["data"].as_array().map(Vec::len), Some(1), "{second}");
+    let dead = program.get(&format!(
+        "{one}/deliveries?state=dead&topic=order.paid&since=2000-01-01T00:00"
+    ));
+    assert_eq!(dead["data"][0]["message_id"], ids[1]);
+    assert_eq!(
+        program
+            .ask(get, &format!("{one}/deliveries?since=yesterday"), None)
+            .0,
+        422
+    );
+    let details = program.get(&format!("{one}/deliveries/{}", ids[0]));
+    assert_eq!(details["payload"], json!({ "is": "good" }));
+    let since = json!({ "since": "2000-01-01T00:00:00Z", "missing": true, "dry_run": true });
+    assert_eq!(program.post(&format!("{one}/recover"), since)["changed"], 1);
+    let (status, problem) =
+        program.refused(post, &format!("{one}/recover"), json!({ "since": "x" }));
+    assert_eq!((status, &problem["field"]), (422, &json!("since")));
+    program.post(
+        &format!("{one}/deliveries/{}/send-again", ids[1]),
+        json!({}),
+    );
+    assert_eq!(database.count("pending"), 1);
+    assert_eq!(
+        program.refused(post, &format!("{one}/verify"), json!({})).0,
+        422
+    );
+    program.post(&format!("{one}/disable"), json!({}));
+    let disabled = program.get(&one);
+    assert_eq!(disabled["state"], "disabled", "{disabled}");
+    program.post(&format!("{one}/enable"), json!({}));
+    program.done(&Method::DELETE, &one, json!({}));
+    assert_eq!(program.ask(get, &one, None).0, 404);
+    let who = database.text("SELECT DISTINCT who FROM {o}_audit");
+    assert_eq!(who.as_deref(), Some("portal token"));
+}
+
+/// R60: over every route of both tables.
+#[test]
+fn each_route_needs_a_token_and_each_act_the_right_and_no_forged_cookie() {
+    let (database, acme, _) = two();
+    let (pages, portal) = (pages(&database), portal(&database));
+    let token = portal.token(acme.id, HOUR, Rights::all());
+    let customer = |rights| Visitor::of_tenant(acme.id, "ann", rights);
+    let operator = |rights| Visitor::known("ann", rights);
+    let rows = || crate::tenants::rows_of(&database, &acme);
+    let before = rows();
+    for (program, known, other) in [
+        (
+            Program::new(&pages, TOKEN),
+            &operator as &dyn Fn(Rights) -> Visitor,
+            customer(Rights::all()),
+        ),
+        (
+            Program::new(&portal, &token),
+            &customer,
+            operator(Rights::all()),
+        ),
+    ] {
+        let stranger = || Visitor::unknown(STRANGER.into());
+        let send = |method: &Method, path: &str, visitor, headers: &[(&str, &str)]| {
+            let request = Request::builder()
+                .method(method)
+                .uri(format!("/api/v1{path}"));
+            let request = headers
+                .iter()
+                .chain(&[("host", "localhost"), ("content-type", "application/json")])
+                .fold(request, |request, (name, value)| {
+                    request.header(*name, *value)
+                });
+            let response = program
+                .handler
+                .respond(request.body(b"{}".to_vec()).expect("a request"), visitor);
+            read(&response).0
+        };
+        for (method, path) in program.routes("acme-hook") {
+            assert_eq!(
+                send(&method, &path, stranger(), &[]),
+                401,
+                "{method} {path}"
+            );
+            let wrong = [("authorization", "Bearer nonsense")];
+            // After too many wrong tokens, 429.
+            let refused = send(&method, &path, stranger(), &wrong);
+            assert!([401, 429].contains(&refused.as_u16()), "{method} {path}");
+            assert_eq!(
+                send(&method, &path, other.clone(), &[]),
+                403,
+                "{method} {path}"
+            );
+            if method == Method::GET {
+                continue;
+            }
+            let looks = Rights::all().with_act(false);
+            assert_eq!(
+                send(&method, &path, known(looks), &[]),
+                403,
+                "{method} {path}"
+            );
+            for of_browser in [
+                &[("cookie", "shop=1")] as &[_],
+                &[("origin", "https://localhost")],
+                &[("sec-fetch-site", "cross-site")],
+                &[
+                    ("cookie", "shop=1"),
+                    ("origin", "https://localhost"),
+                    ("x-form-token", "x"),
+                ],
+            ] {
+                let refused = send(&method, &path, known(Rights::all()), of_browser);
+                assert_eq!(refused, 403, "{method} {path} {of_browser:?}");
+            }
+            let text = Request::builder()
+                .method(&method)
+                .uri(format!("/api/v1{path}"))
+                .header("host", "localhost")
+                .header("content-type", "text/plain")
+                .body(b"{}".to_vec())
+                .expect("a request");
+            let refused = program.handler.respond(text, known(Rights::all()));
+            assert_eq!(read(&refused).0, 415, "{method} {path}");
+        }
+        for (method, path, status) in [
+            (Method::GET, "/nothing", 404),
+            (Method::PUT, "/openapi.json", 405),
+            (Method::GET, "", 404),
+        ] {
+            assert_eq!(
+                send(
+                    &method,
+                    &format!("/{}", path.trim_start_matches('/')),
+                    known(Rights::all()),
+                    &[]
+                ),
+                status,
+                "{path}"
+            );
+        }
+    }
+    assert_eq!(rows(), before);
+}
+
+/// R60: the token of the pages' forms lets the scripts of these pages act.
+#[test]
+fn a_session_acts_with_the_token_of_its_forms() {
+    let (database, acme, _) = two();
+    let portal = portal(&database);
+    let send = |method, path: &str, headers: &[(&str, &str)]| {
+        let request = Request::builder().method(method).uri(path);
+        let request = headers
+            .iter()
+            .chain(&[("host", "shop.example"), ("sec-fetch-site", "same-origin")])
+            .fold(request, |request, (name, value)| {
+                request.header(*name, *value)
+            });
+        let visitor = Visitor::unknown(STRANGER.into());
+        portal.respond(request.body(Vec::new()).expect("a request"), visitor)
+    };
+    let opened = send("GET", &portal.link(acme.id, HOUR), &[]);
+    let cookie = opened.headers()["set-cookie"].to_str().expect("text");
+    let cookie = cookie.split(';').next().expect("a cookie");
+    let form = send("GET", "/endpoints/new", &[("cookie", cookie)]);
+    let form = String::from_utf8_lossy(form.body()).into_owned();
+    let (_, rest) = form
+        .split_once("name=\"form_token\" value=\"")
+        .expect("a form");
+    let token = rest.split('"').next().expect("a token");
+    let disable = "/api/v1/endpoints/acme-hook/disable";
+    assert_eq!(send("POST", disable, &[("cookie", cookie)]).status(), 403);
+    let with_token = [("cookie", cookie), ("x-form-token", token)];
+    assert_eq!(send("POST", disable, &with_token).status(), 200);
+}
+
+/// R60: without the rights, no content and no secret.
+#[test]
+fn json_hides_what_the_pages_hide() {
+    let (database, acme, _) = two();
+    let (pages, portal) = (pages(&database), portal(&database));
+    let look = Rights::look().with_act(true);
+    database.execute("UPDATE {o}_destination SET url = url || '/hunter2'");
+    let ask = |handler: &dyn Handler, visitor: Visitor, method: &Method, path: &str| {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("/api/v1{path}"))
+            .header("host", "localhost");
+        read(&handler.respond(request.body(Vec::new()).expect("a request"), visitor))
+    };
+    let operator = || Visitor::known("ann", look);
+    let (_, shown) = ask(
+        &pages,
+        operator(),
+        &Method::GET,
+        &format!("/messages/{}", acme.dead),
+    );
+    assert!(!shown.to_string().contains("x-shop") && shown["rows"][0]["payload"].is_null());
+    let (_, shown) = ask(&pages, operator(), &Method::GET, "/destinations/acme-hook");
+    assert!(!shown.to_string().contains("hunter2"), "{shown}");
+    let (_, found) = ask(&pages, operator(), &Method::GET, "/destinations?q=hunter2");
+    assert_eq!(found["data"], json!([]));
+    let (_, found) = ask(
+        &pages,
+        operator(),
+        &Method::GET,
+        "/destinations?q=127.0.0.1",
+    );
+    assert_eq!(found["data"].as_array().map(Vec::len), Some(2));
+    let rotate = "/destinations/acme-hook/rotate";
+    let (status, rotated) = ask(&pages, operator(), &Method::POST, rotate);
+    assert_eq!((status, &rotated["secret"]), (StatusCode::OK, &Value::Null));
+    let customer = || Visitor::of_tenant(acme.id, "ann", look);
+    let one = format!("/endpoints/acme-hook/deliveries/{}", acme.dead);
+    let (_, shown) = ask(&portal, customer(), &Method::GET, &one);
+    assert!(
+        shown["payload"].is_null() && !shown.to_string().contains("says so"),
+        "{shown}"
+    );
+    let (status, _) = ask(
+        &portal,
+        customer(),
+        &Method::POST,
+        "/endpoints/acme-hook/rotate",
+    );
+    assert_eq!(status, StatusCode::FORBIDDEN);
+}
+
+/// R60: read by a validator that is independent of this project.
+#[test]
+fn each_document_is_openapi() {
+    let database = Database::new();
+    let (pages, portal) = (pages(&database), portal(&database).base("/webhooks"));
+    let token = portal.token(Uuid::now_v7(), HOUR, Rights::look());
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .parent()
+        .expect("the build's folder");
+    let python = target.join("openapi/venv/bin/python");
+    assert!(
+        python.exists(),
+        "{} is missing: run `make test`",
+        python.display()
+    );
+    for (program, server) in [
+        (Program::new(&pages, TOKEN), "/api/v1"),
+        (Program::new(&portal, &token), "/webhooks/api/v1"),
+    ] {
+        assert_eq!(program.document["servers"][0]["url"], server);
+        let file = File::new(&program.document.to_string());
+        let read = Command::new(&python)
+            .args(["-m", "openapi_spec_validator", "--errors", "all"])
+            .arg(file.path())
+            .output()
+            .expect("the validator runs");
+        let said = String::from_utf8_lossy(&read.stdout);
+        assert!(read.status.success() && said.contains("OK"), "{said}");
+    }
+}
