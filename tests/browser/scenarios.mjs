@@ -6,7 +6,7 @@ import path from "node:path";
 import { audit } from "./looks.mjs";
 import { barriers, expectStatus, inBrowser, photograph, press, says, told, visit } from "./ground.mjs";
 
-const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/destinations/edit?name=acme", "/relays", "/audit"];
+const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/destinations/edit?name=acme", "/relays", "/audit", "/tenant?tenant=00000000-0000-0000-0000-000000000001"];
 
 /** A page, or where the button there leads. */
 const LOOKS = [

@@ -115,6 +115,7 @@ fn with_a_token_nothing_but_health_and_login_is_seen_without_it() {
         "/keys",
         "/relays",
         "/audit",
+        "/tenant",
         "/no-such",
     ] {
         let answer = page.get(path);

@@ -10,6 +10,7 @@ use diesel::{QueryableByName, RunQueryDsl, sql_query};
 use diesel_outbox::destinations::RegisteredDestination;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::commands::With;
 use crate::fresh::FreshDatabase;
@@ -403,6 +404,46 @@ fn a_topic_is_paused_and_resumed_and_what_cannot_be_is_said() {
     }
     for event in ["admin_pause", "admin_resume"] {
         page.process.wait_for_log(&format!("\"{event}\""));
+    }
+}
+
+/// R60
+#[test]
+fn a_tenant_has_a_page() {
+    let database = Database::new();
+    let tenants = [1, 2].map(Uuid::from_u128);
+    for (tenant, name) in tenants.iter().zip(["acme", "other"]) {
+        database.execute(&format!(
+            "INSERT INTO {{o}}_destination (name, url, tenant_id)
+             VALUES ('{name}', 'https://customer.example/{name}', '{tenant}')"
+        ));
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, tenant_id) VALUES ('{name}.waits', '1', '{tenant}')"
+        ));
+        database.execute(&format!(
+            "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, created_at, tenant_id, payload,
+                    available_at, attempts, reason, last_error)
+             SELECT 1000 + count(*), gen_random_uuid(), '{name}.died', 'acme', now(), '{tenant}', '{{}}', now(), 3,
+                    'REJECTED', 'refused' FROM {{o}}_dead"
+        ));
+    }
+    let page = open(&database);
+    let [mine, _] = tenants;
+    let seen = page.get(&format!("/tenant?tenant={mine}"));
+    assert_eq!(seen.status, 200, "{seen:?}");
+    for text in ["/destinations?name=acme", "acme.waits", "acme.died"] {
+        assert!(seen.body.contains(text), "{text}");
+    }
+    assert!(!seen.body.contains("other"), "{}", seen.body);
+    for list in ["/destinations", "/dead", "/messages", "/ledger"] {
+        let link = format!("\"{list}?tenant={mine}\"");
+        assert!(seen.body.contains(&link), "{link}");
+    }
+    let destination = page.get("/destinations?name=acme");
+    let link = format!("/tenant?tenant={mine}");
+    assert!(destination.body.contains(&link), "{destination:?}");
+    for path in ["/tenant", "/tenant?tenant=acme"] {
+        assert_eq!(page.get(path).status, 400, "{path}");
     }
 }
 

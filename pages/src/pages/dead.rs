@@ -308,7 +308,7 @@ fn letters(guest: &Guest, asked: &Asked, is_later_page: bool, letters: &[DeadLet
     }
 }
 
-fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {
+pub(super) fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {
     let mut columns = vec![
         Column("Dead letter", Kind::Text),
         Column("Topic", Kind::Plain),

@@ -178,7 +178,7 @@ pub(super) fn change_all(guest: &Guest, asked: &Asked<'_>) -> Markup {
     }
 }
 
-fn rows(records: &[MessageRecord], waits: &[Option<WaitReason>]) -> Markup {
+pub(in crate::pages) fn rows(records: &[MessageRecord], waits: &[Option<WaitReason>]) -> Markup {
     let columns = [
         Column("Message", Kind::Text),
         Column("Topic", Kind::Plain),
