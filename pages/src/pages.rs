@@ -19,7 +19,7 @@ mod registered;
 mod relays;
 pub(crate) mod sparkline;
 pub(crate) mod table;
-mod tenant;
+mod tenants;
 mod timeline;
 pub(crate) mod words;
 
@@ -118,7 +118,7 @@ pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
         "/ledger" => ledger::show(site, guest, request),
         "/messages" => messages::show(site, guest, request),
         "/relays" => relays::show(site, guest, request),
-        "/tenant" => tenant::show(site, guest, request),
+        "/tenant" => tenants::show(site, guest, request),
         path => match path.strip_prefix("/dead/").map(dead::letter::which) {
             Some(Some(which)) => dead::letter::show(site, guest, request, which),
             _ => missing(site, guest, request, "This page does not exist.", &html! {}),

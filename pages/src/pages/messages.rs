@@ -17,7 +17,7 @@ use self::waiting::Asked;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::timeline::timeline;
-use super::{content, database_away, link, plain, tenant, words};
+use super::{content, database_away, link, plain, words};
 use crate::{Guest, Request, Response, Site};
 
 /// Rows whose payloads are shown: the rows of a fan-out share one payload.
@@ -158,7 +158,7 @@ fn facts(record: &MessageRecord) -> Markup {
                         dt { "Ordering key" }
                         dd { a.key href=(link("/keys", &[("key", key)])) { (key) } }
                     }
-                    @if let Some(tenant) = record.tenant_id { dt { "Tenant" } dd { a.key href=(tenant::page_of(tenant)) { (tenant) } } }
+                    @if let Some(tenant) = record.tenant_id { dt { "Tenant" } dd { (words::tenant(tenant)) } }
                     dt { "Enqueued" } dd { (words::moment(&record.created_at)) }
                     @if let Some(time) = &record.occurred_at { dt { "Occurred" } dd { (words::moment(time)) } }
                     @if let Some(expires) = &record.expires_at { dt { "Expires" } dd { (words::time(expires)) } }

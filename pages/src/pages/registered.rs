@@ -22,7 +22,7 @@ use super::messages::{QUICK, badge};
 use super::overview::{held, left};
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, table};
-use super::{Refusal, link, next_page, plain, tenant, words};
+use super::{Refusal, link, next_page, plain, words};
 use crate::database::Database;
 use crate::request::Form;
 use crate::text;
@@ -380,7 +380,7 @@ fn facts(site: &Site, guest: &Guest, one: &RegisteredDestination) -> Markup {
                     dt { "URL" } dd { span.key { (url(guest, one)) } }
                     @if let Some(text) = &one.description { dt { "Description" } dd { (text) } }
                     dt { "Topics" } dd { (one.topics.join(", ")) }
-                    @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { a.key href=(tenant::page_of(tenant)) { (tenant) } } }
+                    @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (words::tenant(tenant)) } }
                     @if let Some(filter) = &one.filter { dt { "Filter" } dd { code { (filter) } } }
                     @for option in PolicyOption::of_registered() {
                         @if let Some(text) = option.text(&one.policy) {

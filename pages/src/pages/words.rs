@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
+use uuid::Uuid;
 
 use crate::text::LONGEST_NAME;
 pub(crate) use crate::text::shortened;
@@ -116,6 +117,11 @@ pub(super) fn seconds_between(from: &str, to: &str) -> Option<f64> {
 pub(super) fn clock(time: SystemTime) -> String {
     let text = humantime::format_rfc3339_seconds(time).to_string();
     text.get(11..19).unwrap_or(&text).to_owned()
+}
+
+/// A tenant, with a link to its page.
+pub(super) fn tenant(id: Uuid) -> Markup {
+    html! { a.key href={ "/tenant?tenant=" (id) } { (id) } }
 }
 
 /// A name of up to a kilobyte. A long name is shortened, with the whole name as a tooltip.

@@ -2,7 +2,6 @@
 
 use http::StatusCode;
 use maud::{Markup, html};
-use uuid::Uuid;
 
 use super::messages::waiting;
 use super::{Refusal, as_limit, dead, link, plain, registered};
@@ -11,11 +10,6 @@ use crate::{Guest, Request, Response, Site};
 
 /// Rows of each list. The rest is behind its link.
 const ROWS: usize = 20;
-
-/// The page of a tenant.
-pub(super) fn page_of(tenant: Uuid) -> String {
-    link("/tenant", &[("tenant", &tenant.to_string())])
-}
 
 pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     match content(site, guest, &request.query) {
