@@ -167,7 +167,8 @@ impl JsonSchema for Json {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        true.into()
+        // Not `true`, which some generators of clients cannot read.
+        Schema::default()
     }
 }
 

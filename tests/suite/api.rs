@@ -11,7 +11,8 @@ use jsonschema::Draft;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::page::TOKEN;
+use crate::commands::With;
+use crate::page::{Page, TOKEN};
 use crate::support::{Database, File, Receiver, end, eventually};
 use crate::tenants::{config, two};
 
@@ -694,28 +695,69 @@ fn json_hides_what_the_pages_hide() {
     assert_eq!(status, StatusCode::FORBIDDEN);
 }
 
-/// R60: read by a validator that is independent of this project.
-#[test]
-fn each_document_is_openapi() {
-    let database = Database::new();
-    let (pages, portal) = (pages(&database), portal(&database).base("/webhooks"));
-    let token = portal.token(Uuid::now_v7(), HOUR, Rights::look());
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .parent()
-        .expect("the build's folder");
+/// A Python that has the validator and the generator of clients.
+fn python() -> Command {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
+    let target = target.expect("the build's folder");
     let python = target.join("openapi/venv/bin/python");
     assert!(
         python.exists(),
         "{} is missing: run `make test`",
         python.display()
     );
+    Command::new(python)
+}
+
+/// R60: in another language, over a real socket.
+#[test]
+fn a_client_that_was_made_from_the_document_registers_lists_and_recovers() {
+    let database = Database::new();
+    let command = database.binary(&["admin"]);
+    let page = Page::start(command.with("OUTBOX_ADMIN_TOKEN", TOKEN));
+    let bearer = format!("authorization: Bearer {TOKEN}");
+    let document = page.request("GET /api/v1/openapi.json", &[&bearer], "");
+    assert_eq!(document.status, 200, "{document:?}");
+    let file = File::new(&document.body);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("client-{}", Uuid::now_v7()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let run = |command: &mut Command| {
+        let ended = command.output().expect("Python runs");
+        let said = [ended.stdout, ended.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(ended.status.success(), "{said}");
+        said
+    };
+    run(python()
+        .args(["-m", "openapi_python_client", "generate", "--meta", "none"])
+        .args(["--path", file.path(), "--output-path"])
+        .arg(folder.join("client")));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/openapi/client.py");
+    let url = format!("http://{}/api/v1", page.address);
+    let receiver = "https://customer.example/";
+    let said = run(python()
+        .arg("-B")
+        .arg(script)
+        .arg(&folder)
+        .args([&url, TOKEN, receiver]));
+    assert!(said.contains("'changed': 0"), "{said}");
+    let names = database.text("SELECT string_agg(name, ' ') FROM {o}_destination");
+    assert_eq!(names.as_deref(), Some("acme"));
+    std::fs::remove_dir_all(folder).expect("removed");
+}
+
+/// R60: read by a validator that is independent of this project.
+#[test]
+fn each_document_is_openapi() {
+    let database = Database::new();
+    let (pages, portal) = (pages(&database), portal(&database).base("/webhooks"));
+    let token = portal.token(Uuid::now_v7(), HOUR, Rights::look());
     for (program, server) in [
         (Program::new(&pages, TOKEN), "/api/v1"),
         (Program::new(&portal, &token), "/webhooks/api/v1"),
     ] {
         assert_eq!(program.document["servers"][0]["url"], server);
         let file = File::new(&program.document.to_string());
-        let read = Command::new(&python)
+        let read = python()
             .args(["-m", "openapi_spec_validator", "--errors", "all"])
             .arg(file.path())
             .output()

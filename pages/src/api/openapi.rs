@@ -37,7 +37,10 @@ pub(crate) fn document<S, V>(routes: &[Route<S, V>], title: &str, base: &str) ->
         });
         if let Some(input) = route.input {
             let schema = input(&mut inputs).to_value();
-            operation["requestBody"] = json!({"content": content(schema)});
+            let name = schema["$ref"].as_str().and_then(|to| to.rsplit('/').next());
+            let of_body = name.and_then(|name| inputs.definitions().get(name));
+            let is_required = of_body.is_some_and(|of| of.get("required").is_some());
+            operation["requestBody"] = json!({"required": is_required, "content": content(schema)});
         }
         let method = route.method.as_str().to_ascii_lowercase();
         let operations = paths.entry(route.path).or_insert_with(|| json!({}));

@@ -9,7 +9,6 @@ use http::StatusCode;
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use uuid::Uuid;
 
 use super::bulk::Order;
@@ -32,7 +31,7 @@ const OVERLAP: &str = "24h";
 
 /// All routes.
 static ROUTES: &[Route<Site, Guest>] = &[
-    route!(GET "/openapi.json", Look, "This document.", openapi => Value),
+    route!(GET "/openapi.json", Look, "This document.", openapi => Json),
     route!(GET "/destinations", Look, "Registered destinations, by name.", list_destinations => Listed<Destination>, query: &["q", "tenant", "state"], is_list: true),
     route!(POST "/destinations", Act, "Register a destination.", register_destination <- Registration => Registered, status: StatusCode::CREATED),
     route!(GET "/destinations/{name}", Look, "A destination.", get_destination => Destination),
@@ -511,9 +510,10 @@ struct Pausing {
     r#for: Option<String>,
 }
 
-fn openapi(call: &Call<'_>) -> Found<Value> {
+fn openapi(call: &Call<'_>) -> Found<Json> {
     let base = &call.site.access.admin.base;
-    Ok(document(ROUTES, "Outbox, for operators", base))
+    let document = document(ROUTES, "Outbox, for operators", base);
+    Ok(Json::of(&document.to_string()))
 }
 
 fn list_destinations(call: &Call<'_>) -> Found<Listed<Destination>> {

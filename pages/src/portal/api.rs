@@ -8,7 +8,6 @@ use http::StatusCode;
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use uuid::Uuid;
 
 use super::deliveries::{find, search, send_again as resend};
@@ -31,7 +30,7 @@ type Found<T> = Result<T, Problem>;
 
 /// All routes.
 pub(super) static ROUTES: &[Route<Portal, Session>] = &[
-    route!(GET "/openapi.json", Look, "This document.", openapi => Value),
+    route!(GET "/openapi.json", Look, "This document.", openapi => Json),
     route!(GET "/topics", Look, "Topics to choose from.", list_topics => Listed<Offered>),
     route!(GET "/endpoints", Look, "Endpoints.", list_endpoints => Listed<Endpoint>, is_list: true),
     route!(POST "/endpoints", Act, "Add an endpoint.", add_endpoint <- Written => Added, status: StatusCode::CREATED),
@@ -108,7 +107,7 @@ view! {
         topic: String = one.topic.clone(),
         description: String = one.description.clone(),
         /// A payload; null: none.
-        example: Value = one.example.clone(),
+        example: Json = Json::of(&one.example.to_string()),
     }
 }
 
@@ -245,9 +244,10 @@ fn own<'a>(call: &'a Call<'_>) -> Own<'a> {
 
 const DONE: Done = Done { done: true };
 
-fn openapi(call: &Call<'_>) -> Found<Value> {
+fn openapi(call: &Call<'_>) -> Found<Json> {
     let title = call.site.name.as_deref().unwrap_or(words().title);
-    Ok(document(ROUTES, title, &call.site.base))
+    let document = document(ROUTES, title, &call.site.base);
+    Ok(Json::of(&document.to_string()))
 }
 
 fn list_topics(call: &Call<'_>) -> Found<Listed<Offered>> {
