@@ -44,7 +44,7 @@ EMULATOR = $(if $(CROSS),qemu-$(firstword $(subst -, ,$(CROSS)))-static)
 
 .DEFAULT_GOAL := help
 include release.mk
-.PHONY: help demo test simulate screenshots examples test-matrix check api semver check-upgrade compile-time book bench bench-nginx bench-all compare static check-static bootstrap clean
+.PHONY: help demo test simulate screenshots examples build-examples needs-of-examples test-matrix check api semver check-upgrade compile-time book bench bench-nginx bench-all compare static check-static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -75,15 +75,22 @@ screenshots: bootstrap ## Write the images of the pages for the documents into d
 	$(CARGO) test --no-run --features $(TEST_FEATURES) --test browser
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) --test browser -- --ignored screenshots
 
-examples: bootstrap ## Test the separate projects: shops on rouille, Rocket and diesel-async, relays to Redis and Kafka, other applications
+examples: build-examples ## Test the separate projects: shops on rouille, Rocket and diesel-async, relays to Redis and Kafka, other applications
+	@$(of_each_project) WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test "$$@" || exit 1; done
+
+build-examples: needs-of-examples
+	@$(of_each_project) $(CARGO) test --no-run "$$@" || exit 1; done
+
+needs-of-examples: bootstrap
 	@command -v redis-server >/dev/null || scripts/install-package redis
 	@pkg-config --exists rdkafka 2>/dev/null || scripts/install-package librdkafka
-	@for project in $(PROJECTS); do \
+
+define of_each_project
+export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0; \
+	for project in $(PROJECTS); do \
 		set -- --manifest-path $$project/Cargo.toml; \
-		export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0; \
-		echo "== $$project"; \
-		$(CARGO) test --no-run "$$@" && WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test "$$@" || exit 1; \
-	done
+		echo "== $$project";
+endef
 
 test-matrix: ## Run the tests on every supported version of PostgreSQL
 	@for version in $(POSTGRES_VERSIONS); do \
