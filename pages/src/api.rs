@@ -7,7 +7,9 @@ mod openapi;
 
 use std::borrow::Cow;
 use std::str::FromStr;
+use std::time::Duration;
 
+use diesel_outbox::ConfigError;
 use http::header::{ALLOW, WWW_AUTHENTICATE};
 use http::{Method, StatusCode};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -107,6 +109,14 @@ pub(crate) use {input, route, view};
 #[serde(deny_unknown_fields)]
 pub(crate) struct Nothing {}
 
+/// An act without more to say.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Done {
+    done: bool,
+}
+
+pub(crate) const DONE: Done = Done { done: true };
+
 /// A page of a list.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "{T}List")]
@@ -143,6 +153,14 @@ impl From<std::time::SystemTime> for Time {
     fn from(time: std::time::SystemTime) -> Self {
         Self(humantime::format_rfc3339_seconds(time).to_string())
     }
+}
+
+pub(crate) fn time(rfc3339: &Option<String>) -> Option<Time> {
+    rfc3339.as_ref().map(Time::from)
+}
+
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A value of any shape.
@@ -210,6 +228,11 @@ impl Problem {
     pub(crate) fn of_field(mut self, field: impl Into<String>) -> Self {
         self.field = Some(field.into());
         self
+    }
+
+    /// The field is that of a setting with an error.
+    pub(crate) fn of_setting(self, error: &ConfigError) -> Self {
+        self.of_field(error.key().rsplit('.').next().unwrap_or_default())
     }
 
     /// The refusal of a request to a page, with its headers.

@@ -19,7 +19,10 @@ use super::registered::change::{Change, test as send_test};
 use super::registered::edit::{Written, ask, new_secret, write};
 use super::registered::{self, search, url};
 use super::{Refusal, as_limit, audit, dead, ledger, next_page, pauses};
-use crate::api::{self, Json, Listed, Nothing, Problem, Route, Time, document, route, view};
+use crate::api::{
+    self, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route, time,
+    view,
+};
 use crate::visitor::Needs;
 use crate::{Guest, Request, Response, Site};
 
@@ -93,8 +96,7 @@ impl From<Refusal> for Problem {
             Refusal::Taken(words) => Self::new(StatusCode::CONFLICT, words),
             Refusal::Invalid(words) => Self::invalid(words),
             Refusal::Destination(Invalid(error)) => {
-                let field = error.key().rsplit('.').next().unwrap_or_default();
-                Self::invalid(error.reason()).of_field(field)
+                Self::invalid(error.reason()).of_setting(&error)
             }
             Refusal::Destination(error @ TooMany(_)) => {
                 Self::new(StatusCode::CONFLICT, error.to_string())
@@ -111,10 +113,6 @@ impl From<anyhow::Error> for Problem {
     fn from(error: anyhow::Error) -> Self {
         Refusal::Away(error).into()
     }
-}
-
-fn time(text: &Option<String>) -> Option<Time> {
-    text.as_ref().map(Time::from)
 }
 
 /// Content, for a visitor who may see it.
@@ -336,16 +334,6 @@ view! {
     }
 }
 
-fn millis(time: std::time::Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// An act without more to say.
-#[derive(Serialize, JsonSchema)]
-struct Done {
-    done: bool,
-}
-
 /// A signing secret, which is shown only now.
 #[derive(Serialize, JsonSchema)]
 struct Secret {
@@ -546,7 +534,7 @@ fn change_destination(call: &Call<'_>, written: Written) -> Found<Destination> {
 
 fn change(call: &Call<'_>, change: Change<'_>) -> Found<Done> {
     match change.carry_out(call.site, &call.visitor, call.part("name"))? {
-        true => Ok(Done { done: true }),
+        true => Ok(DONE),
         false => Err(Problem::missing()),
     }
 }
@@ -797,14 +785,14 @@ fn pause(call: &Call<'_>, given: Pausing) -> Found<Done> {
     let which = pauses::Which::named(&given.kind, &given.name).map_err(Problem::invalid)?;
     let time = given.r#for.as_deref();
     which.pause(call.site, &call.visitor, &given.reason, time)?;
-    Ok(Done { done: true })
+    Ok(DONE)
 }
 
 fn resume(call: &Call<'_>, _: Nothing) -> Found<Done> {
     let which = pauses::Which::named(call.part("kind"), call.part("name"));
     let which = which.map_err(|_| Problem::missing())?;
     match which.resume(call.site, &call.visitor)? {
-        true => Ok(Done { done: true }),
+        true => Ok(DONE),
         false => Err(Problem::missing()),
     }
 }

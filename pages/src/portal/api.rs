@@ -19,7 +19,10 @@ use super::own::Own;
 use super::session::{Session, Unopened};
 use super::words::Words;
 use super::{Language, Portal, Refusal, Topic, deliveries, time as parse_time};
-use crate::api::{self, Json, Listed, Nothing, Problem, Route, Time, document, route, view};
+use crate::api::{
+    self, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route, time,
+    view,
+};
 use crate::request::Request;
 use crate::response::Response;
 use crate::text::without_user;
@@ -81,7 +84,7 @@ impl From<Refusal> for Problem {
         let problem = Self::new(status, words);
         match refusal {
             Refusal::Error(destinations::DestinationError::Invalid(error)) => {
-                problem.of_field(error.key().rsplit('.').next().unwrap_or_default())
+                problem.of_setting(&error)
             }
             _ => problem,
         }
@@ -91,14 +94,6 @@ impl From<Refusal> for Problem {
 /// Programs read English.
 fn words() -> &'static Words {
     Language::English.words()
-}
-
-fn time(text: &Option<String>) -> Option<Time> {
-    text.as_ref().map(Time::from)
-}
-
-fn millis(time: std::time::Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 view! {
@@ -197,12 +192,6 @@ view! {
     }
 }
 
-/// An act without more to say.
-#[derive(Serialize, JsonSchema)]
-struct Done {
-    done: bool,
-}
-
 /// A signing secret, which is shown only now.
 #[derive(Serialize, JsonSchema)]
 struct Secret {
@@ -241,8 +230,6 @@ struct Recovery {
 fn own<'a>(call: &'a Call<'_>) -> Own<'a> {
     Own::of(call.site, &call.visitor)
 }
-
-const DONE: Done = Done { done: true };
 
 fn openapi(call: &Call<'_>) -> Found<Json> {
     let title = call.site.name.as_deref().unwrap_or(words().title);
