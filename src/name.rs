@@ -49,6 +49,10 @@ impl OutboxName {
         self.suffixed("_audit")
     }
 
+    pub(crate) fn request(&self) -> String {
+        self.suffixed("_request")
+    }
+
     pub(crate) fn attempt(&self) -> String {
         self.quoted("_attempt")
     }

@@ -11,7 +11,7 @@ use crate::config::{Config, ConfigError, Destination, Proxy, Route};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::relay::RelayHandle;
-use crate::store::operate::audit;
+use crate::store::operate::{audit, requests};
 use crate::store::pinned::pinned;
 
 pub use crate::admin::dead_letters::{dead_groups, dead_letters, dead_letters_at, dead_letters_of};
@@ -43,6 +43,7 @@ pub use crate::store::operate::history::HistoryEntry;
 pub use crate::store::operate::ledger::{LedgerFilter, LedgerRow};
 pub use crate::store::operate::messages::MessageRecord;
 pub use crate::store::operate::payloads::{Place, StoredPayload};
+pub use crate::store::operate::requests::{Keyed, Known};
 pub use crate::store::operate::status::LeaseRow;
 pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
 pub use crate::store::relay::served::RefusedDestination;
@@ -159,4 +160,35 @@ pub fn audited<E: From<diesel::result::Error>>(
         }
         Ok(has_changed)
     })
+}
+
+/// Takes a request with a key: if it is [`Known::New`], it may act, and all others with the same key are refused until
+/// [`answer`] has its answer.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn claim(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    request: Keyed<'_>,
+) -> Result<Known, DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        requests::claim(conn, name, request)
+    })?)
+}
+
+/// Keeps the answer to a request for the next one that is the same. `None`: it has not acted, and may do so again.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn answer(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    request: Keyed<'_>,
+    answer: Option<(u16, &str)>,
+) -> Result<(), DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| match answer {
+        Some(answer) => requests::answer(conn, name, request, answer),
+        None => requests::release(conn, name, request),
+    })?)
 }

@@ -175,7 +175,7 @@ diesel::table! {
 }
 
 /// Internal to the library: the parts of the ring into which the ledger and the history are written, the lock of claims,
-/// the topics that relays have served, and the latest registrations.
+/// the topics that relays have served, the acts of operators, and the latest registrations and requests.
 mod internal {
     diesel::table! {
         outbox_lock (name) {
@@ -200,6 +200,16 @@ mod internal {
         }
     }
     diesel::table! {
+        outbox_request (caller, key) {
+            caller -> diesel::sql_types::Text,
+            key -> diesel::sql_types::Text,
+            digest -> diesel::sql_types::Binary,
+            at -> diesel::sql_types::Timestamptz,
+            status -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
+            answer -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+        }
+    }
+    diesel::table! {
         outbox_registration (id) {
             id -> diesel::sql_types::Uuid,
         }
@@ -215,7 +225,7 @@ mod internal {
 }
 
 pub(crate) use self::internal::{
-    outbox_audit, outbox_lock, outbox_part, outbox_registration, outbox_topic,
+    outbox_audit, outbox_lock, outbox_part, outbox_registration, outbox_request, outbox_topic,
 };
 
 /// Fails at compile time unless each name is the name of the outbox followed by the suffix.

@@ -404,6 +404,7 @@ BEGIN
                 emptied := emptied + 1;
             END LOOP;
             DELETE FROM %1$I.%9$I WHERE at <= clock_timestamp() - retention;
+            DELETE FROM %1$I.%10$I WHERE at <= clock_timestamp() - interval '24 hours';
             IF opened <= clock_timestamp() - retention / 6
                AND (EXISTS (SELECT FROM %1$I.%7$I WHERE part = open_part) OR EXISTS (SELECT FROM %1$I.%8$I WHERE part = open_part))
             THEN
@@ -415,7 +416,7 @@ BEGIN
                 END IF;
             END IF;
         END
-        $body$$sql$, s, t || '_rotate', t || '_part', s, t || '_ledger_', t || '_attempt_', t || '_ledger', t || '_attempt', t || '_audit');
+        $body$$sql$, s, t || '_rotate', t || '_part', s, t || '_ledger_', t || '_attempt_', t || '_ledger', t || '_attempt', t || '_audit', t || '_request');
     EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I(interval) FROM PUBLIC', s, t || '_rotate');
 
     -- Payloads that are kept for a shorter time than their entries: blanks payload and headers of at most so many
@@ -556,6 +557,19 @@ BEGIN
         )$sql$, s, t || '_audit');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (at)',
         s, t || '_audit', t || '_audit_at');
+
+    -- Requests of programs with an Idempotency-Key, for 24 hours: a digest of the request, and the answer without secrets.
+    -- status: null while the act runs. caller: who has sent it.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            caller text COLLATE "C" NOT NULL,
+            key    text COLLATE "C" NOT NULL,
+            digest bytea NOT NULL,
+            at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+            status integer,
+            answer text,
+            CONSTRAINT %3$I PRIMARY KEY (caller, key)
+        )$sql$, s, t || '_request', t || '_request_pkey');
 
     -- Registered destinations: webhooks of an application's customers. Plain SQL may write the rows; relays use a
     -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default. policy
@@ -704,7 +718,7 @@ BEGIN
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(timestamptz, timestamptz, integer)', s, parts[2] || '_blank');
-    FOREACH suffix IN ARRAY ARRAY['_registration', '_destination', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
+    FOREACH suffix IN ARRAY ARRAY['_registration', '_destination', '_request', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', s, parts[2] || '_address');

@@ -3,6 +3,7 @@
 //! Each of both has one table of routes. The router finds a route there, and the OpenAPI document is made from the table
 //! and from the types of the answers, so neither has a route that the other lacks.
 
+mod once;
 mod openapi;
 
 use std::borrow::Cow;
@@ -19,6 +20,7 @@ use serde_json::error::Category;
 use serde_json::value::{RawValue, to_raw_value};
 use url::form_urlencoded;
 
+pub(crate) use self::once::Caller;
 pub(crate) use self::openapi::document;
 
 use crate::request::Request;
@@ -46,6 +48,8 @@ pub(crate) struct Route<S: 'static, V: 'static> {
     pub(crate) query: &'static [&'static str],
     /// Whether the answer is a page of a list.
     pub(crate) is_list: bool,
+    /// Whether the act sends a request to an endpoint, which no transaction undoes.
+    pub(crate) sends: bool,
     pub(crate) status: StatusCode,
     pub(crate) input: Option<fn(&mut SchemaGenerator) -> Schema>,
     pub(crate) output: fn(&mut SchemaGenerator) -> Schema,
@@ -66,6 +70,7 @@ macro_rules! route {
                 summary: $summary,
                 query: &[],
                 is_list: false,
+                sends: false,
                 status: http::StatusCode::OK,
                 input: crate::api::input!($($input)?),
                 output: |generator| generator.subschema_for::<$output>(),
@@ -221,6 +226,13 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "there is no such thing")
     }
 
+    /// The database failed. Only the log says why.
+    fn away(error: anyhow::Error) -> Self {
+        log::warn!(event = "pages_failed", error:% = format!("{error:#}"); "an act with an Idempotency-Key failed: {error:#}");
+        let why = "the database does not answer: send the same request again";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+    }
+
     pub(crate) fn invalid(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
     }
@@ -245,7 +257,7 @@ impl Problem {
 impl From<Problem> for Response {
     fn from(problem: Problem) -> Self {
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::BAD_REQUEST);
-        let response = Self::json(status, "application/problem+json", text(&problem));
+        let response = Self::json(status, text(&problem));
         match status {
             StatusCode::UNAUTHORIZED => response.with_header(WWW_AUTHENTICATE, "Bearer"),
             _ => response,
@@ -368,13 +380,15 @@ pub(crate) fn path(request: &Request) -> Option<&str> {
     path.starts_with('/').then_some(path)
 }
 
-/// The answer to a request. `admit`: lets the visitor in, with what the route needs.
-pub(crate) fn answer<S, V>(
+/// The answer to a request. `admit`: lets the visitor in, with what the route needs. `caller`: on whose behalf the visitor
+/// acts.
+pub(crate) fn answer<'a, S, V>(
     routes: &'static [Route<S, V>],
-    site: &S,
+    site: &'a S,
     request: &Request,
     path: &str,
     admit: impl FnOnce(&Route<S, V>) -> Result<V, Response>,
+    caller: impl FnOnce(&'a S, &V) -> Caller<'a>,
 ) -> Response {
     let method = match request.method {
         Method::HEAD => &Method::GET,
@@ -416,10 +430,11 @@ pub(crate) fn answer<S, V>(
         request,
         parts,
     };
-    match (route.answer)(&call) {
-        Ok(body) => Response::json(route.status, "application/json", body),
-        Err(problem) => problem.into(),
-    }
+    let done = match route.method {
+        Method::GET => (route.answer)(&call).map(|body| Response::json(route.status, body)),
+        _ => caller(site, &call.visitor).act(route, &call),
+    };
+    done.unwrap_or_else(Response::from)
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! Database connections that pages take turns to use.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use diesel::connection::SimpleConnection;
+use diesel::connection::{SimpleConnection, TransactionManager};
 use diesel::{Connection as _, PgConnection};
 use diesel_outbox::config::Config;
 use diesel_outbox::{ConfigError, DatabaseError, OutboxName, admin};
@@ -16,6 +17,14 @@ use secrecy::SecretString;
 const TURN: Duration = Duration::from_secs(2);
 /// How long a statement may take.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Begins and ends transactions.
+type Manager = <PgConnection as diesel::Connection>::TransactionManager;
+
+thread_local! {
+    /// The connection of the act that this thread carries out, if all that the act does is one transaction.
+    static ACT: Cell<Option<PgConnection>> = const { Cell::new(None) };
+}
 
 /// Calls the work with a connection of the application.
 type Lend = dyn Fn(&mut dyn FnMut(&mut PgConnection)) -> Result<(), Box<dyn Error + Send + Sync>>
@@ -57,22 +66,26 @@ impl Connection {
         }
     }
 
+    /// An own connection.
+    fn open(&mut self) -> Result<Option<PgConnection>> {
+        Ok(match (self.kept.take(), &self.source) {
+            (None, Source::Url(url)) => Some(admin::connect(url, self.purpose, self.timeout)?),
+            (kept, _) => kept,
+        })
+    }
+
     /// Runs statements in one transaction.
     pub(crate) fn run<T>(
         &mut self,
         statements: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
     ) -> Result<T> {
-        let lend = match &self.source {
-            Source::Url(url) => {
-                let mut conn = match self.kept.take() {
-                    Some(conn) => conn,
-                    None => admin::connect(url, self.purpose, self.timeout)?,
-                };
-                let value = limited(&mut conn, self.timeout, statements)?;
-                self.kept = Some(conn);
-                return Ok(value);
-            }
-            Source::Lent(lend) => lend,
+        if let Some(mut conn) = self.open()? {
+            let value = limited(&mut conn, self.timeout, statements)?;
+            self.kept = Some(conn);
+            return Ok(value);
+        }
+        let Source::Lent(lend) = &self.source else {
+            return Err(anyhow!("no connection was opened"));
         };
         let (mut statements, mut done) = (Some(statements), None);
         lend(&mut |conn| {
@@ -117,18 +130,62 @@ impl Database {
         }
     }
 
-    /// Runs statements on the outbox, in one transaction.
+    /// Runs statements on the outbox, in one transaction, or as a part of that of the [act](Self::together).
     pub(crate) fn run<T>(
         &self,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
     ) -> Result<T> {
+        let statements = |conn: &mut PgConnection| statements(conn, &self.outbox);
+        if let Some(mut conn) = ACT.take() {
+            let done = limited(&mut conn, STATEMENT_TIMEOUT, statements);
+            ACT.set(Some(conn));
+            return Ok(done?);
+        }
+        self.turn()?.connection()?.run(statements)
+    }
+
+    /// Carries out an act in one transaction: all that this thread does in the database meanwhile is a part of it, whichever
+    /// [`Database`] it asks. An error of the act undoes everything. With connections of the application, which cannot be
+    /// kept from one call to the next, each call is a transaction of its own.
+    pub(crate) fn together<T, E>(
+        &self,
+        act: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Result<T, E>> {
+        let mut turn = self.turn()?;
+        let connection = turn.connection()?;
+        let Some(mut conn) = connection.open()? else {
+            drop(turn);
+            return Ok(act());
+        };
+        Manager::begin_transaction(&mut conn)?;
+        ACT.set(Some(conn));
+        let ending = Ending;
+        let done = act();
+        let mut conn = ACT.take().context("the act has its connection")?;
+        drop(ending);
+        match &done {
+            Ok(_) => Manager::commit_transaction(&mut conn)?,
+            Err(_) => Manager::rollback_transaction(&mut conn)?,
+        }
+        connection.kept = Some(conn);
+        Ok(done)
+    }
+
+    fn turn(&self) -> Result<Turn<'_>> {
         let (back, turn) = &self.turn;
         let held = turn.recv_timeout(TURN).map_err(|_| {
             anyhow!("the database is slow or hangs: another page is still waiting for it")
         })?;
-        let mut turn = Turn(back, Some(held));
-        let connection = turn.1.as_mut().context("this page has its turn")?;
-        connection.run(|conn| statements(conn, &self.outbox))
+        Ok(Turn(back, Some(held)))
+    }
+}
+
+/// Closes the connection of an act that panics: no other act of the thread may go on with it.
+struct Ending;
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        ACT.take();
     }
 }
 
@@ -150,6 +207,12 @@ fn limited<T>(
 
 /// Passes the turn on when dropped.
 struct Turn<'a>(&'a Sender<Connection>, Option<Connection>);
+
+impl Turn<'_> {
+    fn connection(&mut self) -> Result<&mut Connection> {
+        self.1.as_mut().context("this page has its turn")
+    }
+}
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {

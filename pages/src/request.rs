@@ -7,8 +7,14 @@ use crate::Visitor;
 use crate::base::within;
 use crate::response::Response;
 
-/// Headers on which access depends. With two values, a proxy and this server could each read another one.
-const ONCE: [&str; 4] = ["host", "origin", "cookie", "authorization"];
+/// Headers on which access and acts depend. With two values, a proxy and this server could each read another one.
+const ONCE: [&str; 5] = [
+    "host",
+    "origin",
+    "cookie",
+    "authorization",
+    "idempotency-key",
+];
 
 /// A request with its query.
 #[derive(Debug)]

@@ -54,7 +54,12 @@ impl Response {
         Self::new(StatusCode::OK, kind, body)
     }
 
-    pub(crate) fn json(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Self {
+    /// JSON: what was asked for, or a problem (RFC 9457).
+    pub(crate) fn json(status: StatusCode, body: Vec<u8>) -> Self {
+        let kind = match status.is_success() {
+            true => "application/json",
+            false => "application/problem+json",
+        };
         Self::new(status, kind, body)
     }
 

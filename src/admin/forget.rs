@@ -11,7 +11,7 @@ use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::operate::audit::{self, Act};
-use crate::store::operate::forget as store;
+use crate::store::operate::{forget as store, requests};
 use crate::store::pinned::pinned;
 
 /// Rows that one transaction changes.
@@ -45,6 +45,7 @@ pub struct Forgotten {
 /// | dead letters, and the history of attempts | Removed |
 /// | the ledger | Blanked. Sequence, message id, topic, status, reason code, HTTP status, attempts and times remain |
 /// | the tenant's registered destinations | Removed, and their names blanked in the ledger and in `outbox_audit` |
+/// | requests with an idempotency key | Removed, if the tenant has sent them or their answer names the tenant |
 ///
 /// - **Stop enqueueing for the tenant first.** Idempotency keys are blanked, because they may identify a person:
 ///   the same key enqueued again is a new message.
@@ -147,7 +148,8 @@ impl Forgetting<'_> {
         }
         let tenant = self.tenant;
         pinned(self.conn, self.name, |conn, name| {
-            audit::blank(conn, name, tenant)
+            audit::blank(conn, name, tenant)?;
+            requests::forget(conn, name, tenant)
         })?;
         self.each(store::destinations, store::remove_destinations, |done| {
             &mut done.destinations

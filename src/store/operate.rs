@@ -30,6 +30,8 @@ pub(crate) mod recipient;
 #[cfg(feature = "relay")]
 pub(crate) mod replay;
 #[cfg(feature = "relay")]
+pub(crate) mod requests;
+#[cfg(feature = "relay")]
 pub(crate) mod status;
 #[cfg(feature = "relay")]
 pub(crate) mod tail;

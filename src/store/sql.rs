@@ -55,6 +55,10 @@ extern "SQL" {
     #[sql_name = "pg_catalog.hashtext"]
     fn hashtext(text: Text) -> diesel::sql_types::Integer;
 
+    /// The same, with 64 bits.
+    #[sql_name = "pg_catalog.hashtextextended"]
+    fn hashtextextended(text: Text, seed: BigInt) -> BigInt;
+
     /// The bytes of a text, in the database's encoding.
     #[sql_name = "pg_catalog.octet_length"]
     fn octet_length(text: Text) -> diesel::sql_types::Integer;

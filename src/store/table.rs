@@ -326,6 +326,7 @@ tables! {
     registration = outbox_registration { id }
     topic = outbox_topic { pattern, kind, first_served, last_served }
     audit = outbox_audit { at, who, act, target, why }
+    request = outbox_request { caller, key, digest, at, status, answer }
     inbox = outbox_inbox { source, message_id }
 }
 

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Arc, Barrier};
+use std::thread;
 use std::time::Duration;
 
+use diesel::PgConnection;
 use diesel_outbox::NewMessage;
 use diesel_outbox_pages::{Pages, Portal, Rights, Visitor};
 use http::{Method, Request, Response, StatusCode};
@@ -20,7 +23,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const STRANGER: [u8; 4] = [192, 0, 2, 7];
 
 /// A handler, whichever it is.
-trait Handler {
+trait Handler: Sync {
     fn respond(&self, request: Request<Vec<u8>>, visitor: Visitor) -> Response<Vec<u8>>;
 }
 
@@ -57,6 +60,16 @@ impl<'a> Program<'a> {
     }
 
     fn send(&self, method: &Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
+        read(&self.respond(method, path, body, None))
+    }
+
+    fn respond(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Option<Value>,
+        key: Option<&str>,
+    ) -> Response<Vec<u8>> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("/api/v1{path}"))
@@ -65,10 +78,21 @@ impl<'a> Program<'a> {
         if body.is_some() {
             request = request.header("content-type", "application/json");
         }
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
         let body = body.map_or_else(Vec::new, |body| body.to_string().into_bytes());
         let request = request.body(body).expect("a request");
         let visitor = Visitor::unknown(STRANGER.into());
-        read(&self.handler.respond(request, visitor))
+        self.handler.respond(request, visitor)
+    }
+
+    /// Status and answer of a post with a key, and whether the answer is that of an earlier one.
+    fn keyed(&self, path: &str, body: &Value, key: &str) -> (u16, Value, bool) {
+        let response = self.respond(&Method::POST, path, Some(body.clone()), Some(key));
+        let is_replayed = response.headers().contains_key("idempotency-replayed");
+        let (status, answer) = read(&response);
+        (status.as_u16(), answer, is_replayed)
     }
 
     /// The answer, which has the shape that the document describes.
@@ -89,10 +113,14 @@ impl<'a> Program<'a> {
             .filter(|(template, _)| is_meant(template))
             .filter_map(|(_, operations)| operations.get(&verb));
         let responses = &operations.next().expect("an operation")["responses"];
-        let content = match responses.get(status.as_str()) {
-            Some(response) => &response["content"]["application/json"]["schema"],
-            None => &responses["default"]["content"]["application/problem+json"]["schema"],
+        let response = responses.get(status.as_str());
+        let content = match status.is_success() {
+            true => &response.expect("a status of the document")["content"]["application/json"],
+            false => {
+                &response.unwrap_or(&responses["default"])["content"]["application/problem+json"]
+            }
         };
+        let content = &content["schema"];
         let schema = json!({ "allOf": [content], "components": self.document["components"] });
         let validator = jsonschema::options()
             .with_draft(Draft::Draft202012)
@@ -641,6 +669,183 @@ fn a_session_acts_with_the_token_of_its_forms() {
     assert_eq!(send("POST", disable, &[("cookie", cookie)]).status(), 403);
     let with_token = [("cookie", cookie), ("x-form-token", token)];
     assert_eq!(send("POST", disable, &with_token).status(), 200);
+}
+
+/// R60
+#[test]
+fn a_request_with_an_idempotency_key_acts_once_and_has_the_same_answer_for_a_day() {
+    let (database, receiver) = (Database::new(), receiver());
+    let (pages, portal) = (pages(&database), portal(&database));
+    let (acme, globex) = (Uuid::now_v7(), Uuid::now_v7());
+    let of = |tenant| Program::new(&portal, &portal.token(tenant, HOUR, Rights::all()));
+    let (operator, acme, globex) = (Program::new(&pages, TOKEN), of(acme), of(globex));
+    let endpoints = || database.number("SELECT count(*) FROM {o}_destination");
+
+    let body = json!({ "url": receiver.url(), "topics": ["order.paid"] });
+    let (status, mut first, is_replayed) = acme.keyed("/endpoints", &body, "1");
+    assert_eq!((status, is_replayed), (201, false), "{first}");
+    let secret = first["secret"].take();
+    let secret = secret.as_str().expect("a secret");
+    assert!(secret.starts_with("whsec_"), "{secret}");
+    assert_eq!(
+        acme.keyed("/endpoints", &body, "1"),
+        (201, first.clone(), true)
+    );
+    // The key is a string of structured headers, too.
+    assert_eq!(
+        acme.keyed("/endpoints", &body, "\"1\""),
+        (201, first.clone(), true)
+    );
+    let stored = database.text("SELECT string_agg(r::text, '') FROM {o}_request r");
+    let stored = stored.expect("a request");
+    assert!(
+        !stored.contains(secret) && !stored.contains("whsec_"),
+        "{stored}"
+    );
+    assert_eq!(endpoints(), 1);
+
+    // Another request with the same key, and keys that are none.
+    let other = json!({ "url": receiver.url(), "topics": ["order.paid"], "description": "other" });
+    let (status, problem, _) = acme.keyed("/endpoints", &other, "1");
+    assert_eq!(
+        (status, &problem["field"]),
+        (422, &json!("idempotency-key"))
+    );
+    for bad in ["", "\"\"", &"x".repeat(256)] {
+        let (status, problem, _) = acme.keyed("/endpoints", &body, bad);
+        assert_eq!(
+            (status, &problem["field"]),
+            (400, &json!("idempotency-key"))
+        );
+    }
+    assert_eq!(endpoints(), 1);
+
+    // The keys of another tenant, and of operators, are others: nobody gets the answer to another's request.
+    let (status, theirs, is_replayed) = globex.keyed("/endpoints", &body, "1");
+    assert_eq!((status, is_replayed), (201, false), "{theirs}");
+    assert_ne!(theirs["endpoint"]["name"], first["endpoint"]["name"]);
+    let hook = json!({ "name": "hook", "destination": body });
+    let (status, _, is_replayed) = operator.keyed("/destinations", &hook, "1");
+    assert_eq!((status, is_replayed), (201, false));
+    assert_eq!(endpoints(), 3);
+
+    // With fewer rights, the answer of more rights is not shown.
+    let few = Rights::look().with_act(true);
+    let few = Program::new(&portal, &portal.token(Uuid::nil(), HOUR, few));
+    let all = Program::new(&portal, &portal.token(Uuid::nil(), HOUR, Rights::all()));
+    assert_eq!(all.keyed("/endpoints", &body, "1").0, 201);
+    assert_eq!(few.keyed("/endpoints", &body, "1").0, 422);
+
+    // A refusal has not acted, and is not kept.
+    let wrong = json!({ "url": "acme.example", "topics": ["order.paid"] });
+    assert_eq!(acme.keyed("/endpoints", &wrong, "2").0, 422);
+    assert_eq!(acme.keyed("/endpoints", &body, "2").0, 201);
+
+    // A new secret is not made twice, and a test is not sent twice.
+    let (_, rotated, _) = operator.keyed("/destinations/hook/rotate", &json!({}), "3");
+    assert!(rotated["secret"].is_string(), "{rotated}");
+    let again = operator.keyed("/destinations/hook/rotate", &json!({}), "3");
+    assert_eq!(again, (200, json!({ "secret": null }), true));
+    let sent = receiver.count();
+    let tested = operator.keyed("/destinations/hook/test", &json!({}), "4");
+    let again = operator.keyed("/destinations/hook/test", &json!({}), "4");
+    assert_eq!((tested.0, &tested.1, true), (again.0, &again.1, again.2));
+    assert_eq!(receiver.count(), sent + 1);
+    // The process that sent it has ended before the answer.
+    database.execute("UPDATE {o}_request SET status = NULL, answer = NULL WHERE key = '4'");
+    assert_eq!(
+        operator.keyed("/destinations/hook/test", &json!({}), "4").0,
+        409
+    );
+    assert_eq!(receiver.count(), sent + 1);
+
+    // After a day, the key is free again.
+    database.execute("UPDATE {o}_request SET at = now() - interval '24 hours'");
+    let (status, _, is_replayed) = acme.keyed("/endpoints", &body, "1");
+    assert_eq!((status, is_replayed), (201, false));
+    let turn = "SELECT emptied FROM {o}_rotate(interval '30 days')";
+    // The first turn opens the ledger.
+    assert_eq!((database.number(turn), database.number(turn)), (0, 0));
+    assert_eq!(database.number("SELECT count(*) FROM {o}_request"), 1);
+}
+
+/// R60: two processes, and the same request at the same time.
+#[test]
+fn the_same_request_of_two_processes_at_once_acts_once() {
+    let (database, receiver) = (Database::new(), receiver());
+    let tenant = Uuid::now_v7();
+    let portals = [portal(&database), portal(&database)];
+    let programs = portals
+        .each_ref()
+        .map(|portal| Program::new(portal, &portal.token(tenant, HOUR, Rights::all())));
+    let body = json!({ "url": receiver.url(), "topics": ["order.paid"] });
+    for key in ["1", "2", "3", "4", "5"] {
+        let barrier = Barrier::new(2);
+        let answers = thread::scope(|scope| {
+            let sent = programs.each_ref().map(|program| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    program.keyed("/endpoints", &body, key)
+                })
+            });
+            sent.map(|one| one.join().expect("answered"))
+        });
+        let acted = answers
+            .iter()
+            .filter(|(status, _, replayed)| *status == 201 && !replayed);
+        assert_eq!(acted.count(), 1, "{answers:?}");
+        for (status, answer, replayed) in &answers {
+            assert!(*status == 409 || *status == 201, "{answer} {replayed}");
+        }
+        let (status, _, is_replayed) = programs[0].keyed("/endpoints", &body, key);
+        assert_eq!((status, is_replayed), (201, true));
+    }
+    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 5);
+}
+
+/// R60: what a request has done and its answer are one transaction.
+#[test]
+fn an_act_whose_answer_cannot_be_kept_is_undone() {
+    let (database, receiver) = (Database::new(), receiver());
+    let pages = pages(&database);
+    let program = Program::new(&pages, TOKEN);
+    let body = json!({ "name": "hook", "destination": { "url": receiver.url() } });
+    database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL)");
+    let (status, problem, _) = program.keyed("/destinations", &body, "1");
+    assert_eq!(status, 503, "{problem}");
+    assert_eq!(program.ask(&Method::GET, "/destinations/hook", None).0, 404);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_audit"), 0);
+    database.execute("ALTER TABLE {o}_request DROP CONSTRAINT fits");
+    let (status, answer, is_replayed) = program.keyed("/destinations", &body, "1");
+    assert_eq!((status, is_replayed), (201, false), "{answer}");
+}
+
+/// R60: with connections that the application lends.
+#[test]
+fn a_request_acts_once_with_borrowed_connections_too() {
+    let (database, receiver) = (Arc::new(Database::new()), receiver());
+    let lent = Arc::clone(&database);
+    let lend = move |work: &mut dyn FnMut(&mut PgConnection)| {
+        work(&mut lent.connect());
+        Ok(())
+    };
+    let pages = Pages::operators_with(&config(&database), None, lend).expect("pages");
+    let visitor = || Visitor::known("ann", Rights::all());
+    let body = json!({ "name": "hook", "destination": { "url": receiver.url() } }).to_string();
+    let send = || {
+        let request = Request::post("/api/v1/destinations")
+            .header("host", "localhost")
+            .header("content-type", "application/json")
+            .header("idempotency-key", "1")
+            .body(body.clone().into_bytes());
+        pages.respond(request.expect("a request"), visitor())
+    };
+    let (first, second) = (send(), send());
+    let (status, mut answer) = read(&first);
+    assert_eq!(status, 201, "{answer}");
+    answer["secret"] = Value::Null;
+    assert_eq!(read(&second), (status, answer));
+    assert_eq!(second.headers()["idempotency-replayed"], "true");
 }
 
 /// R60: without the rights, no content and no secret.

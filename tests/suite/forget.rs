@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::support::{Database, Receiver, end, eventually, finish};
 
 const AT_ONCE: Duration = Duration::ZERO;
-const TABLES: [&str; 7] = [
+const TABLES: [&str; 8] = [
     "",
     "_ledger",
     "_attempt",
@@ -20,6 +20,7 @@ const TABLES: [&str; 7] = [
     "_destination",
     "_pause",
     "_audit",
+    "_request",
 ];
 
 fn forget(database: &Database, tenant: Uuid, patience: Duration) -> Forgotten {
@@ -50,7 +51,7 @@ fn message(topic: &str, tenant: Uuid, mark: &str) -> NewMessage {
 }
 
 /// In each table, the number of rows that contain this text.
-fn rows_with(database: &Database, text: &str) -> [i64; 7] {
+fn rows_with(database: &Database, text: &str) -> [i64; 8] {
     TABLES.map(|table| {
         let rows = format!("SELECT count(*) FROM {{o}}{table} r WHERE r::text LIKE '%{text}%'");
         database.number(&rows)
@@ -110,6 +111,12 @@ fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
                 ('eve', 'destination put', 'hook-of-{mark}', 'asked for by {mark}'), ('eve', 'message retry', 'tenant {tenant}', '')"
         );
         database.execute(&acts);
+        let answer = format!(r#"{{"name":"hook-of-{mark}","tenant":"{tenant}"}}"#);
+        let requests = format!(
+            "INSERT INTO {{o}}_request (caller, key, digest, status, answer) VALUES
+                ('tenant {tenant}', '{mark}', '', 200, ''), ('operator eve', '{mark}', '', 200, '{answer}')"
+        );
+        database.execute(&requests);
     }
 }
 
@@ -118,7 +125,7 @@ fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
     let database = Database::new();
     let (mine, other) = (Uuid::now_v7(), Uuid::now_v7());
     two_tenants(&database, mine, other);
-    assert_eq!(rows_with(&database, "alice"), [1, 2, 2, 1, 1, 1, 1]);
+    assert_eq!(rows_with(&database, "alice"), [1, 2, 2, 1, 1, 1, 1, 2]);
     let bobs = rows_with(&database, "bob");
     let ids =
         "SELECT string_agg(message_id || topic || status, ',' ORDER BY settled_at) FROM {o}_ledger";
@@ -130,8 +137,8 @@ fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
         done,
         json!({ "messages": 1, "dead_letters": 1, "attempts": 2, "ledger_entries": 3, "destinations": 1, "left": 0 })
     );
-    assert_eq!(rows_with(&database, "alice"), [0; 7]);
-    assert_eq!(rows_with(&database, &mine.to_string()), [0; 7]);
+    assert_eq!(rows_with(&database, "alice"), [0; 8]);
+    assert_eq!(rows_with(&database, &mine.to_string()), [0; 8]);
     assert_eq!(rows_with(&database, "bob"), bobs);
     // Settled entries remain known, and the waiting message is cancelled.
     let after = database.text(ids).expect("entries");
@@ -216,7 +223,7 @@ fn messages_in_flight_are_waited_for_and_their_destination_kept() {
     end(&relay);
     assert_eq!((done.left, done.destinations), (0, 1));
     assert_eq!(database.count("delivered"), 1);
-    assert_eq!(rows_with(&database, "alice"), [0; 7]);
+    assert_eq!(rows_with(&database, "alice"), [0; 8]);
 }
 
 /// No relay will settle the messages that a dead relay held.
@@ -274,7 +281,7 @@ fn long_work_is_done_in_steps_reports_its_progress_and_continues_after_a_stop() 
     assert_eq!(seen, [1000, 2000]);
     let done = forget(&database, tenant, AT_ONCE);
     assert_eq!((done.messages, done.ledger_entries), (500, 4000));
-    assert_eq!(rows_with(&database, &tenant.to_string()), [0; 7]);
+    assert_eq!(rows_with(&database, &tenant.to_string()), [0; 8]);
 }
 
 /// R63.

@@ -269,6 +269,8 @@ struct Door {
     is_json: bool,
 }
 
+const KEY: &str = "Idempotency-Key";
+
 impl Door {
     /// Every page, every act, and every route of the JSON interface, as the portal lists them.
     fn all(spy: &Browser<'_>) -> Vec<Self> {
@@ -314,7 +316,12 @@ impl Door {
     fn ask(&self, spy: &Browser<'_>, values: &[(&str, &str)]) -> Seen {
         let mut path = self.path.clone();
         let mut rest = Vec::new();
+        let mut headers = vec![("content-type", "application/json")];
         for (name, value) in values {
+            if *name == KEY {
+                headers.push((KEY, *value));
+                continue;
+            }
             let there = format!("{{{name}}}");
             let segment = encoded(&[("", *value)]).split_off(1).replace('+', "%20");
             match path.contains(&there) {
@@ -335,12 +342,7 @@ impl Door {
             ((*name).to_owned(), value)
         };
         let body = Value::Object(rest.iter().map(field).collect()).to_string();
-        spy.ask(
-            self.method.clone(),
-            &path,
-            &[("content-type", "application/json")],
-            &body,
-        )
+        spy.ask(self.method.clone(), &path, &headers, &body)
     }
 }
 

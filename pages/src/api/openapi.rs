@@ -1,9 +1,11 @@
 //! The OpenAPI document of a table of routes.
 
+use http::Method;
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
+use super::once::LONGEST;
 use super::{Problem, Route};
 
 /// The document of these routes, which are served below this path.
@@ -23,18 +25,28 @@ pub(crate) fn document<S, V>(routes: &[Route<S, V>], title: &str, base: &str) ->
             };
             json!({"name": name, "in": "query", "schema": schema})
         }));
+        let refused = |why: &str| json!({"description": why, "content": {"application/problem+json": {"schema": problem}}});
         let content = |schema: Value| json!({"application/json": {"schema": schema}});
         let output = (route.output)(&mut outputs).to_value();
         let status = route.status.as_str();
         let mut operation = json!({
             "operationId": route.id,
             "summary": route.summary,
-            "parameters": parameters,
             "responses": {
                 status: {"description": "Done.", "content": content(output)},
-                "default": {"description": "Refused.", "content": {"application/problem+json": {"schema": problem}}},
+                "default": refused("Refused."),
             },
         });
+        if route.method != Method::GET {
+            let key = json!({"type": "string", "minLength": 1, "maxLength": LONGEST});
+            let key = json!({"name": "Idempotency-Key", "in": "header", "description": OF_KEY, "schema": key});
+            parameters.push(key);
+            operation["responses"]["409"] =
+                refused("The state forbids it, or a request with this key has not ended.");
+            operation["responses"]["422"] =
+                refused("A value is wrong, or the key is that of another request.");
+        }
+        operation["parameters"] = parameters.into();
         if let Some(input) = route.input {
             let schema = input(&mut inputs).to_value();
             let name = schema["$ref"].as_str().and_then(|to| to.rsplit('/').next());
@@ -63,6 +75,9 @@ pub(crate) fn document<S, V>(routes: &[Route<S, V>], title: &str, base: &str) ->
 
 const DESCRIPTION: &str =
     "Lists have pages: `cursor` is the `next` of the page before. Times are RFC 3339, in UTC.";
+
+const OF_KEY: &str = "The same request with the same key acts once within 24 hours, and gets the same answer with \
+    Idempotency-Replayed: true, but without a secret.";
 
 /// Of the bodies of requests and of answers: a field with a default is required only of answers.
 fn generators() -> (SchemaGenerator, SchemaGenerator) {

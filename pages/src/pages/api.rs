@@ -20,8 +20,8 @@ use super::registered::edit::{Written, ask, new_secret, write};
 use super::registered::{self, search, url};
 use super::{Refusal, as_limit, audit, dead, ledger, next_page, pauses};
 use crate::api::{
-    self, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route, time,
-    view,
+    self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
+    time, view,
 };
 use crate::visitor::Needs;
 use crate::{Guest, Request, Response, Site};
@@ -42,9 +42,9 @@ static ROUTES: &[Route<Site, Guest>] = &[
     route!(DELETE "/destinations/{name}", Act, "Remove a destination. Its waiting messages become dead letters.", remove_destination <- Nothing => Done),
     route!(POST "/destinations/{name}/enable", Act, "Send messages again.", enable_destination <- Nothing => Done),
     route!(POST "/destinations/{name}/disable", Act, "Let messages wait.", disable_destination <- Because => Done),
-    route!(POST "/destinations/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_destination <- Nothing => Verified),
+    route!(POST "/destinations/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_destination <- Nothing => Verified, sends: true),
     route!(POST "/destinations/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
-    route!(POST "/destinations/{name}/test", Act, "Send a test event now.", test_destination <- Nothing => Tested),
+    route!(POST "/destinations/{name}/test", Act, "Send a test event now.", test_destination <- Nothing => Tested, sends: true),
     route!(POST "/destinations/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_destination <- Recovery => Count),
     route!(POST "/destinations/{name}/backfill", Act, "Send a new destination what it would have got.", backfill_destination <- Backfill => Count),
     route!(GET "/destinations/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
@@ -83,9 +83,17 @@ pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
         }
         Ok(guest)
     };
-    api::answer(ROUTES, site, request, path, |route| {
-        admit(route).map_err(Problem::of)
-    })
+    let admit = |route: &Route<Site, Guest>| admit(route).map_err(Problem::of);
+    let response = api::answer(ROUTES, site, request, path, admit, |site, guest| Caller {
+        database: &site.changes,
+        name: format!("operator {}", guest.who),
+        rights: guest.rights,
+    });
+    if request.header("idempotency-key").is_some() {
+        // The act has done so before the end of its transaction.
+        site.forget();
+    }
+    response
 }
 
 impl From<Refusal> for Problem {
@@ -337,7 +345,7 @@ view! {
 /// A signing secret, which is shown only now.
 #[derive(Serialize, JsonSchema)]
 struct Secret {
-    /// Null: the visitor may not see it.
+    /// Null: the visitor may not see it, or it was shown before.
     secret: Option<String>,
 }
 
@@ -353,7 +361,7 @@ impl Secret {
 #[derive(Serialize, JsonSchema)]
 struct Registered {
     destination: Destination,
-    /// Null: the visitor may not see it.
+    /// Null: the visitor may not see it, or it was shown before.
     secret: Option<String>,
 }
 

@@ -20,8 +20,8 @@ use super::session::{Session, Unopened};
 use super::words::Words;
 use super::{Language, Portal, Refusal, Topic, deliveries, time as parse_time};
 use crate::api::{
-    self, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route, time,
-    view,
+    self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
+    time, view,
 };
 use crate::request::Request;
 use crate::response::Response;
@@ -42,9 +42,9 @@ pub(super) static ROUTES: &[Route<Portal, Session>] = &[
     route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint.", remove_endpoint <- Nothing => Done),
     route!(POST "/endpoints/{name}/enable", Act, "Send events again.", enable_endpoint <- Nothing => Done),
     route!(POST "/endpoints/{name}/disable", Act, "Let events wait.", disable_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants events.", verify_endpoint <- Nothing => Verified),
+    route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants events.", verify_endpoint <- Nothing => Verified, sends: true),
     route!(POST "/endpoints/{name}/rotate", Secrets, "Make a new secret. The old one also signs for 24 hours.", rotate_secret <- Nothing => Secret),
-    route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested),
+    route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested, sends: true),
     route!(POST "/endpoints/{name}/recover", Act, "Send failed events again, and what was missed.", recover_endpoint <- Recovery => Count),
     route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, query: &["topic", "state", "since", "until"], is_list: true),
     route!(GET "/endpoints/{name}/deliveries/{id}", Look, "A delivery, by message id.", get_delivery => Details),
@@ -54,7 +54,7 @@ pub(super) static ROUTES: &[Route<Portal, Session>] = &[
 /// The answer to a request for JSON.
 pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response {
     let refuse = |status, why: &str| Response::from(Problem::new(status, why));
-    api::answer(ROUTES, portal, request, path, |route| {
+    let admit = |route: &Route<Portal, Session>| {
         let session = portal.session(request).map_err(|why| match why {
             Unopened::Missing if request.visitor.identity.is_some() => {
                 refuse(StatusCode::FORBIDDEN, "the portal is for customers")
@@ -75,6 +75,13 @@ pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response
             checked.map_err(|refusal| Response::from(Problem::from(refusal)))?;
         }
         Ok(session)
+    };
+    api::answer(ROUTES, portal, request, path, admit, |portal, session| {
+        Caller {
+            database: &portal.changes,
+            name: format!("tenant {}", session.tenant),
+            rights: session.rights,
+        }
     })
 }
 
@@ -195,14 +202,15 @@ view! {
 /// A signing secret, which is shown only now.
 #[derive(Serialize, JsonSchema)]
 struct Secret {
-    secret: String,
+    /// Null: it was shown before.
+    secret: Option<String>,
 }
 
 /// A new endpoint and its secret, which is shown only now.
 #[derive(Serialize, JsonSchema)]
 struct Added {
     endpoint: Endpoint,
-    /// Null: the visitor may not see it.
+    /// Null: the visitor may not see it, or it was shown before.
     secret: Option<String>,
 }
 
@@ -288,7 +296,9 @@ fn verify_endpoint(call: &Call<'_>, _: Nothing) -> Found<Verified> {
 fn rotate_secret(call: &Call<'_>, _: Nothing) -> Found<Secret> {
     let secret = new_secret(own(call), call.part("name"))?;
     let secret = secret.written().expose_secret().to_owned();
-    Ok(Secret { secret })
+    Ok(Secret {
+        secret: Some(secret),
+    })
 }
 
 fn test_endpoint(call: &Call<'_>, given: Example) -> Found<Tested> {

@@ -197,6 +197,7 @@ pub(crate) fn missing(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
         (name.destination(), "DELETE"),
         (name.pause(), "DELETE"),
         (name.audit(), "UPDATE"),
+        (name.request(), "DELETE"),
     ];
     lacking(conn, &needed)
 }

@@ -22,6 +22,7 @@ pub(crate) fn suffixes() -> impl Iterator<Item = String> {
         "_pause",
         "_topic",
         "_audit",
+        "_request",
         "_destination",
         "_registration",
     ];

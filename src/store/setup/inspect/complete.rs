@@ -18,7 +18,7 @@ use crate::store::sql::{format_type, to_regclass, to_regprocedure};
 use crate::store::statement::statement;
 use crate::store::table::{
     attempt, audit, dead, destination, lease, ledger, lock, messages, outbox, part, pause,
-    registration, topic,
+    registration, request, topic,
 };
 
 /// The tables of an outbox and the view, by suffix, with the columns that this version uses.
@@ -33,6 +33,7 @@ const COLUMNS: &[(&str, &[(&str, &str)])] = &[
     ("_pause", pause::COLUMNS),
     ("_topic", topic::COLUMNS),
     ("_audit", audit::COLUMNS),
+    ("_request", request::COLUMNS),
     ("_destination", destination::COLUMNS),
     ("_registration", registration::COLUMNS),
     ("_messages", messages::COLUMNS),

@@ -1,0 +1,137 @@
+//! `Idempotency-Key`: a request that is sent again acts once, and gets the same answer.
+//!
+//! The key and the answer are written in the transaction of the act, so a crash leaves both or none. An act that sends
+//! holds no transaction meanwhile: its key is written before, and its answer after. If the process ends in between,
+//! the key stays taken, and the act is not repeated.
+
+use std::collections::BTreeMap;
+
+use diesel_outbox::program::{self, Keyed, Known};
+use http::StatusCode;
+use http::header::HeaderName;
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+
+use super::{Call, Problem, Route, text};
+use crate::Rights;
+use crate::database::Database;
+use crate::request::Request;
+use crate::response::Response;
+
+pub(super) const KEY: &str = "idempotency-key";
+const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+/// The longest key, in bytes.
+pub(super) const LONGEST: usize = 255;
+
+/// On whose behalf a visitor acts.
+pub(crate) struct Caller<'a> {
+    /// For changes.
+    pub(crate) database: &'a Database,
+    /// Callers with one name share their keys.
+    pub(crate) name: String,
+    /// With other rights, the answer is another one.
+    pub(crate) rights: Rights,
+}
+
+impl Caller<'_> {
+    /// Carries out an act, or repeats the answer to it.
+    pub(super) fn act<S, V>(
+        &self,
+        route: &Route<S, V>,
+        call: &Call<'_, S, V>,
+    ) -> Result<Response, Problem> {
+        let Some(key) = key(call.request)? else {
+            return (route.answer)(call).map(|body| Response::json(route.status, body));
+        };
+        let request = Keyed {
+            caller: &self.name,
+            key,
+            digest: &self.digest(call.request),
+        };
+        let act = || self.once(request, route, call);
+        match route.sends {
+            true => act(),
+            false => self.database.together(act).map_err(Problem::away)?,
+        }
+    }
+
+    fn once<S, V>(
+        &self,
+        request: Keyed<'_>,
+        route: &Route<S, V>,
+        call: &Call<'_, S, V>,
+    ) -> Result<Response, Problem> {
+        let known = (self.database).run(|conn, outbox| program::claim(conn, outbox, request));
+        match known.map_err(Problem::away)? {
+            Known::New => {}
+            Known::Running => {
+                let why = "a request with this key has not ended";
+                return Err(Problem::new(StatusCode::CONFLICT, why).of_field(KEY));
+            }
+            Known::Other => {
+                return Err(Problem::invalid("this key is that of another request").of_field(KEY));
+            }
+            Known::Answered(status, answer) => {
+                let status = u16::try_from(status).ok();
+                let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+                let status = status.unwrap_or(route.status);
+                let answer = Response::json(status, answer.into_bytes());
+                return Ok(answer.with_header(REPLAYED, "true"));
+            }
+        }
+        let done = (route.answer)(call);
+        let kept = match &done {
+            Ok(body) => Some((route.status.as_u16(), without_secret(body))),
+            // Nothing was sent yet.
+            Err(problem) if problem.status < 500 => None,
+            Err(problem) => Some((problem.status, without_secret(&text(problem)))),
+        };
+        let kept = kept.as_ref().map(|(status, body)| (*status, body.as_str()));
+        (self.database)
+            .run(|conn, outbox| program::answer(conn, outbox, request, kept))
+            .map_err(Problem::away)?;
+        done.map(|body| Response::json(route.status, body))
+    }
+
+    /// Of all that makes it another request.
+    fn digest(&self, request: &Request) -> [u8; 32] {
+        let Rights {
+            act,
+            payloads,
+            secrets,
+        } = self.rights;
+        let digest = Sha256::new_with_prefix([act, payloads, secrets].map(u8::from))
+            .chain_update(format!("{} {}\n", request.method, request.target))
+            .chain_update(request.body());
+        digest.finalize().into()
+    }
+}
+
+/// The key of a request, with or without quotes.
+fn key(request: &Request) -> Result<Option<&str>, Problem> {
+    let Some(key) = request.header(KEY) else {
+        return Ok(None);
+    };
+    let bare = key.strip_prefix('"').and_then(|key| key.strip_suffix('"'));
+    let key = bare.unwrap_or(key);
+    let is_plain = key.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    match is_plain && (1..=LONGEST).contains(&key.len()) {
+        true => Ok(Some(key)),
+        false => {
+            let why = format!("must have 1 to {LONGEST} ASCII characters");
+            Err(Problem::new(StatusCode::BAD_REQUEST, why).of_field(KEY))
+        }
+    }
+}
+
+/// The answer as it is kept. A secret is shown only once.
+fn without_secret(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body).into_owned();
+    match serde_json::from_str::<BTreeMap<&str, &RawValue>>(&text) {
+        Ok(mut fields) if fields.contains_key("secret") => {
+            fields.insert("secret", RawValue::NULL);
+            String::from_utf8_lossy(&super::text(&fields)).into_owned()
+        }
+        _ => text,
+    }
+}
