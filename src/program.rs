@@ -6,12 +6,12 @@
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
-use crate::admin::Note;
+use crate::admin::{self, Note};
 use crate::config::{Config, ConfigError, Destination, Proxy, Route};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::relay::RelayHandle;
-use crate::store::operate::{audit, requests};
+use crate::store::operate::audit;
 use crate::store::pinned::pinned;
 
 pub use crate::admin::dead_letters::{dead_groups, dead_letters, dead_letters_at, dead_letters_of};
@@ -36,7 +36,7 @@ pub use crate::config::text::parse_duration;
 pub use crate::destinations::forward::Forward;
 pub use crate::relay::DepthGauges;
 pub use crate::store::operate::activity::{Activity, Rates};
-pub use crate::store::operate::audit::{Act, OperatorAct};
+pub use crate::store::operate::audit::{Act, OperatorAct, sent_lately};
 pub use crate::store::operate::blocked::BlockedKey;
 pub use crate::store::operate::dead::{DeadGroup, DeadLetter};
 pub use crate::store::operate::history::HistoryEntry;
@@ -126,7 +126,8 @@ pub fn audit(
     pinned(conn, name, |conn, name| note.audit(conn, name, act, target))
 }
 
-/// Acts of operators, latest first, at most `limit`: those whose name, act or target contains the text, ignoring case.
+/// Acts of operators, latest first, at most `limit`: those whose name, act or target contains the text, ignoring case. Each
+/// with its place in the list; `before`: the place where a page begins.
 ///
 /// # Errors
 /// A [`DatabaseError`].
@@ -134,10 +135,11 @@ pub fn acts(
     conn: &mut PgConnection,
     name: &OutboxName,
     text: &str,
+    before: Option<admin::Place>,
     limit: i64,
-) -> Result<Vec<OperatorAct>, DatabaseError> {
+) -> Result<Vec<(OperatorAct, admin::Place)>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        audit::acts(conn, name, text, limit)
+        audit::acts(conn, name, text, before, limit)
     })?)
 }
 
@@ -160,35 +162,4 @@ pub fn audited<E: From<diesel::result::Error>>(
         }
         Ok(has_changed)
     })
-}
-
-/// Takes a request with a key: if it is [`Known::New`], it may act, and all others with the same key are refused until
-/// [`answer`] has its answer.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn claim(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    request: Keyed<'_>,
-) -> Result<Known, DatabaseError> {
-    Ok(pinned(conn, name, |conn, name| {
-        requests::claim(conn, name, request)
-    })?)
-}
-
-/// Keeps the answer to a request for the next one that is the same. `None`: it has not acted, and may do so again.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn answer(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    request: Keyed<'_>,
-    answer: Option<(u16, &str)>,
-) -> Result<(), DatabaseError> {
-    Ok(pinned(conn, name, |conn, name| match answer {
-        Some(answer) => requests::answer(conn, name, request, answer),
-        None => requests::release(conn, name, request),
-    })?)
 }

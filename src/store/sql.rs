@@ -122,6 +122,10 @@ extern "SQL" {
     #[sql_name = "pg_catalog.pg_try_advisory_xact_lock"]
     fn pg_try_advisory_xact_lock(key: BigInt) -> Bool;
 
+    /// Waits for the lock, and keeps it until the transaction ends. Its result must not be read.
+    #[sql_name = "pg_catalog.pg_advisory_xact_lock"]
+    fn pg_advisory_xact_lock(key: BigInt) -> Text;
+
     /// The rows inserted into a table since statistics began; null if there is no table.
     #[sql_name = "pg_catalog.pg_stat_get_tuples_inserted"]
     fn pg_stat_get_tuples_inserted(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;

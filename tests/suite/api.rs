@@ -439,6 +439,41 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
 
 /// R60
 #[test]
+fn acts_have_pages_and_none_is_missed_at_the_same_time() {
+    let database = Database::new();
+    let pages = pages(&database);
+    let program = Program::new(&pages, TOKEN);
+    database.execute(
+        "INSERT INTO {o}_audit (at, who, act, target, why)
+         SELECT '2026-01-31 12:00:00.123456Z'::timestamptz + n / 4 * interval '1 us', 'ann', 'pause', n::text, ''
+           FROM generate_series(0, 11) n",
+    );
+    let mut found = Vec::new();
+    let mut path = "/audit?limit=5".to_owned();
+    loop {
+        let page = program.get(&path);
+        let acts = page["data"].as_array().expect("a list");
+        found.extend(acts.iter().map(|act| act["target"].to_string()));
+        let Some(next) = page["next"].as_str() else {
+            break;
+        };
+        path = format!("/audit?limit=5&cursor={next}");
+    }
+    assert_eq!(found.len(), 12);
+    let last = found[11].clone();
+    assert!(
+        ["\"0\"", "\"1\"", "\"2\"", "\"3\""].contains(&last.as_str()),
+        "{found:?}"
+    );
+    found.sort();
+    found.dedup();
+    assert_eq!(found.len(), 12);
+    let wrong = program.ask(&Method::GET, "/audit?cursor=x", None);
+    assert_eq!(wrong.0, 422);
+}
+
+/// R60
+#[test]
 fn customers_do_as_json_what_they_do_in_the_portal() {
     let (database, receiver) = (Database::new(), receiver());
     let (portal, tenant) = (portal(&database), Uuid::now_v7());
@@ -913,16 +948,9 @@ fn python() -> Command {
     Command::new(python)
 }
 
-/// R60: in another language, over a real socket.
-#[test]
-fn a_client_that_was_made_from_the_document_registers_lists_and_recovers() {
-    let database = Database::new();
-    let command = database.binary(&["admin"]);
-    let page = Page::start(command.with("OUTBOX_ADMIN_TOKEN", TOKEN));
-    let bearer = format!("authorization: Bearer {TOKEN}");
-    let document = page.request("GET /api/v1/openapi.json", &[&bearer], "");
-    assert_eq!(document.status, 200, "{document:?}");
-    let file = File::new(&document.body);
+/// Makes a client from a document, and runs a script that uses it. Returns what the script prints.
+fn run_client(document: &str, script: &str, arguments: &[&str]) -> String {
+    let file = File::new(document);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("client-{}", Uuid::now_v7()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let run = |command: &mut Command| {
@@ -936,18 +964,58 @@ fn a_client_that_was_made_from_the_document_registers_lists_and_recovers() {
         .args(["-m", "openapi_python_client", "generate", "--meta", "none"])
         .args(["--path", file.path(), "--output-path"])
         .arg(folder.join("client")));
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/openapi/client.py");
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/openapi");
+    let script = scripts.join(script);
+    let said = run(python().arg("-B").arg(script).arg(&folder).args(arguments));
+    std::fs::remove_dir_all(folder).expect("removed");
+    said
+}
+
+/// R60: in another language, over a real socket.
+#[test]
+fn a_client_that_was_made_from_the_document_registers_lists_and_recovers() {
+    let database = Database::new();
+    let command = database.binary(&["admin"]);
+    let page = Page::start(command.with("OUTBOX_ADMIN_TOKEN", TOKEN));
+    let bearer = format!("authorization: Bearer {TOKEN}");
+    let document = page.request("GET /api/v1/openapi.json", &[&bearer], "");
+    assert_eq!(document.status, 200, "{document:?}");
     let url = format!("http://{}/api/v1", page.address);
-    let receiver = "https://customer.example/";
-    let said = run(python()
-        .arg("-B")
-        .arg(script)
-        .arg(&folder)
-        .args([&url, TOKEN, receiver]));
+    let arguments = [url.as_str(), TOKEN, "https://customer.example/"];
+    let said = run_client(&document.body, "client.py", &arguments);
     assert!(said.contains("'changed': 0"), "{said}");
     let names = database.text("SELECT string_agg(name, ' ') FROM {o}_destination");
     assert_eq!(names.as_deref(), Some("acme"));
-    std::fs::remove_dir_all(folder).expect("removed");
+}
+
+/// R60: the same for a customer.
+#[test]
+fn a_client_of_the_portals_document_adds_an_endpoint_once_and_tests_it() {
+    let (database, receiver) = (Database::new(), receiver());
+    let portal = portal(&database);
+    let token = portal.token(Uuid::now_v7(), HOUR, Rights::all());
+    let document = Program::new(&portal, &token).document.to_string();
+    let server = Receiver::start(move |request, stream| {
+        let mut line = request.line.split(' ');
+        let (method, target) = (line.next().expect("a method"), line.next().expect("a path"));
+        let mut asked = Request::builder().method(method).uri(target);
+        for (name, value) in request.headers() {
+            asked = asked.header(name, value);
+        }
+        let asked = asked.body(request.body.clone()).expect("a request");
+        let answer = portal.respond(asked, Visitor::unknown(STRANGER.into()));
+        let mut text = format!("HTTP/1.1 {}\r\n", answer.status());
+        for (name, value) in answer.headers() {
+            text += &format!("{name}: {}\r\n", value.to_str().expect("text"));
+        }
+        text += &format!("content-length: {}\r\n\r\n", answer.body().len());
+        std::io::Write::write_all(stream, &[text.as_bytes(), answer.body()].concat())
+    });
+    let url = format!("http://{}/api/v1", server.address);
+    let said = run_client(&document, "portal.py", &[&url, &token, &receiver.url()]);
+    assert!(said.contains("'accepted': True"), "{said}");
+    assert_eq!(receiver.count(), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 1);
 }
 
 /// R60: read by a validator that is independent of this project.

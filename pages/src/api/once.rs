@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use diesel_outbox::program::{self, Keyed, Known};
+use diesel_outbox::program::{Keyed, Known};
 use http::StatusCode;
 use http::header::HeaderName;
 use serde_json::value::RawValue;
@@ -61,7 +61,7 @@ impl Caller<'_> {
         route: &Route<S, V>,
         call: &Call<'_, S, V>,
     ) -> Result<Response, Problem> {
-        let known = (self.database).run(|conn, outbox| program::claim(conn, outbox, request));
+        let known = (self.database).run(|conn, outbox| request.claim(conn, outbox));
         match known.map_err(Problem::away)? {
             Known::New => {}
             Known::Running => {
@@ -88,7 +88,7 @@ impl Caller<'_> {
         };
         let kept = kept.as_ref().map(|(status, body)| (*status, body.as_str()));
         (self.database)
-            .run(|conn, outbox| program::answer(conn, outbox, request, kept))
+            .run(|conn, outbox| request.answer(conn, outbox, kept))
             .map_err(Problem::away)?;
         done.map(|body| Response::json(route.status, body))
     }

@@ -65,7 +65,7 @@ static ROUTES: &[Route<Site, Guest>] = &[
     route!(POST "/pauses", Act, "Pause a destination or a topic.", pause <- Pausing => Done, status: StatusCode::CREATED),
     route!(DELETE "/pauses/{kind}/{name}", Act, "End a pause.", resume <- Nothing => Done),
     route!(GET "/relays", Look, "Relays and their leases.", list_relays => Listed<Relay>),
-    route!(GET "/audit", Look, "The latest acts of operators.", list_acts => Listed<Acted>, query: &["q"]),
+    route!(GET "/audit", Look, "Acts of operators, latest first.", list_acts => Listed<Acted>, query: &["q"], is_list: true),
 ];
 
 const OF_WAITING: &[&str] = &["topic", "destination", "tenant", "key", "status"];
@@ -811,6 +811,8 @@ fn list_relays(call: &Call<'_>) -> Found<Listed<Relay>> {
 
 fn list_acts(call: &Call<'_>) -> Found<Listed<Acted>> {
     let q = call.asked("q").unwrap_or_default();
-    let acts = audit::search(call.site, q, audit::MOST)?;
-    Ok(Listed::new(&acts, Acted::of, None))
+    let limit = call.limit()?;
+    let mut acts = audit::search(call.site, q, call.cursor()?, as_limit(limit) + 1)?;
+    let next = next_page(&mut acts, limit, |(_, place)| place.to_string());
+    Ok(Listed::new(&acts, |(act, _)| Acted::of(act), next))
 }

@@ -1,5 +1,6 @@
 //! What operators have done.
 
+use diesel_outbox::admin::Place;
 use diesel_outbox::program::{self, OperatorAct};
 use http::StatusCode;
 use maud::html;
@@ -9,7 +10,7 @@ use super::{database_away, plain, words};
 use crate::{Guest, Request, Response, Site};
 
 /// Acts on the page.
-pub(super) const MOST: i64 = 200;
+const MOST: i64 = 200;
 
 const COLUMNS: [Column; 5] = [
     Column("When", Kind::Short),
@@ -19,22 +20,27 @@ const COLUMNS: [Column; 5] = [
     Column("Why", Kind::Text),
 ];
 
-/// The latest acts that a text finds.
-pub(super) fn search(site: &Site, q: &str, limit: i64) -> anyhow::Result<Vec<OperatorAct>> {
+/// The latest acts that a text finds, from before this place.
+pub(super) fn search(
+    site: &Site,
+    q: &str,
+    before: Option<Place>,
+    limit: i64,
+) -> anyhow::Result<Vec<(OperatorAct, Place)>> {
     site.searches
-        .run(|conn, outbox| program::acts(conn, outbox, q, limit))
+        .run(|conn, outbox| program::acts(conn, outbox, q, before, limit))
 }
 
 pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
     let q = request.query.get("q").unwrap_or_default().trim();
-    let acts = match search(site, q, MOST) {
+    let acts = match search(site, q, None, MOST) {
         Ok(acts) => acts,
         Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     let is_full = i64::try_from(acts.len()).is_ok_and(|count| count >= MOST);
     let rows: Vec<_> = acts
         .iter()
-        .map(|one| {
+        .map(|(one, _)| {
             vec![
                 words::moment(&one.at),
                 html! { (one.who) },

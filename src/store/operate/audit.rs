@@ -1,17 +1,29 @@
 //! The record of operators' acts: who has done what, when and why. It is kept as long as the ledger.
 
+use std::time::Duration;
+
+use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, PgTextExpressionMethods, QueryDsl, Queryable,
-    RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, IntoSql, PgTextExpressionMethods, QueryDsl,
+    Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::{NullableExpressionMethods, PgConnection, TextExpressionMethods, insert_into, update};
+use diesel::{
+    NullableExpressionMethods, PgConnection, TextExpressionMethods, insert_into, select, update,
+};
 use uuid::Uuid;
 
 use crate::name::OutboxName;
-use crate::store::place::Rfc3339;
-use crate::store::sql::escaped;
+use crate::schema::values::to_micros;
+use crate::store::pinned::pinned;
+use crate::store::place::{Place, Rfc3339};
+use crate::store::sql::{
+    TimeAndSequence, all_of, clock_timestamp, escaped, given, hashtextextended, interval,
+    pg_advisory_xact_lock,
+};
 use crate::store::table::{audit as acts, destination};
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// What an operator has done. The text is that of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +67,8 @@ pub enum Act {
     EncryptDestinations,
     /// The endpoint of a destination is asked whether it wants messages.
     VerifyDestination,
+    /// A destination gets an example.
+    TestDestination,
     /// A message is sent to a destination again.
     SendAgain,
     /// A destination gets its dead letters, and perhaps what it missed.
@@ -85,6 +99,7 @@ impl Act {
             Self::RotateDestination => "destination rotate",
             Self::EncryptDestinations => "destination encrypt",
             Self::VerifyDestination => "destination verify",
+            Self::TestDestination => "destination test",
             Self::SendAgain => "destination send-again",
             Self::RecoverDestination => "destination recover",
             Self::BackfillDestination => "destination backfill",
@@ -109,24 +124,58 @@ pub struct OperatorAct {
     pub why: String,
 }
 
-/// Acts whose name, act or target contains the text, latest first.
+/// Acts whose name, act or target contains the text, latest first, and the place of each in this list.
 pub(crate) fn acts(
     conn: &mut PgConnection,
     name: &OutboxName,
     text: &str,
+    before: Option<Place>,
     limit: i64,
-) -> QueryResult<Vec<OperatorAct>> {
+) -> QueryResult<Vec<(OperatorAct, Place)>> {
     let text = format!("%{}%", escaped(text));
-    acts::table(name.audit())
-        .filter(
-            (acts::who.ilike(text.clone()))
-                .or(acts::act.ilike(text.clone()))
-                .or(acts::target.ilike(text)),
-        )
-        .order(acts::at.desc())
+    // Tells acts of the same time apart.
+    let number = || hashtextextended(acts::who.concat(acts::act).concat(acts::target), 0);
+    let is_at = (acts::at, number()).into_sql::<TimeAndSequence>();
+    let has_text = (acts::who.ilike(text.clone()))
+        .or(acts::act.ilike(text.clone()))
+        .or(acts::target.ilike(text));
+    let found = acts::table(name.audit())
+        .filter(has_text)
+        .filter(all_of([given(before, |place| is_at.lt(place.of_row()))]))
+        .order((acts::at.desc(), number().desc()))
         .limit(limit)
-        .select((acts::at, acts::who, acts::act, acts::target, acts::why))
-        .load(conn)
+        .select((
+            (acts::at, acts::who, acts::act, acts::target, acts::why),
+            (acts::at, number()),
+        ))
+        .load::<(OperatorAct, (PgTimestamp, i64))>(conn)?;
+    let with_place = |(act, (at, sequence))| {
+        let micros = to_micros(at);
+        (act, Place { micros, sequence })
+    };
+    Ok(found.into_iter().map(with_place).collect())
+}
+
+/// How many requests were sent to endpoints for this tenant in the last minute: tests and verifications with the tenant in
+/// their reason. Other transactions that count for the tenant wait until this one ends.
+///
+/// # Errors
+/// Those of the database.
+pub fn sent_lately(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) -> QueryResult<i64> {
+    pinned(conn, name, |conn, name| {
+        let number = hashtextextended(format!("{} {tenant}", name.audit()), 0);
+        select(pg_advisory_xact_lock(number)).execute(conn)?;
+        let sends = [Act::TestDestination, Act::VerifyDestination].map(Act::as_str);
+        acts::table(name.audit())
+            .filter(acts::at.gt(clock_timestamp() - interval(MINUTE)))
+            .filter(
+                acts::act
+                    .eq_any(sends)
+                    .and(acts::why.like(format!("%{tenant}%"))),
+            )
+            .count()
+            .get_result(conn)
+    })
 }
 
 /// Records an act. `target`: on what; for a destination, exactly its name.
@@ -153,7 +202,8 @@ pub(crate) fn blank(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) ->
     let of_tenant = destination::table(name.destination())
         .filter(destination::tenant_id.assume_not_null().eq(tenant))
         .select(destination::name);
-    let names_it = acts::target.like(format!("%{tenant}%"));
+    let tenant = format!("%{tenant}%");
+    let names_it = acts::target.like(tenant.clone()).or(acts::why.like(tenant));
     update(acts::table(name.audit()))
         .filter(acts::target.eq_any(of_tenant).or(names_it))
         .set((acts::target.eq(""), acts::why.eq("")))

@@ -6,12 +6,14 @@ use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl, TextExpressionMethods,
 };
 use diesel::query_dsl::methods::FilterDsl;
-use diesel::result::QueryResult;
+use diesel::result::{Error, QueryResult};
 use diesel::upsert::excluded;
 use diesel::{NullableExpressionMethods, PgConnection, delete, insert_into, select, update};
 use uuid::Uuid;
 
+use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::store::pinned::pinned;
 use crate::store::sql::{clock_timestamp, hashtextextended, interval, pg_try_advisory_xact_lock};
 use crate::store::table::request as requests;
 
@@ -42,78 +44,82 @@ pub enum Known {
     Answered(i32, String),
 }
 
-/// Takes a request, if it is new.
-pub(crate) fn claim(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    Keyed {
-        caller,
-        key,
-        digest,
-    }: Keyed<'_>,
-) -> QueryResult<Known> {
-    // Otherwise the insert would wait for a transaction that carries out the same request.
-    let number = hashtextextended(format!("{} {caller} {key}", name.request()), 0);
-    if !select(pg_try_advisory_xact_lock(number)).get_result(conn)? {
-        return Ok(Known::Running);
+impl Keyed<'_> {
+    /// Takes the request, if it is new: all others with the same key are refused until it has an [answer](Self::answer).
+    ///
+    /// # Errors
+    /// A [`DatabaseError`].
+    pub fn claim(self, conn: &mut PgConnection, name: &OutboxName) -> Result<Known, DatabaseError> {
+        let Self {
+            caller,
+            key,
+            digest,
+        } = self;
+        Ok(pinned(conn, name, |conn, name| {
+            // Otherwise the insert would wait for a transaction that carries out the same request.
+            let number = hashtextextended(format!("{} {caller} {key}", name.request()), 0);
+            if !select(pg_try_advisory_xact_lock(number)).get_result(conn)? {
+                return Ok(Known::Running);
+            }
+            let upsert = insert_into(requests::table(name.request()))
+                .values((
+                    requests::caller.eq(caller),
+                    requests::key.eq(key),
+                    requests::digest.eq(digest),
+                ))
+                .on_conflict((requests::caller, requests::key))
+                .do_update()
+                .set((
+                    requests::digest.eq(excluded(requests::digest)),
+                    requests::at.eq(excluded(requests::at)),
+                    requests::status.eq(None::<i32>),
+                    requests::answer.eq(None::<String>),
+                ));
+            let is_old = requests::at.le(clock_timestamp() - interval(KEPT));
+            if FilterDsl::filter(upsert, is_old).execute(conn)? > 0 {
+                return Ok(Known::New);
+            }
+            let is_it = requests::caller.eq(caller).and(requests::key.eq(key));
+            let known: (Vec<u8>, Option<i32>, Option<String>) =
+                QueryDsl::filter(requests::table(name.request()), is_it)
+                    .select((requests::digest, requests::status, requests::answer))
+                    .get_result(conn)?;
+            Ok::<_, Error>(match known {
+                (known, ..) if known != digest => Known::Other,
+                (_, Some(status), answer) => Known::Answered(status, answer.unwrap_or_default()),
+                (_, None, _) => Known::Running,
+            })
+        })?)
     }
-    let upsert = insert_into(requests::table(name.request()))
-        .values((
-            requests::caller.eq(caller),
-            requests::key.eq(key),
-            requests::digest.eq(digest),
-        ))
-        .on_conflict((requests::caller, requests::key))
-        .do_update()
-        .set((
-            requests::digest.eq(excluded(requests::digest)),
-            requests::at.eq(excluded(requests::at)),
-            requests::status.eq(None::<i32>),
-            requests::answer.eq(None::<String>),
-        ));
-    let is_old = requests::at.le(clock_timestamp() - interval(KEPT));
-    if FilterDsl::filter(upsert, is_old).execute(conn)? > 0 {
-        return Ok(Known::New);
+
+    /// Keeps the status and the answer. `None`: the request has not acted, and may do so again.
+    ///
+    /// # Errors
+    /// A [`DatabaseError`].
+    pub fn answer(
+        self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        answer: Option<(u16, &str)>,
+    ) -> Result<(), DatabaseError> {
+        pinned(conn, name, |conn, name| {
+            let table = requests::table(name.request());
+            let is_it = requests::caller
+                .eq(self.caller)
+                .and(requests::key.eq(self.key));
+            match answer {
+                Some((status, answer)) => update(table)
+                    .filter(is_it)
+                    .set((
+                        requests::status.eq(i32::from(status)),
+                        requests::answer.eq(answer),
+                    ))
+                    .execute(conn),
+                None => delete(table).filter(is_it).execute(conn),
+            }
+        })?;
+        Ok(())
     }
-    let is_it = requests::caller.eq(caller).and(requests::key.eq(key));
-    let known: (Vec<u8>, Option<i32>, Option<String>) =
-        QueryDsl::filter(requests::table(name.request()), is_it)
-            .select((requests::digest, requests::status, requests::answer))
-            .get_result(conn)?;
-    Ok(match known {
-        (known, ..) if known != digest => Known::Other,
-        (_, Some(status), answer) => Known::Answered(status, answer.unwrap_or_default()),
-        (_, None, _) => Known::Running,
-    })
-}
-
-/// Keeps the answer to a request.
-pub(crate) fn answer(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    Keyed { caller, key, .. }: Keyed<'_>,
-    (status, answer): (u16, &str),
-) -> QueryResult<()> {
-    update(requests::table(name.request()))
-        .filter(requests::caller.eq(caller).and(requests::key.eq(key)))
-        .set((
-            requests::status.eq(i32::from(status)),
-            requests::answer.eq(answer),
-        ))
-        .execute(conn)
-        .map(drop)
-}
-
-/// Forgets a request.
-pub(crate) fn release(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    Keyed { caller, key, .. }: Keyed<'_>,
-) -> QueryResult<()> {
-    delete(requests::table(name.request()))
-        .filter(requests::caller.eq(caller).and(requests::key.eq(key)))
-        .execute(conn)
-        .map(drop)
 }
 
 /// Forgets the requests of a tenant, and those whose answers name the tenant.

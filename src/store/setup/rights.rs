@@ -81,6 +81,7 @@ const REGISTRAR: Role = Role {
         ("_dead", "UPDATE", "blocks_key"),
         ("_lease", "SELECT", ""),
         ("_audit", "INSERT", ""),
+        ("_audit", "SELECT", "at, act, why"),
         ("_request", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
