@@ -495,8 +495,10 @@ enum Refusal {
     FormExpired,
     /// What the visitor must do, in the words of any language.
     Invalid(fn(&Words) -> &'static str),
-    /// An error with words for customers.
+    /// A value that cannot be used, or a limit.
     Error(DestinationError),
+    /// Too many requests were sent to endpoints of the tenant in the last minute.
+    TooOften,
     /// The database failed. Only the log says why.
     Unavailable(anyhow::Error),
 }
@@ -511,7 +513,18 @@ impl Refusal {
             Self::FormExpired => (StatusCode::FORBIDDEN, words.form_expired.into()),
             Self::Invalid(hint) => (INVALID, hint(words).into()),
             Self::Error(DestinationError::TooMany(_)) => (INVALID, words.too_many.into()),
-            Self::Error(error) => (INVALID, error.public_error().into()),
+            Self::Error(DestinationError::Refused(_)) => (INVALID, words.url_refused.into()),
+            Self::Error(DestinationError::PayloadNotKept { .. }) => {
+                (INVALID, words.not_kept.into())
+            }
+            Self::Error(DestinationError::Invalid(error)) if error.key().ends_with(".url") => {
+                (INVALID, words.invalid_url.into())
+            }
+            Self::Error(_) => (INVALID, words.invalid_value.into()),
+            Self::TooOften => {
+                let most = words.too_often.replace("{}", &own::MOST_SENT.to_string());
+                (StatusCode::TOO_MANY_REQUESTS, most.into())
+            }
             Self::Unavailable(error) => {
                 log::warn!(event = "portal_failed", path = path, error:% = format!("{error:#}"); "the portal cannot answer {path}: {error:#}");
                 (
@@ -655,6 +668,6 @@ impl Asked<'_> {
             p.refused role="alert" { (hint) }
             p { a href="/" { (words.back) } }
         };
-        self.page(status, title, &content)
+        self.page(status, title, &content).retrying()
     }
 }

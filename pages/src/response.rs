@@ -1,7 +1,7 @@
 //! Responses, and the headers that all of them share.
 
 use http::StatusCode;
-use http::header::{HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 
 /// Allows only resources from this server: no inline styles, no inline scripts, no frames.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
@@ -75,6 +75,14 @@ impl Response {
     /// Redirects to another page of this server by GET.
     pub(crate) fn see_other(path: &str) -> Self {
         Self::text(StatusCode::SEE_OTHER, "").with_header(http::header::LOCATION, path)
+    }
+
+    /// Says when to try again, if there were too many requests.
+    pub(crate) fn retrying(self) -> Self {
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS => self.with_header(RETRY_AFTER, "60"),
+            _ => self,
+        }
     }
 
     /// Adds a header. Characters that no header may have are dropped.

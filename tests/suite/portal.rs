@@ -150,7 +150,7 @@ fn a_customer_does_everything_with_an_endpoint() {
     let ann = Browser::opening(&portal, &portal.link(tenant, HOUR));
     assert!(ann.get("/").ok().contains("There are no endpoints yet"));
     for (url, topic, why) in [
-        ("acme.example", "order.paid", "url: "),
+        ("acme.example", "order.paid", "Enter the whole URL"),
         (
             &receiver.url(),
             "internal.audit",
@@ -392,6 +392,7 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
                 let others =
                     "DELETE FROM {o}_destination WHERE name NOT IN ('acme-hook', 'globex-hook')";
                 database.execute(others);
+                database.execute("DELETE FROM {o}_audit");
                 globex.put(&database);
                 let pairs = values.iter().map(|(name, value)| (*name, value.as_str()));
                 let mut pairs: Vec<(&str, &str)> = pairs.collect();
@@ -571,6 +572,54 @@ fn a_form_needs_the_right_and_the_token_of_its_own_session() {
     assert!(!hidden.contains("x-shop") && hidden.contains("You may not see the content"));
 }
 
+/// R60: on pages and as JSON, in all processes together.
+#[test]
+fn a_tenant_sends_at_most_ten_examples_and_verifications_in_a_minute() {
+    let (database, acme, globex) = two();
+    let portals = [portal(&config(&database)), portal(&config(&database))];
+    let test = |portal: &Portal, tenant: &Tenant| {
+        let browser = Browser::of(portal, tenant, Rights::all());
+        let form = [("name", tenant.endpoint.as_str()), ("topic", "")];
+        browser.post("/endpoint/test", &form).status
+    };
+    let as_json = |act: &str| {
+        let path = format!("/api/v1/endpoints/{}/{act}", acme.endpoint);
+        let request = http::Request::post(path).header("host", "shop.example");
+        let request = request.header("content-type", "application/json");
+        let visitor = Visitor::of_tenant(acme.id, "ann", Rights::all());
+        portals[0].respond(request.body(b"{}".to_vec()).expect("a request"), visitor)
+    };
+    let sent = acme.receiver.count();
+    assert_eq!(as_json("test").status(), StatusCode::OK);
+    let answers: Vec<StatusCode> = std::thread::scope(|scope| {
+        let sent: Vec<_> = (0..16)
+            .map(|_| scope.spawn(|| test(&portals[1], &acme)))
+            .collect();
+        sent.into_iter()
+            .map(|one| one.join().expect("answered"))
+            .collect()
+    });
+    let done = answers.iter().filter(|status| **status == StatusCode::OK);
+    assert_eq!(done.count(), 9, "{answers:?}");
+    let limited = answers
+        .iter()
+        .filter(|status| **status == StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(limited.count(), 7, "{answers:?}");
+    assert_eq!(acme.receiver.count(), sent + 10);
+    for act in ["test", "verify"] {
+        let refused = as_json(act);
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(refused.headers()["retry-after"], "60");
+    }
+    assert_eq!(test(&portals[0], &globex), StatusCode::OK, "another tenant");
+    // An endpoint that is registered again is one of the same tenant.
+    database.execute("DELETE FROM {o}_destination WHERE name = 'acme-hook'");
+    acme.put(&database);
+    assert_eq!(test(&portals[0], &acme), StatusCode::TOO_MANY_REQUESTS);
+    database.execute("UPDATE {o}_audit SET at = at - interval '1 minute'");
+    assert_eq!(test(&portals[0], &acme), StatusCode::OK);
+}
+
 /// R60
 #[test]
 fn a_portal_speaks_the_visitors_language_and_wears_the_applications_colours() {
@@ -588,6 +637,73 @@ fn a_portal_speaks_the_visitors_language_and_wears_the_applications_colours() {
     assert_eq!(ann.get("/assets/logo").ok(), "<svg/>");
     let style = ann.get("/assets/style.css").ok();
     assert!(style.contains("prefers-color-scheme: dark") && style.ends_with("#0a6e4f; }"));
+    // What the form of an endpoint can refuse, in words of this language alone.
+    let mut strict = config(&database);
+    (strict.registered_https_only, strict.registered_public_only) = (true, true);
+    let strict = Pages::portal(&strict).expect("a portal");
+    let strict = strict.topic("order.paid", "An order was paid.", json!({}));
+    let ann = Browser::of(&strict, &acme, Rights::all());
+    let token = ann.get("/endpoints/new").form_token();
+    let long = "x".repeat(201);
+    let url = "https://customer.example/";
+    for (url, description, topic, words) in [
+        (
+            "customer.example",
+            "",
+            "order.paid",
+            "Geben Sie die vollständige URL",
+        ),
+        ("", "", "order.paid", "Geben Sie die vollständige URL"),
+        (
+            "ftp://customer.example/",
+            "",
+            "order.paid",
+            "Geben Sie die vollständige URL",
+        ),
+        (
+            "https://a:b:c@customer.example:99999/",
+            "",
+            "order.paid",
+            "Geben Sie die vollständige URL",
+        ),
+        (
+            "http://customer.example/",
+            "",
+            "order.paid",
+            "Diese URL ist hier nicht erlaubt",
+        ),
+        (
+            "https://127.0.0.1/",
+            "",
+            "order.paid",
+            "Diese URL ist hier nicht erlaubt",
+        ),
+        (
+            url,
+            long.as_str(),
+            "order.paid",
+            "Die Beschreibung ist zu lang",
+        ),
+        (url, "", "", "Wählen Sie mindestens ein Ereignis"),
+    ] {
+        let fields = [
+            ("url", url),
+            ("description", description),
+            ("topic", topic),
+            ("form_token", &token),
+        ];
+        let german = [
+            ("accept-language", "de"),
+            ("content-type", "application/x-www-form-urlencoded"),
+        ];
+        let refused = ann.ask(Method::POST, "/endpoints/add", &german, &encoded(&fields));
+        assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY, "{url}");
+        let (_, alert) = refused
+            .text
+            .split_once("role=\"alert\">")
+            .expect("an error");
+        assert!(alert.starts_with(words), "{url:?}: {alert}");
+    }
     let fixed = portal.language(Language::German);
     let ann = Browser::of(&fixed, &acme, Rights::all());
     assert!(ann.get("/").ok().contains("Endpunkte"));

@@ -2,7 +2,8 @@
 
 use diesel_outbox::admin::Bulked;
 use diesel_outbox::destinations::{
-    self, DeliveryDetails, EndpointAnswer, FailedAttempt, RegisteredDestination, TestAnswer,
+    self, DeliveryDetails, DestinationError, EndpointAnswer, FailedAttempt, RegisteredDestination,
+    TestAnswer,
 };
 use http::StatusCode;
 use schemars::JsonSchema;
@@ -88,11 +89,12 @@ pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         let (status, words) = refusal.words(words(), "/api/v1");
-        let problem = Self::new(status, words);
-        match refusal {
-            Refusal::Error(destinations::DestinationError::Invalid(error)) => {
-                problem.of_setting(&error)
-            }
+        let Refusal::Error(error) = refusal else {
+            return Self::new(status, words);
+        };
+        let problem = Self::new(status, error.public_error());
+        match &error {
+            DestinationError::Invalid(error) => problem.of_setting(error),
             _ => problem,
         }
     }

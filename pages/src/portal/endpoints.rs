@@ -530,12 +530,10 @@ pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
 /// Asks the endpoint whether it wants messages. No connection is held meanwhile.
 pub(super) fn ask(own: Own<'_>, name: &str) -> Result<EndpointAnswer, Refusal> {
     let config = &own.portal.config;
-    let mut check = None;
-    own.change(Act::VerifyDestination, name, |conn, own| {
-        check = own.verify(conn, name, config)?;
-        Ok(check.is_some())
+    let check = own.send(Act::VerifyDestination, name, |conn, own| {
+        own.verify(conn, name, config)
     })?;
-    let answer = check.ok_or(Refusal::NotFound)?.ask();
+    let answer = check.ask();
     own.change_many(|conn, own, _| own.record(conn, &answer))?;
     Ok(answer)
 }
@@ -551,8 +549,9 @@ pub(super) fn verify(asked: &Asked<'_>) -> Result<Response, Refusal> {
 /// Sends an example of a topic. No connection is held meanwhile.
 pub(super) fn send_example(own: Own<'_>, name: &str, topic: &str) -> Result<TestAnswer, Refusal> {
     let config = &own.portal.config;
-    let test = own.read(|conn, own| own.test(conn, name, config))?;
-    let test = test.ok_or(Refusal::NotFound)?;
+    let test = own.send(Act::TestDestination, name, |conn, own| {
+        own.test(conn, name, config)
+    })?;
     let mut listed = own.portal.topics.iter();
     let test = match listed.find(|one| one.topic == topic) {
         Some(one) => test.event(&one.topic, &one.example),

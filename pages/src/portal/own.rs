@@ -11,6 +11,9 @@ use super::{Portal, Refusal};
 use crate::AUDIT;
 use crate::database::Database;
 
+/// Requests that are sent to endpoints of a tenant in a minute.
+pub(super) const MOST_SENT: i64 = 10;
+
 /// What belongs to the tenant of a visitor. Only a session makes one, and no page reads or writes in another way: each
 /// statement has the tenant as a condition.
 #[derive(Clone, Copy)]
@@ -54,9 +57,37 @@ impl<'a> Own<'a> {
         if !done {
             return Err(Refusal::NotFound);
         }
+        self.log(act, name);
+        Ok(())
+    }
+
+    /// Prepares a request to an endpoint, and records who sends it. At most [`MOST_SENT`] are sent in a minute for a tenant,
+    /// by all processes together. `None` of `prepare`: there is no such destination.
+    pub(super) fn send<T>(
+        &self,
+        act: Act,
+        name: &str,
+        prepare: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<Option<T>, DestinationError>,
+    ) -> Result<T, Refusal> {
+        let Session { who, tenant, .. } = self.session;
+        let note = Note::new(who, &format!("portal of {tenant}"));
+        let sent = self.run(&self.portal.changes, |conn, outbox, own| {
+            if program::sent_lately(conn, outbox, *tenant)? >= MOST_SENT {
+                return Ok(Err(Refusal::TooOften));
+            }
+            let prepared = prepare(conn, own)?;
+            if prepared.is_some() {
+                program::audit(conn, outbox, &note, act, name)?;
+            }
+            Ok(prepared.ok_or(Refusal::NotFound))
+        })??;
+        self.log(act, name);
+        Ok(sent)
+    }
+
+    fn log(&self, act: Act, name: &str) {
         let Session { who, tenant, .. } = self.session;
         log::info!(target: AUDIT, event = "portal_act", who = who.as_str(), tenant:% = tenant, destination = name, what:? = act; "{who:?} of tenant {tenant} changed {name:?} in the portal: {act:?}");
-        Ok(())
     }
 
     /// Changes many messages. Records in the history who did.
