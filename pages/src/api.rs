@@ -260,7 +260,7 @@ impl From<Problem> for Response {
         let response = Self::json(status, text(&problem));
         match status {
             StatusCode::UNAUTHORIZED => response.with_header(WWW_AUTHENTICATE, "Bearer"),
-            _ => response.retrying(),
+            _ => response,
         }
     }
 }

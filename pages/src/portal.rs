@@ -668,6 +668,6 @@ impl Asked<'_> {
             p.refused role="alert" { (hint) }
             p { a href="/" { (words.back) } }
         };
-        self.page(status, title, &content).retrying()
+        self.page(status, title, &content)
     }
 }

@@ -77,14 +77,6 @@ impl Response {
         Self::text(StatusCode::SEE_OTHER, "").with_header(http::header::LOCATION, path)
     }
 
-    /// Says when to try again, if there were too many requests.
-    pub(crate) fn retrying(self) -> Self {
-        match self.status {
-            StatusCode::TOO_MANY_REQUESTS => self.with_header(RETRY_AFTER, "60"),
-            _ => self,
-        }
-    }
-
     /// Adds a header. Characters that no header may have are dropped.
     pub(crate) fn with_header(mut self, name: HeaderName, value: &str) -> Self {
         let value: String = value.chars().filter(|c| (' '..='~').contains(c)).collect();
@@ -125,6 +117,10 @@ impl From<Response> for http::Response<Vec<u8>> {
             headers.insert(name, HeaderValue::from_static(value));
         }
         headers.extend(response.headers);
+        if response.status == StatusCode::TOO_MANY_REQUESTS {
+            let minute = HeaderValue::from_static("60");
+            headers.entry(RETRY_AFTER).or_insert(minute);
+        }
         answer
     }
 }

@@ -95,14 +95,8 @@ impl Caller<'_> {
 
     /// Of all that makes it another request.
     fn digest(&self, request: &Request) -> [u8; 32] {
-        let Rights {
-            act,
-            payloads,
-            secrets,
-        } = self.rights;
-        let digest = Sha256::new_with_prefix([act, payloads, secrets].map(u8::from))
-            .chain_update(format!("{} {}\n", request.method, request.target))
-            .chain_update(request.body());
+        let head = format!("{:?} {} {}\n", self.rights, request.method, request.target);
+        let digest = Sha256::new_with_prefix(head).chain_update(request.body());
         digest.finalize().into()
     }
 }
