@@ -68,8 +68,6 @@ pub(super) struct Heartbeat<'a, D> {
     /// Whether a check has shown that this session holds the lease's lock. A renewal then records in the lease's row
     /// how soon other relays may end the lease after the session has ended.
     is_locked: bool,
-    /// The listener that the lease names.
-    listener: Option<Backend>,
     /// The time of the next renewal.
     next: BootTime,
     /// Until when a relay without messages leaves its lease unseen.
@@ -91,7 +89,6 @@ impl<'a, D: Database> Heartbeat<'a, D> {
             every,
             current,
             is_locked: false,
-            listener: None,
             next: BootTime::now().after(every),
             quiet_until: BootTime::now(),
         }
@@ -109,7 +106,9 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         self.current = self.current.filter(|id| shared.lease.is(*id));
         let lease = shared.config.lease;
         let look = LOOK.min(self.every);
-        let is_quiet = asked < self.quiet_until.min(self.next) && !shared.custody.has_messages();
+        let is_quiet = asked < self.quiet_until.min(self.next)
+            && shared.is_listener_named()
+            && !shared.custody.has_messages();
         if is_quiet && self.current.is_some() {
             return look;
         }
@@ -127,8 +126,8 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                     }
                     let is_newly_locked = seen.is_locked && !self.is_locked;
                     self.is_locked |= seen.is_locked;
-                    let is_new_listener = self.listener != shared.listener();
-                    if !is_newly_locked && !is_new_listener && seen.left >= lease / 2 {
+                    let has_news = is_newly_locked || !shared.is_listener_named();
+                    if !has_news && seen.left >= lease / 2 {
                         return look;
                     }
                     self.next = asked;
@@ -140,12 +139,12 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                 let takeover_after = shared.lease.takeover_after().filter(|_| self.is_locked);
                 let listener = shared.listener();
                 let is_there = self.db.renew(id, lease, takeover_after, listener);
-                self.listener = listener.filter(|_| matches!(is_there, Ok(true)));
+                shared.set_named_listener(listener.filter(|_| matches!(is_there, Ok(true))));
                 is_there.map(|is_there| is_there.then_some(id))
             }
             None => {
                 self.is_locked = false;
-                self.listener = None;
+                shared.set_named_listener(None);
                 self.quiet_until = asked;
                 self.db.register(&self.registration).map(Some)
             }

@@ -112,6 +112,8 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
                 fall_asleep(shared);
                 None
             }
+            // The heartbeat tells when the lease names this session.
+            (false, false) if !shared.is_listener_named() => None,
             (false, false) => match asking(shared, || listener.try_lock())? {
                 Lock::Insert => {
                     // The insert, and others with it, may be committed by now.

@@ -45,8 +45,10 @@ struct Published {
     keyed_looks: KeyedLooks,
     /// Published by the janitor: the messages that no relay serves.
     unrouted: Vec<Unrouted>,
-    /// Published by the listener: its server process, which the lease names.
+    /// Published by the listener: its server process.
     listener: Option<Backend>,
+    /// Published by the heartbeat: the listener's server process that the lease names.
+    named_listener: Option<Backend>,
     /// Published by the application: why the last reload failed.
     failed_reload: Option<String>,
 }
@@ -266,6 +268,21 @@ impl Shared {
     /// The server process of the listener's last connection.
     pub(super) fn listener(&self) -> Option<Backend> {
         lock(&self.published).listener
+    }
+
+    /// Records which listener the lease names, and tells the listener.
+    pub(super) fn set_named_listener(&self, named: Option<Backend>) {
+        let before = std::mem::replace(&mut lock(&self.published).named_listener, named);
+        if before != named {
+            self.signals.sleep.tell_listener();
+        }
+    }
+
+    /// Whether the lease names the listener's last connection. Only then may the listener hold a lock: if this process is
+    /// frozen, others end the session that its lease names.
+    pub(super) fn is_listener_named(&self) -> bool {
+        let published = lock(&self.published);
+        published.listener == published.named_listener
     }
 
     pub(crate) fn keyed_looks(&self) -> KeyedLooks {

@@ -1,8 +1,9 @@
 //! Relays that have nothing to do.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{TryRecvError, bounded};
+use diesel::connection::SimpleConnection;
 use diesel_outbox::Relay;
 use serde_json::json;
 
@@ -67,6 +68,35 @@ fn a_relay_that_never_polls_takes_over_from_a_killed_one() {
     eventually("the message is settled", || {
         database.count("delivered") == 1
     });
+    end(&relay);
+}
+
+/// R62: a relay that is frozen, whenever that is, makes inserts notify for no longer than its lease. So its lease names
+/// the session that another relay must end before that session has the lock.
+#[test]
+fn a_relay_falls_asleep_only_when_its_lease_names_the_listener() {
+    let database = Database::new();
+    let relay = database.sleeper(database.relay().url("http://127.0.0.1:9/"));
+    let mut operator = database.connect();
+    let hold = format!("BEGIN; SELECT FROM {}_lease FOR UPDATE", database.name());
+    operator.batch_execute(&hold).expect("the row is locked");
+    let named = database.number("SELECT listener_pid FROM {o}_lease");
+    database.execute(&format!("SELECT pg_terminate_backend({named})"));
+    eventually("a new listener is connected", || {
+        database.number(
+            "SELECT count(*) FROM pg_stat_activity
+              WHERE application_name = 'diesel-outbox listener' AND query LIKE '%' || '{o}'::regclass::oid || '%'",
+        ) > 0
+    });
+    let until = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < until {
+        assert!(!database.is_relay_asleep(), "the lease names {named} still");
+    }
+    operator.batch_execute("COMMIT").expect("the row is free");
+    eventually("the relay sleeps", || database.is_relay_asleep());
+    let is_named = "SELECT count(*) FROM {o}_lease l JOIN pg_locks k ON k.pid = l.listener_pid
+        WHERE k.locktype = 'advisory' AND k.classid = '{o}'::regclass::oid AND k.objid = 1 AND k.objsubid = 2";
+    assert_eq!(database.number(is_named), 1);
     end(&relay);
 }
 
