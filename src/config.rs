@@ -160,6 +160,8 @@ pub struct Config {
     pub on_dead: OnDead,
     /// Whether relays stand by while an older relay of this outbox is active.
     pub single_active: bool,
+    /// Whether the relay's threads, except heartbeat and listener, use one connection in turn.
+    pub share_connection: bool,
     /// Whether the relay listens for new messages. Otherwise it only polls.
     pub listener: bool,
     /// The connection of the listener, if not that of the database. It must bypass a pooler.
@@ -190,6 +192,8 @@ pub struct Config {
     pub(crate) expects_registered: bool,
     /// Whether the application's own dispatcher sends all messages without a destination.
     pub(crate) takes_rest: bool,
+    /// The name of the relay among those of this process.
+    pub(crate) label: Option<String>,
     /// Whether the application sends by a dispatcher of its own, whose sends the relay cannot close.
     pub(crate) has_own_dispatcher: bool,
     /// The topics whose messages the relay claims, as patterns. Empty: all topics.
@@ -245,6 +249,7 @@ impl Default for Config {
             backoff: Backoff::default(),
             on_dead: OnDead::Continue,
             single_active: false,
+            share_connection: false,
             listener: false,
             listener_url: None,
             shutdown_timeout: Duration::ZERO,
@@ -260,6 +265,7 @@ impl Default for Config {
             in_process: Vec::new(),
             expects_registered: false,
             takes_rest: false,
+            label: None,
             has_own_dispatcher: false,
             only: Vec::new(),
         };
@@ -366,6 +372,23 @@ impl Config {
         })
     }
 
+    /// The label `outbox` of a relay's metrics.
+    pub(crate) fn metrics_label(&self) -> String {
+        self.label_of(&self.table, ":")
+    }
+
+    /// The name of a relay's thread.
+    pub(crate) fn thread_name(&self, thread: &str) -> String {
+        self.label_of(thread, " ")
+    }
+
+    fn label_of(&self, what: impl fmt::Display, separator: &str) -> String {
+        match &self.label {
+            Some(label) => format!("{label}{separator}{what}"),
+            None => what.to_string(),
+        }
+    }
+
     /// The settings on one line, without secrets.
     pub(crate) fn summary(&self) -> String {
         let database = self.database_url.as_ref();
@@ -375,7 +398,7 @@ impl Config {
     /// The summary of a relay with its own source of connections, which `database` describes.
     pub(crate) fn summary_at(&self, database: &str) -> String {
         format!(
-            "table={} database={database} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} inbox_retention={} enabled={} cleaner={} on_dead={} single_active={} listener={} admin={}",
+            "table={} database={database} url={} mode={} secrets={} destinations={} handlers={} routes={} concurrency={} batch={} poll_interval={} lease={} send_timeout={} max_attempts={} backoff={:?} shutdown_timeout={} retention={} inbox_retention={} enabled={} cleaner={} on_dead={} single_active={} share_connection={} listener={} admin={}",
             self.table,
             self.url
                 .as_ref()
@@ -400,6 +423,7 @@ impl Config {
             self.cleaner,
             self.on_dead,
             self.single_active,
+            self.share_connection,
             match &self.listener_url {
                 Some(url) if self.listener => shown_database(url),
                 _ => self.listener.to_string(),

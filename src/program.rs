@@ -5,10 +5,12 @@
 
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
+use metrics::gauge;
 
 use crate::admin::{self, Note};
 use crate::config::{Config, ConfigError, Destination, Proxy, Route};
 use crate::error::DatabaseError;
+use crate::metrics::READY;
 use crate::name::OutboxName;
 use crate::relay::RelayHandle;
 use crate::store::operate::audit;
@@ -17,7 +19,7 @@ use crate::store::pinned::pinned;
 pub use crate::admin::dead_letters::{dead_groups, dead_letters, dead_letters_at, dead_letters_of};
 pub use crate::admin::depths::{activity, count_all};
 pub use crate::admin::diagnose::{Finding, Severity, diagnose};
-pub use crate::admin::due::{DueTopic, count_due, due};
+pub use crate::admin::due::{DueTopic, count_due, due, work};
 pub use crate::admin::keys::{blocked_keys, leases, refused_destinations};
 pub use crate::admin::messages::{for_each_payload, history, key_messages, ledger, message};
 pub use crate::admin::migrations::{missing_rights, revert_migrations};
@@ -100,6 +102,22 @@ pub fn expects_registered(config: &Config) -> bool {
 /// The URL of a destination without secrets.
 pub fn shown_url(destination: &Destination) -> String {
     destination.shown_url()
+}
+
+/// The label of the relay that the current thread belongs to.
+pub fn label_of_thread() -> Option<String> {
+    let thread = std::thread::current();
+    let (label, _) = thread.name()?.rsplit_once(" relay-")?;
+    Some(label.to_owned())
+}
+
+/// Sets the metric that says whether a relay with this label is ready, while it does not run.
+pub fn record_ready(config: &Config, label: &str, is_ready: bool) {
+    let config = Config {
+        label: Some(label.to_owned()),
+        ..config.clone()
+    };
+    gauge!(READY, "outbox" => config.metrics_label()).set(f64::from(u8::from(is_ready)));
 }
 
 /// Why a destination's messages are held by this relay alone.

@@ -42,6 +42,7 @@ pub mod text;
 mod visitor;
 
 use std::error::Error;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -151,7 +152,7 @@ impl Pages {
             history: Arc::default(),
             dead: Kept::default(),
             access: Access::new(program::admin(config).clone())?,
-            depths: Mutex::new(DepthGauges::new(&config.table, names)),
+            depths: Mutex::new(DepthGauges::new(&config.table.to_string(), names)),
             metrics: None,
             config: config.clone(),
         };
@@ -234,6 +235,38 @@ impl Pages {
         base::add(base, &mut response, is_page);
         response
     }
+}
+
+/// Health and metrics without pages, for a process that serves many databases: `/livez`, `/readyz`, and `/metrics` with
+/// the text of `render`. The settings of the pages say who may read the metrics.
+///
+/// # Errors
+///
+/// The system has no random bytes.
+pub fn metrics_only<R: Fn() -> String>(
+    config: &Config,
+    render: R,
+) -> Result<impl Fn(http::Request<Vec<u8>>, IpAddr) -> http::Response<Vec<u8>> + use<R>, PagesError>
+{
+    let access = Access::new(program::admin(config).clone())?;
+    let answer = move |request: &Request| match request.path.as_str() {
+        "/livez" | "/readyz" => Ok(Response::text(StatusCode::OK, "ok\n")),
+        "/metrics" => {
+            access.check_host(request)?;
+            access.script(request)?;
+            Ok(Response::metrics(render()))
+        }
+        _ => Err(Response::text(
+            StatusCode::NOT_FOUND,
+            "this process has /livez, /readyz and /metrics\n",
+        )),
+    };
+    let base = program::admin(config).base.clone();
+    Ok(move |request, peer| {
+        let request = Request::new(request, Visitor::unknown(peer), &base);
+        let (Ok(response) | Err(response)) = request.and_then(|request| answer(&request));
+        response.into()
+    })
 }
 
 /// A plain-text response with the headers that all pages share, for requests that a server refuses before the pages see

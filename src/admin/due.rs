@@ -18,6 +18,18 @@ pub fn count_due(conn: &mut PgConnection, name: &OutboxName) -> Result<u64, Data
     Ok(u64::try_from(pinned(conn, name, status::count_due)?).unwrap_or(0))
 }
 
+/// Whether a relay would find work now: a message is due, or an endpoint waits for its verification. And the sequence of
+/// the last message that waits.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn work(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<(bool, Option<i64>), DatabaseError> {
+    Ok(pinned(conn, name, status::work)?)
+}
+
 /// The due, unclaimed messages of one topic and destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

@@ -477,6 +477,26 @@ impl RelayBuilder {
         self.set("OUTBOX_LISTENER_URL", url)
     }
 
+    /// Names this relay among those of this process: its threads are called `LABEL relay-…`, and the label `outbox` of
+    /// its metrics is `LABEL:` and the name of the outbox.
+    ///
+    /// ```no_run
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relays = ["acme", "globex"].map(|tenant| {
+    ///     Relay::builder(format!("postgres://localhost/{tenant}"))
+    ///         .url("https://receiver.example/events")
+    ///         .share_connection(true)
+    ///         .label(tenant)
+    ///         .start()
+    /// });
+    /// ```
+    #[must_use]
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.config.label = Some(label.into());
+        self
+    }
+
     /// Adds an observer, which the relay calls as messages are sent and settled. A relay can have several.
     ///
     /// ```
@@ -530,7 +550,8 @@ impl RelayBuilder {
     /// The relay reports metrics through the crate [`metrics`](https://docs.rs/metrics). Install the recorder
     /// before `start`; a later recorder misses most metrics. [The guide](crate::guide::operating) lists the metrics.
     ///
-    /// The relay opens up to five connections of its own, and two more once messages have ordering keys. Handlers that
+    /// The relay opens up to five connections of its own, and two more once messages have ordering keys, or two in all
+    /// with [`share_connection`](Self::share_connection) and without a listener. Handlers that
     /// use the database ([`on_pooled`](Self::on_pooled)) have up to one more for each concurrent call. They do not come
     /// from the application's pool, so the relay and the application cannot starve each other.
     ///

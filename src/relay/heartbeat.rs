@@ -8,7 +8,6 @@ use super::database::Database;
 use super::shared::Shared;
 use super::threads::Post;
 use crate::clock::BootTime;
-use crate::store::relay::backend::Backend;
 use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::{LeaseId, Registration};
 

@@ -12,7 +12,6 @@ use super::settlement::{Kind, Settlement};
 use super::to::To;
 use crate::dispatch::Outcome;
 use crate::metrics as names;
-use crate::name::OutboxName;
 use crate::status::ReasonCode;
 
 /// The labels of attempts. All attempts from the tenth on share one label.
@@ -61,9 +60,10 @@ pub(crate) struct OfDestination {
 }
 
 impl Metrics {
-    pub(super) fn new(outbox: &OutboxName, bulkheads: &[Bulkhead]) -> Self {
+    /// `outbox`: the label of that name.
+    pub(super) fn new(outbox: String, bulkheads: &[Bulkhead]) -> Self {
         names::describe();
-        let outbox: Arc<str> = outbox.to_string().into();
+        let outbox: Arc<str> = outbox.into();
         let label = || Arc::clone(&outbox);
         let woken = |source: &'static str| counter!(names::WAKE_UPS, "outbox" => label(), "source" => source);
         Self {

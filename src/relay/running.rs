@@ -111,8 +111,9 @@ impl Running {
             shared.threads.begin(&format!("relay-{name}")),
         );
         let name = Arc::clone(&guard.thread);
+        let thread_name = shared.config.thread_name(&name);
         let thread = std::thread::Builder::new()
-            .name(name.to_string())
+            .name(thread_name)
             .spawn(move || {
                 let _guard = guard;
                 work(&shared);

@@ -1,6 +1,6 @@
 //! A thread's own database connection, reopened when it breaks.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use diesel::connection::{
@@ -12,6 +12,7 @@ use diesel::{Connection, PgConnection};
 
 use super::threads::{Cause, MARGIN, Post, Threads};
 use crate::error::DatabaseError;
+use crate::lock::lock;
 use crate::name::OutboxName;
 use crate::store::brief::has_timed_out;
 use crate::store::pinned::{pin, pinned};
@@ -38,6 +39,17 @@ pub(crate) enum AfterRefusal {
     Keep,
 }
 
+/// A connection that threads of a relay use in turn. `None`: not open.
+pub(crate) type SharedConnection = Arc<Mutex<Option<InTurn>>>;
+
+/// An open connection between two turns.
+pub(crate) struct InTurn {
+    connected: Connected,
+    backend: Option<Backend>,
+    /// The thread of the last turn, whose settings the connection has.
+    last: Post,
+}
+
 /// A connection that is opened on demand and closed after an error.
 pub(crate) struct Session {
     source: Source,
@@ -50,7 +62,9 @@ pub(crate) struct Session {
     /// `lock_limit`.
     expects_locks: bool,
     plans: Plans,
-    pub(super) conn: Option<Connected>,
+    /// If the connection is shared, it is here only while the thread has its turn.
+    conn: Option<Connected>,
+    shared: Option<SharedConnection>,
     /// The server process of the last connection. `None` behind a pooler, where any process may serve a statement.
     pub(super) backend: Option<Backend>,
     failures: u32,
@@ -83,6 +97,7 @@ impl Session {
             expects_locks: false,
             plans,
             conn: None,
+            shared: None,
             backend: None,
             failures: 0,
             began: Instant::now(),
@@ -95,6 +110,12 @@ impl Session {
     /// A lock that another session holds for longer than this is no failure of the database, and keeps the connection.
     pub(crate) fn expecting_locks(mut self, lock_limit: Duration) -> Self {
         (self.lock_limit, self.expects_locks) = (lock_limit, true);
+        self
+    }
+
+    /// With a connection that other threads use, too.
+    pub(crate) fn sharing(mut self, connection: Option<SharedConnection>) -> Self {
+        self.shared = connection;
         self
     }
 
@@ -120,7 +141,56 @@ impl Session {
         self.run_and_judge(Some(after), statements)
     }
 
+    /// Waits for the turn of this thread, if the connection is shared.
     fn run_and_judge<T>(
+        &mut self,
+        after: Option<AfterRefusal>,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
+    ) -> Result<T, DatabaseError> {
+        let shared = self.shared.clone();
+        let Some(mut in_turn) = shared.as_deref().map(lock) else {
+            return self.run_in_turn(after, statements);
+        };
+        if let Some(open) = in_turn.take() {
+            self.take_over(open);
+        }
+        let result = self.run_in_turn(after, statements);
+        *in_turn = self.conn.take().map(|connected| InTurn {
+            connected,
+            backend: self.backend,
+            last: self.post,
+        });
+        result
+    }
+
+    /// Gives a shared connection the settings of this thread.
+    fn take_over(&mut self, open: InTurn) {
+        let InTurn {
+            mut connected,
+            backend,
+            last,
+        } = open;
+        if last != self.post {
+            let limits = self.limits();
+            match &mut connected.pooled {
+                Some(pooled) => *pooled = limits,
+                // A connection that fails here is lost, and a new one is opened.
+                None if limits.set(&mut connected.conn).is_err() => return,
+                None => {}
+            }
+            let longest = self.longest(&connected);
+            let conn = &mut connected.conn;
+            conn.set_instrumentation(each_statement(&self.threads, self.post, longest));
+            self.threads.set_connected(self.post, true);
+        }
+        (self.conn, self.backend) = (Some(connected), backend);
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::of_relay(self.statement_timeout, self.plans).with_lock_timeout(self.lock_limit)
+    }
+
+    fn run_in_turn<T>(
         &mut self,
         after: Option<AfterRefusal>,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
@@ -229,9 +299,11 @@ impl Session {
     }
 
     fn connect(&mut self) -> Result<Connected, DatabaseError> {
-        let limits =
-            Limits::of_relay(self.statement_timeout, self.plans).with_lock_timeout(self.lock_limit);
-        let mut connected = self.source.connect(self.post.name(), limits)?;
+        let purpose = match self.shared {
+            Some(_) => "relay",
+            None => self.post.name(),
+        };
+        let mut connected = self.source.connect(purpose, self.limits())?;
         let longest = self.longest(&connected);
         let is_pooled = connected.pooled.is_some();
         let conn = &mut connected.conn;

@@ -17,7 +17,7 @@ use super::metrics::Metrics;
 use super::observer::Observers;
 use super::planner::Policy;
 use super::registered::Registered;
-use super::session::Session;
+use super::session::{Session, SharedConnection};
 use super::sleep::Sleep;
 use super::stats::Stats;
 use super::threads::{Post, Threads};
@@ -68,6 +68,8 @@ impl KeyedLooks {
 pub(crate) struct Shared {
     pub(crate) config: Config,
     source: Source,
+    /// The connection that the threads use in turn. `None`: each has its own.
+    connection: Option<SharedConnection>,
     pub(crate) observers: Observers,
     pub(crate) routes: Routes,
     pub(crate) bulkheads: Vec<Bulkhead>,
@@ -139,7 +141,8 @@ impl Shared {
         lease: LeaseClock,
         signals: Signals,
     ) -> Self {
-        let metrics = Metrics::new(&config.table, &bulkheads);
+        let metrics = Metrics::new(config.metrics_label(), &bulkheads);
+        let connection = config.share_connection.then(SharedConnection::default);
         let most_aside = 2 * most_of_a_settle(&config, &bulkheads);
         let custody = Custody::new(config.batch, most_aside, signals.doorbell.clone());
         Self {
@@ -151,6 +154,7 @@ impl Shared {
             registered,
             config,
             source,
+            connection,
             limit: None,
             is_one_shot: false,
             claim_limit: CLAIM_LIMIT,
@@ -338,6 +342,7 @@ impl Shared {
             statement_timeout,
             plans,
         )
+        .sharing(self.connection.clone().filter(|_| post != Post::Heartbeat))
         .with_own_events(self.config.own_events)
     }
 

@@ -59,7 +59,7 @@ impl RelayBuilder {
         });
         let customers = customers.map(Arc::new);
         let pool = self.connections.unwrap_or_else(|| Arc::new(no_pool));
-        let in_use = gauge!(POOL_IN_USE, "outbox" => config.table.to_string());
+        let in_use = gauge!(POOL_IN_USE, "outbox" => config.metrics_label());
         let connections = Arc::new(Connections::new(pool, in_use));
         let groups = self.handlers.into_iter().map(|(name, handlers)| {
             let inbox = inbox_of(&config.table, &name);

@@ -35,6 +35,11 @@ setters! {
     /// than twice the longest send. Defaults to 60 s.
     "OUTBOX_LEASE": lease(lease: Duration);
 
+    /// Sets whether the relay's threads take turns on one connection. Only the heartbeat, and the listener if there is
+    /// one, then have their own. For a server with few connections, or a process with many databases; slower under load.
+    /// Defaults to `false`.
+    "OUTBOX_SHARE_CONNECTION": share_connection(is_so: bool);
+
     /// Sets whether registered destinations without TLS are refused. Defaults to `true`.
     ///
     /// ```

@@ -9,7 +9,6 @@ use metrics::{Gauge, gauge};
 use crate::metrics::{
     MESSAGES, OLDEST_DUE_SECONDS, OTHER, REGISTERED_DESTINATIONS, describe, topic_label,
 };
-use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::destinations::DestinationCounts;
 use crate::store::operate::depths::Depths;
@@ -58,12 +57,12 @@ pub struct DepthGauges {
 impl DepthGauges {
     /// Gauges of the currently installed recorder. These destinations get their own labels. All other destinations
     /// share the label `other`, because any writer of messages can name a destination.
-    pub fn new<'a>(outbox: &OutboxName, destinations: impl IntoIterator<Item = &'a str>) -> Self {
+    pub fn new<'a>(outbox: &str, destinations: impl IntoIterator<Item = &'a str>) -> Self {
         describe();
         // The empty name is the label of messages without a destination.
         let all = destinations.into_iter().chain([""]);
         Self {
-            outbox: outbox.to_string().into(),
+            outbox: outbox.into(),
             destinations: all.map(Arc::from).collect(),
             unnamed: MOST_NAMED,
             lanes: BTreeMap::new(),
@@ -202,7 +201,7 @@ mod tests {
     /// R46, R38: of thousands of destinations, the worst get their own labels, and the number of labels stays small.
     #[test]
     fn the_worst_registered_ones_have_labels_and_no_more_than_a_hundred_ever_do() {
-        let mut gauges = DepthGauges::new(&OutboxName::default(), ["billing"]);
+        let mut gauges = DepthGauges::new("outbox", ["billing"]);
         let lane = |n: i64, pending, oldest| LaneDepth {
             topic: "order.paid".to_owned(),
             destination: format!("d{n}"),

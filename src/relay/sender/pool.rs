@@ -53,7 +53,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
                     outcomes,
                 };
                 let name = format!("relay-registered-{}", started + 1);
-                let thread = thread::Builder::new().name(name.clone());
+                let thread = thread::Builder::new().name(shared.config.thread_name(&name));
                 let work = move || {
                     let _guard = shared.threads.begin(&name);
                     shared.lease.fence().enter();

@@ -1,17 +1,18 @@
 //! The leases of relays, and the number of due messages.
 
-use diesel::PgConnection;
+use diesel::dsl::{exists, max};
 use diesel::pg::data_types::PgTimestamp;
-use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Text};
+use diesel::{NullableExpressionMethods, PgConnection, select};
 
 use crate::name::OutboxName;
 use crate::routes::Serves;
 use crate::store::relay::lease::{self as relays, stands_by};
 use crate::store::sql::{MaybeJson, clock_timestamp, now};
 use crate::store::statement::unprepared_statement;
-use crate::store::table::{lease, outbox};
+use crate::store::table::{destination, lease, outbox};
 
 /// The lease of a relay that is or was running.
 #[derive(Debug, Clone)]
@@ -90,6 +91,25 @@ pub(crate) fn count_due(conn: &mut PgConnection, name: &OutboxName) -> QueryResu
         .filter(outbox::available_at.le(now()))
         .count()
         .get_result(conn)
+}
+
+/// Whether a relay would find work, and the last message that was written: a message is due, whoever has claimed it, or
+/// an endpoint waits for its verification.
+pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(bool, Option<i64>)> {
+    let messages = outbox::table(name.outbox());
+    let is_due = messages.filter(outbox::available_at.le(now()));
+    let due = destination::verification_due;
+    let is_unverified = destination::table(name.destination())
+        .filter(destination::enabled)
+        .filter(destination::verification.is_not_null())
+        .filter(destination::verified_at.is_null())
+        .filter(due.is_null().or(due.assume_not_null().le(now())));
+    let last = outbox::table(name.outbox()).select(max(outbox::sequence));
+    select((
+        exists(is_due).or(exists(is_unverified)),
+        last.single_value(),
+    ))
+    .get_result(conn)
 }
 
 /// The due, unclaimed messages of one topic and destination.

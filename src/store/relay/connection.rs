@@ -192,7 +192,7 @@ impl Limits {
     }
 
     /// Sets the limits until the connection closes.
-    fn set(self, conn: &mut PgConnection) -> QueryResult<()> {
+    pub(crate) fn set(self, conn: &mut PgConnection) -> QueryResult<()> {
         let set = |(name, value)| format!("SET {name} = {value};");
         let settings: String = self.settings().into_iter().map(set).collect();
         conn.batch_execute(&format!(
