@@ -3,7 +3,7 @@
 mod metrics;
 pub(crate) mod server;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -11,10 +11,10 @@ use crossbeam_channel::{Sender, bounded};
 use diesel_outbox::RelayHandle;
 use diesel_outbox::config::Config;
 use diesel_outbox::program;
-use diesel_outbox_pages::{Pages, Visitor};
+use diesel_outbox_pages::{Pages, Visitor, metrics_only};
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use self::server::Server;
+use self::server::{Request, Response, Server};
 
 /// The largest body of a request: a form with a list of messages.
 const MOST_FORM_BYTES: usize = 256 * 1024;
@@ -60,22 +60,39 @@ impl Bound {
         }))
     }
 
+    /// Serves health and metrics, and no pages, until the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// A thread cannot be started.
+    pub(crate) fn serve_metrics(self) -> Result<Page> {
+        let recorder = self.recorder.clone();
+        let respond = metrics_only(&self.config, move || recorder.render())?;
+        self.serve_by(respond)
+    }
+
     /// Serves the page until the result is dropped. `relay`: the relay of this process, if it has one.
     ///
     /// # Errors
     ///
     /// A thread cannot be started, or no database is configured.
     pub fn serve(self, relay: Option<Arc<RelayHandle>>) -> Result<Page> {
-        let (stop, stopped) = bounded(0);
         let recorder = self.recorder.clone();
+        let pages = Pages::operators(&self.config, relay)?.metrics(move || recorder.render());
+        self.serve_by(move |request, peer| pages.respond(request, Visitor::unknown(peer)))
+    }
+
+    fn serve_by(
+        self,
+        respond: impl Fn(Request, IpAddr) -> Response + Send + Sync + 'static,
+    ) -> Result<Page> {
+        let (stop, stopped) = bounded(0);
+        let recorder = self.recorder;
         std::thread::Builder::new()
             .name("admin-metrics".to_owned())
             .spawn(move || metrics::sum_up_until(&recorder, &stopped))
             .context("cannot start a thread")?;
-        let recorder = self.recorder;
-        let pages = Pages::operators(&self.config, relay)?.metrics(move || recorder.render());
-        let handler = Arc::new(move |request, peer| pages.respond(request, Visitor::unknown(peer)));
-        let server = Server::start(self.listener, handler, MOST_FORM_BYTES)?;
+        let server = Server::start(self.listener, Arc::new(respond), MOST_FORM_BYTES)?;
         let page = Page {
             server,
             _stop: stop,

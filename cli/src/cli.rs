@@ -4,8 +4,8 @@ use clap::{Parser, Subcommand};
 
 use crate::settings::SettingFlags;
 use crate::{
-    check, dead, destination, drain, forget, keys, lab, leases, listen, message, migrate, pause,
-    replay, resume, secret, status, tail, topics,
+    check, databases, dead, destination, drain, forget, keys, lab, leases, listen, message,
+    migrate, pause, replay, resume, secret, status, tail, topics,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
@@ -24,7 +24,7 @@ pub(crate) enum Command {
     /// Create the outbox, or upgrade it to this version
     Migrate(migrate::Options),
     /// Run a relay until SIGTERM or SIGINT. Exit with code 2 if it has no destination, and no OUTBOX_REGISTERED_THREADS
-    Run,
+    Run(databases::Options),
     /// Serve the admin page without a relay
     Admin,
     /// Deliver due messages, then exit

@@ -9,6 +9,7 @@ mod check;
 pub mod cli;
 mod confirm;
 mod connection;
+mod databases;
 mod dead;
 mod descriptors;
 mod destination;
@@ -52,7 +53,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     let settings = &cli.settings;
     match cli.command {
         Command::Migrate(options) => migrate::run(&options, settings),
-        Command::Run => run::run(settings),
+        Command::Run(options) => match &options.databases {
+            Some(file) => databases::run(file, &options, settings),
+            None => run::run(settings),
+        },
         Command::Admin => admin::run(settings),
         Command::Drain(options) => drain::run(&options, settings),
         Command::Demo(_) | Command::Bench(_) => lab::run(),

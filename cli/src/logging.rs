@@ -115,6 +115,9 @@ fn cut(mut text: String, most: usize) -> String {
 
 fn pairs(record: &Record<'_>) -> Map<String, serde_json::Value> {
     let mut pairs = Pairs::default();
+    if let Some(label) = program::label_of_thread() {
+        pairs.0.insert("database".to_owned(), label.into());
+    }
     // The visitor below never fails.
     let _ = record.key_values().visit(&mut pairs);
     pairs.0

@@ -19,6 +19,7 @@ mod bulkheads;
 mod bursts;
 mod catalogue;
 mod commands;
+mod databases;
 mod dead_letters;
 mod deliveries;
 mod deploy;

@@ -1,0 +1,300 @@
+//! `run --databases`: the outboxes of many databases in one process.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+
+use diesel::Connection;
+use diesel_outbox::{NewMessage, Outbox};
+use serde_json::json;
+
+use crate::fresh::FreshDatabase;
+use crate::support::{Database, Receiver, Running, binary, end, eventually, finish};
+
+/// A database with an outbox.
+fn database() -> FreshDatabase {
+    let database = FreshDatabase::new();
+    diesel_outbox::migrate(&mut database.connect(), Outbox::default().name()).expect("migrated");
+    database
+}
+
+/// Enqueues so many messages, of ten ordering keys.
+fn enqueue(database: &FreshDatabase, count: i64) {
+    let message = |number| {
+        let message = NewMessage::new("t", &json!({ "in": database.name, "number": number }));
+        message
+            .expect("JSON")
+            .ordering_key(format!("k{}", number % 10))
+    };
+    let mut conn = database.connect();
+    conn.transaction(|conn| Outbox::default().enqueue_batch(conn, (0..count).map(message)))
+        .expect("enqueued");
+}
+
+fn delivered(database: &FreshDatabase) -> i64 {
+    database.number("SELECT count(*) FROM outbox_messages WHERE status = 'delivered'")
+}
+
+/// A file that names databases, removed when dropped.
+struct File(PathBuf);
+
+impl File {
+    fn of(databases: &[(&str, &str)]) -> Self {
+        let name = format!("databases-{}.toml", uuid::Uuid::now_v7().simple());
+        let file = Self(std::env::temp_dir().join(name));
+        file.write(databases);
+        file
+    }
+
+    fn write(&self, databases: &[(&str, &str)]) {
+        let mut text = String::new();
+        for (name, url) in databases {
+            writeln!(text, "{name:?} = {url:?}").expect("a line");
+        }
+        std::fs::write(&self.0, text).expect("a file");
+    }
+
+    fn run(&self, receiver: &Receiver, arguments: &[&str]) -> Command {
+        let mut command = binary(&["run", "--databases"]);
+        command.arg(&self.0).args(arguments);
+        command
+            .env("OUTBOX_URL", receiver.url())
+            .env("OUTBOX_LEASE", "3s")
+            .env("OUTBOX_SHUTDOWN_TIMEOUT", "3s")
+            .env("OUTBOX_SEND_TIMEOUT", "1s");
+        command
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The connections of the process, by database.
+const CONNECTIONS: &str = "SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'diesel-outbox %'";
+const OF_RELAYS: &str = "SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'diesel-outbox %' AND application_name <> 'diesel-outbox databases'";
+
+/// The numbers of each key in the order in which they arrived.
+fn by_key(receiver: &Receiver, database: &FreshDatabase) -> BTreeMap<i64, Vec<i64>> {
+    let mut keys = BTreeMap::<i64, Vec<i64>>::new();
+    for request in receiver.requests() {
+        let body = request.json();
+        if body["in"] == database.name.as_str() {
+            let number = body["number"].as_i64().expect("a number");
+            keys.entry(number % 10).or_default().push(number);
+        }
+    }
+    keys
+}
+
+/// More databases than relays: each gets its turn, in order within each key, with two connections at most, and one when
+/// nothing is left to do.
+#[test]
+fn databases_share_relays_and_have_two_connections_at_most() {
+    let receiver = Receiver::ok();
+    let databases = [(); 5].map(|()| database());
+    let names: Vec<(&str, &str)> = (databases.iter())
+        .map(|one| (one.name.as_str(), one.url.as_str()))
+        .collect();
+    let file = File::of(&names);
+    databases.iter().for_each(|one| enqueue(one, 200));
+    let (is_done, most) = (AtomicBool::new(false), AtomicI64::new(0));
+    let mut process = Running::start(file.run(&receiver, &["--busy", "2"]));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Acquire) {
+                let now = databases.iter().map(|one| one.number(CONNECTIONS)).max();
+                most.fetch_max(now.expect("databases"), Ordering::AcqRel);
+            }
+        });
+        for one in &databases {
+            eventually("all messages are delivered", || delivered(one) == 200);
+            let keys = by_key(&receiver, one);
+            assert_eq!(keys.len(), 10);
+            assert!(keys.values().all(|key| key.is_sorted()), "{keys:?}");
+        }
+        for one in &databases {
+            eventually("its relay has ended", || one.number(OF_RELAYS) == 0);
+            eventually("it is watched", || one.number(CONNECTIONS) == 1);
+        }
+        is_done.store(true, Ordering::Release);
+    });
+    assert_eq!(receiver.count(), 1000);
+    assert_eq!(most.load(Ordering::Acquire), 2);
+    // What is written now is found, and so is what is due later.
+    enqueue(&databases[3], 10);
+    eventually("a sleeping database is woken", || {
+        delivered(&databases[3]) == 210
+    });
+    process.signal("TERM");
+    assert_eq!(process.wait().code(), Some(0), "{}", process.log());
+    for one in &databases {
+        assert_eq!(
+            one.number("SELECT count(*) FROM outbox_lease WHERE NOT ended"),
+            0
+        );
+    }
+}
+
+/// A database that is down, or has no outbox yet, harms no other, and is served as soon as it can be.
+#[test]
+fn a_database_that_is_down_harms_no_other() {
+    let receiver = Receiver::ok();
+    let (good, empty, closed) = (database(), FreshDatabase::new(), database());
+    enqueue(&closed, 10);
+    closed.close();
+    let file = File::of(&[
+        ("good", &good.url),
+        ("empty", &empty.url),
+        ("closed", &closed.url),
+        ("nowhere", "postgres://ann:S3CRET@127.0.0.1:1/nothing"),
+    ]);
+    let mut command = file.run(&receiver, &["--busy", "1"]);
+    command.env("OUTBOX_ADMIN_ADDR", "127.0.0.1:0");
+    let mut process = Running::start(command);
+    for name in ["empty", "closed", "nowhere"] {
+        process.wait_for_log(&format!("the database {name} cannot be served"));
+    }
+    enqueue(&good, 100);
+    eventually("the good one is served", || delivered(&good) == 100);
+    process.wait_for_log("event=admin_started");
+    let log = process.log();
+    let address = log
+        .split("address=")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next());
+    let url = format!("http://{}/metrics", address.expect("an address"));
+    let ready = |name: &str| {
+        let mut response = ureq::get(&url).call().expect("metrics");
+        let text = response.body_mut().read_to_string().expect("text");
+        let of_name = |line: &&str| {
+            line.starts_with("diesel_outbox_ready{") && line.contains(&format!("\"{name}:outbox\""))
+        };
+        let line = text
+            .lines()
+            .find(of_name)
+            .unwrap_or_else(|| panic!("{text}"));
+        line.rsplit(' ').next().expect("a value").to_owned()
+    };
+    assert_eq!((ready("good"), ready("nowhere")), ("1".into(), "0".into()));
+    assert!(!log.contains("S3CRET"), "{log}");
+
+    closed.open();
+    diesel_outbox::migrate(&mut empty.connect(), Outbox::default().name()).expect("migrated");
+    enqueue(&empty, 10);
+    for one in [&closed, &empty] {
+        eventually("it is served once it can be", || delivered(one) == 10);
+    }
+    process.wait_for_log("database=closed event=database_recovered");
+    // It goes away while its relay works, too.
+    enqueue(&closed, 500);
+    eventually("its relay works", || delivered(&closed) > 10);
+    closed.close();
+    enqueue(&good, 10);
+    eventually("the good one is served", || delivered(&good) == 110);
+    closed.open();
+    eventually("nothing is lost", || delivered(&closed) == 510);
+    process.signal("TERM");
+    assert_eq!(process.wait().code(), Some(0), "{}", process.log());
+}
+
+/// G1: another process takes over what a killed one had in flight.
+#[test]
+fn what_a_killed_process_had_is_delivered_by_the_next() {
+    let (held, _gate) = Receiver::held();
+    let receiver = Receiver::ok();
+    let databases = [database(), database()];
+    let file = File::of(&[("a", &databases[0].url), ("b", &databases[1].url)]);
+    databases.iter().for_each(|one| enqueue(one, 50));
+    let killed = Running::start(file.run(&held, &[]));
+    held.wait_for(2);
+    killed.kill();
+    let mut process = Running::start(file.run(&receiver, &[]));
+    for one in &databases {
+        eventually("all messages are delivered", || delivered(one) == 50);
+    }
+    process.signal("TERM");
+    assert_eq!(process.wait().code(), Some(0), "{}", process.log());
+}
+
+/// SIGHUP reads the file again. A file that cannot be used changes nothing.
+#[test]
+fn a_reload_adds_and_removes_databases() {
+    let receiver = Receiver::ok();
+    let (first, second) = (database(), database());
+    let file = File::of(&[("first", &first.url)]);
+    let mut process = Running::start(file.run(&receiver, &[]));
+    enqueue(&first, 10);
+    eventually("the first is served", || delivered(&first) == 10);
+    std::fs::write(&file.0, "first = \"postgres://ann:S3CRET@h/\nbroken").expect("a file");
+    process.signal("HUP");
+    process.wait_for_log("event=reload_failed");
+    assert!(!process.log().contains("S3CRET"), "{}", process.log());
+    file.write(&[("second", &second.url)]);
+    process.signal("HUP");
+    process.wait_for_log("event=reloaded");
+    eventually("nobody serves the first", || first.number(CONNECTIONS) == 0);
+    enqueue(&first, 10);
+    enqueue(&second, 10);
+    eventually("the second is served", || delivered(&second) == 10);
+    assert_eq!(delivered(&first), 10);
+    process.signal("TERM");
+    assert_eq!(process.wait().code(), Some(0), "{}", process.log());
+}
+
+#[test]
+fn a_file_that_names_no_database_is_refused() {
+    let receiver = Receiver::ok();
+    for (text, why) in [
+        ("", "names no database"),
+        ("a = 1", "invalid type"),
+        ("a = \"mysql://h/d\"", ".toml: a: "),
+    ] {
+        let file = File::of(&[]);
+        std::fs::write(&file.0, text).expect("a file");
+        let refused = finish(file.run(&receiver, &[])).code(2);
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    }
+    let lost = finish(binary(&["run", "--databases", "/nonexistent/d.toml"])).code(1);
+    assert!(
+        lost.stderr.contains("cannot read /nonexistent/d.toml"),
+        "{}",
+        lost.stderr
+    );
+    finish(binary(&["run", "--busy", "2"])).code(2);
+}
+
+/// A relay whose threads take turns works as any other: order, retries, handlers' connections of their own.
+#[test]
+fn a_relay_that_shares_a_connection_keeps_order_and_retries() {
+    let database = Database::new();
+    let failed = AtomicBool::new(false);
+    let receiver = Receiver::answering(move |request| {
+        match request.json()["number"] == 7 && !failed.swap(true, Ordering::AcqRel) {
+            true => 503,
+            false => 200,
+        }
+    });
+    let relay = database.relay().url(&receiver.url()).share_connection(true);
+    let relay = relay.poll_interval(Duration::from_millis(50));
+    let relay = relay.start().expect("the relay starts");
+    for number in 0..50 {
+        let message = NewMessage::new("t", &json!({ "number": number })).expect("JSON");
+        database.enqueue_message(message.ordering_key("k"));
+    }
+    eventually("all are delivered", || database.count("delivered") == 50);
+    let numbers = receiver.requests().into_iter();
+    let mut numbers: Vec<i64> = numbers
+        .filter_map(|one| one.json()["number"].as_i64())
+        .collect();
+    numbers.dedup();
+    assert_eq!(numbers, (0..50).collect::<Vec<_>>());
+    end(&relay);
+}
