@@ -3,6 +3,7 @@
 mod aged;
 mod backlog;
 mod children;
+mod databases;
 mod delivery;
 mod drain;
 mod enqueue;
@@ -129,6 +130,8 @@ enum Scenario {
     Registered(registered::Options),
     /// Measure several relay processes on one outbox (1 min, 500 MB)
     Relays(relays::Options),
+    /// Measure one process for many databases, of which few are busy (2 min, 3 GB)
+    Databases(databases::Options),
     /// Measure the cost of the admin page, and its response times (3 min, 3 GB)
     ///
     /// Every page is loaded once a second while a relay delivers, with many waiting messages and
@@ -156,6 +159,7 @@ impl Scenario {
             Self::Failing(_) => "failing",
             Self::Registered(_) => "registered",
             Self::Relays(_) => "relays",
+            Self::Databases(_) => "databases",
             Self::Page(_) => "page",
             Self::Enqueue(_) => "enqueue",
             Self::Producers(_) => "producers",
@@ -173,6 +177,7 @@ impl Scenario {
             Self::Failing(options) => failing::measure(options, ground),
             Self::Registered(options) => registered::measure(options, ground),
             Self::Relays(options) => relays::measure(options, ground),
+            Self::Databases(options) => databases::measure(options, ground),
             Self::Page(options) => page::measure(options, ground),
             Self::Enqueue(options) => enqueue::measure(options, ground),
             Self::Producers(options) => producers::measure(options, ground),
@@ -198,6 +203,7 @@ impl Scenario {
             Self::Failing(_) => failing::table(report),
             Self::Registered(_) => registered::table(report),
             Self::Relays(_) => relays::table(report),
+            Self::Databases(_) => databases::table(report),
             Self::Page(_) => page::table(report),
             Self::Enqueue(_) => enqueue::table(report),
             Self::Producers(_) => producers::table(report),

@@ -118,14 +118,22 @@ pub(super) fn count(conn: &mut PgConnection, table: &str) -> Result<u64> {
     Ok(row.number as u64)
 }
 
+/// The name of this process in /proc.
+const SELF: &str = "self";
+
 /// User and system time of this process, in seconds.
 pub(super) fn cpu_seconds() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat")
+    cpu_seconds_of(SELF)
+}
+
+/// User and system time of a process, in seconds.
+pub(super) fn cpu_seconds_of(process: &str) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))
         .context("cannot measure CPU time: there is no /proc")?;
     // The process name, in parentheses, may contain spaces. The 14th and 15th fields are the times.
     let after = stat
         .rsplit_once(')')
-        .context("/proc/self/stat has an unexpected format")?
+        .context("its stat has an unexpected format")?
         .1;
     let ticks: f64 = after
         .split_whitespace()
@@ -137,22 +145,31 @@ pub(super) fn cpu_seconds() -> Result<f64> {
 }
 
 pub(super) fn peak_memory_mib() -> Result<f64> {
-    Ok(status("VmHWM:")? / 1024.0)
+    Ok(status(SELF, "VmHWM:")? / 1024.0)
+}
+
+/// The memory that a process uses now.
+pub(super) fn memory_mib_of(process: &str) -> Result<f64> {
+    Ok(status(process, "VmRSS:")? / 1024.0)
 }
 
 /// The number of threads of this process.
 pub(super) fn threads() -> Result<f64> {
-    status("Threads:")
+    threads_of(SELF)
 }
 
-fn status(line: &str) -> Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status")
+pub(super) fn threads_of(process: &str) -> Result<f64> {
+    status(process, "Threads:")
+}
+
+fn status(process: &str, line: &str) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))
         .context("cannot measure memory and threads: there is no /proc")?;
     let number = status
         .lines()
         .find_map(|one| one.strip_prefix(line))
         .and_then(|rest| rest.split_whitespace().next());
     Ok(number
-        .with_context(|| format!("/proc/self/status has no {line}"))?
+        .with_context(|| format!("the status of the process has no {line}"))?
         .parse()?)
 }
