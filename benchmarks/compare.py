@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """The same work by diesel-outbox and by others, side by side in one run: `make compare`.
 
-Each round, each of them: a new database, so many messages in it, then a worker that posts each of them to nginx, until
-all are acknowledged. Time counts from the first request. Needs DATABASE_URL of a server that may be used up, OUTBOX_URL
+Each round, each shape of work, each of them: a new database, so many messages in it, then a worker that posts them to
+nginx, until all are acknowledged, or for half a minute. Time counts from the first request. Needs DATABASE_URL of a server that may be used up, OUTBOX_URL
 of an nginx that counts its requests at /requests, and the programs (see `make compare`).
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -24,14 +25,40 @@ NODE = HERE / "peers/node"
 DATABASE = "compare"
 PAYLOAD_BYTES = 250
 PATIENCE = 600
+KEYS = 1_000
+
+
+class Shape:
+    """A kind of work: who takes part, and with how many messages."""
+
+    def __init__(self, title, share=1, key=None, seconds=None, variables={}, is_pinned=False):
+        # The share of the messages of the first shape, and how long a worker may take before it is stopped.
+        self.title, self.share, self.seconds = title, share, seconds
+        # An SQL expression for the ordering key of message n.
+        self.key = key
+        # The settings of diesel-outbox.
+        self.variables, self.is_pinned = variables, is_pinned
+
+
+# The numbers of messages fall with the speed. u runs evenly through 0 to 1, so the keys are Zipf's: of 1,000 keys, the
+# first has a tenth of the messages.
+SHAPES = {
+    "each": Shape("one POST for each message"),
+    "pinned": Shape("beside an open transaction that has written", is_pinned=True),
+    "batched": Shape("50 messages in a POST", 4, variables={"OUTBOX_MODE": "batched"}),
+    "zipf": Shape("1,000 keys in order, with Zipf's distribution", 0.4, f"floor({KEYS} ^ (n * 0.618033988749895 % 1))", 30),
+    "one-key": Shape("one key in order", 0.1, "1", 30),
+}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Peer:
     """One of those that are compared."""
 
-    def __init__(self, name, version, prepare, work, left, crash):
+    def __init__(self, name, version, prepare, work, left, crash, shapes):
         self.name, self.version, self.prepare, self.work, self.left = name, version, prepare, work, left
+        # The work that it can do.
+        self.shapes = {"each", "pinned", *shapes}
         # What an acknowledgement means when a process dies.
         self.crash = crash
 
@@ -49,14 +76,15 @@ def of_cargo(package):
 def peers(programs, ours):
     node = str(NODE / "node_modules/.bin/node")
     enqueue = (
-        "INSERT INTO outbox (topic, payload) SELECT 'bench', json_build_object('text', repeat('x', {bytes}))"
-        " FROM generate_series(1, {count})"
+        "INSERT INTO outbox (topic, ordering_key, payload)"
+        " SELECT 'bench', ({key})::text, json_build_object('text', repeat('x', {bytes}))"
+        " FROM generate_series(1, {count}) AS n"
     )
     opp = (
         "INSERT INTO outbox (idempotent_key, partition_key, destinations, payload)"
-        " SELECT gen_random_uuid(), gen_random_uuid(),"
+        " SELECT gen_random_uuid(), coalesce(md5(({key})::text)::uuid, gen_random_uuid()),"
         " json_build_array(json_build_object('url', '{url}')), repeat('x', {bytes})"
-        " FROM generate_series(1, {count})"
+        " FROM generate_series(1, {count}) AS n"
     )
     return [
         Peer(
@@ -66,6 +94,7 @@ def peers(programs, ours):
             [ours, "run"],
             "SELECT EXISTS (SELECT FROM outbox)",
             "each message separately, many in one statement, fenced by a lease; one ledger row for each",
+            SHAPES,
         ),
         Peer(
             "pg-boss",
@@ -74,6 +103,7 @@ def peers(programs, ours):
             [node, str(NODE / "pg-boss.mjs"), "work"],
             "SELECT EXISTS (SELECT FROM pgboss.job WHERE name = 'bench' AND state < 'completed')",
             "a batch of 1,000 as a whole; after a crash, up to 2,000 are sent again, 15 min later",
+            {"batched", "zipf", "one-key"},
         ),
         Peer(
             "graphile-worker",
@@ -82,6 +112,7 @@ def peers(programs, ours):
             [node, str(NODE / "graphile-worker.mjs"), "work"],
             "SELECT EXISTS (SELECT FROM graphile_worker._private_jobs)",
             "jobs deleted in batches; after a crash, up to 500 jobs stay locked for 4 hours",
+            {},
         ),
         Peer(
             "awa",
@@ -90,6 +121,7 @@ def peers(programs, ours):
             [str(programs / "awa"), "work"],
             "SELECT EXISTS (SELECT FROM awa.jobs WHERE state NOT IN ('completed', 'failed', 'cancelled'))",
             "each job separately, many in one statement; a heartbeat rescues the jobs of a dead worker",
+            {},
         ),
         Peer(
             "outbox-pattern-processor",
@@ -98,6 +130,7 @@ def peers(programs, ours):
             [str(programs / "outbox-pattern-processor")],
             "SELECT EXISTS (SELECT FROM outbox)",
             "all messages of a query as a whole; after a crash, up to 1,000 are sent again, 30 s later",
+            {"zipf", "one-key"},
         ),
     ]
 
@@ -120,6 +153,23 @@ class Server:
     def fresh(self):
         self.ask(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)", self.url)
         self.ask(f"CREATE DATABASE {DATABASE}", self.url)
+
+    @contextlib.contextmanager
+    def pinned(self, is_so):
+        """Beside a transaction that has written and stays open: nothing that was deleted since can be removed."""
+        if not is_so:
+            yield
+            return
+        command = ["psql", "-X", "-q", "-At", "-v", "ON_ERROR_STOP=1", self.of_database]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as session:
+            session.stdin.write("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT txid_current();\n")
+            session.stdin.flush()
+            if not session.stdout.readline().strip():
+                raise SystemExit("compare: the open transaction could not begin")
+            try:
+                yield
+            finally:
+                session.kill()
 
     def cpu_seconds(self):
         """Of all its processes, also those that have ended."""
@@ -147,15 +197,19 @@ def requests(url):
     return int(numbers[2])
 
 
-def measure(peer, server, receiver, count):
+def measure(peer, name, server, receiver, messages):
+    shape = SHAPES[name]
+    count = int(messages * shape.share)
     environment = {
         **os.environ,
         "DATABASE_URL": server.of_database,
         "OUTBOX_URL": receiver,
         "RECEIVER_URL": receiver,
+        "COMPARE_SHAPE": name,
         "RUST_LOG": "error",
+        **shape.variables,
     }
-    given = {"count": count, "bytes": PAYLOAD_BYTES, "url": receiver}
+    given = {"count": count, "bytes": PAYLOAD_BYTES, "url": receiver, "key": shape.key or "NULL"}
     server.fresh()
     for step in peer.prepare:
         if isinstance(step, str):
@@ -166,27 +220,30 @@ def measure(peer, server, receiver, count):
     server.ask("CHECKPOINT")
     before, wal = requests(receiver), server.ask("SELECT pg_current_wal_lsn()")
     cpu_before = server.cpu_seconds()
-    with open(f"/tmp/compare-{peer.name}.log", "w") as log:
+    with open(f"/tmp/compare-{peer.name}.log", "w") as log, server.pinned(shape.is_pinned):
         worker = subprocess.Popen(peer.work, env=environment, stdout=log, stderr=log, start_new_session=True)
-    try:
-        until = time.monotonic() + PATIENCE
-        seen, began = before, None
-        while seen - before < count:
-            # One of these requests is this one.
-            seen, now = requests(receiver), time.monotonic()
-            before += 1
-            if began is None and seen > before:
-                began = now
-            check(worker, peer, now < until, f"{seen - before} of {count} messages are sent")
-            time.sleep(0.005 if began is None else 0.02)
-        while server.ask(peer.left) == "t":
-            check(worker, peer, time.monotonic() < until, "not all are acknowledged")
-            time.sleep(0.005)
-        took = time.monotonic() - began
-        own = sum(int(field) for field in stat(worker.pid)[11:15]) / TICKS
-    finally:
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
+        try:
+            until, began, is_done = time.monotonic() + PATIENCE, None, False
+            while not is_done:
+                # One of these requests is this one.
+                before += 1
+                seen, now = requests(receiver), time.monotonic()
+                sent = seen - before
+                if began is None and sent > 0:
+                    began = now
+                check(worker, peer, now < until, f"{sent} requests for {count} messages are sent, and not all acknowledged")
+                # A request may have many messages.
+                may_be_done = sent >= count or (name == "batched" and sent > 0)
+                is_done = may_be_done and server.ask(peer.left) != "t"
+                if shape.seconds and began and now - began > shape.seconds:
+                    is_done, count = True, min(count, sent)
+                if not is_done:
+                    time.sleep(0.005 if began is None or may_be_done else 0.02)
+            took = time.monotonic() - began
+            own = sum(int(field) for field in stat(worker.pid)[11:15]) / TICKS
+        finally:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
     wal_bytes = float(server.ask(f"SELECT pg_current_wal_lsn() - '{wal}'"))
     sent = requests(receiver) - before - 1
     return {
@@ -217,14 +274,31 @@ MEASURES = [
 def table(report):
     """In Markdown, the fastest first."""
     titles = ["", *(title for _, title, _ in MEASURES), "what an acknowledgement covers"]
-    speed = lambda one: -statistics.median(one["measures"]["messages_per_second"])
     return drawn.table(titles, [
         [
             f"{one['name']} {one['version']}",
-            *(drawn.shown(one["measures"][name], digits) for name, _, digits in MEASURES),
+            *(drawn.shown(one["shapes"]["each"][name], digits) for name, _, digits in MEASURES),
             one["crash"],
         ]
-        for one in sorted(report["peers"], key=speed)
+        for one in sorted(report["peers"], key=lambda one: -rate(one, "each"))
+    ])
+
+
+def rate(peer, shape):
+    return statistics.median(peer["shapes"][shape]["messages_per_second"])
+
+
+def table_of_shapes(report):
+    """The rates of each shape, in Markdown: a row for each of them, and its share of its own rate in the first shape."""
+    def cell(one, shape):
+        if shape not in one["shapes"]:
+            return "–"
+        shown = drawn.shown(one["shapes"][shape]["messages_per_second"], 0)
+        return shown if shape == "each" else f"{shown}, {rate(one, shape) / rate(one, 'each'):.2f}"
+
+    return drawn.table(["messages/s, and the ratio to the first column", *(shape.title for shape in SHAPES.values())], [
+        [one["name"], *(cell(one, shape) for shape in SHAPES)]
+        for one in sorted(report["peers"], key=lambda one: -rate(one, "each"))
     ])
 
 
@@ -235,12 +309,12 @@ def chart(report):
     """An SVG of rates and costs."""
     parts, y = [], 0
     for name, title in CHARTS:
-        medians = [(statistics.median(one["measures"][name]), one["name"]) for one in report["peers"]]
+        medians = [(statistics.median(one["shapes"]["each"][name]), one["name"]) for one in report["peers"]]
         medians.sort(reverse=name == "messages_per_second")
         more, y = drawn.bars(title, [(label, value, label == "diesel-outbox") for value, label in medians], y)
         parts += more
     words = "; ".join(f"{title}: " + ", ".join(
-        f"{one['name']} {statistics.median(one['measures'][name]):,.0f}" for one in report["peers"]
+        f"{one['name']} {statistics.median(one['shapes']['each'][name]):,.0f}" for one in report["peers"]
     ) for name, title in CHARTS)
     return drawn.svg(parts, y, words)
 
@@ -255,7 +329,8 @@ def documents(report):
         f"{report['messages']:,} messages of {report['payload_bytes']} bytes, {report['rounds']} rounds, PostgreSQL"
         f" {report['postgresql'].split()[0]}, {report['cores']} cores. Medians, with ranges in parentheses.\n\n"
     )
-    return {PAGE: drawn.put(PAGE.read_text(), "make compare", said + table(report)), CHART: chart(report)}
+    tables = f"{said}{table(report)}\n\n{table_of_shapes(report)}"
+    return {PAGE: drawn.put(PAGE.read_text(), "make compare", tables), CHART: chart(report)}
 
 
 def write(report):
@@ -278,11 +353,13 @@ def main():
         return write(json.loads(NUMBERS.read_text()))
     server, receiver = Server(os.environ["DATABASE_URL"]), os.environ["OUTBOX_URL"]
     all_of_them = [one for one in peers(options.peers, options.ours) if not options.only or one.name in options.only]
-    measured = {one.name: [] for one in all_of_them}
+    measured = {one.name: {} for one in all_of_them}
     for number in range(1, options.rounds + 1):
-        for peer in all_of_them:
-            print(f"round {number} of {options.rounds}: {peer.name} {peer.version}", file=sys.stderr, flush=True)
-            measured[peer.name].append(measure(peer, server, receiver, options.messages))
+        for shape in SHAPES:
+            for peer in (one for one in all_of_them if shape in one.shapes):
+                print(f"round {number} of {options.rounds}, {shape}: {peer.name} {peer.version}", file=sys.stderr, flush=True)
+                run = measure(peer, shape, server, receiver, options.messages)
+                measured[peer.name].setdefault(shape, []).append(run)
     report = {
         "messages": options.messages,
         "rounds": options.rounds,
@@ -294,12 +371,15 @@ def main():
                 "name": one.name,
                 "version": one.version,
                 "crash": one.crash,
-                "measures": {name: [run[name] for run in measured[one.name]] for name, *_ in MEASURES},
+                "shapes": {
+                    shape: {name: [run[name] for run in runs] for name, *_ in MEASURES}
+                    for shape, runs in measured[one.name].items()
+                },
             }
             for one in all_of_them
         ],
     }
-    print(table(report))
+    print(table(report), table_of_shapes(report), sep="\n\n")
     if options.write:
         write(report)
 

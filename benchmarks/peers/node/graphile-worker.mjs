@@ -1,5 +1,6 @@
 // graphile-worker with a local queue and batched completion, as its page on performance has it.
 import { makeWorkerUtils, run } from 'graphile-worker';
+import { inThousands } from './shape.mjs';
 
 const [command, count, bytes] = process.argv.slice(2);
 const connectionString = process.env.DATABASE_URL;
@@ -7,9 +8,9 @@ if (command === 'prepare') {
   const utils = await makeWorkerUtils({ connectionString });
   await utils.migrate();
   const payload = { text: 'x'.repeat(Number(bytes)) };
-  for (let left = Number(count); left > 0; left -= 1000) {
-    await utils.addJobs(Array.from({ length: Math.min(left, 1000) }, () => ({ identifier: 'send', payload })));
-  }
+  await inThousands(Number(count), (numbers) =>
+    utils.addJobs(numbers.map(() => ({ identifier: 'send', payload }))),
+  );
   await utils.release();
 } else {
   const { post } = await import('./post.mjs');

@@ -1,18 +1,28 @@
-// pg-boss with batches of 1,000 jobs, fetched without a pause while they are full, and acknowledged together.
+// pg-boss with batches of 1,000 jobs, fetched without a pause while they are full, and acknowledged together. With keys,
+// jobs are fetched one at a time, because a batch never has two of a key, and would not be full.
 import { PgBoss } from 'pg-boss';
+import { inThousands, isKeyed, key, shape } from './shape.mjs';
 
 const [command, count, bytes] = process.argv.slice(2);
 const boss = new PgBoss({ connectionString: process.env.DATABASE_URL, max: 10 });
 await boss.start();
-await boss.createQueue('bench');
+await boss.createQueue('bench', { policy: isKeyed ? 'key_strict_fifo' : 'standard' });
 if (command === 'prepare') {
   const text = 'x'.repeat(Number(bytes));
-  for (let left = Number(count); left > 0; left -= 1000) {
-    await boss.insert('bench', Array.from({ length: Math.min(left, 1000) }, () => ({ data: { text } })));
-  }
+  await inThousands(Number(count), (numbers) =>
+    boss.insert('bench', numbers.map((n) => ({ data: { text }, singletonKey: key(n) }))),
+  );
   await boss.stop();
 } else {
   const { post } = await import('./post.mjs');
-  const options = { batchSize: 1000, pollingIntervalSeconds: 0.5, burstWhenBatchFull: true, localConcurrency: 2 };
-  await boss.work('bench', options, (jobs) => Promise.all(jobs.map((job) => post(job.data.text))));
+  const size = isKeyed ? { batchSize: 1, localConcurrency: 16 } : { batchSize: 1000, localConcurrency: 2 };
+  const together = shape === 'batched' ? 50 : 1;
+  await boss.work('bench', { ...size, pollingIntervalSeconds: 0.5, burstWhenBatchFull: true }, (jobs) => {
+    const posts = [];
+    for (let first = 0; first < jobs.length; first += together) {
+      const texts = jobs.slice(first, first + together).map((job) => job.data.text);
+      posts.push(post(together === 1 ? texts[0] : JSON.stringify(texts)));
+    }
+    return Promise.all(posts);
+  });
 }
