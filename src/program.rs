@@ -12,7 +12,7 @@ use crate::config::{Config, ConfigError, Destination, Proxy, Route};
 use crate::error::DatabaseError;
 use crate::metrics::READY;
 use crate::name::OutboxName;
-use crate::relay::RelayHandle;
+use crate::relay::{RelayHandle, StartError};
 use crate::store::operate::audit;
 use crate::store::pinned::pinned;
 
@@ -46,7 +46,7 @@ pub use crate::store::operate::ledger::{LedgerFilter, LedgerRow};
 pub use crate::store::operate::messages::MessageRecord;
 pub use crate::store::operate::payloads::{Place, StoredPayload};
 pub use crate::store::operate::requests::{Keyed, Known};
-pub use crate::store::operate::status::LeaseRow;
+pub use crate::store::operate::status::{LeaseRow, Work};
 pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
 pub use crate::store::relay::served::RefusedDestination;
 pub use crate::store::relay::topics::ServedTopic;
@@ -102,6 +102,14 @@ pub fn expects_registered(config: &Config) -> bool {
 /// The URL of a destination without secrets.
 pub fn shown_url(destination: &Destination) -> String {
     destination.shown_url()
+}
+
+/// Checks that a relay with these settings could start, but for its database.
+///
+/// # Errors
+/// A [`StartError`] names the bad setting.
+pub fn check_relay(config: &Config) -> Result<(), StartError> {
+    crate::relay::check(config)
 }
 
 /// The label of the relay that the current thread belongs to.

@@ -92,6 +92,11 @@ use crate::store::relay::connection::{Limits, Plans, Source};
 use crate::store::relay::lease::{self, Registration};
 use crate::store::setup::rights;
 
+/// Checks the settings of a relay.
+pub(crate) fn check(config: &Config) -> Result<(), StartError> {
+    Relay::from_config(config.clone()).assemble().map(drop)
+}
+
 /// The time limit of each statement during the start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -15,7 +15,8 @@ use anyhow::{Context, Result, ensure};
 use crossbeam_channel::{Receiver, Sender, bounded, select};
 use diesel::PgConnection;
 use diesel_outbox::config::Config;
-use diesel_outbox::{ConfigError, Relay, RelayBuilder, RelayHandle, admin, program};
+use diesel_outbox::program::{self, Work};
+use diesel_outbox::{ConfigError, Relay, RelayBuilder, RelayHandle, Stats, admin};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::admin::Bound;
@@ -35,14 +36,18 @@ pub(crate) struct Options {
     busy: u64,
 }
 
-/// A relay that has found nothing for this time ends.
-const LINGER: Duration = Duration::from_secs(5);
-/// A relay whose database or process fails for this time ends, and its database waits like one that is down.
+/// A relay that has found nothing for this time ends. Longer than the takeover of what a dead process had in flight.
+const LINGER: Duration = Duration::from_secs(10);
+/// A relay that makes no progress while its database or process fails ends after this time, and its database waits like
+/// one that is down.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A relay that works for this time ends if databases wait for one.
+/// A relay that works for this time ends if a database waits for one.
 const TURN: Duration = Duration::from_secs(30);
-/// How often the thread looks at a relay.
+/// How often the thread looks at a relay. A relay without work ends so soon if a database waits.
 const TICK: Duration = Duration::from_millis(500);
+/// How long the sends of a relay may take whose turn has ended. Longer than any send: what is not settled then is sent
+/// again by another relay, a minute later.
+const LONGEST_END: Duration = Duration::from_secs(600);
 /// Each database has a relay at least this often: it cleans the ledger, and removes old leases.
 const MAINTENANCE: Duration = Duration::from_secs(3600);
 /// The longest wait before the next try, when a database cannot be reached, or a relay could do nothing for messages
@@ -52,7 +57,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 /// A question that takes long is asked again after this many times as long, but at most after this time.
 const SHARE: u32 = 10;
-const LONGEST_SHARE: Duration = Duration::from_secs(5);
+const LONGEST_SHARE: Duration = Duration::from_secs(10);
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(file: &Path, options: &Options, settings: &SettingFlags) -> Result<()> {
@@ -61,6 +66,7 @@ pub(crate) fn run(file: &Path, options: &Options, settings: &SettingFlags) -> Re
     descriptors::raise_limit();
     let (signals, reload) = signals::with_reload()?;
     let databases = read(file)?;
+    program::check_relay(&config)?;
     let page = Bound::new(&config)?;
     let _page = page.map(Bound::serve_metrics).transpose()?;
     let mut group = Group::new(config, usize::try_from(options.busy)?);
@@ -69,10 +75,12 @@ pub(crate) fn run(file: &Path, options: &Options, settings: &SettingFlags) -> Re
         select! {
             recv(signals) -> _ => break,
             recv(reload) -> _ => {
-                let again = settings.load().map_err(Into::into);
-                let again = again.and_then(|config| Ok((config, read(file)?)));
-                match again.and_then(|(config, databases)| group.reload(config, databases)) {
-                    Ok(()) => log::info!(event = "reloaded"; "reloaded the settings and the databases"),
+                let again = settings.load().map_err(anyhow::Error::from).and_then(|config| {
+                    program::check_relay(&config)?;
+                    Ok((config, read(file)?))
+                });
+                match again {
+                    Ok((config, databases)) => group.reload(config, databases)?,
                     Err(error) => log::error!(event = "reload_failed", error:% = format!("{error:#}"); "the reload failed, and the process continues with the old settings and databases: {error:#}"),
                 }
             },
@@ -117,13 +125,17 @@ fn read(file: &Path) -> Result<Databases> {
 struct Group {
     common: Arc<Common>,
     keepers: BTreeMap<String, Running>,
+    /// The threads of databases that are not served any more.
+    ending: Vec<JoinHandle<()>>,
 }
 
 /// What the threads share.
 struct Common {
     config: Mutex<Arc<Config>>,
-    /// One for each relay that may run. Who takes one gives it back.
-    seats: (Sender<()>, Receiver<()>),
+    /// One for each relay that may run and does not. Who takes one gives it back, or hands it over.
+    free: (Sender<()>, Receiver<()>),
+    /// Without a place: a seat can be handed over only to somebody who waits.
+    handed_over: (Sender<()>, Receiver<()>),
 }
 
 /// A thread, and what ends it.
@@ -139,11 +151,6 @@ impl Common {
     fn config(&self) -> MutexGuard<'_, Arc<Config>> {
         self.config.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Databases may be waiting for a relay.
-    fn is_full(&self) -> bool {
-        self.seats.1.is_empty()
-    }
 }
 
 /// The settings of each database.
@@ -155,13 +162,18 @@ fn settings_of_each(mut config: Config) -> Config {
 
 impl Group {
     fn new(config: Config, busy: usize) -> Self {
-        let seats = bounded(busy);
+        let free = bounded(busy);
         // As many as there is room for.
-        while seats.0.try_send(()).is_ok() {}
-        let config = Mutex::new(Arc::new(settings_of_each(config)));
+        while free.0.try_send(()).is_ok() {}
+        let common = Common {
+            config: Mutex::new(Arc::new(settings_of_each(config))),
+            free,
+            handed_over: bounded(0),
+        };
         Self {
-            common: Arc::new(Common { config, seats }),
+            common: Arc::new(common),
             keepers: BTreeMap::new(),
+            ending: Vec::new(),
         }
     }
 
@@ -174,7 +186,8 @@ impl Group {
         let all = std::mem::take(&mut self.keepers).into_iter();
         let (stay, end): (BTreeMap<_, _>, BTreeMap<_, _>) = all.partition(is_same);
         self.keepers = stay;
-        join(end)?;
+        // Drops what they wait for. Their relays may still be sending.
+        self.ending.extend(threads(end));
         let count = databases.len();
         for (number, (name, url)) in (0..).zip(databases) {
             if self.keepers.contains_key(&name) {
@@ -190,7 +203,7 @@ impl Group {
                 reloaded,
                 conn: None,
                 failures: 0,
-                idle: Idle::default(),
+                in_vain: InVain::default(),
                 // Not all at once, also not an hour later.
                 maintenance: Instant::now() + MAINTENANCE * number / u32::try_from(count)?,
             };
@@ -206,7 +219,7 @@ impl Group {
             };
             self.keepers.insert(name, running);
         }
-        log::info!(event = "databases", count = count, busy = self.common.seats.0.capacity().unwrap_or(0); "serving {count} databases");
+        log::info!(event = "databases", count = count, busy = self.common.free.0.capacity().unwrap_or(0); "serving {count} databases");
         Ok(())
     }
 
@@ -216,7 +229,9 @@ impl Group {
             // Full: the thread will see these settings, too.
             let _ = running.reload.try_send(());
         }
-        self.serve(databases)
+        self.serve(databases)?;
+        log::info!(event = "reloaded"; "reloaded the settings and the databases");
+        Ok(())
     }
 
     fn has_failed(&self) -> bool {
@@ -224,32 +239,41 @@ impl Group {
     }
 
     fn end(self) -> Result<()> {
-        join(self.keepers)
+        // All are told before the first is waited for.
+        let threads: Vec<_> = threads(self.keepers).chain(self.ending).collect();
+        let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
+        ensure!(
+            results.iter().all(Result::is_ok),
+            "a thread panicked: the log says which"
+        );
+        Ok(())
     }
 }
 
-/// Ends all threads at once, and waits for them.
-fn join(keepers: BTreeMap<String, Running>) -> Result<()> {
-    // Drops what they wait for, all before the first is waited for.
-    let threads = keepers.into_values().map(|running| running.thread);
-    let threads: Vec<JoinHandle<()>> = threads.collect();
-    let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
-    ensure!(
-        results.iter().all(Result::is_ok),
-        "a thread panicked: the log says which"
-    );
-    Ok(())
+/// Tells keepers to end.
+fn threads(keepers: BTreeMap<String, Running>) -> impl Iterator<Item = JoinHandle<()>> {
+    let threads: Vec<_> = keepers.into_values().map(|one| one.thread).collect();
+    threads.into_iter()
 }
 
-/// What was known when a relay had nothing more to do.
+/// Work that no relay could do.
 #[derive(Default)]
-struct Idle {
-    /// The last message that waited.
-    last: Option<i64>,
-    /// The relays since then that found nothing to do.
-    in_vain: u32,
-    /// Until when messages that are due are left to it that no relay could send them.
+struct InVain {
+    work: Work,
+    /// How many relays in a row could not do it.
+    relays: u32,
+    /// Until when no relay tries again.
     until: Option<Instant>,
+}
+
+/// Why a relay ends.
+enum End {
+    /// The process, or the service of this database.
+    Stopped,
+    /// Nothing is left to do.
+    Idle,
+    /// Another database has the seat.
+    HandedOver,
 }
 
 /// Serves one database.
@@ -263,7 +287,7 @@ struct Keeper {
     conn: Option<PgConnection>,
     /// Failures since the last success.
     failures: u32,
-    idle: Idle,
+    in_vain: InVain,
     /// When a relay runs even if no message is due.
     maintenance: Instant,
 }
@@ -272,7 +296,7 @@ impl Keeper {
     fn run(mut self) {
         loop {
             let wait = match self.look() {
-                Ok(wait) => self.has_worked(wait),
+                Ok(wait) => wait,
                 Err(error) => self.has_failed(&error),
             };
             select! {
@@ -282,13 +306,12 @@ impl Keeper {
         }
     }
 
-    fn has_worked(&mut self, wait: Duration) -> Duration {
+    fn is_served(&mut self) {
         if self.failures > 0 {
             log::info!(event = "database_recovered", failures = self.failures; "the database {} is back", self.name);
             self.failures = 0;
         }
         program::record_ready(&self.common.config(), &self.name, true);
-        wait
     }
 
     fn has_failed(&mut self, error: &anyhow::Error) -> Duration {
@@ -313,44 +336,78 @@ impl Keeper {
             }
         };
         let began = Instant::now();
-        let (has_work, last) = program::work(conn, &config.table)?;
+        let work = program::work(conn, &config.table)?;
         let took = began.elapsed();
+        if work != self.in_vain.work {
+            self.in_vain = InVain::default();
+        }
         let now = Instant::now();
-        let is_known = last == self.idle.last && self.idle.until.is_some_and(|until| now < until);
-        if now < self.maintenance && (!has_work || is_known) {
+        let is_in_vain = self.in_vain.until.is_some_and(|until| now < until);
+        if now < self.maintenance && (work.is_nothing() || is_in_vain) {
+            self.is_served();
             let share = LONGEST_SHARE.min(SHARE * took);
             return Ok(config.poll_interval.max(SHORTEST_WAIT).max(share));
         }
-        let (_, free) = &self.common.seats;
+        let Common {
+            free, handed_over, ..
+        } = &*self.common;
         select! {
             recv(self.stopped) -> _ => return Ok(Duration::ZERO),
-            // Never disconnected: `common` has the sender.
-            recv(free) -> _ => {}
+            // Never disconnected: `common` has the senders.
+            recv(free.1) -> _ => {}
+            recv(handed_over.1) -> _ => {}
         }
-        let seat = Seat(&self.common.seats.0);
+        let seat = Seat {
+            common: Arc::clone(&self.common),
+            is_handed_over: false,
+        };
         self.conn = None;
-        let has_done_something = self.serve(&config, seat)?;
+        let has_worked = self.serve(&config, seat)?;
         self.maintenance = Instant::now() + MAINTENANCE;
-        self.idle = match has_done_something {
-            true => Idle::default(),
-            false => Idle {
-                last,
-                in_vain: self.idle.in_vain + 1,
-                until: Some(Instant::now() + longer(self.idle.in_vain)),
+        let relays = self.in_vain.relays;
+        self.in_vain = match has_worked || work.is_nothing() {
+            true => InVain::default(),
+            false => InVain {
+                work,
+                relays: relays.saturating_add(1),
+                until: Some(Instant::now() + longer(relays)),
             },
         };
         Ok(Duration::ZERO)
     }
 
     /// Runs a relay as long as it has work. Returns whether it did anything.
-    fn serve(&self, config: &Config, seat: Seat<'_>) -> Result<bool> {
+    fn serve(&mut self, config: &Config, mut seat: Seat) -> Result<bool> {
         let relay = self.relay(config)?.start()?;
         let result = self.watch(&relay);
+        seat.is_handed_over = matches!(result, Ok(End::HandedOver));
         // The end may take as long as a send, or as a database that is down.
         drop(seat);
-        let ended = relay.shutdown(config.shutdown_timeout);
-        let is_idle = relay.stats() == diesel_outbox::Stats::default();
-        result.and(ended.map_err(Into::into)).map(|()| !is_idle)
+        let stats = self.end(relay, &result, config.shutdown_timeout)?;
+        result.map(|_| stats != Stats::default())
+    }
+
+    /// Ends a relay. When only its turn has ended, the relay may finish its sends. Nobody waits for one that has failed.
+    fn end(&self, relay: RelayHandle, result: &Result<End>, longest: Duration) -> Result<Stats> {
+        if let Ok(End::Stopped) = result {
+            return Ok(ended(&relay, longest));
+        }
+        let (end, stats) = bounded(1);
+        std::thread::Builder::new()
+            .name(format!("{} relay-end", self.name))
+            .spawn(move || {
+                // Perhaps nobody waits.
+                let _ = end.send(ended(&relay, LONGEST_END));
+            })
+            .context("cannot start a thread")?;
+        if result.is_err() {
+            return Ok(Stats::default());
+        }
+        let stats = select! {
+            recv(stats) -> one => one.ok(),
+            recv(self.stopped) -> _ => stats.recv_timeout(longest).ok(),
+        };
+        Ok(stats.unwrap_or_default())
     }
 
     fn relay(&self, config: &Config) -> Result<RelayBuilder> {
@@ -360,15 +417,15 @@ impl Keeper {
     }
 
     /// Returns when the relay is to end.
-    fn watch(&self, relay: &RelayHandle) -> Result<()> {
+    fn watch(&mut self, relay: &RelayHandle) -> Result<End> {
         let began = Instant::now();
         let (mut stats, mut worked, mut healthy) = (relay.stats(), began, began);
         loop {
             select! {
-                recv(self.stopped) -> _ => return Ok(()),
+                recv(self.stopped) -> _ => return Ok(End::Stopped),
                 recv(self.reloaded) -> asked => {
                     if asked.is_err() {
-                        return Ok(());
+                        return Ok(End::Stopped);
                     }
                     let config = Arc::clone(&self.common.config());
                     relay.reload(self.relay(&config)?, config.shutdown_timeout)?;
@@ -379,24 +436,35 @@ impl Keeper {
                 !relay.has_failed(),
                 "a relay thread ended unexpectedly: the log says which"
             );
-            let health = relay.health();
-            if health.is_ready() {
-                healthy = Instant::now();
-            }
-            ensure!(
-                healthy.elapsed() < PATIENCE,
-                "the relay is not ready: {health}"
-            );
+            let now = Instant::now();
             let before = std::mem::replace(&mut stats, relay.stats());
             if stats != before {
-                worked = Instant::now();
+                worked = now;
             }
-            let is_idle = worked.elapsed() >= LINGER && relay.wait_until_idle(TICK);
-            if is_idle || (began.elapsed() >= TURN && self.common.is_full()) {
-                return Ok(());
+            let health = relay.health();
+            if health.is_ready() || stats != before {
+                healthy = now;
+                self.is_served();
+            }
+            ensure!(now - healthy < PATIENCE, "the relay is not ready: {health}");
+            let is_idle = now - worked >= TICK && relay.wait_until_idle(TICK);
+            if is_idle && now - worked >= LINGER {
+                return Ok(End::Idle);
+            }
+            let may_end = is_idle || now - began >= TURN;
+            if may_end && self.common.handed_over.0.try_send(()).is_ok() {
+                return Ok(End::HandedOver);
             }
         }
     }
+}
+
+/// What a relay has done until its end.
+fn ended(relay: &RelayHandle, longest: Duration) -> Stats {
+    if let Err(error) = relay.shutdown(longest) {
+        log::warn!(event = "shutdown_failed", error:% = error; "a relay did not shut down cleanly: {error}");
+    }
+    relay.stats()
 }
 
 /// The wait after so many failures.
@@ -407,11 +475,17 @@ fn longer(failures: u32) -> Duration {
 }
 
 /// Lets another database have a relay, when dropped.
-struct Seat<'a>(&'a Sender<()>);
+struct Seat {
+    common: Arc<Common>,
+    /// Another has it already.
+    is_handed_over: bool,
+}
 
-impl Drop for Seat<'_> {
+impl Drop for Seat {
     fn drop(&mut self) {
-        // There is room: who takes a seat gives one back.
-        let _ = self.0.try_send(());
+        if !self.is_handed_over {
+            // There is room: who takes a seat gives one back.
+            let _ = self.common.free.0.try_send(());
+        }
     }
 }

@@ -6,7 +6,7 @@ use diesel::result::QueryResult;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::routes::matches_any;
-use crate::store::operate::status::{self, DueRow};
+use crate::store::operate::status::{self, DueRow, Work};
 use crate::store::pinned::pinned;
 use crate::store::relay::served::served;
 
@@ -18,15 +18,11 @@ pub fn count_due(conn: &mut PgConnection, name: &OutboxName) -> Result<u64, Data
     Ok(u64::try_from(pinned(conn, name, status::count_due)?).unwrap_or(0))
 }
 
-/// Whether a relay would find work now: a message is due, or an endpoint waits for its verification. And the sequence of
-/// the last message that waits.
+/// What a relay would find to do now.
 ///
 /// # Errors
 /// A [`DatabaseError`].
-pub fn work(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-) -> Result<(bool, Option<i64>), DatabaseError> {
+pub fn work(conn: &mut PgConnection, name: &OutboxName) -> Result<Work, DatabaseError> {
     Ok(pinned(conn, name, status::work)?)
 }
 

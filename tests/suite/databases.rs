@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use diesel::Connection;
 use diesel_outbox::{NewMessage, Outbox};
@@ -203,6 +203,87 @@ fn a_database_that_is_down_harms_no_other() {
     eventually("nothing is lost", || delivered(&closed) == 510);
     process.signal("TERM");
     assert_eq!(process.wait().code(), Some(0), "{}", process.log());
+}
+
+/// Sends may last longer than a shutdown of the process: a turn ends with them, and nothing is sent twice.
+#[test]
+fn a_turn_ends_with_its_sends_and_leaves_no_connection() {
+    let receiver = Receiver::answering(|_| {
+        std::thread::sleep(Duration::from_secs(4));
+        200
+    });
+    let databases = [database(), database()];
+    let file = File::of(&[("a", &databases[0].url), ("b", &databases[1].url)]);
+    databases.iter().for_each(|one| enqueue(one, 10));
+    let mut command = file.run(&receiver, &["--busy", "1"]);
+    command
+        .env("OUTBOX_CONCURRENCY", "1")
+        .env("OUTBOX_BATCH", "1")
+        .env("OUTBOX_LEASE", "60s")
+        .env("OUTBOX_SEND_TIMEOUT", "20s")
+        .env("OUTBOX_SHUTDOWN_TIMEOUT", "100ms");
+    let process = Running::start(command);
+    for one in &databases {
+        eventually("it has its turn", || delivered(one) > 0);
+    }
+    process.wait_for_log("event=relay_stopped");
+    let heartbeats = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'diesel-outbox heartbeat'";
+    let all = databases.iter().map(|one| one.number(heartbeats));
+    assert_eq!(all.sum::<i64>(), 1, "{}", process.log());
+    assert_eq!(receiver.ids().len(), receiver.count());
+}
+
+/// A relay that works is not ended because another of its threads has a problem.
+#[test]
+fn a_relay_that_delivers_goes_on_beside_a_failing_janitor() {
+    let receiver = Receiver::ok();
+    let database = database();
+    database.execute(
+        "CREATE OR REPLACE FUNCTION outbox_rotate(retention interval, OUT emptied integer, OUT is_in_use boolean)
+         LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$",
+    );
+    let file = File::of(&[("a", &database.url)]);
+    let process = Running::start(file.run(&receiver, &[]));
+    let began = Instant::now();
+    let mut count = 0;
+    while began.elapsed() < Duration::from_secs(15) {
+        enqueue(&database, 1);
+        count += 1;
+        eventually("it is delivered", || delivered(&database) == count);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let log = process.log();
+    assert_eq!(log.matches("event=relay_started").count(), 1, "{log}");
+    assert!(log.contains("event=db_error"), "{log}");
+}
+
+/// What no relay can send costs no relay, and delays nothing else.
+#[test]
+fn a_paused_topic_wakes_no_relay_until_it_is_resumed() {
+    let receiver = Receiver::ok();
+    let database = database();
+    database.execute(
+        "INSERT INTO outbox_pause (kind, name, reason) VALUES ('topic', 'held', 'OPERATOR');
+         INSERT INTO outbox (topic, payload) VALUES ('held', '1')",
+    );
+    let file = File::of(&[("a", &database.url)]);
+    let process = Running::start(file.run(&receiver, &[]));
+    // The first relay comes in any case: it cleans.
+    process.wait_for_log("event=relay_stopped");
+    let relays = || process.log().matches("event=relay_started").count();
+    eventually("it is watched", || database.number(CONNECTIONS) == 1);
+    let asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+        AND application_name = 'diesel-outbox databases' AND query_start > now() - interval '1 s'";
+    let until = Instant::now() + Duration::from_secs(5);
+    eventually("it is asked for five seconds", || {
+        database.number(asked) == 1 && Instant::now() > until
+    });
+    assert_eq!(relays(), 1, "{}", process.log());
+    enqueue(&database, 1);
+    eventually("another topic is served", || delivered(&database) == 1);
+    database.execute("DELETE FROM outbox_pause");
+    eventually("the topic is served", || delivered(&database) == 2);
 }
 
 /// G1: another process takes over what a killed one had in flight.

@@ -1,6 +1,9 @@
 //! The leases of relays, and the number of due messages.
 
-use diesel::dsl::{exists, max};
+use std::collections::HashSet;
+use std::time::Duration;
+
+use diesel::dsl::{max, not};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
@@ -9,7 +12,10 @@ use diesel::{NullableExpressionMethods, PgConnection, select};
 
 use crate::name::OutboxName;
 use crate::routes::Serves;
+use crate::store::relay::claim::{Position, Stream, Topic};
 use crate::store::relay::lease::{self as relays, stands_by};
+use crate::store::relay::pause::{self, Pausable};
+use crate::store::relay::streams;
 use crate::store::sql::{MaybeJson, clock_timestamp, now};
 use crate::store::statement::unprepared_statement;
 use crate::store::table::{destination, lease, outbox};
@@ -93,23 +99,73 @@ pub(crate) fn count_due(conn: &mut PgConnection, name: &OutboxName) -> QueryResu
         .get_result(conn)
 }
 
-/// Whether a relay would find work, and the last message that was written: a message is due, whoever has claimed it, or
-/// an endpoint waits for its verification.
-pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(bool, Option<i64>)> {
-    let messages = outbox::table(name.outbox());
-    let is_due = messages.filter(outbox::available_at.le(now()));
-    let due = destination::verification_due;
-    let is_unverified = destination::table(name.destination())
+/// What a relay would find to do. Two of them are the same if nothing has changed that a relay could do something about.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Work {
+    /// The streams whose first message is due and not paused, whoever has claimed it, and that message.
+    due: Vec<(Stream, Position)>,
+    /// The number of endpoints that wait for their verification.
+    unverified: i64,
+    /// The last message that waits, if any is due.
+    last: Option<i64>,
+}
+
+impl Work {
+    /// Whether there is nothing to do.
+    pub fn is_nothing(&self) -> bool {
+        self.due.is_empty() && self.unverified == 0
+    }
+}
+
+pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Work> {
+    let found = streams::streams(conn, name)?;
+    let at: PgTimestamp = select(now()).get_result(conn)?;
+    let is_due = |one: &streams::Found| one.first.available_at <= at.0;
+    let mut due: Vec<_> = found.into_iter().filter(is_due).collect();
+    if !due.is_empty() {
+        let pauses = pause::all(conn, name)?;
+        let lasts = |left: Option<Duration>| left.is_none_or(|left| !left.is_zero());
+        let paused: HashSet<(&str, &str)> = (pauses.iter())
+            .filter(|one| lasts(one.left))
+            .map(|one| (one.kind.as_str(), one.name.as_str()))
+            .collect();
+        let disabled: HashSet<String> = destination::table(name.destination())
+            .filter(not(destination::enabled))
+            .select(destination::name)
+            .load(conn)?
+            .into_iter()
+            .collect();
+        due.retain(|one| {
+            let Topic { topic, destination } = &one.stream.topic;
+            !disabled.contains(destination)
+                && !paused.contains(&(Pausable::Topic.as_str(), topic.as_str()))
+                && !paused.contains(&(Pausable::Destination.as_str(), destination.as_str()))
+        });
+    }
+    let verification_due = destination::verification_due;
+    let unverified = destination::table(name.destination())
         .filter(destination::enabled)
         .filter(destination::verification.is_not_null())
         .filter(destination::verified_at.is_null())
-        .filter(due.is_null().or(due.assume_not_null().le(now())));
-    let last = outbox::table(name.outbox()).select(max(outbox::sequence));
-    select((
-        exists(is_due).or(exists(is_unverified)),
-        last.single_value(),
-    ))
-    .get_result(conn)
+        .filter(
+            verification_due
+                .is_null()
+                .or(verification_due.assume_not_null().le(now())),
+        )
+        .count()
+        .get_result(conn)?;
+    let last = match due.is_empty() {
+        true => None,
+        false => outbox::table(name.outbox())
+            .select(max(outbox::sequence))
+            .get_result(conn)?,
+    };
+    let due = due.into_iter().map(|one| (one.stream, one.first)).collect();
+    Ok(Work {
+        due,
+        unverified,
+        last,
+    })
 }
 
 /// The due, unclaimed messages of one topic and destination.
