@@ -493,7 +493,9 @@ impl RelayBuilder {
     /// ```
     #[must_use]
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.config.label = Some(label.into());
+        let label: String = label.into();
+        // Neither threads nor lines of a log have names with others.
+        self.config.label = Some(label.replace(char::is_control, " "));
         self
     }
 

@@ -61,6 +61,9 @@ impl Incarnation {
         threads.wait_for_ends(until, None);
         let state = threads.state();
         running.join_ended(&state);
+        if running.threads.is_empty() {
+            self.shared.close_connection();
+        }
         monitor::record(&self.shared);
         self.report(running, &state, left)
     }

@@ -103,7 +103,8 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             false => None,
         };
         if is_news || sleep.is_awake() {
-            let stays = at_work.is_some_and(|since| since.elapsed() >= STEADY);
+            let is_steady = at_work.is_some_and(|since| since.elapsed() >= STEADY);
+            let stays = is_steady && shared.is_listener_named();
             asking(shared, || listener.wake(stays))?;
         }
         next_try = match (sleep.is_awake(), listener.has_lock) {

@@ -151,10 +151,11 @@ impl Session {
         let Some(mut in_turn) = shared.as_deref().map(lock) else {
             return self.run_in_turn(after, statements);
         };
-        if let Some(open) = in_turn.take() {
-            self.take_over(open);
-        }
+        let is_taken_over = in_turn.take().is_some_and(|open| self.take_over(open));
         let result = self.run_in_turn(after, statements);
+        if is_taken_over && result.is_ok() {
+            self.threads.set_connected(self.post, true);
+        }
         *in_turn = self.conn.take().map(|connected| InTurn {
             connected,
             backend: self.backend,
@@ -163,27 +164,29 @@ impl Session {
         result
     }
 
-    /// Gives a shared connection the settings of this thread.
-    fn take_over(&mut self, open: InTurn) {
+    /// Gives a shared connection the settings of this thread. Returns whether another thread had the last turn.
+    fn take_over(&mut self, open: InTurn) -> bool {
         let InTurn {
             mut connected,
             backend,
             last,
         } = open;
-        if last != self.post {
+        let is_taken_over = last != self.post;
+        if is_taken_over {
             let limits = self.limits();
+            let longest = self.longest(&connected);
+            let _within = self.threads.in_database(self.post).within(longest);
             match &mut connected.pooled {
                 Some(pooled) => *pooled = limits,
                 // A connection that fails here is lost, and a new one is opened.
-                None if limits.set(&mut connected.conn).is_err() => return,
+                None if limits.set(&mut connected.conn).is_err() => return true,
                 None => {}
             }
-            let longest = self.longest(&connected);
             let conn = &mut connected.conn;
             conn.set_instrumentation(each_statement(&self.threads, self.post, longest));
-            self.threads.set_connected(self.post, true);
         }
         (self.conn, self.backend) = (Some(connected), backend);
+        is_taken_over
     }
 
     fn limits(&self) -> Limits {

@@ -346,6 +346,13 @@ impl Shared {
         .with_own_events(self.config.own_events)
     }
 
+    /// Closes the connection that the threads have used in turn.
+    pub(super) fn close_connection(&self) {
+        if let Some(connection) = &self.connection {
+            lock(connection).take();
+        }
+    }
+
     /// Records that the lease was lost against the relay's will. The relay sends nothing more under the lease.
     pub(crate) fn lose_lease(&self, lease: LeaseId) {
         if self.lease.lost(lease) {

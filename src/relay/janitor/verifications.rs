@@ -92,18 +92,23 @@ impl Verifications {
         let taken = session.run(|conn, name| verification::take(conn, name, &seen, most))?;
         let ask_at = if taken.len() == most { now } else { now + ASK };
         for index in taken {
-            self.begin(scope, &registry.unverified[index]);
+            self.begin(shared, scope, &registry.unverified[index]);
         }
         self.asked = Some((registry, ask_at));
         Ok(())
     }
 
-    fn begin<'scope>(&mut self, scope: &'scope Scope<'scope, '_>, customer: &Arc<Customer>) {
+    fn begin<'scope>(
+        &mut self,
+        shared: &Shared,
+        scope: &'scope Scope<'scope, '_>,
+        customer: &Arc<Customer>,
+    ) {
         let (customer, ended) = (Arc::clone(customer), self.ended.clone());
         let Some(verifier) = customer.verifier.clone() else {
             return;
         };
-        let thread = Builder::new().name("relay-verify".to_owned());
+        let thread = Builder::new().name(shared.config.thread_name("relay-verify"));
         let try_it = move || {
             let result = verifier.ask();
             // The janitor holds the receiver until this thread has ended.
