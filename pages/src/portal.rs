@@ -10,8 +10,11 @@ mod session;
 mod words;
 
 use std::borrow::Cow;
+use std::error::Error;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use diesel::PgConnection;
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::DestinationError;
 use http::header::{ALLOW, SET_COOKIE};
@@ -109,8 +112,40 @@ impl Pages {
     ///
     /// The settings name no database, or the system has no random bytes.
     pub fn portal(config: &Config) -> Result<Portal, PagesError> {
-        let source = Source::of(config)?;
-        let database = |purpose| Database::several(&source, &config.table, purpose, CONNECTIONS);
+        Self::portal_over(config, &Source::of(config)?)
+    }
+
+    /// The portal, with connections of the application, as [`operators_with`](Self::operators_with). The portal uses at
+    /// most eight at the same time.
+    ///
+    /// ```no_run
+    /// use diesel::{Connection, PgConnection};
+    /// use diesel_outbox::config::Config;
+    /// use diesel_outbox_pages::Pages;
+    ///
+    /// let portal = Pages::portal_with(&Config::default(), |work| {
+    ///     let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    ///     work(&mut conn);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), diesel_outbox_pages::PagesError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The system has no random bytes.
+    pub fn portal_with<L>(config: &Config, lend: L) -> Result<Portal, PagesError>
+    where
+        L: Fn(&mut dyn FnMut(&mut PgConnection)) -> Result<(), Box<dyn Error + Send + Sync>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        Self::portal_over(config, &Source::Lent(Arc::new(lend)))
+    }
+
+    fn portal_over(config: &Config, source: &Source) -> Result<Portal, PagesError> {
+        let database = |purpose| Database::several(source, &config.table, purpose, CONNECTIONS);
         Ok(Portal {
             reads: database("portal"),
             changes: database("portal changes"),

@@ -1,5 +1,6 @@
 //! The portal: pages for the customers of an application, as a function from request to response.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use diesel_outbox::NewMessage;
@@ -16,8 +17,12 @@ use crate::tenants::{Tenant, config, rows_of, two};
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn portal(config: &Config) -> Portal {
-    let portal = Pages::portal(config).expect("a portal").key([7; 32]);
+    complete(Pages::portal(config).expect("a portal"))
+}
+
+fn complete(portal: Portal) -> Portal {
     let example = json!({ "order_id": 1 });
+    let portal = portal.key([7; 32]);
     portal
         .expect("a key")
         .topic("order.paid", "An order was paid.", example)
@@ -145,9 +150,26 @@ fn is_signed(request: &Request, secret: &str) -> bool {
 #[test]
 fn a_customer_does_everything_with_an_endpoint() {
     let database = Database::new();
-    let portal = portal(&config(&database));
+    all_of_an_endpoint(&database, &portal(&config(&database)));
+}
+
+/// R60: the settings then name no database.
+#[test]
+fn a_portal_works_with_connections_of_the_application() {
+    let database = Arc::new(Database::new());
+    let lent = Arc::clone(&database);
+    let mut config = config(&database);
+    config.database_url = None;
+    let portal = Pages::portal_with(&config, move |work| {
+        work(&mut lent.connect());
+        Ok(())
+    });
+    all_of_an_endpoint(&database, &complete(portal.expect("a portal")));
+}
+
+fn all_of_an_endpoint(database: &Database, portal: &Portal) {
     let (tenant, receiver) = (Uuid::now_v7(), Receiver::ok());
-    let ann = Browser::opening(&portal, &portal.link(tenant, HOUR));
+    let ann = Browser::opening(portal, &portal.link(tenant, HOUR));
     assert!(ann.get("/").ok().contains("There are no endpoints yet"));
     for (url, topic, why) in [
         ("acme.example", "order.paid", "Enter the whole URL"),
