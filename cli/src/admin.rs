@@ -11,7 +11,7 @@ use crossbeam_channel::{Sender, bounded};
 use diesel_outbox::RelayHandle;
 use diesel_outbox::config::Config;
 use diesel_outbox::program;
-use diesel_outbox_pages::{Pages, Visitor, metrics_only};
+use diesel_outbox_pages::{MetricsPage, Pages, Visitor};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use self::server::{Request, Response, Server};
@@ -67,8 +67,8 @@ impl Bound {
     /// A thread cannot be started.
     pub(crate) fn serve_metrics(self) -> Result<Page> {
         let recorder = self.recorder.clone();
-        let respond = metrics_only(&self.config, move || recorder.render())?;
-        self.serve_by(respond)
+        let page = MetricsPage::new(&self.config, move || recorder.render())?;
+        self.serve_by(move |request, peer| page.respond(request, Visitor::unknown(peer)))
     }
 
     /// Serves the page until the result is dropped. `relay`: the relay of this process, if it has one.

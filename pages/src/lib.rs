@@ -42,7 +42,6 @@ pub mod text;
 mod visitor;
 
 use std::error::Error;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -237,36 +236,67 @@ impl Pages {
     }
 }
 
-/// Health and metrics without pages, for a process that serves many databases: `/livez`, `/readyz`, and `/metrics` with
-/// the text of `render`. The settings of the pages say who may read the metrics.
+/// Health and metrics without pages, for a process that serves many databases: `/livez`, `/readyz` and `/metrics`. The
+/// settings of the pages say who may read the metrics.
 ///
-/// # Errors
+/// ```
+/// use diesel_outbox::config::Config;
+/// use diesel_outbox_pages::{MetricsPage, Visitor};
 ///
-/// The system has no random bytes.
-pub fn metrics_only<R: Fn() -> String>(
-    config: &Config,
-    render: R,
-) -> Result<impl Fn(http::Request<Vec<u8>>, IpAddr) -> http::Response<Vec<u8>> + use<R>, PagesError>
-{
-    let access = Access::new(program::admin(config).clone())?;
-    let answer = move |request: &Request| match request.path.as_str() {
-        "/livez" | "/readyz" => Ok(Response::text(StatusCode::OK, "ok\n")),
-        "/metrics" => {
-            access.check_host(request)?;
-            access.script(request)?;
-            Ok(Response::metrics(render()))
-        }
-        _ => Err(Response::text(
-            StatusCode::NOT_FOUND,
-            "this process has /livez, /readyz and /metrics\n",
-        )),
-    };
-    let base = program::admin(config).base.clone();
-    Ok(move |request, peer| {
-        let request = Request::new(request, Visitor::unknown(peer), &base);
-        let (Ok(response) | Err(response)) = request.and_then(|request| answer(&request));
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let page = MetricsPage::new(&Config::default(), || "# metrics\n".to_owned())?;
+/// let request = http::Request::get("/metrics").header("host", "localhost");
+/// let response = page.respond(request.body(Vec::new())?, Visitor::unknown([127, 0, 0, 1].into()));
+/// assert_eq!(response.body(), b"# metrics\n");
+/// # Ok(())
+/// # }
+/// ```
+pub struct MetricsPage {
+    access: Access,
+    render: Box<dyn Fn() -> String + Send + Sync>,
+}
+
+impl MetricsPage {
+    /// `render`: the text of the metrics.
+    ///
+    /// # Errors
+    ///
+    /// The system has no random bytes.
+    pub fn new(
+        config: &Config,
+        render: impl Fn() -> String + Send + Sync + 'static,
+    ) -> Result<Self, PagesError> {
+        Ok(Self {
+            access: Access::new(program::admin(config).clone())?,
+            render: Box::new(render),
+        })
+    }
+
+    /// The response to a request of this visitor.
+    pub fn respond(
+        &self,
+        request: http::Request<Vec<u8>>,
+        visitor: Visitor,
+    ) -> http::Response<Vec<u8>> {
+        let request = Request::new(request, visitor, &self.access.admin.base);
+        let (Ok(response) | Err(response)) = request.and_then(|request| self.answer(&request));
         response.into()
-    })
+    }
+
+    fn answer(&self, request: &Request) -> Result<Response, Response> {
+        match request.path.as_str() {
+            "/livez" | "/readyz" => Ok(Response::text(StatusCode::OK, "ok\n")),
+            "/metrics" => {
+                self.access.check_host(request)?;
+                self.access.script(request)?;
+                Ok(Response::metrics((self.render)()))
+            }
+            _ => Err(Response::text(
+                StatusCode::NOT_FOUND,
+                "this process has /livez, /readyz and /metrics\n",
+            )),
+        }
+    }
 }
 
 /// A plain-text response with the headers that all pages share, for requests that a server refuses before the pages see

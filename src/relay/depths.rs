@@ -47,7 +47,7 @@ impl<'a> Counting<'a> {
             earliest: Instant::now(),
             moves: 0,
             gauges: DepthGauges::new(
-                &*shared.metrics.outbox,
+                &shared.metrics.outbox,
                 shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name),
             ),
             told: unrouted::Told::default(),

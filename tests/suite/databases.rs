@@ -236,7 +236,7 @@ fn a_turn_ends_with_its_sends_and_leaves_no_connection() {
 
 /// A relay that works is not ended because another of its threads has a problem.
 #[test]
-fn a_relay_that_delivers_goes_on_beside_a_failing_janitor() {
+fn a_relay_that_delivers_continues_beside_a_failing_janitor() {
     let receiver = Receiver::ok();
     let database = database();
     database.execute(
@@ -288,7 +288,7 @@ fn a_paused_topic_wakes_no_relay_until_it_is_resumed() {
 
 /// G1: another process takes over what a killed one had in flight.
 #[test]
-fn what_a_killed_process_had_is_delivered_by_the_next() {
+fn messages_of_a_killed_process_are_delivered_by_the_next() {
     let (held, _gate) = Receiver::held();
     let receiver = Receiver::ok();
     let databases = [database(), database()];
