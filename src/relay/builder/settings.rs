@@ -38,6 +38,13 @@ setters! {
     /// Sets whether the relay's threads take turns on one connection. Only the heartbeat, and the listener if there is
     /// one, then have their own. For a server with few connections, or a process with many databases; slower under load.
     /// Defaults to `false`.
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").share_connection(true);
+    /// # let _ = relay;
+    /// ```
     "OUTBOX_SHARE_CONNECTION": share_connection(is_so: bool);
 
     /// Sets whether registered destinations without TLS are refused. Defaults to `true`.
