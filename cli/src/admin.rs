@@ -68,7 +68,8 @@ impl Bound {
     pub(crate) fn serve_metrics(self) -> Result<Page> {
         let recorder = self.recorder.clone();
         let page = MetricsPage::new(&self.config, move || recorder.render())?;
-        self.serve_by(move |request, peer| page.respond(request, Visitor::unknown(peer)))
+        let respond = move |request, peer| page.respond(request, Visitor::unknown(peer));
+        self.serve_by("health and metrics are", respond)
     }
 
     /// Serves the page until the result is dropped. `relay`: the relay of this process, if it has one.
@@ -79,11 +80,13 @@ impl Bound {
     pub fn serve(self, relay: Option<Arc<RelayHandle>>) -> Result<Page> {
         let recorder = self.recorder.clone();
         let pages = Pages::operators(&self.config, relay)?.metrics(move || recorder.render());
-        self.serve_by(move |request, peer| pages.respond(request, Visitor::unknown(peer)))
+        let respond = move |request, peer| pages.respond(request, Visitor::unknown(peer));
+        self.serve_by("the admin page is", respond)
     }
 
     fn serve_by(
         self,
+        what: &str,
         respond: impl Fn(Request, IpAddr) -> Response + Send + Sync + 'static,
     ) -> Result<Page> {
         let (stop, stopped) = bounded(0);
@@ -98,7 +101,7 @@ impl Bound {
             _stop: stop,
         };
         let base = &program::admin(&self.config).base;
-        log::info!(event = "admin_started", address:% = page.address(); "the admin page is at http://{}{base}/", page.address());
+        log::info!(event = "admin_started", address:% = page.address(); "{what} at http://{}{base}/", page.address());
         Ok(page)
     }
 }
