@@ -80,7 +80,12 @@ pub(crate) fn run(file: &Path, options: &Options, settings: &SettingFlags) -> Re
                     Ok((config, read(file)?))
                 });
                 match again {
-                    Ok((config, databases)) => group.reload(config, databases)?,
+                    Ok((config, databases)) => {
+                        if let Err(error) = group.reload(config, databases) {
+                            group.end()?;
+                            return Err(error);
+                        }
+                    }
                     Err(error) => log::error!(event = "reload_failed", error:% = format!("{error:#}"); "the reload failed, and the process continues with the old settings and databases: {error:#}"),
                 }
             },
