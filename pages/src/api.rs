@@ -23,6 +23,7 @@ use url::form_urlencoded;
 pub(crate) use self::once::Caller;
 pub(crate) use self::openapi::document;
 
+use crate::database::Act;
 use crate::request::Request;
 use crate::response::Response;
 use crate::visitor::Needs;
@@ -273,9 +274,11 @@ pub(crate) fn text(value: &impl Serialize) -> Vec<u8> {
 /// A request to a route.
 pub(crate) struct Call<'a, S, V> {
     pub(crate) site: &'a S,
-    pub(crate) visitor: V,
+    pub(crate) visitor: &'a V,
     pub(crate) request: &'a Request,
-    parts: Vec<(&'static str, String)>,
+    /// All that the request does is one transaction.
+    pub(crate) act: Option<Act<'a>>,
+    parts: &'a [(&'static str, String)],
 }
 
 impl<S, V> Call<'_, S, V> {
@@ -426,13 +429,14 @@ pub(crate) fn answer<'a, S, V>(
     }
     let call = Call {
         site,
-        visitor,
+        visitor: &visitor,
         request,
-        parts,
+        act: None,
+        parts: &parts,
     };
     let done = match route.method {
         Method::GET => (route.answer)(&call).map(|body| Response::json(route.status, body)),
-        _ => caller(site, &call.visitor).act(route, &call),
+        _ => caller(site, &visitor).act(route, &call),
     };
     done.unwrap_or_else(Response::from)
 }

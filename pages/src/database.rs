@@ -1,13 +1,14 @@
 //! Database connections that pages take turns to use.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use crossbeam_channel::{Receiver, Sender, bounded};
-use diesel::connection::{SimpleConnection, TransactionManager};
+use diesel::connection::SimpleConnection;
+use diesel::result::Error::RollbackTransaction;
 use diesel::{Connection as _, PgConnection};
 use diesel_outbox::config::Config;
 use diesel_outbox::{ConfigError, DatabaseError, OutboxName, admin};
@@ -18,18 +19,26 @@ const TURN: Duration = Duration::from_secs(2);
 /// How long a statement may take.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Begins and ends transactions.
-type Manager = <PgConnection as diesel::Connection>::TransactionManager;
+type Lent = Result<(), Box<dyn Error + Send + Sync>>;
+/// Calls the work with a connection.
+type Lend<'a> = dyn Fn(&mut dyn FnMut(&mut PgConnection)) -> Lent + 'a;
+type Lender = dyn Fn(&mut dyn FnMut(&mut PgConnection)) -> Lent + Send + Sync;
+/// A line of the audit log.
+type Line = Box<dyn FnOnce()>;
 
-thread_local! {
-    /// The connection of the act that this thread carries out, if all that the act does is one transaction.
-    static ACT: Cell<Option<PgConnection>> = const { Cell::new(None) };
+/// An act that is one transaction, whichever [`Database`] its statements ask.
+#[derive(Clone, Copy)]
+pub(crate) struct Act<'a> {
+    lend: &'a Lend<'a>,
+    after: &'a RefCell<Vec<Line>>,
 }
 
-/// Calls the work with a connection of the application.
-type Lend = dyn Fn(&mut dyn FnMut(&mut PgConnection)) -> Result<(), Box<dyn Error + Send + Sync>>
-    + Send
-    + Sync;
+impl Act<'_> {
+    /// Writes the line after the commit.
+    pub(crate) fn after(self, line: Line) {
+        self.after.borrow_mut().push(line);
+    }
+}
 
 /// Where connections come from.
 #[derive(Clone)]
@@ -37,7 +46,7 @@ pub(crate) enum Source {
     /// The pages open their own.
     Url(SecretString),
     /// The application lends one for each use.
-    Lent(Arc<Lend>),
+    Lent(Arc<Lender>),
 }
 
 impl Source {
@@ -84,19 +93,24 @@ impl Connection {
             self.kept = Some(conn);
             return Ok(value);
         }
-        let Source::Lent(lend) = &self.source else {
-            return Err(anyhow!("no connection was opened"));
-        };
-        let (mut statements, mut done) = (Some(statements), None);
-        lend(&mut |conn| {
-            done = statements
-                .take()
-                .map(|statements| limited(conn, self.timeout, statements));
-        })
+        match &self.source {
+            Source::Lent(lend) => self::lent(&**lend, self.timeout, statements),
+            Source::Url(_) => Err(anyhow!("no connection was opened")),
+        }
+    }
+}
+
+/// Runs statements with a connection that is lent.
+fn lent<T>(
+    lend: &Lend<'_>,
+    timeout: Duration,
+    statements: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
+) -> Result<T> {
+    let (mut statements, mut done) = (Some(statements), None);
+    lend(&mut |conn| done = statements.take().map(|run| limited(conn, timeout, run)))
         .map_err(|error| anyhow!(error))
         .context("the application has no connection for the page")?;
-        Ok(done.context("the application has lent no connection to the page")??)
-    }
+    Ok(done.context("the application has lent no connection to the page")??)
 }
 
 /// A connection for the pages. A page that waits for it too long fails, so that a hanging database blocks one page and
@@ -130,44 +144,56 @@ impl Database {
         }
     }
 
-    /// Runs statements on the outbox, in one transaction, or as a part of that of the [act](Self::together).
+    /// Runs statements on the outbox, in one transaction.
     pub(crate) fn run<T>(
         &self,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
     ) -> Result<T> {
-        let statements = |conn: &mut PgConnection| statements(conn, &self.outbox);
-        if let Some(mut conn) = ACT.take() {
-            let done = limited(&mut conn, STATEMENT_TIMEOUT, statements);
-            ACT.set(Some(conn));
-            return Ok(done?);
-        }
-        self.turn()?.connection()?.run(statements)
+        self.within(None, statements)
     }
 
-    /// Carries out an act in one transaction: all that this thread does in the database meanwhile is a part of it, whichever
-    /// [`Database`] it asks. An error of the act undoes everything. With connections of the application, which cannot be
-    /// kept from one call to the next, each call is a transaction of its own.
+    /// Runs statements on the outbox as a part of this act, or else in one transaction.
+    pub(crate) fn within<T>(
+        &self,
+        act: Option<Act<'_>>,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
+    ) -> Result<T> {
+        let statements = |conn: &mut PgConnection| statements(conn, &self.outbox);
+        match act {
+            Some(act) => lent(act.lend, STATEMENT_TIMEOUT, statements),
+            None => self.turn()?.connection()?.run(statements),
+        }
+    }
+
+    /// Carries out an act in one transaction. An error of the act undoes everything.
     pub(crate) fn together<T, E>(
         &self,
-        act: impl FnOnce() -> Result<T, E>,
+        act: impl FnOnce(Act<'_>) -> Result<T, E>,
     ) -> Result<Result<T, E>> {
-        let mut turn = self.turn()?;
-        let connection = turn.connection()?;
-        let Some(mut conn) = connection.open()? else {
-            drop(turn);
-            return Ok(act());
-        };
-        Manager::begin_transaction(&mut conn)?;
-        ACT.set(Some(conn));
-        let ending = Ending;
-        let done = act();
-        let mut conn = ACT.take().context("the act has its connection")?;
-        drop(ending);
-        match &done {
-            Ok(_) => Manager::commit_transaction(&mut conn)?,
-            Err(_) => Manager::rollback_transaction(&mut conn)?,
+        let after = RefCell::default();
+        let done = self.turn()?.connection()?.run(|conn| {
+            let mut done = None;
+            let ended = conn.transaction(|conn| {
+                let conn = RefCell::new(conn);
+                let lend: &Lend<'_> = &|work| {
+                    work(&mut **conn.try_borrow_mut()?);
+                    Ok(())
+                };
+                let after = &after;
+                match done.insert(act(Act { lend, after })) {
+                    Ok(_) => Ok(()),
+                    Err(_) => Err(RollbackTransaction),
+                }
+            });
+            match (done, ended) {
+                (Some(done), Ok(()) | Err(RollbackTransaction)) => Ok(done),
+                (_, Err(error)) => Err(error.into()),
+                (None, Ok(())) => Err(RollbackTransaction.into()),
+            }
+        })?;
+        if done.is_ok() {
+            after.take().into_iter().for_each(|line: Line| line());
         }
-        connection.kept = Some(conn);
         Ok(done)
     }
 
@@ -177,15 +203,6 @@ impl Database {
             anyhow!("the database is slow or hangs: another page is still waiting for it")
         })?;
         Ok(Turn(back, Some(held)))
-    }
-}
-
-/// Closes the connection of an act that panics: no other act of the thread may go on with it.
-struct Ending;
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        ACT.take();
     }
 }
 

@@ -3,8 +3,6 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::pages::Asked;
-
 /// Results in the cache.
 const MOST: usize = 16;
 /// A result is kept for this long, or this many times the duration of its query, but at most `OLDEST`.
@@ -25,7 +23,7 @@ struct Answers<T> {
 
 #[derive(Debug)]
 struct Answer<T> {
-    asked: Asked,
+    asked: String,
     value: T,
     until: Instant,
 }
@@ -45,15 +43,11 @@ impl<T: Clone> Kept<T> {
     }
 
     /// Returns the cached result, or runs the query. Several threads may run it at the same time.
-    pub(crate) fn get<E>(
-        &self,
-        asked: &Asked,
-        look: impl FnOnce() -> Result<T, E>,
-    ) -> Result<T, E> {
+    pub(crate) fn get<E>(&self, asked: &str, look: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let began = Instant::now();
         let mut answers = self.lock();
         answers.all.retain(|answer| answer.until > began);
-        if let Some(answer) = answers.all.iter().find(|answer| answer.asked == *asked) {
+        if let Some(answer) = answers.all.iter().find(|answer| answer.asked == asked) {
             return Ok(answer.value.clone());
         }
         drop(answers);
@@ -67,7 +61,7 @@ impl<T: Clone> Kept<T> {
             answers.all.remove(0);
         }
         answers.all.push(Answer {
-            asked: asked.clone(),
+            asked: asked.to_owned(),
             value: value.clone(),
             until: Instant::now() + young,
         });
@@ -90,35 +84,32 @@ mod tests {
     #[test]
     fn an_answer_is_kept_until_it_is_forgotten_and_errors_are_not() {
         let kept = Kept::default();
-        let asked = Asked::default();
-        assert_eq!(kept.get(&asked, || Err::<i32, _>("away")), Err("away"));
-        assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(1)), Ok(1));
-        assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(2)), Ok(1));
+        let asked = "?topic=a";
+        assert_eq!(kept.get(asked, || Err::<i32, _>("away")), Err("away"));
+        assert_eq!(kept.get(asked, || Ok::<_, Infallible>(1)), Ok(1));
+        assert_eq!(kept.get(asked, || Ok::<_, Infallible>(2)), Ok(1));
         kept.forget();
-        assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(3)), Ok(3));
+        assert_eq!(kept.get(asked, || Ok::<_, Infallible>(3)), Ok(3));
     }
 
     #[test]
     fn an_answer_from_before_a_change_is_not_kept() {
         let kept = Kept::default();
-        let asked = Asked::default();
-        let before = kept.get(&asked, || {
+        let asked = "?topic=a";
+        let before = kept.get(asked, || {
             kept.forget();
             Ok::<_, Infallible>(1)
         });
         assert_eq!(before, Ok(1));
-        assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(2)), Ok(2));
+        assert_eq!(kept.get(asked, || Ok::<_, Infallible>(2)), Ok(2));
     }
 
     #[test]
     fn few_are_kept() {
         let kept = Kept::default();
         for n in 0..100 {
-            let asked = Asked {
-                topic: n.to_string(),
-                ..Asked::default()
-            };
-            assert_eq!(kept.get(&asked, || Ok::<_, Infallible>(n)), Ok(n));
+            let asked = &n.to_string();
+            assert_eq!(kept.get(asked, || Ok::<_, Infallible>(n)), Ok(n));
         }
         assert_eq!(kept.lock().all.len(), MOST);
     }

@@ -57,7 +57,7 @@ use self::database::{Database, Source};
 use self::health::Words;
 use self::history::{Glance, History, Sampler};
 use self::kept::Kept;
-use self::pages::DeadList;
+use self::pages::{DeadList, Visit};
 use self::request::Request;
 use self::response::Response;
 
@@ -356,6 +356,14 @@ impl Site {
         }
     }
 
+    /// The same, if the database answers.
+    fn glance_now(&self) -> anyhow::Result<Arc<Glance>> {
+        match self.glance() {
+            (Some(glance), None) => Ok(glance),
+            (_, error) => Err(anyhow::Error::msg(error.unwrap_or_default())),
+        }
+    }
+
     /// Drops everything read before a change, so that no page shows it afterwards.
     fn forget(&self) {
         self.history.forget();
@@ -386,7 +394,13 @@ impl Site {
                     return Ok(asset);
                 }
                 let guest = self.access.guest(request)?;
-                Ok(pages::show(self, &guest, request))
+                Ok(pages::answer(&Visit {
+                    site: self,
+                    guest: &guest,
+                    request,
+                    form: &request.query,
+                    act: None,
+                }))
             }
             (&Method::POST, path) => {
                 let guest = self.access.guest(request)?;
@@ -398,7 +412,13 @@ impl Site {
                 let form = request.form();
                 let form_token = form.get("form_token").unwrap_or_default();
                 self.access.check_change(request, &guest, form_token)?;
-                Ok(pages::change(self, &guest, request))
+                Ok(pages::answer(&Visit {
+                    site: self,
+                    guest: &guest,
+                    request,
+                    form: &form,
+                    act: None,
+                }))
             }
             _ => {
                 let why = "only GET, HEAD and POST are supported\n";

@@ -3,6 +3,7 @@
 //! `maud` escapes every value; no page bypasses it.
 
 pub(crate) mod api;
+mod asked;
 mod audit;
 mod bulk;
 pub(crate) mod content;
@@ -23,17 +24,24 @@ mod tenants;
 mod timeline;
 pub(crate) mod words;
 
+use std::net::IpAddr;
+
 use diesel_outbox::destinations::DestinationError;
-use http::StatusCode;
+use http::{Method, StatusCode};
 use maud::{Markup, html};
 
 pub(super) use self::login::{login, refused};
 
+use diesel::PgConnection;
+use diesel_outbox::{DatabaseError, OutboxName};
+
 use self::layout::Page;
 use super::{Guest, Site};
-use crate::{Request, Response};
+use crate::database::{Act as Together, Database};
+use crate::request::{Form, Request};
+use crate::response::Response;
 
-pub(super) use self::dead::{Asked, DeadList};
+pub(super) use self::dead::DeadList;
 
 /// Why an operator does not get what was asked for.
 pub(crate) enum Refusal {
@@ -56,13 +64,54 @@ impl From<anyhow::Error> for Refusal {
 }
 
 impl Refusal {
-    fn page(&self, site: &Site, guest: &Guest, request: &Request) -> Response {
+    fn page(&self, visit: &Visit<'_>) -> Response {
         match self {
-            Self::Missing(words) => missing(site, guest, request, words, &html! {}),
-            Self::Taken(words) | Self::Invalid(words) => bad_request(site, guest, request, words),
-            Self::Destination(error) => bad_request(site, guest, request, &format!("{error}.")),
-            Self::Away(error) => database_away(site, guest, request, &format!("{error:#}")),
+            Self::Missing(words) => missing(visit, words, &html! {}),
+            Self::Taken(words) | Self::Invalid(words) => bad_request(visit, words),
+            Self::Destination(error) => bad_request(visit, &format!("{error}.")),
+            Self::Away(error) => database_away(visit, &format!("{error:#}")),
         }
+    }
+}
+
+/// A request of a guest whom the pages have let in.
+#[derive(Clone, Copy)]
+pub(crate) struct Visit<'a> {
+    pub(crate) site: &'a Site,
+    pub(crate) guest: &'a Guest,
+    pub(crate) request: &'a Request,
+    /// The query of a page, or the form of an act.
+    pub(crate) form: &'a Form,
+    /// All that the request does is one transaction.
+    pub(crate) act: Option<Together<'a>>,
+}
+
+impl<'a> Visit<'a> {
+    /// The value of a field; empty: none was given.
+    fn get(&self, name: &str) -> &'a str {
+        self.form.get(name).unwrap_or_default().trim()
+    }
+
+    fn run<T>(
+        &self,
+        database: &Database,
+        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
+    ) -> anyhow::Result<T> {
+        database.within(self.act, statements)
+    }
+
+    /// Writes a line of the audit log: now, or after the transaction that the request is.
+    fn log(&self, line: impl FnOnce(&str, IpAddr) + 'static) {
+        let (who, peer) = (self.guest.who.clone(), self.guest.peer);
+        let line = move || line(&who, peer);
+        match self.act {
+            Some(act) => act.after(Box::new(line)),
+            None => line(),
+        }
+    }
+
+    fn page(&self, title: &'a str) -> Page<'a> {
+        Page::new(*self, title)
     }
 }
 
@@ -106,28 +155,36 @@ pub(crate) fn icon() -> Response {
     Response::asset("image/svg+xml", include_str!("pages/icon.svg"))
 }
 
-/// A page requested by GET.
-pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
-    match request.path.as_str() {
-        "/" => overview::show(site, guest, request),
-        "/audit" => audit::show(site, guest, request),
-        "/dead" => dead::show(site, guest, request),
-        "/destinations" => registered::show(site, guest, request),
-        "/destinations/edit" => registered::edit::show(site, guest, request),
-        "/keys" => keys::show(site, guest, request),
-        "/ledger" => ledger::show(site, guest, request),
-        "/messages" => messages::show(site, guest, request),
-        "/relays" => relays::show(site, guest, request),
-        "/tenant" => tenants::show(site, guest, request),
+/// What the visitor asks for: a page, or a change by a guest who has the right to act.
+pub(super) fn answer(visit: &Visit<'_>) -> Response {
+    let done = match visit.request.method {
+        Method::POST => change(visit),
+        _ => show(visit),
+    };
+    done.unwrap_or_else(|refusal| refusal.page(visit))
+}
+
+fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    match visit.request.path.as_str() {
+        "/" => overview::show(visit),
+        "/audit" => audit::show(visit),
+        "/dead" => dead::show(visit),
+        "/destinations" => registered::show(visit),
+        "/destinations/edit" => registered::edit::show(visit),
+        "/keys" => keys::show(visit),
+        "/ledger" => ledger::show(visit),
+        "/messages" => messages::show(visit),
+        "/relays" => relays::show(visit),
+        "/tenant" => tenants::show(visit),
         path => match path.strip_prefix("/dead/").map(dead::letter::which) {
-            Some(Some(which)) => dead::letter::show(site, guest, request, which),
-            _ => missing(site, guest, request, "This page does not exist.", &html! {}),
+            Some(Some(which)) => dead::letter::show(visit, which),
+            _ => Ok(missing(visit, "This page does not exist.", &html! {})),
         },
     }
 }
 
 /// Carries out a change, for a guest who has the right to act.
-type Act = fn(&Site, &Guest, &Request) -> Response;
+type Act = fn(&Visit<'_>) -> Result<Response, Refusal>;
 
 /// Everything that changes something.
 pub(super) const ACTS: &[(&str, Act)] = &[
@@ -146,24 +203,20 @@ pub(super) const ACTS: &[(&str, Act)] = &[
     ("/destination/remove", registered::change::answer),
     ("/destination/rotate", registered::edit::rotate),
     ("/destination/send-again", registered::change::answer),
-    ("/destination/test", registered::change::answer),
+    ("/destination/test", registered::change::tested),
     ("/destination/verify", registered::edit::verify),
     ("/pause", pauses::pause),
     ("/resume", pauses::resume),
 ];
 
-/// A change requested by a guest who has the right to act.
-pub(super) fn change(site: &Site, guest: &Guest, request: &Request) -> Response {
-    match ACTS.iter().find(|(path, _)| *path == request.path) {
-        Some((_, act)) => act(site, guest, request),
-        None => missing(
-            site,
-            guest,
-            request,
-            "This action does not exist.",
-            &html! {},
-        ),
-    }
+fn change(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let mut acts = ACTS.iter();
+    let Some((_, act)) = acts.find(|(path, _)| *path == visit.request.path) else {
+        return Ok(missing(visit, "This action does not exist.", &html! {}));
+    };
+    let done = act(visit);
+    visit.site.forget();
+    done
 }
 
 /// A link with these query values; empty values are omitted.
@@ -178,38 +231,28 @@ pub(crate) fn link(path: &str, pairs: &[(&str, &str)]) -> String {
     }
 }
 
-fn missing(site: &Site, guest: &Guest, request: &Request, words: &str, more: &Markup) -> Response {
+fn missing(visit: &Visit<'_>, words: &str, more: &Markup) -> Response {
     let content = html! { h1 { "Not found" } p { (words) } (more) };
-    plain(site, guest, request, "Not found").answer(StatusCode::NOT_FOUND, &content)
+    let page = visit.page("Not found").status(StatusCode::NOT_FOUND);
+    page.answer(&content)
 }
 
-fn bad_request(site: &Site, guest: &Guest, request: &Request, words: &str) -> Response {
+fn bad_request(visit: &Visit<'_>, words: &str) -> Response {
     let content = html! { h1 { "Invalid request" } p.refused { (words) } };
-    plain(site, guest, request, "Invalid request").answer(StatusCode::BAD_REQUEST, &content)
+    let page = visit.page("Invalid request");
+    page.status(StatusCode::BAD_REQUEST).answer(&content)
 }
 
 /// The page for a failed database, with its error.
-fn database_away(site: &Site, guest: &Guest, request: &Request, error: &str) -> Response {
+fn database_away(visit: &Visit<'_>, error: &str) -> Response {
     let content = html! {
         h1 { "The database is unavailable" }
         p.refused role="alert" { (error) }
         p { "The " a href="/" { "overview" } " shows the last known state." }
     };
-    let page = Page {
-        is_live: true,
-        ..plain(site, guest, request, "Database unavailable")
-    };
-    page.answer(StatusCode::SERVICE_UNAVAILABLE, &content)
-}
-
-fn plain<'a>(site: &'a Site, guest: &'a Guest, request: &'a Request, title: &'a str) -> Page<'a> {
-    Page {
-        site,
-        guest,
-        request,
-        title,
-        is_live: false,
-    }
+    let page = visit.page("Database unavailable").live(true);
+    page.status(StatusCode::SERVICE_UNAVAILABLE)
+        .answer(&content)
 }
 
 #[cfg(test)]

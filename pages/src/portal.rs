@@ -614,7 +614,7 @@ impl Session {
 
 impl Asked<'_> {
     fn own(&self) -> Own<'_> {
-        Own::of(self.portal, self.session)
+        Own::of(self.portal, self.session, None)
     }
 
     fn may(&self) -> Rights {

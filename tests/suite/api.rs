@@ -793,6 +793,11 @@ fn a_request_with_an_idempotency_key_acts_once_and_has_the_same_answer_for_a_day
         409
     );
     assert_eq!(receiver.count(), sent + 1);
+    // No send takes so long.
+    database.execute("UPDATE {o}_request SET at = now() - interval '15 minutes' WHERE key = '4'");
+    let (status, _, is_replayed) = operator.keyed("/destinations/hook/test", &json!({}), "4");
+    assert_eq!((status, is_replayed), (200, false));
+    assert_eq!(receiver.count(), sent + 2);
 
     // After a day, the key is free again.
     database.execute("UPDATE {o}_request SET at = now() - interval '24 hours'");
@@ -853,6 +858,21 @@ fn an_act_whose_answer_cannot_be_kept_is_undone() {
     database.execute("ALTER TABLE {o}_request DROP CONSTRAINT fits");
     let (status, answer, is_replayed) = program.keyed("/destinations", &body, "1");
     assert_eq!((status, is_replayed), (201, false), "{answer}");
+
+    // A test that was sent stays sent: the program gets the result, and its key is taken for some minutes.
+    database
+        .execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL) NOT VALID");
+    let (status, tested, _) = program.keyed("/destinations/hook/test", &json!({}), "2");
+    assert_eq!(
+        (status, &tested["accepted"]),
+        (200, &json!(true)),
+        "{tested}"
+    );
+    assert_eq!(
+        program.keyed("/destinations/hook/test", &json!({}), "2").0,
+        409
+    );
+    assert_eq!(receiver.count(), 1);
 }
 
 /// R60: with connections that the application lends.
@@ -881,6 +901,13 @@ fn a_request_acts_once_with_borrowed_connections_too() {
     answer["secret"] = Value::Null;
     assert_eq!(read(&second), (status, answer));
     assert_eq!(second.headers()["idempotency-replayed"], "true");
+    // The act and its answer are one transaction there, too.
+    database.execute("DELETE FROM {o}_request");
+    database.execute("DELETE FROM {o}_destination");
+    database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL)");
+    assert_eq!(read(&send()).0, 503);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 0);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_request"), 0);
 }
 
 /// R60: without the rights, no content and no secret.
@@ -916,6 +943,14 @@ fn json_hides_what_the_pages_hide() {
         "/destinations?q=127.0.0.1",
     );
     assert_eq!(found["data"].as_array().map(Vec::len), Some(2));
+    // Nor does the next page tell that there is a match.
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, topics)
+         SELECT 'n' || n, 'https://globex.example/a/hunter2', '{*}' FROM generate_series(1, 5) n",
+    );
+    let few = "/destinations?limit=2&q=hunter2";
+    let (_, found) = ask(&pages, operator(), &Method::GET, few);
+    assert_eq!((&found["data"], &found["next"]), (&json!([]), &Value::Null));
     let rotate = "/destinations/acme-hook/rotate";
     let (status, rotated) = ask(&pages, operator(), &Method::POST, rotate);
     assert_eq!((status, &rotated["secret"]), (StatusCode::OK, &Value::Null));

@@ -1,8 +1,8 @@
 //! `Idempotency-Key`: a request that is sent again acts once, and gets the same answer.
 //!
 //! The key and the answer are written in the transaction of the act, so a crash leaves both or none. An act that sends
-//! holds no transaction meanwhile: its key is written before, and its answer after. If the process ends in between,
-//! the key stays taken, and the act is not repeated.
+//! holds no transaction meanwhile: its key is written before, and its answer after. If the process or the database fails
+//! in between, the key stays taken for some minutes.
 
 use std::collections::BTreeMap;
 
@@ -48,10 +48,15 @@ impl Caller<'_> {
             key,
             digest: &self.digest(call.request),
         };
-        let act = || self.once(request, route, call);
         match route.sends {
-            true => act(),
-            false => self.database.together(act).map_err(Problem::away)?,
+            true => self.once(request, route, call),
+            false => {
+                let done = self.database.together(|act| {
+                    let act = Some(act);
+                    self.once(request, route, &Call { act, ..*call })
+                });
+                done.map_err(Problem::away)?
+            }
         }
     }
 
@@ -61,7 +66,8 @@ impl Caller<'_> {
         route: &Route<S, V>,
         call: &Call<'_, S, V>,
     ) -> Result<Response, Problem> {
-        let known = (self.database).run(|conn, outbox| request.claim(conn, outbox));
+        let claim = |conn: &mut _, outbox: &_| request.claim(conn, outbox);
+        let known = self.database.within(call.act, claim);
         match known.map_err(Problem::away)? {
             Known::New => {}
             Known::Running => {
@@ -83,9 +89,14 @@ impl Caller<'_> {
         // A test fails only before it is sent, and asking an endpoint twice does no harm: what failed may be tried again.
         let kept = (done.as_ref().ok()).map(|body| (route.status.as_u16(), without_secret(body)));
         let kept = kept.as_ref().map(|(status, body)| (*status, body.as_str()));
-        (self.database)
-            .run(|conn, outbox| request.answer(conn, outbox, kept))
-            .map_err(Problem::away)?;
+        let keep = |conn: &mut _, outbox: &_| request.answer(conn, outbox, kept);
+        if let Err(error) = self.database.within(call.act, keep) {
+            let problem = Problem::away(error);
+            if call.act.is_some() {
+                return Err(problem);
+            }
+            // What was sent stays sent: its answer is the truth, though no later request gets it.
+        }
         done.map(|body| Response::json(route.status, body))
     }
 

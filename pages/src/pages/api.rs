@@ -5,12 +5,13 @@ use diesel_outbox::config::SigningSecret;
 use diesel_outbox::destinations::{self, EndpointAnswer, RegisteredDestination, TestAnswer};
 use diesel_outbox::program::{self, HistoryEntry, LeaseRow, LedgerRow, MessageRecord, OperatorAct};
 use diesel_outbox::{Answer, MessageRef, Sequence};
-use http::StatusCode;
+use http::{Method, StatusCode};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::asked::Asked;
 use super::bulk::Order;
 use super::dead::change::{Change as DeadChange, Order as DeadOrder};
 use super::messages::change::{Order as MessageOrder, due};
@@ -18,16 +19,34 @@ use super::messages::{self, waiting};
 use super::registered::change::{Change, test as send_test};
 use super::registered::edit::{Written, ask, new_secret, write};
 use super::registered::{self, search, url};
-use super::{Refusal, as_limit, audit, dead, ledger, next_page, pauses};
+use super::{Refusal, Visit, as_limit, audit, dead, ledger, next_page, pauses};
 use crate::api::{
     self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
     time, view,
 };
+use crate::request::Request;
+use crate::response::Response;
 use crate::visitor::Needs;
-use crate::{Guest, Request, Response, Site};
+use crate::{Guest, Site};
 
 type Call<'a> = api::Call<'a, Site, Guest>;
 type Found<T> = Result<T, Problem>;
+
+impl api::Call<'_, Site, Guest> {
+    fn visit(&self) -> Visit<'_> {
+        Visit {
+            site: self.site,
+            guest: self.visitor,
+            request: self.request,
+            form: &self.request.query,
+            act: self.act,
+        }
+    }
+
+    fn filter(&self, names: &'static [&'static str]) -> Asked<'_> {
+        Asked::of(&self.request.query, names)
+    }
+}
 
 /// How long older secrets sign beside a new one, if the request does not say.
 const OVERLAP: &str = "24h";
@@ -35,7 +54,7 @@ const OVERLAP: &str = "24h";
 /// All routes.
 static ROUTES: &[Route<Site, Guest>] = &[
     route!(GET "/openapi.json", Look, "This document.", openapi => Json),
-    route!(GET "/destinations", Look, "Registered destinations, by name.", list_destinations => Listed<Destination>, query: &["q", "tenant", "state"], is_list: true),
+    route!(GET "/destinations", Look, "Registered destinations, by name.", list_destinations => Listed<Destination>, query: registered::NAMES, is_list: true),
     route!(POST "/destinations", Act, "Register a destination.", register_destination <- Registration => Registered, status: StatusCode::CREATED),
     route!(GET "/destinations/{name}", Look, "A destination.", get_destination => Destination),
     route!(PATCH "/destinations/{name}", Act, "Change a destination.", change_destination <- Written => Destination),
@@ -49,27 +68,24 @@ static ROUTES: &[Route<Site, Guest>] = &[
     route!(POST "/destinations/{name}/backfill", Act, "Send a new destination what it would have got.", backfill_destination <- Backfill => Count),
     route!(GET "/destinations/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
     route!(POST "/destinations/{name}/deliveries/{id}/send-again", Act, "Send a message to the destination again.", send_again <- Nothing => Done),
-    route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: OF_WAITING, is_list: true),
-    route!(POST "/messages/retry", Act, "Make messages due that wait after a failed attempt.", retry_messages <- Many => Count, query: OF_WAITING),
-    route!(POST "/messages/cancel", Act, "Cancel waiting messages.", cancel_messages <- Many => Count, query: OF_WAITING),
+    route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
+    route!(POST "/messages/retry", Act, "Make messages due that wait after a failed attempt.", retry_messages <- Many => Count, query: waiting::NAMES),
+    route!(POST "/messages/cancel", Act, "Cancel waiting messages.", cancel_messages <- Many => Count, query: waiting::NAMES),
     route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
     route!(POST "/messages/{sequence}/cancel", Act, "Cancel a message.", cancel_message <- One => Became),
     route!(POST "/messages/{sequence}/reschedule", Act, "Make a message due at another time.", reschedule_message <- Reschedule => Became),
     route!(POST "/messages/{sequence}/settle", Act, "Settle a message by hand.", settle_message <- Settle => Became),
-    route!(GET "/ledger", Look, "Settled messages, latest first.", list_ledger => Listed<Entry>, query: &["topic", "destination", "status", "reason", "key", "tenant", "since", "until"], is_list: true),
-    route!(GET "/dead", Look, "Dead letters, latest first.", list_dead => Listed<DeadLetter>, query: OF_DEAD, is_list: true),
+    route!(GET "/ledger", Look, "Settled messages, latest first.", list_ledger => Listed<Entry>, query: ledger::NAMES, is_list: true),
+    route!(GET "/dead", Look, "Dead letters, latest first.", list_dead => Listed<DeadLetter>, query: dead::NAMES, is_list: true),
     route!(GET "/dead/{letter}", Look, "A dead letter, by `id`.", get_dead => DeadLetter),
-    route!(POST "/dead/requeue", Act, "Make dead letters due.", requeue_dead <- Letters => Count, query: OF_DEAD),
-    route!(POST "/dead/discard", Act, "Delete dead letters.", discard_dead <- Letters => Count, query: OF_DEAD),
+    route!(POST "/dead/requeue", Act, "Make dead letters due.", requeue_dead <- Letters => Count, query: dead::NAMES),
+    route!(POST "/dead/discard", Act, "Delete dead letters.", discard_dead <- Letters => Count, query: dead::NAMES),
     route!(GET "/pauses", Look, "Paused destinations and topics.", list_pauses => Listed<Paused>),
     route!(POST "/pauses", Act, "Pause a destination or a topic.", pause <- Pausing => Done, status: StatusCode::CREATED),
     route!(DELETE "/pauses/{kind}/{name}", Act, "End a pause.", resume <- Nothing => Done),
     route!(GET "/relays", Look, "Relays and their leases.", list_relays => Listed<Relay>),
     route!(GET "/audit", Look, "Acts of operators, latest first.", list_acts => Listed<Acted>, query: &["q"], is_list: true),
 ];
-
-const OF_WAITING: &[&str] = &["topic", "destination", "tenant", "key", "status"];
-const OF_DEAD: &[&str] = &["topic", "destination", "tenant", "reason", "q"];
 
 /// The answer to a request for JSON.
 pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
@@ -89,8 +105,7 @@ pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
         name: format!("operator {}", guest.who),
         rights: guest.rights,
     });
-    if request.header("idempotency-key").is_some() {
-        // The act has done so before the end of its transaction.
+    if !matches!(request.method, Method::GET | Method::HEAD) {
         site.forget();
     }
     response
@@ -513,22 +528,22 @@ fn openapi(call: &Call<'_>) -> Found<Json> {
 }
 
 fn list_destinations(call: &Call<'_>) -> Found<Listed<Destination>> {
-    let (guest, asked) = (&call.visitor, registered::Asked::of(&call.request.query));
+    let asked = call.filter(registered::NAMES);
     let after: Option<String> = call.cursor()?;
-    let (found, next) = search(call.site, guest, &asked, after.as_deref(), call.limit()?)?;
-    let view = |one: &RegisteredDestination| Destination::of(one, guest);
+    let (found, next) = search(&call.visit(), asked, after.as_deref(), call.limit()?)?;
+    let view = |one: &RegisteredDestination| Destination::of(one, call.visitor);
     Ok(Listed::new(&found, view, next))
 }
 
 fn get_destination(call: &Call<'_>) -> Found<Destination> {
-    let found = registered::get(call.site, call.part("name"))?;
-    Ok(Destination::of(&found, &call.visitor))
+    let found = registered::get(&call.visit(), call.part("name"))?;
+    Ok(Destination::of(&found, call.visitor))
 }
 
 fn register_destination(call: &Call<'_>, new: Registration) -> Found<Registered> {
-    let (site, guest) = (call.site, &call.visitor);
-    let secret = write(site, guest, &new.name, false, new.destination)?;
-    let found = registered::get(site, &new.name)?;
+    let (visit, guest) = (&call.visit(), call.visitor);
+    let secret = write(visit, &new.name, false, new.destination)?;
+    let found = registered::get(visit, &new.name)?;
     Ok(Registered {
         destination: Destination::of(&found, guest),
         secret: secret.and_then(|secret| Secret::of(&secret, guest).secret),
@@ -536,12 +551,12 @@ fn register_destination(call: &Call<'_>, new: Registration) -> Found<Registered>
 }
 
 fn change_destination(call: &Call<'_>, written: Written) -> Found<Destination> {
-    write(call.site, &call.visitor, call.part("name"), true, written)?;
+    write(&call.visit(), call.part("name"), true, written)?;
     get_destination(call)
 }
 
 fn change(call: &Call<'_>, change: Change<'_>) -> Found<Done> {
-    match change.carry_out(call.site, &call.visitor, call.part("name"))? {
+    match change.carry_out(&call.visit(), call.part("name"))? {
         true => Ok(DONE),
         false => Err(Problem::missing()),
     }
@@ -565,25 +580,25 @@ fn send_again(call: &Call<'_>, _: Nothing) -> Found<Done> {
 }
 
 fn verify_destination(call: &Call<'_>, _: Nothing) -> Found<Verified> {
-    let answer = ask(call.site, &call.visitor, call.part("name"))?;
+    let answer = ask(&call.visit(), call.part("name"))?;
     Ok(Verified::of(&answer.ok_or_else(Problem::missing)?))
 }
 
 fn rotate_secret(call: &Call<'_>, given: Rotation) -> Found<Secret> {
     let keep = given.keep.as_deref().unwrap_or(OVERLAP);
-    let secret = new_secret(call.site, &call.visitor, call.part("name"), keep)?;
+    let secret = new_secret(&call.visit(), call.part("name"), keep)?;
     let secret = secret.ok_or_else(Problem::missing)?;
-    Ok(Secret::of(&secret, &call.visitor))
+    Ok(Secret::of(&secret, call.visitor))
 }
 
 fn test_destination(call: &Call<'_>, _: Nothing) -> Found<Tested> {
-    let answer = send_test(call.site, &call.visitor, call.part("name"))?;
+    let answer = send_test(&call.visit(), call.part("name"))?;
     let answer = answer.ok_or_else(Problem::missing)?;
-    Ok(Tested::of(&answer, &call.visitor))
+    Ok(Tested::of(&answer, call.visitor))
 }
 
 fn counted(call: &Call<'_>, order: &Order<'_>, why: &str, dry_run: bool) -> Found<Count> {
-    let done = order.run(call.site, &call.visitor, why, dry_run)?;
+    let done = order.run(&call.visit(), why, dry_run)?;
     done.map(Count::of).ok_or_else(Problem::missing)
 }
 
@@ -606,7 +621,7 @@ fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
     let after: Option<String> = call.cursor()?;
     let name = call.part("name");
     let (_, found, _) =
-        registered::deliveries(call.site, name, after.as_deref(), call.limit()?, 0)?;
+        registered::deliveries(&call.visit(), name, after.as_deref(), call.limit()?, 0)?;
     let next = found.next.map(|place| place.to_string());
     Ok(Listed {
         is_complete: found.is_complete,
@@ -615,13 +630,10 @@ fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
 }
 
 fn list_messages(call: &Call<'_>) -> Found<Listed<Message>> {
-    let cursor: Option<String> = call.cursor()?;
-    let asked = waiting::Asked::of(&call.request.query);
-    let asked = asked.after(cursor.as_deref().unwrap_or_default());
-    let filter = asked.filter().map_err(Problem::invalid)?;
-    let (found, waits, next) = waiting::search(call.site, &filter, call.limit()?)?;
+    let filter = waiting_of(call)?.after(call.cursor()?);
+    let (found, waits, next) = waiting::search(&call.visit(), &filter, call.limit()?)?;
     Ok(Listed {
-        data: records(&call.visitor, &found.rows, &waits),
+        data: records(call.visitor, &found.rows, &waits),
         next,
         is_complete: found.is_complete,
     })
@@ -639,8 +651,7 @@ fn records<W: ToString>(
 }
 
 fn waiting_of(call: &Call<'_>) -> Found<diesel_outbox::admin::WaitingFilter> {
-    let asked = waiting::Asked::of(&call.request.query);
-    asked.filter().map_err(Problem::invalid)
+    waiting::filter(&call.request.query).map_err(Problem::invalid)
 }
 
 fn retry_messages(call: &Call<'_>, given: Many) -> Found<Count> {
@@ -654,8 +665,8 @@ fn cancel_messages(call: &Call<'_>, given: Many) -> Found<Count> {
 }
 
 fn get_message(call: &Call<'_>) -> Found<Known> {
-    let guest = &call.visitor;
-    let found = messages::find(call.site, call.part("key"))?;
+    let guest = call.visitor;
+    let found = messages::find(&call.visit(), call.part("key"))?;
     if found.records.rows.is_empty() {
         return Err(Problem::missing());
     }
@@ -678,7 +689,7 @@ fn change_message(
     if let Some(id) = message_id {
         which = which.with_id(id);
     }
-    let answer = order.carry_out(call.site, &call.visitor, &which, sequence, why)?;
+    let answer = order.carry_out(&call.visit(), &which, sequence, why)?;
     let became = order.became(answer);
     match answer {
         Answer::Done => Ok(Became { became }),
@@ -711,10 +722,10 @@ fn settle_message(call: &Call<'_>, given: Settle) -> Found<Became> {
 }
 
 fn list_ledger(call: &Call<'_>) -> Found<Listed<Entry>> {
-    let asked = ledger::Asked::of(&call.request.query);
-    let mut filter = asked.filter().map_err(Problem::invalid)?;
+    let filter = ledger::filter(call.filter(ledger::NAMES));
+    let mut filter = filter.map_err(Problem::invalid)?;
     filter.before = call.cursor()?;
-    let (found, next) = ledger::search(call.site, &filter, call.limit()?)?;
+    let (found, next) = ledger::search(&call.visit(), &filter, call.limit()?)?;
     Ok(Listed {
         is_complete: found.is_complete,
         ..Listed::new(&found.rows, Entry::of, next)
@@ -722,20 +733,17 @@ fn list_ledger(call: &Call<'_>) -> Found<Listed<Entry>> {
 }
 
 fn list_dead(call: &Call<'_>) -> Found<Listed<DeadLetter>> {
-    let (limit, asked) = (call.limit()?, dead::Asked::of(&call.request.query));
-    let filter = asked.filter().map_err(Problem::invalid)?;
-    let most = as_limit(limit) + 1;
-    let mut found = dead::search(call.site, &asked, &filter, call.cursor()?, most)?;
-    let next = next_page(&mut found, limit, |last| last.place().to_string());
-    let view = |one: &program::DeadLetter| DeadLetter::of(one, &call.visitor);
+    let asked = call.filter(dead::NAMES);
+    let (found, next) = dead::search(&call.visit(), asked, call.cursor()?, call.limit()?)?;
+    let view = |one: &program::DeadLetter| DeadLetter::of(one, call.visitor);
     Ok(Listed::new(&found, view, next))
 }
 
 fn get_dead(call: &Call<'_>) -> Found<DeadLetter> {
     let letter: LetterId = call.parsed("letter")?;
-    let found = dead::letter::find(call.site, (letter.sequence.0, Some(letter)))?;
+    let found = dead::letter::find(&call.visit(), (letter.sequence.0, Some(letter)))?;
     let found = found.first().ok_or_else(Problem::missing)?;
-    Ok(DeadLetter::of(found, &call.visitor))
+    Ok(DeadLetter::of(found, call.visitor))
 }
 
 fn change_dead(call: &Call<'_>, change: DeadChange, given: &Letters) -> Found<Count> {
@@ -749,12 +757,12 @@ fn change_dead(call: &Call<'_>, change: DeadChange, given: &Letters) -> Found<Co
     if letters.is_some() == given.all {
         return Err(Problem::invalid("give either `letters` or `all`"));
     }
-    let asked = dead::Asked::of(&call.request.query);
+    let asked = call.filter(dead::NAMES);
     let mut order = DeadOrder::sure(change, asked, letters);
-    let found = order.find(call.site)?;
+    let found = order.find(&call.visit())?;
     let changed = match given.dry_run {
         true => found,
-        false => order.carry_out(call.site, &call.visitor)?,
+        false => order.carry_out(&call.visit())?,
     };
     Ok(Count {
         changed: changed as u64,
@@ -771,48 +779,36 @@ fn discard_dead(call: &Call<'_>, given: Letters) -> Found<Count> {
     change_dead(call, DeadChange::Discard, &given)
 }
 
-/// What the pages also take from a recent glance, if the database answers.
-fn glance<T>(
-    call: &Call<'_>,
-    view: impl FnOnce(&crate::history::Glance) -> Listed<T>,
-) -> Found<Listed<T>> {
-    match call.site.glance() {
-        (Some(glance), None) => Ok(view(&glance)),
-        (_, error) => Err(Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            error.unwrap_or_default(),
-        )),
-    }
-}
-
 fn list_pauses(call: &Call<'_>) -> Found<Listed<Paused>> {
-    glance(call, |glance| Listed::new(&glance.pauses, Paused::of, None))
+    let glance = call.site.glance_now()?;
+    Ok(Listed::new(&glance.pauses, Paused::of, None))
 }
 
 fn pause(call: &Call<'_>, given: Pausing) -> Found<Done> {
     let which = pauses::Which::named(&given.kind, &given.name).map_err(Problem::invalid)?;
     let time = given.r#for.as_deref();
-    which.pause(call.site, &call.visitor, &given.reason, time)?;
+    which.pause(&call.visit(), &given.reason, time)?;
     Ok(DONE)
 }
 
 fn resume(call: &Call<'_>, _: Nothing) -> Found<Done> {
     let which = pauses::Which::named(call.part("kind"), call.part("name"));
     let which = which.map_err(|_| Problem::missing())?;
-    match which.resume(call.site, &call.visitor)? {
+    match which.resume(&call.visit())? {
         true => Ok(DONE),
         false => Err(Problem::missing()),
     }
 }
 
 fn list_relays(call: &Call<'_>) -> Found<Listed<Relay>> {
-    glance(call, |glance| Listed::new(&glance.leases, Relay::of, None))
+    let glance = call.site.glance_now()?;
+    Ok(Listed::new(&glance.leases, Relay::of, None))
 }
 
 fn list_acts(call: &Call<'_>) -> Found<Listed<Acted>> {
     let q = call.asked("q").unwrap_or_default();
     let limit = call.limit()?;
-    let mut acts = audit::search(call.site, q, call.cursor()?, as_limit(limit) + 1)?;
+    let mut acts = audit::search(&call.visit(), q, call.cursor()?, as_limit(limit) + 1)?;
     let next = next_page(&mut acts, limit, |(_, place)| place.to_string());
     Ok(Listed::new(&acts, |(act, _)| Acted::of(act), next))
 }

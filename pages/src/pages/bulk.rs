@@ -5,18 +5,21 @@ use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::{self, Bulk, Bulked, Note, WaitingFilter};
 use diesel_outbox::destinations::Recover;
-use http::StatusCode;
 use maud::html;
 
-use super::layout::token;
-use super::messages::waiting::Asked;
+use super::asked::Asked;
+use super::layout::{act, dialog, hidden};
+use super::messages::waiting;
 use super::registered::on;
-use super::{Refusal, bad_request, link, plain, words};
+use super::{Refusal, Visit, link, words};
+use crate::AUDIT;
 use crate::request::Form;
-use crate::{AUDIT, Guest, Request, Response, Site};
+use crate::response::Response;
 
 /// After this time a change stops, so that the page answers. Sent again, it continues.
 const LONGEST: Duration = Duration::from_secs(8);
+/// What an order is about, besides the filter of messages.
+const FIELDS: &[&str] = &["name", "since", "missing", "reason"];
 
 /// A requested change of many messages.
 pub(super) enum Order<'a> {
@@ -31,8 +34,8 @@ impl<'a> Order<'a> {
         let name = form.get("name").unwrap_or_default();
         let since = form.get("since").unwrap_or_default();
         match path {
-            "/messages/retry" => Asked::of(form).filter().map(Self::Retry),
-            "/messages/cancel" => Asked::of(form).filter().map(Self::Cancel),
+            "/messages/retry" => waiting::filter(form).map(Self::Retry),
+            "/messages/cancel" => waiting::filter(form).map(Self::Cancel),
             "/destination/backfill" => Ok(Self::Backfill(name, time(since)?)),
             _ => Self::recover(name, since, form.get("missing").is_some()),
         }
@@ -56,15 +59,14 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// The page that the request came from.
-    fn back(&self, form: &Form) -> (&'static str, Vec<(&'static str, String)>) {
-        let owned = |(name, value): (&'static str, &str)| (name, value.to_owned());
+    /// The page that the request came from, with more values.
+    fn back(&self, form: &Form, more: &[(&str, &str)]) -> String {
         match self {
             Self::Retry(_) | Self::Cancel(_) => {
-                ("/messages", Asked::of(form).pairs().map(owned).to_vec())
+                Asked::of(form, waiting::NAMES).link("/messages", more)
             }
             Self::Recover(name, ..) | Self::Backfill(name, _) => {
-                ("/destinations", vec![("name", (*name).to_owned())])
+                link("/destinations", &[&[("name", *name)], more].concat())
             }
         }
     }
@@ -72,14 +74,13 @@ impl<'a> Order<'a> {
     /// Changes the messages, or only counts them. `None`: there is no such destination.
     pub(super) fn run(
         &self,
-        site: &Site,
-        guest: &Guest,
+        visit: &Visit<'_>,
         why: &str,
         dry_run: bool,
     ) -> Result<Option<Bulked>, Refusal> {
-        let note = Note::new(&guest.who, why);
+        let note = Note::new(&visit.guest.who, why);
         let began = Instant::now();
-        let done = on(site, &site.changes, |conn, outbox, to| {
+        let done = on(visit, &visit.site.changes, |conn, outbox, to| {
             let bulk = Bulk::new(&note);
             let bulk = match dry_run {
                 true => bulk.dry_run(),
@@ -97,10 +98,9 @@ impl<'a> Order<'a> {
             })
         })?;
         let done = done.map_err(|error| Refusal::Away(error.into()))?;
-        if let Some(done) = done.as_ref().filter(|_| !dry_run) {
-            site.forget();
+        if let Some(count) = done.as_ref().filter(|_| !dry_run).map(|done| done.changed) {
             let (_, what) = self.words("");
-            log::info!(target: AUDIT, event = "admin_many", who = guest.who, peer:% = guest.peer, what = what, count = done.changed, why:% = note; "{:?} changed many messages on the admin page ({what}): {}", guest.who, done.changed);
+            visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_many", who = who, peer:% = peer, what = what, count = count, why:% = note; "{who:?} changed many messages on the admin page ({what}): {count}"));
         }
         Ok(done)
     }
@@ -115,86 +115,46 @@ pub(super) fn time(text: &str) -> Result<SystemTime, String> {
     time.ok_or_else(|| format!("{text:?} is not a time such as 24h (ago) or 2026-01-31T12:00:00Z"))
 }
 
-pub(super) fn answer(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let form = request.form();
-    let order = match Order::of(&request.path, &form) {
-        Ok(order) => order,
-        Err(error) => return bad_request(site, guest, request, &error),
-    };
+pub(super) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let form = visit.form;
+    let order = Order::of(&visit.request.path, form).map_err(Refusal::Invalid)?;
     let is_sure = form.get("sure").is_some();
-    let why = form.get("reason").unwrap_or_default();
-    let done = order.run(site, guest, why, !is_sure);
-    let (path, back) = order.back(&form);
-    let back: Vec<(&str, &str)> = back
-        .iter()
-        .map(|(name, value)| (*name, value.as_str()))
-        .collect();
-    let done = match done {
-        Ok(Some(done)) => done,
-        Ok(None) => {
-            let nowhere = [back.as_slice(), &[("done", "no_destination")]].concat();
-            return Response::see_other(&link(path, &nowhere));
-        }
-        Err(refusal) => return refusal.page(site, guest, request),
+    let Some(done) = order.run(visit, visit.get("reason"), !is_sure)? else {
+        let nowhere = order.back(form, &[("done", "no_destination")]);
+        return Ok(Response::see_other(&nowhere));
     };
     if !is_sure {
-        return question(site, guest, request, &order, &done, &link(path, &back));
+        return Ok(question(visit, &order, &done));
     }
     let (_, became) = order.words("");
     let count = done.changed.to_string();
     let done = [("done", became), ("count", count.as_str())];
-    Response::see_other(&link(path, &[back.as_slice(), &done].concat()))
+    Ok(Response::see_other(&order.back(form, &done)))
 }
 
 /// The confirmation page, which states how many messages the change affects.
-fn question(
-    site: &Site,
-    guest: &Guest,
-    request: &Request,
-    order: &Order<'_>,
-    found: &Bulked,
-    back: &str,
-) -> Response {
+fn question(visit: &Visit<'_>, order: &Order<'_>, found: &Bulked) -> Response {
     let count = i64::try_from(found.changed).unwrap_or(i64::MAX);
     let lost = i64::try_from(found.without_payload).unwrap_or(i64::MAX);
     let (title, _) = order.words(&words::counted(count, "message", "messages"));
-    let form = request.form();
-    let fields = [
-        "topic",
-        "destination",
-        "tenant",
-        "key",
-        "status",
-        "name",
-        "since",
-        "missing",
-        "reason",
-    ];
-    let given = fields
-        .into_iter()
-        .filter_map(|name| Some((name, form.get(name)?)));
+    let given = [waiting::NAMES, FIELDS].concat().into_iter();
+    let given = given.filter_map(|name| Some((name, visit.form.get(name)?)));
+    let form = html! {
+        (hidden(&given.collect::<Vec<_>>()))
+        @if count > 0 { button.danger[matches!(order, Order::Cancel(_))] { "Yes, change " (words::count(count, false)) } }
+        a.button.second href=(order.back(visit.form, &[])) { "No, go back" }
+    };
     let content = html! {
-        section.panel {
-            div.head { h1 { (title) } }
-            div.body {
-                @if let Order::Retry(filter) | Order::Cancel(filter) = order {
-                    p { "Filter: " strong { @if filter.to_string().is_empty() { "none" } @else { (filter) } } "." }
-                }
-                @if lost > 0 {
-                    p.refused {
-                        (words::counted(lost, "message is", "messages are"))
-                        " not sent: the ledger has no payload of them (" code { "OUTBOX_LEDGER_PAYLOAD" } ")."
-                    }
-                }
-                form.do method="post" action=(request.path) {
-                    (token(guest))
-                    input type="hidden" name="sure" value="yes";
-                    @for (name, value) in given { input type="hidden" name=(name) value=(value); }
-                    @if count > 0 { button.danger[matches!(order, Order::Cancel(_))] { "Yes, change " (words::count(count, false)) } }
-                    a.button.second href=(back) { "No, go back" }
-                }
+        @if let Order::Retry(filter) | Order::Cancel(filter) = order {
+            p { "Filter: " strong { @if filter.to_string().is_empty() { "none" } @else { (filter) } } "." }
+        }
+        @if lost > 0 {
+            p.refused {
+                (words::counted(lost, "message is", "messages are"))
+                " not sent: the ledger has no payload of them (" code { "OUTBOX_LEDGER_PAYLOAD" } ")."
             }
         }
+        (act(visit.guest, &visit.request.path, &[("sure", "yes")], &form))
     };
-    plain(site, guest, request, &title).answer(StatusCode::OK, &content)
+    visit.page(&title).answer(&dialog(&title, &content))
 }

@@ -9,176 +9,134 @@ use std::time::Instant;
 use diesel_outbox::admin::{DeadFilter, Place};
 use diesel_outbox::program::{self, DeadGroup, DeadLetter, MessageKey};
 use diesel_outbox::{ReasonCode, Sequence};
-use http::StatusCode;
 use maud::{Markup, html};
 use uuid::Uuid;
 
-use super::layout::{Page, token};
+use super::asked::Asked;
+use super::layout::{self, section, token};
 use super::messages::QUICK;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
-use super::{plain, words};
-use crate::request::Form;
-use crate::{Guest, Request, Response, Site};
+use super::{Refusal, Visit, as_limit, next_page, words};
+use crate::Guest;
+use crate::response::Response;
 
 /// Dead letters per page.
 const PAGE: usize = 50;
 const MOST_GROUPS: i64 = 50;
 
-/// The filter, as entered in the form.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
-    pub(crate) topic: String,
-    pub(crate) destination: String,
-    pub(crate) tenant: String,
-    pub(crate) reason: String,
-    /// A message id, an idempotency key or a sequence.
-    pub(crate) q: String,
-}
+/// The fields of the filter; `q`: a message id, an idempotency key or a sequence.
+pub(super) const NAMES: &[&str] = &["topic", "destination", "tenant", "reason", "q"];
 
-impl Asked {
-    pub(super) fn of(form: &Form) -> Self {
-        let value = |name| form.get(name).unwrap_or_default().trim().to_owned();
-        Self {
-            topic: value("topic"),
-            destination: value("destination"),
-            tenant: value("tenant"),
-            reason: value("reason"),
-            q: value("q"),
-        }
-    }
-
-    pub(super) fn pairs(&self) -> [(&'static str, &str); 5] {
-        [
-            ("topic", &self.topic),
-            ("destination", &self.destination),
-            ("tenant", &self.tenant),
-            ("reason", &self.reason),
-            ("q", &self.q),
-        ]
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// The filter in words, for a sentence about the matching dead letters.
-    pub(super) fn words(&self) -> String {
-        let given = self.pairs();
-        let parts: Vec<String> = given
-            .iter()
-            .filter(|(_, value)| !value.is_empty())
-            .map(|(name, value)| match *name {
-                "q" => format!("message {value}"),
-                name => format!("{name} {value}"),
-            })
-            .collect();
-        match parts.is_empty() {
-            true => "all dead letters".to_owned(),
-            false => parts.join(", "),
-        }
-    }
-
-    /// The filter for the database. The error is a message for the guest.
-    pub(super) fn filter(&self) -> Result<DeadFilter, String> {
-        let given = |value: &String| (!value.is_empty()).then(|| value.clone());
-        let reason = given(&self.reason).map(|reason| reason.to_uppercase().parse::<ReasonCode>());
-        Ok(DeadFilter::default()
-            .topic(given(&self.topic))
-            .destination(given(&self.destination))
-            .tenant_id(super::tenant(&self.tenant)?)
-            .reason(reason.transpose().map_err(|error| error.to_string())?))
+/// The filter in words, for a sentence about the matching dead letters.
+fn in_words(asked: Asked<'_>) -> String {
+    let given = asked.pairs().into_iter();
+    let parts = given.filter(|(_, value)| !value.is_empty());
+    let parts = parts.map(|(name, value)| match name {
+        "q" => format!("message {value}"),
+        name => format!("{name} {value}"),
+    });
+    match parts.collect::<Vec<_>>().join(", ").as_str() {
+        "" => "all dead letters".to_owned(),
+        words => words.to_owned(),
     }
 }
 
-/// The contents of a page: at most one dead letter more than fits, to show that there are more.
+/// The filter for the database. The error is a message for the guest.
+fn filter(asked: Asked<'_>) -> Result<DeadFilter, String> {
+    Ok(DeadFilter::default()
+        .topic(asked.given("topic"))
+        .destination(asked.given("destination"))
+        .tenant_id(asked.tenant()?)
+        .reason(asked.reason()?))
+}
+
+/// The contents of the first page.
 #[derive(Default)]
 pub(crate) struct DeadList {
     letters: Vec<DeadLetter>,
+    next: Option<String>,
     groups: Vec<DeadGroup>,
 }
 
-pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let asked = Asked::of(&request.query);
-    let before = request
-        .query
+pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let asked = Asked::of(visit.form, NAMES);
+    let before = visit
+        .form
         .get("before")
         .and_then(|place| place.parse().ok());
-    let mut page = Page {
-        is_live: before.is_none(),
-        ..plain(site, guest, request, "Dead letters")
-    };
-    let filter = match asked.filter() {
-        Ok(filter) => filter,
-        Err(error) => {
-            let content =
-                html! { h1 { "Dead letters" } p.refused { (error) } (filter_form(&asked)) };
-            return page.answer(StatusCode::BAD_REQUEST, &content);
-        }
-    };
+    let page = visit.page("Dead letters");
+    if let Err(error) = filter(asked) {
+        return Ok(page.refused(&error, &filter_form(asked)));
+    }
     let began = Instant::now();
-    let list = match load(site, &asked, &filter, before) {
-        Ok(list) => list,
-        Err(error) => return super::database_away(site, guest, request, &format!("{error:#}")),
-    };
-    page.is_live &= asked.q.is_empty() || began.elapsed() < QUICK;
+    let list = load(visit, asked, before)?;
+    let is_quick = asked.get("q").is_empty() || began.elapsed() < QUICK;
     let content = html! {
         div.title {
             h1 { "Dead letters" }
             p.quiet { "Messages that could not be delivered. They stay until an operator requeues or discards them." }
         }
-        (filter_form(&asked))
-        @if asked.q.is_empty() && before.is_none() { (groups(&asked, &list.groups)) }
-        (letters(guest, &asked, before.is_some(), &list.letters))
+        (filter_form(asked))
+        (groups(asked, &list.groups))
+        (letters(visit.guest, asked, before.is_some(), &list))
     };
-    page.answer(StatusCode::OK, &content)
+    Ok(page.live(before.is_none() && is_quick).answer(&content))
 }
 
 /// The list from a place on, or from its begin.
 fn load(
-    site: &Site,
-    asked: &Asked,
-    filter: &DeadFilter,
+    visit: &Visit<'_>,
+    asked: Asked<'_>,
     before: Option<Place>,
-) -> anyhow::Result<Arc<DeadList>> {
-    const LIMIT: i64 = PAGE as i64 + 1;
-    if !asked.q.is_empty() || before.is_some() {
-        let letters = search(site, asked, filter, before, LIMIT)?;
-        let groups = Vec::new();
-        return Ok(Arc::new(DeadList { letters, groups }));
+) -> Result<Arc<DeadList>, Refusal> {
+    let look = || {
+        let (letters, next) = search(visit, asked, before, PAGE)?;
+        Ok(DeadList {
+            letters,
+            next,
+            groups: Vec::new(),
+        })
+    };
+    if !asked.get("q").is_empty() || before.is_some() {
+        return look().map(Arc::new);
     }
     // Only the first page reloads, so only its list is cached.
-    site.dead.get(asked, || {
-        let list = site.database.run(|conn, outbox| {
-            Ok(DeadList {
-                letters: program::dead_letters(conn, outbox, filter, LIMIT)?,
-                groups: program::dead_groups(conn, outbox, filter, MOST_GROUPS)?,
-            })
-        });
-        list.map(Arc::new)
+    visit.site.dead.get(&asked.link("", &[]), || {
+        let filter = filter(asked).map_err(Refusal::Invalid)?;
+        let groups = visit.run(&visit.site.database, |conn, outbox| {
+            program::dead_groups(conn, outbox, &filter, MOST_GROUPS)
+        })?;
+        look().map(|list| Arc::new(DeadList { groups, ..list }))
     })
 }
 
-/// The dead letters from a place on, without payloads, latest first.
+/// The dead letters from a place on, without payloads, latest first, and the place of the next page.
 pub(super) fn search(
-    site: &Site,
-    asked: &Asked,
-    filter: &DeadFilter,
+    visit: &Visit<'_>,
+    asked: Asked<'_>,
     before: Option<Place>,
-    limit: i64,
-) -> anyhow::Result<Vec<DeadLetter>> {
-    if !asked.q.is_empty() {
-        return find(site, &asked.q, filter);
-    }
-    let filter = &filter.clone().before(before);
-    site.database
-        .run(|conn, outbox| program::dead_letters(conn, outbox, filter, limit))
+    limit: usize,
+) -> Result<(Vec<DeadLetter>, Option<String>), Refusal> {
+    let filter = filter(asked).map_err(Refusal::Invalid)?;
+    let mut found = match asked.get("q") {
+        "" => visit.run(&visit.site.database, |conn, outbox| {
+            program::dead_letters(conn, outbox, &filter.before(before), as_limit(limit) + 1)
+        })?,
+        q => find(visit, q, &filter)?,
+    };
+    let next = next_page(&mut found, limit, |last| last.place().to_string());
+    Ok((found, next))
 }
 
 /// The matching dead letters of a message, found by id, idempotency key or sequence.
-pub(super) fn find(site: &Site, q: &str, filter: &DeadFilter) -> anyhow::Result<Vec<DeadLetter>> {
+pub(super) fn find(
+    visit: &Visit<'_>,
+    q: &str,
+    filter: &DeadFilter,
+) -> anyhow::Result<Vec<DeadLetter>> {
     let key = MessageKey::Text(q.to_owned());
-    site.searches.run(|conn, outbox| {
+    visit.run(&visit.site.searches, |conn, outbox| {
         let found = program::message(conn, outbox, &key)?.rows;
         let dead: Vec<(Sequence, Uuid)> = found
             .iter()
@@ -196,33 +154,19 @@ pub(super) fn find(site: &Site, q: &str, filter: &DeadFilter) -> anyhow::Result<
     })
 }
 
-fn filter_form(asked: &Asked) -> Markup {
-    html! {
-        form.panel.filter method="get" action="/dead" role="search" aria-label="Filter dead letters" {
-            label.field { "Topic" input name="topic" value=(asked.topic); }
-            label.field { "Destination" input name="destination" value=(asked.destination); }
-            label.field { "Tenant" input name="tenant" value=(asked.tenant); }
-            label.field { "Reason"
-                select name="reason" {
-                    option value="" { "any" }
-                    @for reason in ReasonCode::ALL {
-                        option value=(reason.as_str()) selected[asked.reason.eq_ignore_ascii_case(reason.as_str())] {
-                            (reason.as_str())
-                        }
-                    }
-                }
-            }
-            label.field { "Message id, key or sequence" input name="q" value=(asked.q); }
-            div.do {
-                button { "Filter" }
-                @if !asked.is_empty() { a href="/dead" { "Show all" } }
-            }
-        }
-    }
+fn filter_form(asked: Asked<'_>) -> Markup {
+    let fields = html! {
+        (asked.field("Topic", "topic"))
+        (asked.field("Destination", "destination"))
+        (asked.field("Tenant", "tenant"))
+        (asked.choice("Reason", "reason", ReasonCode::ALL.iter().map(|reason| reason.as_str())))
+        (asked.field("Message id, key or sequence", "q"))
+    };
+    asked.form("/dead", "Filter dead letters", "Filter", &fields)
 }
 
 /// The causes, most frequent first.
-fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
+fn groups(asked: Asked<'_>, groups: &[DeadGroup]) -> Markup {
     if groups.len() < 2 {
         return html! {};
     }
@@ -242,7 +186,7 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
                     ("topic", &group.topic),
                     ("destination", &group.destination),
                     ("reason", &group.reason),
-                    ("q", &asked.q),
+                    ("q", asked.get("q")),
                 ],
             );
             vec![
@@ -257,55 +201,40 @@ fn groups(asked: &Asked, groups: &[DeadGroup]) -> Markup {
             ]
         })
         .collect();
-    html! {
-        section.panel aria-labelledby="groups" {
-            div.head { h2 id="groups" { "Causes" } }
-            (table("Causes", &columns, &rows))
-        }
-    }
+    section("groups", "Causes", &table("Causes", &columns, &rows))
 }
 
-fn letters(guest: &Guest, asked: &Asked, is_later_page: bool, letters: &[DeadLetter]) -> Markup {
-    let has_more = letters.len() > PAGE;
-    let letters = letters.get(..PAGE).unwrap_or(letters);
-    let next = letters
-        .last()
-        .filter(|_| has_more)
-        .map(|last| last.place().to_string());
-    let can_change = guest.rights.act;
-    html! {
-        section.panel aria-labelledby="letters" {
-            div.head {
-                h2 id="letters" { "Dead letters, latest first" }
-                @if is_later_page { a href=(super::link("/dead", &asked.pairs())) { "Back to the first page" } }
-            }
-            @if letters.is_empty() {
-                p.none role="status" { "No dead letters" @if !asked.is_empty() { " match" } "." }
-            } @else if can_change {
-                form method="post" action="/dead/requeue" {
-                    (token(guest))
-                    @for (name, value) in asked.pairs() { input type="hidden" name=(name) value=(value); }
-                    (rows(letters, true))
-                    div.actions.fixed {
-                        label.pick hidden { input type="checkbox" data-all aria-label="Select all on this page"; }
-                        button { "Requeue selected" }
-                        button.danger formaction="/dead/discard" { "Discard selected" }
-                        span.more.do {
-                            button.second name="all" value="yes" { "Requeue all matching…" }
-                            button.danger name="all" value="yes" formaction="/dead/discard" { "Discard all matching…" }
-                        }
+fn letters(guest: &Guest, asked: Asked<'_>, is_later_page: bool, list: &DeadList) -> Markup {
+    let letters = &list.letters;
+    let content = html! {
+        @if letters.is_empty() {
+            p.none role="status" { "No dead letters" @if !asked.is_empty() { " match" } "." }
+        } @else if guest.rights.act {
+            form method="post" action="/dead/requeue" {
+                (token(guest))
+                (asked.hidden())
+                (rows(letters, true))
+                div.actions.fixed {
+                    label.pick hidden { input type="checkbox" data-all aria-label="Select all on this page"; }
+                    button { "Requeue selected" }
+                    button.danger formaction="/dead/discard" { "Discard selected" }
+                    span.more.do {
+                        button.second name="all" value="yes" { "Requeue all matching…" }
+                        button.danger name="all" value="yes" formaction="/dead/discard" { "Discard all matching…" }
                     }
                 }
-            } @else {
-                (rows(letters, false))
             }
-            @if let Some(next) = next {
-                div.actions {
-                    a.button.second href=(super::link("/dead", &[asked.pairs().as_slice(), &[("before", &next)]].concat())) { "Older" }
-                }
-            }
+        } @else {
+            (rows(letters, false))
         }
-    }
+    };
+    let next = list.next.as_deref();
+    layout::list(
+        ("letters", "Dead letters, latest first"),
+        is_later_page.then(|| asked.link("/dead", &[])),
+        &content,
+        next.map(|next| ("Older", asked.link("/dead", &[("before", next)]))),
+    )
 }
 
 pub(super) fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {

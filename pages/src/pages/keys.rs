@@ -2,61 +2,45 @@
 
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::program::{self, BlockedKey, MessageRecord};
-use http::StatusCode;
 use maud::{Markup, html};
 
-use super::layout::Page;
+use super::layout::section;
 use super::messages::badge;
 use super::overview::name_of;
-use super::table::{Column, Kind, table};
-use super::{database_away, link, plain, words};
-use crate::{Guest, Request, Response, Site};
+use super::table::{Column, Kind, table_or};
+use super::{Refusal, Visit, link, words};
+use crate::response::Response;
 
 const MOST_KEYS: i64 = 100;
 const MOST_MESSAGES: i64 = 200;
 
-pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let page = Page {
-        is_live: true,
-        ..plain(site, guest, request, "Keys")
+pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let key = visit.form.get("key");
+    let found = match key {
+        Some(key) => one(visit, key)?,
+        None => all(visit)?,
     };
-    let key = request.query.get("key");
-    let content = match key {
-        Some(key) => one(site, key),
-        None => all(site),
-    };
-    match content {
-        Ok(content) => {
-            let content = html! {
-                div.title {
-                    h1 { "Ordering keys" }
-                    p.quiet { "Messages with the same key are delivered one after another." }
-                }
-                (form(key.unwrap_or_default()))
-                (content)
-            };
-            page.answer(StatusCode::OK, &content)
+    let content = html! {
+        div.title {
+            h1 { "Ordering keys" }
+            p.quiet { "Messages with the same key are delivered one after another." }
         }
-        Err(error) => database_away(site, guest, request, &format!("{error:#}")),
-    }
-}
-
-fn form(key: &str) -> Markup {
-    html! {
         form.panel.filter method="get" action="/keys" role="search" aria-label="Find an ordering key" {
-            label.field.wide { "Ordering key" input name="key" value=(key); }
+            label.field.wide { "Ordering key" input name="key" value=(key.unwrap_or_default()); }
             div.do {
                 button { "Show messages" }
-                @if !key.is_empty() { a href="/keys" { "All blocked keys" } }
+                @if key.is_some() { a href="/keys" { "All blocked keys" } }
             }
         }
-    }
+        (found)
+    };
+    Ok(visit.page("Keys").live(true).answer(&content))
 }
 
-fn all(site: &Site) -> anyhow::Result<Markup> {
-    let keys = site
-        .searches
-        .run(|conn, outbox| program::blocked_keys(conn, outbox, MOST_KEYS))?;
+fn all(visit: &Visit<'_>) -> anyhow::Result<Markup> {
+    let keys = visit.run(&visit.site.searches, |conn, outbox| {
+        program::blocked_keys(conn, outbox, MOST_KEYS)
+    })?;
     let columns = [
         Column("Key", Kind::Text),
         Column("Blocked by", Kind::Short),
@@ -65,14 +49,11 @@ fn all(site: &Site) -> anyhow::Result<Markup> {
         Column("Waiting", Kind::Number),
     ];
     let rows: Vec<Vec<Markup>> = keys.iter().map(blocked).collect();
-    Ok(html! {
-        section.panel aria-labelledby="blocked" {
-            div.head { h2 id="blocked" { "Blocked keys" } }
-            @if rows.is_empty() { p.none { "No keys are blocked." } }
-            @else { (table("Blocked keys", &columns, &rows)) }
-            @if rows.len() as i64 >= MOST_KEYS { p.none { "Only the " (MOST_KEYS) " keys with the most waiting messages are shown." } }
-        }
-    })
+    let list = html! {
+        (table_or("No keys are blocked.", "Blocked keys", &columns, &rows))
+        @if rows.len() as i64 >= MOST_KEYS { p.none { "Only the " (MOST_KEYS) " keys with the most waiting messages are shown." } }
+    };
+    Ok(section("blocked", "Blocked keys", &list))
 }
 
 fn blocked(key: &BlockedKey) -> Vec<Markup> {
@@ -92,10 +73,10 @@ fn blocked(key: &BlockedKey) -> Vec<Markup> {
     ]
 }
 
-fn one(site: &Site, key: &str) -> anyhow::Result<Markup> {
-    let messages = site
-        .searches
-        .run(|conn, outbox| program::key_messages(conn, outbox, key, MOST_MESSAGES))?;
+fn one(visit: &Visit<'_>, key: &str) -> anyhow::Result<Markup> {
+    let messages = visit.run(&visit.site.searches, |conn, outbox| {
+        program::key_messages(conn, outbox, key, MOST_MESSAGES)
+    })?;
     let columns = [
         Column("Message", Kind::Text),
         Column("Topic", Kind::Plain),
@@ -107,8 +88,7 @@ fn one(site: &Site, key: &str) -> anyhow::Result<Markup> {
     Ok(html! {
         section.panel aria-labelledby="messages" {
             div.head { h2 id="messages" { "Messages of " span.key { (key) } ", in order" } }
-            @if rows.is_empty() { p.none role="status" { "This key has no waiting messages and no dead letters." } }
-            @else { (table("Messages of the key", &columns, &rows)) }
+            (table_or("This key has no waiting messages and no dead letters.", "Messages of the key", &columns, &rows))
             @if rows.len() as i64 >= MOST_MESSAGES { p.none { "Only the first " (MOST_MESSAGES) " messages are shown." } }
         }
     })

@@ -5,9 +5,10 @@ use std::time::SystemTime;
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 
-use super::words;
+use super::{Visit, words};
+use crate::Guest;
 use crate::request::Form;
-use crate::{Guest, Request, Response, Site};
+use crate::response::Response;
 
 /// The pages in the menu, with their names.
 const MENU: [(&str, &str); 8] = [
@@ -23,31 +24,54 @@ const MENU: [(&str, &str); 8] = [
 
 /// A page with the menu.
 pub(super) struct Page<'a> {
-    pub(super) site: &'a Site,
-    pub(super) guest: &'a Guest,
-    pub(super) request: &'a Request,
-    pub(super) title: &'a str,
+    visit: Visit<'a>,
+    title: &'a str,
+    status: StatusCode,
     /// Whether the script refreshes the page every few seconds.
-    pub(super) is_live: bool,
+    is_live: bool,
 }
 
-impl Page<'_> {
-    pub(super) fn answer(&self, status: StatusCode, content: &Markup) -> Response {
+impl<'a> Page<'a> {
+    pub(super) fn new(visit: Visit<'a>, title: &'a str) -> Self {
+        Self {
+            visit,
+            title,
+            status: StatusCode::OK,
+            is_live: false,
+        }
+    }
+
+    pub(super) fn live(self, is_live: bool) -> Self {
+        Self { is_live, ..self }
+    }
+
+    pub(super) fn status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
+    }
+
+    /// The page of a list whose filter is wrong.
+    pub(super) fn refused(self, error: &str, form: &Markup) -> Response {
+        let content = html! { h1 { (self.title) } p.refused role="alert" { (error) } (form) };
+        self.status(StatusCode::BAD_REQUEST).answer(&content)
+    }
+
+    pub(super) fn answer(&self, content: &Markup) -> Response {
+        let Visit { site, guest, .. } = self.visit;
         let now = SystemTime::now();
-        let title = format!("{} – {}", self.title, self.site.config.table);
+        let title = format!("{} – {}", self.title, site.config.table);
         let body = html! {
             a.skip href="#main" { "Skip to the content" }
             header.top {
                 div.bar {
-                    p.brand { a href="/" { (mark()) span { (self.site.config.table) } } }
+                    p.brand { a href="/" { (mark()) span { (site.config.table) } } }
                     (self.menu())
                     (self.who())
                 }
             }
-            @if !self.guest.rights.act {
+            @if !guest.rights.act {
                 p.strip { "Read-only: changes are disabled." }
             }
-            @if let Some(notice) = notice(&self.request.query) {
+            @if let Some(notice) = notice(&self.visit.request.query) {
                 p.notice role="status" data-notice { (notice) }
             }
             main id="main" tabindex="-1" { (content) }
@@ -62,11 +86,11 @@ impl Page<'_> {
                 p { "diesel-outbox " (env!("CARGO_PKG_VERSION")) }
             }
         };
-        document(status, &Head::of_operators(&title), &body)
+        document(self.status, &Head::of_operators(&title), &body)
     }
 
     fn menu(&self) -> Markup {
-        let path = self.request.path.as_str();
+        let path = self.visit.request.path.as_str();
         let is_here = |page: &str| match page {
             "/" => path == "/",
             page => {
@@ -88,13 +112,14 @@ impl Page<'_> {
     }
 
     fn who(&self) -> Markup {
-        if !self.guest.has_session {
+        let guest = self.visit.guest;
+        if !guest.has_session {
             return html! {};
         }
         html! {
             form.who method="post" action="/logout" {
-                (token(self.guest))
-                span { span.quiet { "Logged in as " } (self.guest.who) }
+                (token(guest))
+                span { span.quiet { "Logged in as " } (guest.who) }
                 button.plain { "Log out" }
             }
         }
@@ -104,6 +129,57 @@ impl Page<'_> {
 /// The hidden field that every form of a guest sends back.
 pub(super) fn token(guest: &Guest) -> Markup {
     html! { input type="hidden" name="form_token" value=(guest.form_token); }
+}
+
+/// Hidden fields of a form.
+pub(super) fn hidden(fields: &[(&str, &str)]) -> Markup {
+    html! { @for (name, value) in fields { input type="hidden" name=(name) value=(value); } }
+}
+
+/// The form of an act, with what it is about.
+pub(super) fn act(guest: &Guest, path: &str, about: &[(&str, &str)], content: &Markup) -> Markup {
+    html! {
+        form.do method="post" action=(path) { (token(guest)) (hidden(about)) (content) }
+    }
+}
+
+/// A section with a heading.
+pub(super) fn section(id: &str, heading: &str, content: &Markup) -> Markup {
+    html! {
+        section.panel aria-labelledby=(id) {
+            div.head { h2 id=(id) { (heading) } }
+            (content)
+        }
+    }
+}
+
+/// The only section of a page, with the title of the page.
+pub(crate) fn dialog(title: &str, content: &Markup) -> Markup {
+    html! {
+        section.panel {
+            div.head { h1 { (title) } }
+            div.body { (content) }
+        }
+    }
+}
+
+/// A list with its pages. `first`: the first page, if this is another one. `next`: the next page, and its name.
+pub(super) fn list(
+    (id, heading): (&str, &str),
+    first: Option<String>,
+    content: &Markup,
+    next: Option<(&str, String)>,
+) -> Markup {
+    html! {
+        section.panel aria-labelledby=(id) {
+            div.head {
+                h2 id=(id) { (heading) }
+                @if let Some(first) = first { a href=(first) { "Back to the first page" } }
+            }
+            (content)
+            @if let Some((name, next)) = next { div.actions { a.button.second href=(next) { (name) } } }
+        }
+    }
 }
 
 /// A page without the menu, for visitors who are not logged in.

@@ -3,76 +3,43 @@
 use std::time::{Duration, SystemTime};
 
 use diesel_outbox::program::{self, LedgerFilter, LedgerRow, Searched};
-use diesel_outbox::{ReasonCode, Status as MessageStatus};
-use http::StatusCode;
 use maud::{Markup, html};
 
+use super::asked::Asked;
+use super::layout::list;
 use super::messages::badge;
 use super::overview::name_of;
-use super::table::{Column, Kind, table};
-use super::{as_limit, database_away, link, next_page, plain, words};
-use crate::request::Form;
-use crate::{Guest, Request, Response, Site};
+use super::table::{Column, Kind, table_or};
+use super::{Refusal, Visit, as_limit, link, next_page, words};
+use crate::response::Response;
 
 /// Rows per page.
 const PAGE: usize = 50;
 
-/// The filter, as entered in the form.
-pub(super) struct Asked<'a> {
-    topic: &'a str,
-    destination: &'a str,
-    status: &'a str,
-    reason: &'a str,
-    key: &'a str,
-    tenant: &'a str,
-    since: &'a str,
-    until: &'a str,
-}
+/// The fields of the filter.
+pub(super) const NAMES: &[&str] = &[
+    "topic",
+    "destination",
+    "status",
+    "reason",
+    "key",
+    "tenant",
+    "since",
+    "until",
+];
 
-impl<'a> Asked<'a> {
-    pub(super) fn of(form: &'a Form) -> Self {
-        let value = |name| form.get(name).unwrap_or_default().trim();
-        Self {
-            topic: value("topic"),
-            destination: value("destination"),
-            status: value("status"),
-            reason: value("reason"),
-            key: value("key"),
-            tenant: value("tenant"),
-            since: value("since"),
-            until: value("until"),
-        }
-    }
-
-    fn pairs(&self) -> [(&'static str, &'a str); 8] {
-        [
-            ("topic", self.topic),
-            ("destination", self.destination),
-            ("status", self.status),
-            ("reason", self.reason),
-            ("key", self.key),
-            ("tenant", self.tenant),
-            ("since", self.since),
-            ("until", self.until),
-        ]
-    }
-
-    pub(super) fn filter(&self) -> Result<LedgerFilter, String> {
-        let given = |value: &str| (!value.is_empty()).then(|| value.to_owned());
-        let status = given(self.status).map(|status| status.parse::<MessageStatus>());
-        let reason = given(self.reason).map(|reason| reason.to_uppercase().parse::<ReasonCode>());
-        Ok(LedgerFilter {
-            topic: given(self.topic),
-            destination: given(self.destination),
-            ordering_key: given(self.key),
-            tenant_id: super::tenant(self.tenant)?,
-            status: status.transpose().map_err(|error| error.to_string())?,
-            reason: reason.transpose().map_err(|error| error.to_string())?,
-            since: time(self.since)?,
-            until: time(self.until)?,
-            ..LedgerFilter::default()
-        })
-    }
+pub(super) fn filter(asked: Asked<'_>) -> Result<LedgerFilter, String> {
+    Ok(LedgerFilter {
+        topic: asked.given("topic"),
+        destination: asked.given("destination"),
+        ordering_key: asked.given("key"),
+        tenant_id: asked.tenant()?,
+        status: asked.parsed("status")?,
+        reason: asked.reason()?,
+        since: time(asked.get("since"))?,
+        until: time(asked.get("until"))?,
+        ..LedgerFilter::default()
+    })
 }
 
 /// Parses a time in UTC, as browser fields or people write it, or a duration before now.
@@ -102,92 +69,69 @@ fn time(text: &str) -> Result<Option<SystemTime>, String> {
 
 /// A page of the ledger, and the place before which the next one ends.
 pub(super) fn search(
-    site: &Site,
+    visit: &Visit<'_>,
     filter: &LedgerFilter,
     limit: usize,
 ) -> anyhow::Result<(Searched<LedgerRow>, Option<String>)> {
-    let mut found = site
-        .searches
-        .run(|conn, outbox| program::ledger(conn, outbox, filter, as_limit(limit) + 1))?;
+    let mut found = visit.run(&visit.site.searches, |conn, outbox| {
+        program::ledger(conn, outbox, filter, as_limit(limit) + 1)
+    })?;
     let next = next_page(&mut found.rows, limit, |last| last.place().to_string());
     Ok((found, next))
 }
 
-pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let asked = Asked::of(&request.query);
-    let before = request
-        .query
+pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let asked = Asked::of(visit.form, NAMES);
+    let before = visit
+        .form
         .get("before")
         .and_then(|place| place.parse().ok());
-    let page = plain(site, guest, request, "Ledger");
-    let mut filter = match asked.filter() {
+    let page = visit.page("Ledger");
+    let mut filter = match filter(asked) {
         Ok(filter) => filter,
-        Err(error) => {
-            let content =
-                html! { h1 { "Ledger" } p.refused role="alert" { (error) } (form(&asked)) };
-            return page.answer(StatusCode::BAD_REQUEST, &content);
-        }
+        Err(error) => return Ok(page.refused(&error, &form(asked))),
     };
     filter.before = before;
     let began = SystemTime::now();
-    let (found, next) = match search(site, &filter, PAGE) {
-        Ok(found) => found,
-        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
-    };
+    let (found, next) = search(visit, &filter, PAGE)?;
     let took = began.elapsed().unwrap_or(Duration::ZERO);
+    let rows = html! {
+        @if !found.is_complete {
+            p.none role="status" {
+                "Results may be incomplete: the search stopped after " (words::duration(took.as_secs_f64()))
+                ", or many rows are being written. A time range makes the search faster."
+            }
+        }
+        (rows(&found.rows))
+    };
     let content = html! {
         div.title {
             h1 { "Ledger" }
             p.quiet { "The outcome of each settled message, kept for the retention period." }
         }
-        (form(&asked))
-        section.panel aria-labelledby="rows" {
-            div.head {
-                h2 id="rows" { "Settled messages, latest first" }
-                @if before.is_some() { a href=(link("/ledger", &asked.pairs())) { "Back to the first page" } }
-            }
-            @if !found.is_complete {
-                p.none role="status" {
-                    "Results may be incomplete: the search stopped after " (words::duration(took.as_secs_f64()))
-                    ", or many rows are being written. A time range makes the search faster."
-                }
-            }
-            @if found.rows.is_empty() { p.none role="status" { "No messages match." } }
-            @else { (rows(&found.rows)) }
-            @if let Some(next) = next {
-                div.actions {
-                    a.button.second href=(link("/ledger", &[asked.pairs().as_slice(), &[("before", &next)]].concat())) { "Older" }
-                }
-            }
-        }
+        (form(asked))
+        (list(
+            ("rows", "Settled messages, latest first"),
+            before.map(|_| asked.link("/ledger", &[])),
+            &rows,
+            next.map(|next| ("Older", asked.link("/ledger", &[("before", &next)]))),
+        ))
     };
-    page.answer(StatusCode::OK, &content)
+    Ok(page.answer(&content))
 }
 
-fn form(asked: &Asked<'_>) -> Markup {
-    html! {
-        form.panel.filter method="get" action="/ledger" role="search" aria-label="Search the ledger" {
-            label.field { "Topic" input name="topic" value=(asked.topic); }
-            label.field { "Destination" input name="destination" value=(asked.destination); }
-            label.field { "Status"
-                select name="status" {
-                    option value="" { "any" }
-                    @for status in ["delivered", "no_subscriber", "dead"] {
-                        option value=(status) selected[asked.status == status] { (status) }
-                    }
-                }
-            }
-            label.field { "Reason" input name="reason" value=(asked.reason) placeholder="of dead letters"; }
-            label.field { "Ordering key" input name="key" value=(asked.key); }
-            label.field { "Tenant" input name="tenant" value=(asked.tenant); }
-            label.field { "Since, UTC" input name="since" value=(asked.since) placeholder="2h, or 2026-01-31T12:00"; }
-            label.field { "Until, UTC" input name="until" value=(asked.until) placeholder="1h, or 2026-01-31T13:00"; }
-            div.do {
-                button { "Search" }
-                @if asked.pairs().iter().any(|(_, value)| !value.is_empty()) { a href="/ledger" { "Show all" } }
-            }
-        }
-    }
+fn form(asked: Asked<'_>) -> Markup {
+    let fields = html! {
+        (asked.field("Topic", "topic"))
+        (asked.field("Destination", "destination"))
+        (asked.choice("Status", "status", ["delivered", "no_subscriber", "dead"]))
+        label.field { "Reason" input name="reason" value=(asked.get("reason")) placeholder="of dead letters"; }
+        (asked.field("Ordering key", "key"))
+        (asked.field("Tenant", "tenant"))
+        label.field { "Since, UTC" input name="since" value=(asked.get("since")) placeholder="2h, or 2026-01-31T12:00"; }
+        label.field { "Until, UTC" input name="until" value=(asked.get("until")) placeholder="1h, or 2026-01-31T13:00"; }
+    };
+    asked.form("/ledger", "Search the ledger", "Search", &fields)
 }
 
 fn rows(rows: &[LedgerRow]) -> Markup {
@@ -221,7 +165,7 @@ fn rows(rows: &[LedgerRow]) -> Markup {
             ]
         })
         .collect();
-    table("Settled messages", &columns, &rows)
+    table_or("No messages match.", "Settled messages", &columns, &rows)
 }
 
 #[cfg(test)]

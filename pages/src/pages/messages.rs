@@ -13,12 +13,13 @@ use http::StatusCode;
 use maud::{Markup, html};
 
 use self::history::{Part, steps};
-use self::waiting::Asked;
+use super::layout::section;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::timeline::timeline;
-use super::{content, database_away, link, plain, words};
-use crate::{Guest, Request, Response, Site};
+use super::{Refusal, Visit, content, link, words};
+use crate::Guest;
+use crate::response::Response;
 
 /// Rows whose payloads are shown: the rows of a fan-out share one payload.
 const MOST_PAYLOADS: usize = 3;
@@ -36,9 +37,9 @@ pub(super) struct Found {
 }
 
 /// Finds a message by id, idempotency key or sequence.
-pub(super) fn find(site: &Site, q: &str) -> anyhow::Result<Found> {
+pub(super) fn find(visit: &Visit<'_>, q: &str) -> anyhow::Result<Found> {
     let key = MessageKey::Text(q.to_owned());
-    site.searches.run(|conn, outbox| {
+    visit.run(&visit.site.searches, |conn, outbox| {
         let records = program::message(conn, outbox, &key)?;
         let ids: Vec<uuid::Uuid> = records.rows.iter().map(|one| one.message_id).collect();
         Ok(Found {
@@ -49,44 +50,31 @@ pub(super) fn find(site: &Site, q: &str) -> anyhow::Result<Found> {
     })
 }
 
-pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let q = request.query.get("q").map(str::trim).unwrap_or_default();
-    let mut page = plain(site, guest, request, "Messages");
+pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let q = visit.get("q");
+    let mut page = visit.page("Messages");
     if q.is_empty() {
-        let asked = Asked::of(&request.query);
-        let (status, content) = match asked.filter() {
-            Ok(filter) => match waiting::list(site, &asked, &filter) {
-                Ok(list) => {
-                    let can_change = guest.rights.act;
-                    let list =
-                        html! { (list) @if can_change { (waiting::change_all(guest, &asked)) } };
-                    (StatusCode::OK, list)
-                }
-                Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
-            },
-            Err(error) => (
-                StatusCode::BAD_REQUEST,
-                html! { p.refused role="alert" { (error) } },
-            ),
-        };
+        let list = waiting::show(visit)?;
+        if list.is_err() {
+            page = page.status(StatusCode::BAD_REQUEST);
+        }
         let content = html! {
             h1 { "Messages" }
             (form(q))
             p.quiet { "Find a message by its id (the id of the event at the receiver), its idempotency key or its sequence." }
-            (content)
+            @match list {
+                Ok(list) => (list),
+                Err(error) => p.refused role="alert" { (error) },
+            }
         };
-        return page.answer(status, &content);
+        return Ok(page.answer(&content));
     }
     let began = Instant::now();
     let Found {
         records: found,
         waits,
         history,
-    } = match find(site, q) {
-        Ok(found) => found,
-        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
-    };
-    page.is_live = began.elapsed() < QUICK;
+    } = find(visit, q)?;
     let content = html! {
         h1 { "Messages" }
         (form(q))
@@ -96,10 +84,10 @@ pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
         @if found.rows.is_empty() {
             p role="status" { "No message found for " strong.key { (q) } ": it was never in this outbox, or its ledger row has expired." }
         } @else {
-            (all(guest, &found.rows, &waits, &history))
+            (all(visit.guest, &found.rows, &waits, &history))
         }
     };
-    page.answer(StatusCode::OK, &content)
+    Ok(page.live(began.elapsed() < QUICK).answer(&content))
 }
 
 fn form(q: &str) -> Markup {
@@ -126,6 +114,7 @@ fn all(
         .map(|one| Part::of(one, history))
         .collect();
     let payloads = records.iter().filter(|record| record.payload.is_some());
+    let rows: Vec<_> = records.iter().copied().zip(waits).map(row).collect();
     html! {
         div.columns {
             @if let Some(first) = records.first() { (facts(first)) }
@@ -134,10 +123,7 @@ fn all(
                 div.body { (timeline(&steps(&parts, history))) }
             }
         }
-        section.panel aria-labelledby="rows" {
-            div.head { h2 id="rows" { "Current state" } }
-            (table("Current state", &COLUMNS, &records.iter().copied().zip(waits).map(row).collect::<Vec<_>>()))
-        }
+        (section("rows", "Current state", &table("Current state", &COLUMNS, &rows)))
         @if guest.rights.act {
             @for record in records.iter().take(MOST_CHANGED) { (change::actions(guest, record)) }
         }

@@ -11,41 +11,37 @@ use maud::{Markup, html};
 
 pub(super) use self::destinations::{held, left};
 use self::verdict::Verdict;
-use super::layout::Page;
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, number, table};
-use super::{plain, relays, words};
+use super::{Refusal, Visit, relays, words};
+use crate::Site;
 use crate::history::Glance;
-use crate::{Guest, Request, Response, Site};
+use crate::response::Response;
 
 /// Topics listed, longest delay first.
 const MOST_LANES: usize = 100;
 
-pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
+pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let site = visit.site;
     let (glance, error) = site.glance();
-    let rates = glance
-        .as_ref()
-        .and_then(|glance| site.history.rates(glance));
+    let rates = glance.as_ref();
+    let rates = rates.and_then(|glance| site.history.rates(glance));
     let verdict = Verdict::of(site, glance.as_deref(), rates, error.as_deref());
-    let page = Page {
-        is_live: true,
-        ..plain(site, guest, request, verdict.state.as_str())
-    };
-    let status = if error.is_some() {
-        StatusCode::SERVICE_UNAVAILABLE
-    } else {
-        StatusCode::OK
+    let status = match error {
+        Some(_) => StatusCode::SERVICE_UNAVAILABLE,
+        None => StatusCode::OK,
     };
     let content = html! {
         (verdict.shown())
         @if let Some(glance) = &glance {
             (figures(site, glance, rates))
             (lanes(glance))
-            (destinations::panel(site, guest, glance))
+            (destinations::panel(visit, glance))
             (relays::panel(&glance.leases))
         }
     };
-    page.answer(status, &content)
+    let page = visit.page(verdict.state.as_str()).live(true);
+    Ok(page.status(status).answer(&content))
 }
 
 /// The key figures with their curves.

@@ -5,10 +5,11 @@ use std::time::Duration;
 use diesel_outbox::admin::{self, Note, Pausable};
 use diesel_outbox::program::{self, Act};
 
-use super::Refusal;
+use super::{Refusal, Visit};
+use crate::AUDIT;
 use crate::pause::{OPERATOR, check_reason};
 use crate::request::Form;
-use crate::{AUDIT, Guest, Request, Response, Site};
+use crate::response::Response;
 
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -42,8 +43,7 @@ impl Which {
     /// Pauses for a time such as `2h`, or until resumed.
     pub(super) fn pause(
         &self,
-        site: &Site,
-        guest: &Guest,
+        visit: &Visit<'_>,
         reason: &str,
         time: Option<&str>,
     ) -> Result<(), Refusal> {
@@ -54,61 +54,47 @@ impl Which {
         };
         check_reason(reason).map_err(|why| Refusal::Invalid(format!("The reason {why}.")))?;
         let (kind, name) = (self.kind, self.name.as_str());
-        let note = Note::new(&guest.who, reason);
-        let done = site.changes.run(|conn, outbox| {
+        let note = Note::new(&visit.guest.who, reason);
+        visit.run(&visit.site.changes, |conn, outbox| {
             program::audited(conn, outbox, &note, Act::Pause, name, |conn| {
                 admin::pause(conn, outbox, kind, name, reason, duration).map(|()| true)
             })
-        });
-        site.forget();
-        done?;
-        let kind = kind.as_str();
+        })?;
         let time = duration.map_or("until resumed".to_owned(), |time| {
             humantime::format_duration(time).to_string()
         });
-        log::info!(target: AUDIT, event = "admin_pause", who = guest.who, peer:% = guest.peer, kind = kind, name = name, reason = reason, how_long = time; "{:?} paused the {kind} {name:?}", guest.who);
+        let (kind, name, reason) = (kind.as_str(), name.to_owned(), reason.to_owned());
+        visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_pause", who = who, peer:% = peer, kind = kind, name = name, reason = reason, how_long = time; "{who:?} paused the {kind} {name:?}"));
         Ok(())
     }
 
     /// `false`: this was not paused.
-    pub(super) fn resume(&self, site: &Site, guest: &Guest) -> Result<bool, Refusal> {
+    pub(super) fn resume(&self, visit: &Visit<'_>) -> Result<bool, Refusal> {
         let (kind, name) = (self.kind, self.name.as_str());
-        let note = Note::new(&guest.who, "");
-        let done = site.changes.run(|conn, outbox| {
+        let note = Note::new(&visit.guest.who, "");
+        let was_paused = visit.run(&visit.site.changes, |conn, outbox| {
             program::audited(conn, outbox, &note, Act::Resume, name, |conn| {
                 admin::resume(conn, outbox, kind, name)
             })
-        });
-        site.forget();
-        let was_paused = done?;
-        let kind = kind.as_str();
-        log::info!(target: AUDIT, event = "admin_resume", who = guest.who, peer:% = guest.peer, kind = kind, name = name, was_paused = was_paused; "{:?} resumed the {kind} {name:?}", guest.who);
+        })?;
+        let (kind, name) = (kind.as_str(), name.to_owned());
+        visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_resume", who = who, peer:% = peer, kind = kind, name = name, was_paused = was_paused; "{who:?} resumed the {kind} {name:?}"));
         Ok(was_paused)
     }
 }
 
-pub(super) fn pause(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let form = request.form();
-    let reason = form.get("reason").unwrap_or_default();
-    let paused = Which::of(&form)
-        .map_err(Refusal::Invalid)
-        .and_then(|which| which.pause(site, guest, reason, form.get("for")));
-    match paused {
-        Ok(()) => Response::see_other("/?done=paused"),
-        Err(refusal) => refusal.page(site, guest, request),
-    }
+pub(super) fn pause(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let which = Which::of(visit.form).map_err(Refusal::Invalid)?;
+    which.pause(visit, visit.get("reason"), visit.form.get("for"))?;
+    Ok(Response::see_other("/?done=paused"))
 }
 
-pub(super) fn resume(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let resumed = Which::of(&request.form())
-        .map_err(Refusal::Invalid)
-        .and_then(|which| which.resume(site, guest));
-    match resumed {
-        Ok(was_paused) => {
-            Response::see_other(&format!("/?done=resumed&count={}", u8::from(was_paused)))
-        }
-        Err(refusal) => refusal.page(site, guest, request),
-    }
+pub(super) fn resume(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let which = Which::of(visit.form).map_err(Refusal::Invalid)?;
+    let count = u8::from(which.resume(visit)?);
+    Ok(Response::see_other(&format!(
+        "/?done=resumed&count={count}"
+    )))
 }
 
 /// `None`: until resumed.

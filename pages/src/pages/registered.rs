@@ -13,20 +13,19 @@ use diesel_outbox::destinations::{
     Destinations, RegisteredDestination,
 };
 use diesel_outbox::program;
-use diesel_outbox::{DatabaseError, Outbox, OutboxName};
-use http::StatusCode;
+use diesel_outbox::{Outbox, OutboxName};
 use maud::{Markup, html};
 
-use super::layout::{Page, token};
+use super::asked::Asked;
+use super::layout::{act, hidden, list, section, token};
 use super::messages::{QUICK, badge};
 use super::overview::{held, left};
 use super::sparkline::{a_minute, sparkline};
-use super::table::{Column, Kind, table};
-use super::{Refusal, link, next_page, plain, words};
+use super::table::{Column, Kind, table_or};
+use super::{Refusal, Visit, link, next_page, words};
 use crate::database::Database;
-use crate::request::Form;
-use crate::text;
-use crate::{Guest, Request, Response, Site};
+use crate::response::Response;
+use crate::{Guest, Site, text};
 
 /// Rows per page.
 const PAGE: usize = 50;
@@ -39,31 +38,23 @@ fn page_of(name: &str) -> String {
     link("/destinations", &[("name", name)])
 }
 
-/// Runs work on registered destinations. The outer error is a failure of the database; the inner error is for the
-/// caller to handle.
-pub(super) fn with<T>(
-    site: &Site,
-    outbox: &OutboxName,
-    work: impl FnOnce(Destinations<'_>) -> Result<T, DestinationError>,
-) -> Result<Result<T, DestinationError>, DatabaseError> {
-    let outbox = Outbox::from(outbox.clone());
-    let destinations = outbox.destinations().with_keys(&site.config.secret_keys);
-    match work(destinations) {
-        Err(DestinationError::Database(error)) => Err(error.into()),
-        done => Ok(done),
-    }
-}
-
 /// Runs work on registered destinations with one of these connections.
 pub(super) fn on<T>(
-    site: &Site,
+    visit: &Visit<'_>,
     database: &Database,
     work: impl FnOnce(&mut PgConnection, &OutboxName, Destinations<'_>) -> Result<T, DestinationError>,
 ) -> Result<T, Refusal> {
-    let done = database.run(|conn, outbox| {
-        with(site, outbox, |destinations| {
-            work(conn, outbox, destinations)
-        })
+    let done = visit.run(database, |conn, name| {
+        let outbox = Outbox::from(name.clone());
+        let destinations = outbox.destinations();
+        match work(
+            conn,
+            name,
+            destinations.with_keys(&visit.site.config.secret_keys),
+        ) {
+            Err(DestinationError::Database(error)) => Err(error.into()),
+            done => Ok(done),
+        }
     });
     done?.map_err(Refusal::Destination)
 }
@@ -72,146 +63,108 @@ fn no_destination(name: &str) -> Refusal {
     Refusal::Missing(format!("There is no registered destination {name:?}."))
 }
 
-pub(super) fn get(site: &Site, name: &str) -> Result<RegisteredDestination, Refusal> {
-    let found = on(site, &site.searches, |conn, _, destinations| {
+pub(super) fn get(visit: &Visit<'_>, name: &str) -> Result<RegisteredDestination, Refusal> {
+    let found = on(visit, &visit.site.searches, |conn, _, destinations| {
         destinations.get(conn, name)
     })?;
     found.ok_or_else(|| no_destination(name))
 }
 
-pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
-    match request.query.get("name") {
-        Some(name) => one(site, guest, request, name),
-        None => all(site, guest, request),
+pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    match visit.form.get("name") {
+        Some(name) => one(visit, name),
+        None => all(visit),
     }
 }
 
-/// The filter, as entered in the form.
-pub(super) struct Asked<'a> {
-    q: &'a str,
-    tenant: &'a str,
-    state: &'a str,
-}
+/// The fields of the filter.
+pub(super) const NAMES: &[&str] = &["q", "tenant", "state"];
 
-impl<'a> Asked<'a> {
-    pub(super) fn of(form: &'a Form) -> Self {
-        let value = |name| form.get(name).unwrap_or_default().trim();
-        Self {
-            q: value("q"),
-            tenant: value("tenant"),
-            state: value("state"),
+fn filter(asked: Asked<'_>, after: Option<&str>) -> Result<DestinationFilter, String> {
+    let (enabled, failing) = match asked.get("state") {
+        "" => (None, None),
+        "enabled" => (Some(true), None),
+        "disabled" => (Some(false), None),
+        "failing" => (Some(true), Some(true)),
+        other => {
+            return Err(format!(
+                "{other:?} is not a state: expected enabled, failing or disabled"
+            ));
         }
-    }
-
-    /// Whether the guest sees the text of the search in this destination.
-    fn is_seen_in(&self, guest: &Guest, one: &RegisteredDestination) -> bool {
-        let description = one.description.as_deref().unwrap_or_default();
-        let seen = [one.name.as_str(), description, &url(guest, one)];
-        let q = self.q.to_lowercase();
-        seen.iter().any(|text| text.to_lowercase().contains(&q))
-    }
-
-    fn pairs(&self) -> [(&'static str, &'a str); 3] {
-        [
-            ("q", self.q),
-            ("tenant", self.tenant),
-            ("state", self.state),
-        ]
-    }
-
-    fn filter(&self, after: Option<&str>) -> Result<DestinationFilter, String> {
-        let enabled = match self.state {
-            "" => None,
-            "enabled" => Some(true),
-            "disabled" => Some(false),
-            "failing" => Some(true),
-            other => {
-                return Err(format!(
-                    "{other:?} is not a state: expected enabled, failing or disabled"
-                ));
-            }
-        };
-        Ok(DestinationFilter::default()
-            .search((!self.q.is_empty()).then(|| self.q.to_owned()))
-            .tenant_id(super::tenant(self.tenant)?)
-            .enabled(enabled)
-            .failing((self.state == "failing").then_some(true))
-            .after(after.map(str::to_owned)))
-    }
+    };
+    Ok(DestinationFilter::default()
+        .search(asked.given("q"))
+        .tenant_id(asked.tenant()?)
+        .enabled(enabled)
+        .failing(failing)
+        .after(after.map(str::to_owned)))
 }
 
-/// A page of the destinations that the guest asks for, and the name after which the next page begins.
+/// Whether the guest sees the text in this destination.
+fn is_seen(guest: &Guest, text: &str, one: &RegisteredDestination) -> bool {
+    let description = one.description.as_deref().unwrap_or_default();
+    let url = url(guest, one);
+    let mut seen = [one.name.as_str(), description, &url].into_iter();
+    seen.any(|seen| seen.to_lowercase().contains(text))
+}
+
+/// A page of the destinations that the guest asks for, and the name after which the next page begins. Only what the guest
+/// sees of a destination counts: neither the rows nor the next page tell what is hidden of a URL.
 pub(super) fn search(
-    site: &Site,
-    guest: &Guest,
-    asked: &Asked<'_>,
+    visit: &Visit<'_>,
+    asked: Asked<'_>,
     after: Option<&str>,
     limit: usize,
 ) -> Result<(Vec<RegisteredDestination>, Option<String>), Refusal> {
-    let filter = asked.filter(after).map_err(Refusal::Invalid)?;
-    let mut found = on(site, &site.searches, |conn, _, destinations| {
-        destinations.list(conn, &filter, limit + 1)
+    let mut filter = filter(asked, after).map_err(Refusal::Invalid)?;
+    let text = asked.get("q").to_lowercase();
+    let mut seen = on(visit, &visit.site.searches, |conn, _, destinations| {
+        let mut seen = Vec::new();
+        loop {
+            let found = destinations.list(conn, &filter, limit + 1)?;
+            let last = found.get(limit).map(|last| last.name.clone());
+            seen.extend(
+                found
+                    .into_iter()
+                    .filter(|one| is_seen(visit.guest, &text, one)),
+            );
+            if last.is_none() || seen.len() > limit {
+                return Ok(seen);
+            }
+            filter = filter.clone().after(last);
+        }
     })?;
-    let next = next_page(&mut found, limit, |last| last.name.clone());
-    // Otherwise a search would find out what the page hides of a URL.
-    found.retain(|one| asked.is_seen_in(guest, one));
-    Ok((found, next))
+    let next = next_page(&mut seen, limit, |last| last.name.clone());
+    Ok((seen, next))
 }
 
-fn all(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let asked = Asked::of(&request.query);
-    let after = request.query.get("after");
-    let (found, next) = match search(site, guest, &asked, after, PAGE) {
-        Ok(found) => found,
-        Err(refusal) => return refusal.page(site, guest, request),
+fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let asked = Asked::of(visit.form, NAMES);
+    let after = visit.form.get("after");
+    let (found, next) = search(visit, asked, after, PAGE)?;
+    let fields = html! {
+        label.field.wide { "Part of the name, URL or description" input name="q" value=(asked.get("q")); }
+        (asked.field("Tenant", "tenant"))
+        (asked.choice("State", "state", ["enabled", "failing", "disabled"]))
     };
     let content = html! {
         div.title {
             h1 { "Registered destinations" }
-            p.quiet { "Rows of " code { (site.config.table) "_destination" } ", such as webhooks registered by customers." }
-            @if guest.rights.act { p { a href="/destinations/edit" { "Register a destination" } } }
+            p.quiet { "Rows of " code { (visit.site.config.table) "_destination" } ", such as webhooks registered by customers." }
+            @if visit.guest.rights.act { p { a href="/destinations/edit" { "Register a destination" } } }
         }
-        (filter_form(&asked))
-        section.panel aria-labelledby="rows" {
-            div.head {
-                h2 id="rows" { "Sorted by name" }
-                @if after.is_some() { a href=(link("/destinations", &asked.pairs())) { "Back to the first page" } }
-            }
-            @if found.is_empty() { p.none role="status" { "No registered destination matches." } }
-            @else { (rows(site, guest, &found)) }
-            @if let Some(last) = next {
-                div.actions {
-                    a.button.second href=(link("/destinations", &[asked.pairs().as_slice(), &[("after", &last)]].concat())) { "Next" }
-                }
-            }
-        }
+        (asked.form("/destinations", "Search destinations", "Search", &fields))
+        (list(
+            ("rows", "Sorted by name"),
+            after.map(|_| asked.link("/destinations", &[])),
+            &rows(visit, &found),
+            next.map(|last| ("Next", asked.link("/destinations", &[("after", &last)]))),
+        ))
     };
-    let page = plain(site, guest, request, "Destinations");
-    page.answer(StatusCode::OK, &content)
+    Ok(visit.page("Destinations").answer(&content))
 }
 
-fn filter_form(asked: &Asked<'_>) -> Markup {
-    html! {
-        form.panel.filter method="get" action="/destinations" role="search" aria-label="Search destinations" {
-            label.field.wide { "Part of the name, URL or description" input name="q" value=(asked.q); }
-            label.field { "Tenant" input name="tenant" value=(asked.tenant); }
-            label.field { "State"
-                select name="state" {
-                    option value="" { "any" }
-                    @for state in ["enabled", "failing", "disabled"] {
-                        option value=(state) selected[asked.state == state] { (state) }
-                    }
-                }
-            }
-            div.do {
-                button { "Search" }
-                @if asked.pairs().iter().any(|(_, value)| !value.is_empty()) { a href="/destinations" { "Show all" } }
-            }
-        }
-    }
-}
-
-pub(super) fn rows(site: &Site, guest: &Guest, found: &[RegisteredDestination]) -> Markup {
+pub(super) fn rows(visit: &Visit<'_>, found: &[RegisteredDestination]) -> Markup {
     let columns = [
         Column("Name", Kind::Text),
         Column("URL", Kind::Plain),
@@ -224,17 +177,22 @@ pub(super) fn rows(site: &Site, guest: &Guest, found: &[RegisteredDestination]) 
             vec![
                 html! { a.key href=(page_of(&one.name)) { (words::name(&one.name)) } },
                 html! {
-                    span.key { (words::shortened(&url(guest, one), 80)) }
+                    span.key { (words::shortened(&url(visit.guest, one), 80)) }
                     @if let Some(description) = &one.description {
                         " " span.quiet { (words::shortened(description, 80)) }
                     }
                 },
                 html! { (words::shortened(&one.topics.join(", "), 60)) },
-                state(site, one),
+                state(visit.site, one),
             ]
         })
         .collect();
-    table("Registered destinations", &columns, &rows)
+    table_or(
+        "No registered destination matches.",
+        "Registered destinations",
+        &columns,
+        &rows,
+    )
 }
 
 /// The URL, without most of its path if payloads are masked.
@@ -269,7 +227,7 @@ fn state(site: &Site, one: &RegisteredDestination) -> Markup {
 
 /// A destination, a page of its deliveries, and their counts in so many windows.
 pub(super) fn deliveries(
-    site: &Site,
+    visit: &Visit<'_>,
     name: &str,
     after: Option<&str>,
     limit: usize,
@@ -287,7 +245,7 @@ pub(super) fn deliveries(
         .transpose()
         .map_err(|_| Refusal::Invalid("The position to continue from is invalid.".to_owned()))?;
     let filter = DeliveryFilter::default().after(after);
-    let found = on(site, &site.searches, |conn, _, destinations| {
+    let found = on(visit, &visit.site.searches, |conn, _, destinations| {
         let Some(found) = destinations.get(conn, name)? else {
             return Ok(None);
         };
@@ -301,32 +259,25 @@ pub(super) fn deliveries(
     found.ok_or_else(|| no_destination(name))
 }
 
-fn one(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
-    let after = request.query.get("after");
+fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
+    let after = visit.form.get("after");
     let windows = if after.is_none() { WINDOWS } else { 0 };
     let began = Instant::now();
-    let (found, deliveries, counts) = match deliveries(site, name, after, PAGE, windows) {
-        Ok(found) => found,
-        Err(refusal) => return refusal.page(site, guest, request),
-    };
-    let title = format!("Destination {name}");
-    let page = Page {
-        // Do not repeat a slow search.
-        is_live: after.is_none() && began.elapsed() < QUICK,
-        ..plain(site, guest, request, &title)
-    };
-    let can_change = guest.rights.act;
+    let (found, deliveries, counts) = deliveries(visit, name, after, PAGE, windows)?;
+    // Do not repeat a slow search.
+    let is_live = after.is_none() && began.elapsed() < QUICK;
     let content = html! {
         div.title {
             h1 { "Destination " span.key { (words::name(name)) } }
             p { a href="/destinations" { "All registered destinations" } }
         }
-        @if can_change { (actions(guest, &found)) }
-        (facts(site, guest, &found))
+        @if visit.guest.rights.act { (actions(visit.guest, &found)) }
+        (facts(visit, &found))
         @if after.is_none() { (curves(&counts)) }
-        (deliveries_of(guest, name, &deliveries, after.is_some(), can_change))
+        (deliveries_of(visit.guest, name, &deliveries, after.is_some()))
     };
-    page.answer(StatusCode::OK, &content)
+    let title = format!("Destination {name}");
+    Ok(visit.page(&title).live(is_live).answer(&content))
 }
 
 /// Delivered and dead-lettered messages of the last hour.
@@ -357,27 +308,25 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
     }
 }
 
-fn facts(site: &Site, guest: &Guest, one: &RegisteredDestination) -> Markup {
+fn facts(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
-    let (glance, _) = site.glance();
+    let (glance, _) = visit.site.glance();
     let pause = glance.as_ref().and_then(|glance| {
         let mut pauses = glance.pauses.iter();
         pauses.find(|pause| pause.kind == Pausable::Destination && pause.name == one.name)
     });
-    html! {
-        section.panel aria-labelledby="facts" {
-            div.head { h2 id="facts" { "Details" } }
+    let content = html! {
             div.body {
                 dl.facts {
                     dt { "State" }
                     dd {
-                        (state(site, one))
+                        (state(visit.site, one))
                         @if let Some(pause) = pause {
                             " " span.badge.wait { (if pause.reason == "BREAKER_OPEN" { "breaker open" } else { "paused" }) }
                             " " (words::shortened(&pause.reason, 200)) " " span.quiet { (left(pause)) }
                         }
                     }
-                    dt { "URL" } dd { span.key { (url(guest, one)) } }
+                    dt { "URL" } dd { span.key { (url(visit.guest, one)) } }
                     @if let Some(text) = &one.description { dt { "Description" } dd { (text) } }
                     dt { "Topics" } dd { (one.topics.join(", ")) }
                     @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (words::tenant(tenant)) } }
@@ -400,8 +349,8 @@ fn facts(site: &Site, guest: &Guest, one: &RegisteredDestination) -> Markup {
                     }
                 }
             }
-        }
-    }
+    };
+    section("facts", "Details", &content)
 }
 
 /// `Max attempts` for `max_attempts`.
@@ -414,82 +363,57 @@ fn heading(option: &PolicyOption) -> String {
 }
 
 fn actions(guest: &Guest, one: &RegisteredDestination) -> Markup {
-    let meant = html! {
-        (token(guest))
-        input type="hidden" name="name" value=(one.name);
+    let form = |path: &str, content: &Markup| act(guest, path, &[("name", &one.name)], content);
+    let since = html! {
+        label.field { "Since" input name="since" value="24h" required; }
+        label.field { "Why" input name="reason" maxlength="400"; }
     };
     html! {
         section.panel {
             div.head { h2 { "Actions" } }
             div.body {
                 @if one.enabled {
-                    form.do method="post" action="/destination/disable" {
-                        (meant)
+                    (form("/destination/disable", &html! {
                         label.field { "Why" input name="reason" maxlength="200" required; }
                         button.danger { "Disable" }
                         span.quiet { "Messages for the destination wait until it is enabled." }
-                    }
+                    }))
                 } @else {
-                    form.do method="post" action="/destination/enable" { (meant) button { "Enable" } }
+                    (form("/destination/enable", &html! { button { "Enable" } }))
                 }
                 p { a href=(link("/destinations/edit", &[("name", &one.name)])) { "Change" } }
-                form.do method="post" action="/destination/test" {
-                    (meant)
+                (form("/destination/test", &html! {
                     button.second { "Send a test event" }
                     span.quiet { code { "outbox.test" } ", sent at once, even to a disabled destination." }
-                }
+                }))
                 @if one.verification != Verification::None {
-                    form.do method="post" action="/destination/verify" {
-                        (meant)
+                    (form("/destination/verify", &html! {
                         button.second { "Verify" }
                         span.quiet { "Asks the endpoint now whether it wants messages." }
-                    }
+                    }))
                 }
-                form.do method="post" action="/destination/rotate" {
-                    (meant)
+                (form("/destination/rotate", &html! {
                     label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
                     button.second { "New secret" }
-                }
-                (recover_forms(guest, &one.name))
-                form.do method="post" action="/destination/remove" {
-                    (meant)
-                    button.danger { "Remove…" }
-                }
+                }))
+                (form("/destination/recover", &html! {
+                    (since)
+                    label { input type="checkbox" name="missing" value="yes"; " also what it missed" }
+                    button.second { "Recover…" }
+                    span.quiet { "Dead letters since this time are sent again, oldest first." }
+                }))
+                (form("/destination/backfill", &html! {
+                    (since)
+                    button.second { "Backfill…" }
+                    span.quiet { "For a new destination: what it would have got since this time." }
+                }))
+                (form("/destination/remove", &html! { button.danger { "Remove…" } }))
             }
         }
     }
 }
 
-/// The forms that send a destination what it did not get.
-fn recover_forms(guest: &Guest, name: &str) -> Markup {
-    let meant = html! {
-        (token(guest))
-        input type="hidden" name="name" value=(name);
-        label.field { "Since" input name="since" value="24h" required; }
-        label.field { "Why" input name="reason" maxlength="400"; }
-    };
-    html! {
-        form.do method="post" action="/destination/recover" {
-            (meant)
-            label { input type="checkbox" name="missing" value="yes"; " also what it missed" }
-            button.second { "Recover…" }
-            span.quiet { "Dead letters since this time are sent again, oldest first." }
-        }
-        form.do method="post" action="/destination/backfill" {
-            (meant)
-            button.second { "Backfill…" }
-            span.quiet { "For a new destination: what it would have got since this time." }
-        }
-    }
-}
-
-fn deliveries_of(
-    guest: &Guest,
-    name: &str,
-    deliveries: &Deliveries,
-    is_later_page: bool,
-    can_change: bool,
-) -> Markup {
+fn deliveries_of(guest: &Guest, name: &str, found: &Deliveries, is_later_page: bool) -> Markup {
     let columns = [
         Column("Message", Kind::Text),
         Column("State", Kind::Plain),
@@ -497,36 +421,32 @@ fn deliveries_of(
         Column("When", Kind::Short),
         Column("Send again", Kind::Control),
     ];
-    let rows: Vec<Vec<Markup>> = deliveries
-        .rows
-        .iter()
-        .map(|row| delivery(guest, name, row, can_change))
-        .collect();
-    html! {
-        section.panel aria-labelledby="deliveries" {
-            div.head {
-                h2 id="deliveries" { "Deliveries, latest first" }
-                @if is_later_page { a href=(page_of(name)) { "Back to the first page" } }
-            }
-            @if !deliveries.is_complete {
-                p.none role="status" { "Many rows are being written: some deliveries may be missing." }
-            }
-            @if rows.is_empty() {
-                p.none role="status" {
-                    @if deliveries.next.is_some() { "No deliveries found yet: the search stopped after 2 s." } @else { "No deliveries." }
-                }
-            }
-            @else { (table("Deliveries", &columns, &rows)) }
-            @if let Some(next) = deliveries.next {
-                div.actions {
-                    a.button.second href=(link("/destinations", &[("name", name), ("after", &next.to_string())])) { "Older" }
-                }
-            }
+    let rows = found.rows.iter().map(|row| delivery(guest, name, row));
+    let none = match found.next {
+        Some(_) => "No deliveries found yet: the search stopped after 2 s.",
+        None => "No deliveries.",
+    };
+    let content = html! {
+        @if !found.is_complete {
+            p.none role="status" { "Many rows are being written: some deliveries may be missing." }
         }
-    }
+        (table_or(none, "Deliveries", &columns, &rows.collect::<Vec<_>>()))
+    };
+    let older = |next: Place| {
+        link(
+            "/destinations",
+            &[("name", name), ("after", &next.to_string())],
+        )
+    };
+    list(
+        ("deliveries", "Deliveries, latest first"),
+        is_later_page.then(|| page_of(name)),
+        &content,
+        found.next.map(|next| ("Older", older(next))),
+    )
 }
 
-fn delivery(guest: &Guest, name: &str, row: &Delivery, can_change: bool) -> Vec<Markup> {
+fn delivery(guest: &Guest, name: &str, row: &Delivery) -> Vec<Markup> {
     let id = row.message_id.to_string();
     vec![
         html! {
@@ -545,11 +465,9 @@ fn delivery(guest: &Guest, name: &str, row: &Delivery, can_change: bool) -> Vec<
             @else if let Some(time) = &row.next_attempt_at { span.quiet { "due " } (words::time(time)) }
         },
         html! {
-            @if can_change && row.can_be_sent_again {
+            @if guest.rights.act && row.can_be_sent_again {
                 form method="post" action="/destination/send-again" {
-                    (token(guest))
-                    input type="hidden" name="name" value=(name);
-                    input type="hidden" name="message" value=(id);
+                    (token(guest)) (hidden(&[("name", name), ("message", &id)]))
                     button.second aria-label={ "Send " (id) " again" } { "Send again" }
                 }
             }

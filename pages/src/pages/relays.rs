@@ -1,29 +1,22 @@
 //! Relays, their leases and their last heartbeats.
 
 use diesel_outbox::program::LeaseRow;
-use http::StatusCode;
 use maud::{Markup, html};
 
-use super::layout::Page;
-use super::table::{Column, Kind, table};
-use super::{plain, words};
-use crate::{Guest, Request, Response, Site};
+use super::layout::section;
+use super::table::{Column, Kind, table_or};
+use super::{Refusal, Visit, words};
+use crate::Site;
+use crate::response::Response;
 
-pub(super) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let page = Page {
-        is_live: true,
-        ..plain(site, guest, request, "Relays")
-    };
-    let (glance, error) = site.glance();
-    let Some(glance) = glance.filter(|_| error.is_none()) else {
-        return super::database_away(site, guest, request, &error.unwrap_or_default());
-    };
+pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let glance = visit.site.glance_now()?;
     let content = html! {
         div.title { h1 { "Relays" } }
         (panel(&glance.leases))
-        (own(site))
+        (own(visit.site))
     };
-    page.answer(StatusCode::OK, &content)
+    Ok(visit.page("Relays").live(true).answer(&content))
 }
 
 /// The leases of all relays of the outbox, in any process.
@@ -58,13 +51,9 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
             ]
         })
         .collect();
-    html! {
-        section.panel aria-labelledby="relays" {
-            div.head { h2 id="relays" { "Relays and their leases" } }
-            @if rows.is_empty() { p.none { "No relay holds a lease: none is running, or all shut down cleanly." } }
-            @else { (table("Relays and their leases", &columns, &rows)) }
-        }
-    }
+    let none = "No relay holds a lease: none is running, or all shut down cleanly.";
+    let heading = "Relays and their leases";
+    section("relays", heading, &table_or(none, heading, &columns, &rows))
 }
 
 /// The health and counters of the relay in this process.
@@ -74,9 +63,7 @@ fn own(site: &Site) -> Markup {
     };
     let health = relay.health();
     let stats = relay.stats();
-    html! {
-        section.panel aria-labelledby="own" {
-            div.head { h2 id="own" { "The relay in this process" } }
+    let content = html! {
             div.body {
                 dl.facts {
                     dt { "Alive" }
@@ -94,6 +81,6 @@ fn own(site: &Site) -> Markup {
                     ul { @for problem in health.problems() { li { (problem.what) } } }
                 }
             }
-        }
-    }
+    };
+    section("own", "The relay in this process", &content)
 }

@@ -54,6 +54,19 @@ pub(crate) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> 
     }
 }
 
+/// A table, or what is said without rows.
+pub(crate) fn table_or(
+    none: &str,
+    caption: &str,
+    columns: &[Column],
+    rows: &[Vec<Markup>],
+) -> Markup {
+    match rows {
+        [] => html! { p.none role="status" { (none) } },
+        rows => table(caption, columns, rows),
+    }
+}
+
 /// Whether a card shows a label for this column.
 fn is_named(kind: Kind) -> bool {
     !matches!(kind, Kind::Plain | Kind::Control)

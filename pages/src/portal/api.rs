@@ -238,7 +238,7 @@ struct Recovery {
 }
 
 fn own<'a>(call: &'a Call<'_>) -> Own<'a> {
-    Own::of(call.site, &call.visitor)
+    Own::of(call.site, call.visitor, call.act)
 }
 
 fn openapi(call: &Call<'_>) -> Found<Json> {

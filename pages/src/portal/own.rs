@@ -9,7 +9,7 @@ use diesel_outbox::{Outbox, OutboxName};
 use super::session::Session;
 use super::{Portal, Refusal};
 use crate::AUDIT;
-use crate::database::Database;
+use crate::database::{Act as Together, Database};
 
 /// Requests that are sent to endpoints of a tenant in a minute.
 pub(super) const MOST_SENT: i64 = 10;
@@ -20,11 +20,21 @@ pub(super) const MOST_SENT: i64 = 10;
 pub(super) struct Own<'a> {
     pub(super) portal: &'a Portal,
     pub(super) session: &'a Session,
+    /// All that the request does is one transaction.
+    together: Option<Together<'a>>,
 }
 
 impl<'a> Own<'a> {
-    pub(super) fn of(portal: &'a Portal, session: &'a Session) -> Self {
-        Self { portal, session }
+    pub(super) fn of(
+        portal: &'a Portal,
+        session: &'a Session,
+        together: Option<Together<'a>>,
+    ) -> Self {
+        Self {
+            portal,
+            session,
+            together,
+        }
     }
 
     /// Whether the answers of endpoints are shown: without the rule of public addresses, an internal server may have
@@ -86,8 +96,13 @@ impl<'a> Own<'a> {
     }
 
     fn log(&self, act: Act, name: &str) {
-        let Session { who, tenant, .. } = self.session;
-        log::info!(target: AUDIT, event = "portal_act", who = who.as_str(), tenant:% = tenant, destination = name, what:? = act; "{who:?} of tenant {tenant} changed {name:?} in the portal: {act:?}");
+        let (who, tenant) = (self.session.who.clone(), self.session.tenant);
+        let name = name.to_owned();
+        let line = move || log::info!(target: AUDIT, event = "portal_act", who = who, tenant:% = tenant, destination = name, what:? = act; "{who:?} of tenant {tenant} changed {name:?} in the portal: {act:?}");
+        match self.together {
+            Some(together) => together.after(Box::new(line)),
+            None => line(),
+        }
     }
 
     /// Changes many messages. Records in the history who did.
@@ -112,7 +127,7 @@ impl<'a> Own<'a> {
             Destinations<'_>,
         ) -> Result<T, DestinationError>,
     ) -> Result<T, Refusal> {
-        let done = database.run(|conn, name| {
+        let done = database.within(self.together, |conn, name| {
             let outbox = Outbox::from(name.clone());
             let all = outbox
                 .destinations()

@@ -20,6 +20,9 @@ use crate::store::table::request as requests;
 /// How long a request is known. `outbox_rotate` deletes older ones.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
+/// How long a request without an answer is known: longer than any send.
+const UNANSWERED: Duration = Duration::from_secs(15 * 60);
+
 /// A request with a key.
 #[derive(Debug, Clone, Copy)]
 pub struct Keyed<'a> {
@@ -36,7 +39,7 @@ pub struct Keyed<'a> {
 pub enum Known {
     /// Nothing: it may act.
     New,
-    /// It acts now, or the process that carried it out has ended.
+    /// It acts now, or the process that carried it out has ended. After 15 minutes it may act again.
     Running,
     /// The key was used for another request.
     Other,
@@ -75,7 +78,9 @@ impl Keyed<'_> {
                     requests::status.eq(None::<i32>),
                     requests::answer.eq(None::<String>),
                 ));
-            let is_old = requests::at.le(clock_timestamp() - interval(KEPT));
+            let is_older = |age| requests::at.le(clock_timestamp() - interval(age));
+            let has_ended = requests::status.is_null().and(is_older(UNANSWERED));
+            let is_old = is_older(KEPT).or(has_ended);
             if FilterDsl::filter(upsert, is_old).execute(conn)? > 0 {
                 return Ok(Known::New);
             }

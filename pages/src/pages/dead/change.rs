@@ -5,14 +5,15 @@ use diesel::PgConnection;
 use diesel_outbox::admin::{self, DeadFilter, LetterId, Note, Place};
 use diesel_outbox::program::{self, DeadLetter};
 use diesel_outbox::{DatabaseError, OutboxName};
-use http::StatusCode;
 use maud::html;
 
-use super::Asked;
-use crate::pages::layout::token;
-use crate::pages::{Refusal, link, plain, words};
+use super::{NAMES, filter, in_words};
+use crate::AUDIT;
+use crate::pages::asked::Asked;
+use crate::pages::layout::{act, dialog};
+use crate::pages::{Refusal, Visit, link, words};
 use crate::request::Form;
-use crate::{AUDIT, Guest, Request, Response, Site};
+use crate::response::Response;
 
 /// Sequences named in a line of the audit log.
 const NAMED: usize = 20;
@@ -70,9 +71,9 @@ impl Change {
 }
 
 /// A requested change to the selected dead letters, or to all that match the filter.
-pub(in crate::pages) struct Order {
+pub(in crate::pages) struct Order<'a> {
     change: Change,
-    asked: Asked,
+    asked: Asked<'a>,
     is_all: bool,
     /// The idempotency key, if the request comes from the page of one dead letter instead of the list.
     of_letter: Option<String>,
@@ -83,12 +84,12 @@ pub(in crate::pages) struct Order {
     letters: Vec<LetterId>,
 }
 
-impl Order {
-    fn of(form: &Form, change: Change) -> Self {
+impl<'a> Order<'a> {
+    fn of(form: &'a Form, change: Change) -> Self {
         let letters = form.all("letter").filter_map(|one| one.parse().ok());
         Self {
             change,
-            asked: Asked::of(form),
+            asked: Asked::of(form, NAMES),
             is_all: form.get("all").is_some(),
             of_letter: form.get("key").map(str::to_owned),
             sure: form.get("sure").and_then(|count| count.parse().ok()),
@@ -100,7 +101,7 @@ impl Order {
     /// A change of these dead letters, or of all that match the filter; it needs no confirmation.
     pub(in crate::pages) fn sure(
         change: Change,
-        asked: Asked,
+        asked: Asked<'a>,
         letters: Option<Vec<LetterId>>,
     ) -> Self {
         Self {
@@ -115,27 +116,26 @@ impl Order {
     }
 
     /// Finds the dead letters that match, if all of them are meant. Returns how many there are.
-    pub(in crate::pages) fn find(&mut self, site: &Site) -> Result<usize, Refusal> {
+    pub(in crate::pages) fn find(&mut self, visit: &Visit<'_>) -> Result<usize, Refusal> {
         if self.is_all {
-            let filter = self.asked.filter().map_err(Refusal::Invalid)?;
-            (self.before, self.letters) = matching(site, self, filter)?;
+            let filter = filter(self.asked).map_err(Refusal::Invalid)?;
+            (self.before, self.letters) = matching(visit, self, filter)?;
         }
         Ok(self.letters.len())
     }
 
     /// Changes the dead letters that were found, and returns how many.
-    pub(in crate::pages) fn carry_out(&self, site: &Site, guest: &Guest) -> Result<usize, Refusal> {
-        let (count, end) = carry_out(site, guest, self);
-        site.forget();
+    pub(in crate::pages) fn carry_out(&self, visit: &Visit<'_>) -> Result<usize, Refusal> {
+        let (count, end) = carry_out(visit, self);
         let (change, asked) = (self.change, self.letters.len());
-        let (verb, what) = (change.done(), self.what());
+        let (event, verb, what) = (change.event(), change.done(), self.what());
         match end {
             Ok(()) => {
-                log::info!(target: AUDIT, event = change.event(), who = guest.who, peer:% = guest.peer, what = what, asked = asked, count = count; "{:?} {verb} dead letters on the admin page: {count}", guest.who);
+                visit.log(move |who, peer| log::info!(target: AUDIT, event = event, who = who, peer:% = peer, what = what, asked = asked, count = count; "{who:?} {verb} dead letters on the admin page: {count}"));
                 Ok(count)
             }
             Err(error) => {
-                log::warn!(target: AUDIT, event = change.event(), who = guest.who, peer:% = guest.peer, what = what, asked = asked, count = count, error:% = format!("{error:#}"); "admin page: {count} of {asked} dead letters {verb}, then failed: {error:#}");
+                log::warn!(target: AUDIT, event = event, who = visit.guest.who, peer:% = visit.guest.peer, what = what, asked = asked, count = count, error:% = format!("{error:#}"); "admin page: {count} of {asked} dead letters {verb}, then failed: {error:#}");
                 let so_far = words::counted(count_of(count), "was", "were");
                 Err(Refusal::Away(
                     error.context(format!("{so_far} {verb} before the error")),
@@ -158,7 +158,7 @@ impl Order {
     fn back(&self) -> String {
         match self.letters.as_slice() {
             [letter] if self.of_letter.is_some() => format!("/dead/{letter}"),
-            _ => link("/dead", &self.asked.pairs()),
+            _ => self.asked.link("/dead", &[]),
         }
     }
 
@@ -171,13 +171,13 @@ impl Order {
                 "/messages",
                 &[[("q", key.as_str())].as_slice(), &done].concat(),
             ),
-            _ => link("/dead", &[self.asked.pairs().as_slice(), &done].concat()),
+            _ => self.asked.link("/dead", &done),
         }
     }
 
     fn what(&self) -> String {
         if self.is_all {
-            return self.asked.words();
+            return in_words(self.asked);
         }
         let named: Vec<String> = self
             .letters
@@ -194,44 +194,36 @@ impl Order {
     }
 }
 
-pub(in crate::pages) fn requeue(site: &Site, guest: &Guest, request: &Request) -> Response {
-    answer(site, guest, request, Change::Requeue)
+pub(in crate::pages) fn requeue(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    answer(visit, Change::Requeue)
 }
 
-pub(in crate::pages) fn discard(site: &Site, guest: &Guest, request: &Request) -> Response {
-    answer(site, guest, request, Change::Discard)
+pub(in crate::pages) fn discard(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    answer(visit, Change::Discard)
 }
 
-fn answer(site: &Site, guest: &Guest, request: &Request, change: Change) -> Response {
-    let mut order = Order::of(&request.form(), change);
-    match order.find(site) {
-        Err(refusal) => return refusal.page(site, guest, request),
-        Ok(0) if !order.is_all => return nothing(&order),
-        Ok(_) => {}
+fn answer(visit: &Visit<'_>, change: Change) -> Result<Response, Refusal> {
+    let mut order = Order::of(visit.form, change);
+    if order.find(visit)? == 0 && !order.is_all {
+        let nothing = order.asked.link("/dead", &[("done", "nothing")]);
+        return Ok(Response::see_other(&nothing));
     }
     if !order.is_sure() {
-        return question(site, guest, request, &order);
+        return Ok(question(visit, &order));
     }
-    match order.carry_out(site, guest) {
-        Ok(count) => Response::see_other(&order.next(count)),
-        Err(refusal) => refusal.page(site, guest, request),
-    }
-}
-
-fn nothing(order: &Order) -> Response {
-    let nothing = [order.asked.pairs().as_slice(), &[("done", "nothing")]].concat();
-    Response::see_other(&link("/dead", &nothing))
+    let count = order.carry_out(visit)?;
+    Ok(Response::see_other(&order.next(count)))
 }
 
 /// Applies the change in batches. Each batch is its own transaction and waits for its turn, so that other changes run
 /// in between. Returns how many dead letters were changed.
-fn carry_out(site: &Site, guest: &Guest, order: &Order) -> (usize, Result<()>) {
-    let note = Note::new(&guest.who, "");
+fn carry_out(visit: &Visit<'_>, order: &Order<'_>) -> (usize, Result<()>) {
+    let note = Note::new(&visit.guest.who, "");
     let mut count = 0;
     for batch in order.letters.chunks(BATCH) {
-        let done = site
-            .changes
-            .run(|conn, outbox| order.change.run(conn, outbox, batch, &note));
+        let done = visit.run(&visit.site.changes, |conn, outbox| {
+            order.change.run(conn, outbox, batch, &note)
+        });
         match done {
             Ok(changed) => count += changed,
             Err(error) => return (count, Err(error)),
@@ -246,14 +238,15 @@ fn count_of(count: usize) -> i64 {
 
 /// The dead letters that match, and the place right behind the latest.
 fn matching(
-    site: &Site,
-    order: &Order,
+    visit: &Visit<'_>,
+    order: &Order<'_>,
     mut filter: DeadFilter,
 ) -> Result<(Option<Place>, Vec<LetterId>)> {
     let mut before = order.before;
     let mut is_found: Option<Vec<LetterId>> = None;
-    if !order.asked.q.is_empty() {
-        let found = super::find(site, &order.asked.q, &filter)?;
+    let q = order.asked.get("q");
+    if !q.is_empty() {
+        let found = super::find(visit, q, &filter)?;
         let ids: Vec<LetterId> = found.iter().map(DeadLetter::id).collect();
         if ids.is_empty() {
             return Ok((None, Vec::new()));
@@ -262,7 +255,7 @@ fn matching(
         filter = filter.sequences(sequences);
         is_found = Some(ids);
     }
-    site.database.run(|conn, outbox| {
+    visit.run(&visit.site.database, |conn, outbox| {
         if before.is_none() {
             let latest = program::dead_letters(conn, outbox, &filter, 1)?;
             before = latest.first().and_then(behind);
@@ -285,44 +278,38 @@ fn behind(letter: &DeadLetter) -> Option<Place> {
 }
 
 /// The confirmation page, which states how many dead letters the change affects.
-fn question(site: &Site, guest: &Guest, request: &Request, order: &Order) -> Response {
+fn question(visit: &Visit<'_>, order: &Order<'_>) -> Response {
     let verb = order.change.verb();
     let count = count_of(order.letters.len());
     let letters = words::counted(count, "dead letter", "dead letters");
     let title = format!("{verb} {letters}?");
-    let page = plain(site, guest, request, &title);
-    let content = html! {
-        section.panel {
-            div.head { h1 { (title) } }
-            div.body {
-                @if order.is_all { p { "Filter: " strong { (order.asked.words()) } "." } }
-                @else { p { "Selected: " strong { (order.what()) } "." } }
-                @if order.sure.is_some() { p.refused { "More dead letters match than you confirmed." } }
-                @if order.change == Change::Discard {
-                    p { "They are deleted permanently, with their payloads. The ledger still records them as dead." }
-                } @else {
-                    p { "They become due at once, with attempts reset. A dead letter stays if its idempotency key is in the outbox again." }
-                }
-                form.do method="post" action=(order.change.path()) {
-                    (token(guest))
-                    input type="hidden" name="sure" value=(count);
-                    @for (name, value) in order.asked.pairs() { input type="hidden" name=(name) value=(value); }
-                    @if let Some(key) = &order.of_letter { input type="hidden" name="key" value=(key); }
-                    @if order.is_all {
-                        input type="hidden" name="all" value="yes";
-                        @if let Some(before) = order.before { input type="hidden" name="before" value=(before); }
-                    } @else {
-                        @for letter in &order.letters { input type="hidden" name="letter" value=(letter); }
-                    }
-                    @if count > 0 && order.change == Change::Discard {
-                        button.danger.sure { "Discard " (letters) }
-                    } @else if count > 0 {
-                        button { "Requeue " (letters) }
-                    }
-                    a.button.second href=(order.back()) { "No, go back" }
-                }
-            }
+    let sure = count.to_string();
+    let form = html! {
+        (order.asked.hidden())
+        @if let Some(key) = &order.of_letter { input type="hidden" name="key" value=(key); }
+        @if order.is_all {
+            input type="hidden" name="all" value="yes";
+            @if let Some(before) = order.before { input type="hidden" name="before" value=(before); }
+        } @else {
+            @for letter in &order.letters { input type="hidden" name="letter" value=(letter); }
         }
+        @if count > 0 && order.change == Change::Discard {
+            button.danger.sure { "Discard " (letters) }
+        } @else if count > 0 {
+            button { "Requeue " (letters) }
+        }
+        a.button.second href=(order.back()) { "No, go back" }
     };
-    page.answer(StatusCode::OK, &content)
+    let content = html! {
+        @if order.is_all { p { "Filter: " strong { (in_words(order.asked)) } "." } }
+        @else { p { "Selected: " strong { (order.what()) } "." } }
+        @if order.sure.is_some() { p.refused { "More dead letters match than you confirmed." } }
+        @if order.change == Change::Discard {
+            p { "They are deleted permanently, with their payloads. The ledger still records them as dead." }
+        } @else {
+            p { "They become due at once, with attempts reset. A dead letter stays if its idempotency key is in the outbox again." }
+        }
+        (act(visit.guest, order.change.path(), &[("sure", &sure)], &form))
+    };
+    visit.page(&title).answer(&dialog(&title, &content))
 }

@@ -2,14 +2,14 @@
 
 use diesel_outbox::admin::LetterId;
 use diesel_outbox::program::{self, DeadLetter};
-use http::StatusCode;
 use maud::{Markup, html};
 
-use crate::pages::layout::token;
+use crate::Guest;
+use crate::pages::layout::act;
 use crate::pages::overview::name_of;
 use crate::pages::timeline::{Step, timeline};
-use crate::pages::{content, database_away, link, missing, plain, words};
-use crate::{Guest, Request, Response, Site};
+use crate::pages::{Refusal, Visit, content, link, missing, words};
+use crate::response::Response;
 
 /// A sequence, and the message id if the path has it: `42` or `42.0198b2f1-…`. A sequence may be used again.
 pub(in crate::pages) type Which = (i64, Option<LetterId>);
@@ -24,58 +24,54 @@ pub(in crate::pages) fn which(path: &str) -> Option<Which> {
 
 /// The dead letters of this sequence, or only this one, with their payloads.
 pub(in crate::pages) fn find(
-    site: &Site,
+    visit: &Visit<'_>,
     (sequence, letter): Which,
 ) -> anyhow::Result<Vec<DeadLetter>> {
-    let found = site
-        .database
-        .run(|conn, outbox| program::dead_letters_at(conn, outbox, sequence));
+    let found = visit.run(&visit.site.database, |conn, outbox| {
+        program::dead_letters_at(conn, outbox, sequence)
+    });
     let is_meant = |one: &DeadLetter| letter.is_none_or(|letter| one.id() == letter);
     found.map(|found| found.into_iter().filter(is_meant).collect())
 }
 
 pub(in crate::pages) fn show(
-    site: &Site,
-    guest: &Guest,
-    request: &Request,
+    visit: &Visit<'_>,
     (sequence, letter): Which,
-) -> Response {
-    let letters = find(site, (sequence, letter));
-    let letter = match letters.as_deref() {
-        Ok([letter]) => letter,
-        Ok([_, ..]) => {
+) -> Result<Response, Refusal> {
+    let letters = find(visit, (sequence, letter))?;
+    let letter = match letters.as_slice() {
+        [letter] => letter,
+        [_, ..] => {
             let words = format!("Several dead letters have the sequence {sequence}.");
-            let each = letters.iter().flatten();
+            let each = letters.iter();
             let more = html! {
                 ul { @for one in each { li { a href={ "/dead/" (one.id()) } { (one.message_id) } " " (one.topic) } } }
             };
-            return missing(site, guest, request, &words, &more);
+            return Ok(missing(visit, &words, &more));
         }
-        Ok([]) => {
+        [] => {
             let words = format!(
                 "There is no dead letter {sequence}: it was requeued, was discarded, or never existed."
             );
             let messages = format!("/messages?q={sequence}");
             let more = html! { p { a href=(messages) { "Find message " (sequence) } } };
-            return missing(site, guest, request, &words, &more);
+            return Ok(missing(visit, &words, &more));
         }
-        Err(error) => return database_away(site, guest, request, &format!("{error:#}")),
     };
     let title = format!("Dead letter {sequence}");
-    let page = plain(site, guest, request, &title);
     let body = html! {
         div.title {
             h1 { "Dead letter " span.key { "#" (sequence) } }
             p { a href="/dead" { "All dead letters" } }
         }
-        @if guest.rights.act { (actions(guest, letter)) }
+        @if visit.guest.rights.act { (actions(visit.guest, letter)) }
         div.columns {
             (facts(letter))
-            (history(guest, letter))
+            (history(visit.guest, letter))
         }
-        (contents(guest, letter))
+        (contents(visit.guest, letter))
     };
-    page.answer(StatusCode::OK, &body)
+    Ok(visit.page(&title).answer(&body))
 }
 
 fn facts(letter: &DeadLetter) -> Markup {
@@ -161,14 +157,12 @@ fn contents(guest: &Guest, letter: &DeadLetter) -> Markup {
 }
 
 fn actions(guest: &Guest, letter: &DeadLetter) -> Markup {
-    html! {
-        form.do method="post" action="/dead/requeue" {
-            (token(guest))
-            input type="hidden" name="letter" value=(letter.id());
-            input type="hidden" name="key" value=(letter.idempotency_key);
-            button { "Requeue" }
-            button.danger formaction="/dead/discard" { "Discard…" }
-            span.quiet { "Requeueing makes the message due at once and resets its attempts." }
-        }
-    }
+    let id = letter.id().to_string();
+    let about = [("letter", id.as_str()), ("key", &letter.idempotency_key)];
+    let buttons = html! {
+        button { "Requeue" }
+        button.danger formaction="/dead/discard" { "Discard…" }
+        span.quiet { "Requeueing makes the message due at once and resets its attempts." }
+    };
+    act(guest, "/dead/requeue", &about, &buttons)
 }

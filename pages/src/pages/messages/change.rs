@@ -5,10 +5,11 @@ use diesel_outbox::program::MessageRecord;
 use diesel_outbox::{Answer, Due, MessageRef, Sequence};
 use maud::{Markup, html};
 
-use crate::pages::layout::token;
-use crate::pages::{bad_request, database_away, link};
+use crate::pages::layout::act;
+use crate::pages::{Refusal, Visit, link};
 use crate::request::Form;
-use crate::{AUDIT, Guest, Request, Response, Site};
+use crate::response::Response;
+use crate::{AUDIT, Guest};
 
 /// A requested change to a message.
 pub(in crate::pages) enum Order {
@@ -39,28 +40,27 @@ impl Order {
 
     pub(in crate::pages) fn carry_out(
         &self,
-        site: &Site,
-        guest: &Guest,
+        visit: &Visit<'_>,
         which: &MessageRef,
         sequence: i64,
         why: &str,
     ) -> anyhow::Result<Answer> {
-        let note = Note::new(&guest.who, why);
-        let done = site.changes.run(|conn, outbox| match self {
+        let note = Note::new(&visit.guest.who, why);
+        let done = visit.run(&visit.site.changes, |conn, outbox| match self {
             Self::Cancel => admin::cancel(conn, outbox, which, &note),
             Self::Reschedule(due) => admin::reschedule(conn, outbox, which, *due, &note),
             Self::Settle(verdict) => admin::settle(conn, outbox, which, *verdict, &note),
         });
-        site.forget();
         let (event, _) = self.words();
         match done.map(|changed| changed.answer()) {
             Ok(answer) => {
                 let became = self.became(answer);
-                log::info!(target: AUDIT, event = event, who = guest.who, peer:% = guest.peer, sequence = sequence, became = became, why = why; "admin page: change of message {sequence} requested by {:?}: {became}", guest.who);
+                let why = why.to_owned();
+                visit.log(move |who, peer| log::info!(target: AUDIT, event = event, who = who, peer:% = peer, sequence = sequence, became = became, why = why; "admin page: change of message {sequence} requested by {who:?}: {became}"));
                 Ok(answer)
             }
             Err(error) => {
-                log::warn!(target: AUDIT, event = event, who = guest.who, peer:% = guest.peer, sequence = sequence, error:% = format!("{error:#}"); "admin page: cannot change message {sequence}: {error:#}");
+                log::warn!(target: AUDIT, event = event, who = visit.guest.who, peer:% = visit.guest.peer, sequence = sequence, error:% = format!("{error:#}"); "admin page: cannot change message {sequence}: {error:#}");
                 Err(error)
             }
         }
@@ -97,32 +97,24 @@ pub(in crate::pages) fn due(text: Option<&str>) -> Result<Due, String> {
     }
 }
 
-pub(in crate::pages) fn answer(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let form = request.form();
-    let value = |name| form.get(name).unwrap_or_default().trim();
-    let Ok(sequence) = value("sequence").parse() else {
-        return bad_request(site, guest, request, "The message is missing or invalid.");
+pub(in crate::pages) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let Ok(sequence) = visit.get("sequence").parse() else {
+        let why = "The message is missing or invalid.";
+        return Err(Refusal::Invalid(why.to_owned()));
     };
-    let why = value("why");
-    let order = match Order::of(&request.path, &form, why) {
-        Ok(order) => order,
-        Err(error) => return bad_request(site, guest, request, &error),
-    };
-    let mut which = MessageRef::from(Sequence(sequence)).at(value("destination"));
-    if let Ok(id) = value("id").parse() {
+    let why = visit.get("why");
+    let order = Order::of(&visit.request.path, visit.form, why).map_err(Refusal::Invalid)?;
+    let mut which = MessageRef::from(Sequence(sequence)).at(visit.get("destination"));
+    if let Ok(id) = visit.get("id").parse() {
         which = which.with_id(id);
     }
-    match order.carry_out(site, guest, &which, sequence, why) {
-        Ok(answer) => {
-            let q = match value("key") {
-                "" => sequence.to_string(),
-                key => key.to_owned(),
-            };
-            let became = order.became(answer);
-            Response::see_other(&link("/messages", &[("q", &q), ("done", became)]))
-        }
-        Err(error) => database_away(site, guest, request, &format!("{error:#}")),
-    }
+    let became = order.became(order.carry_out(visit, &which, sequence, why)?);
+    let q = match visit.get("key") {
+        "" => sequence.to_string(),
+        key => key.to_owned(),
+    };
+    let place = link("/messages", &[("q", &q), ("done", became)]);
+    Ok(Response::see_other(&place))
 }
 
 /// The forms that change a live or dead message.
@@ -135,25 +127,30 @@ pub(in crate::pages) fn actions(guest: &Guest, record: &MessageRecord) -> Markup
         "" => String::new(),
         name => format!(" to {name}"),
     };
+    let (sequence, id) = (record.sequence.to_string(), record.message_id.to_string());
+    let about = [
+        ("sequence", sequence.as_str()),
+        ("id", &id),
+        ("destination", &record.destination),
+        ("key", &record.idempotency_key),
+    ];
+    let form = |path: &str, content: &Markup| act(guest, path, &about, content);
     html! {
         section.panel {
             div.head { h2 { "Change #" (record.sequence) (to) } }
             div.body {
                 @if is_waiting {
-                    form.do method="post" action="/message/reschedule" {
-                        (meant(guest, record))
+                    (form("/message/reschedule", &html! {
                         label.field { "Due in (empty: now)" input name="in" placeholder="2h"; }
                         button { "Reschedule" }
-                    }
-                    form.do method="post" action="/message/cancel" {
-                        (meant(guest, record))
+                    }))
+                    (form("/message/cancel", &html! {
                         label.field { "Why" input name="why" maxlength="400"; }
                         button.danger { "Cancel" }
                         span.quiet { "The message is neither sent nor dead-lettered. Its payload is deleted." }
-                    }
+                    }))
                 }
-                form.do method="post" action="/message/settle" {
-                    (meant(guest, record))
+                (form("/message/settle", &html! {
                     label.field { "Settle by hand"
                         select name="verdict" {
                             option value="delivered" { "Delivered by other means" }
@@ -162,18 +159,8 @@ pub(in crate::pages) fn actions(guest: &Guest, record: &MessageRecord) -> Markup
                     }
                     label.field { "Why" input name="why" maxlength="400" required; }
                     button.danger { "Settle" }
-                }
+                }))
             }
         }
-    }
-}
-
-fn meant(guest: &Guest, record: &MessageRecord) -> Markup {
-    html! {
-        (token(guest))
-        input type="hidden" name="sequence" value=(record.sequence);
-        input type="hidden" name="id" value=(record.message_id);
-        input type="hidden" name="destination" value=(record.destination);
-        input type="hidden" name="key" value=(record.idempotency_key);
     }
 }

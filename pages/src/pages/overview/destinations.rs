@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use crate::history::Glance;
 use crate::pages::layout::token;
 use crate::pages::table::{Column, Kind, number, table};
-use crate::pages::words;
+use crate::pages::{Visit, words};
 use crate::pause::{find, in_words};
 use crate::{Guest, Site};
 
@@ -22,9 +22,9 @@ struct Place {
     held: Option<String>,
 }
 
-pub(super) fn panel(site: &Site, guest: &Guest, glance: &Glance) -> Markup {
-    let can_change = guest.rights.act;
-    let places = places(site, &glance.pauses);
+pub(super) fn panel(visit: &Visit<'_>, glance: &Glance) -> Markup {
+    let can_change = visit.guest.rights.act;
+    let places = places(visit.site, &glance.pauses);
     let mut columns = vec![
         Column("Destination", Kind::Text),
         Column("State", Kind::Plain),
@@ -53,8 +53,8 @@ pub(super) fn panel(site: &Site, guest: &Guest, glance: &Glance) -> Markup {
             ];
             if can_change {
                 row.push(match pause {
-                    Some(_) => resume_form(guest, place),
-                    None => pause_form(guest, place),
+                    Some(_) => resume_form(visit.guest, place),
+                    None => pause_form(visit.guest, place),
                 });
             }
             row
@@ -64,11 +64,11 @@ pub(super) fn panel(site: &Site, guest: &Guest, glance: &Glance) -> Markup {
         section.panel aria-labelledby="destinations" {
             div.head {
                 h2 id="destinations" { "Destinations" }
-                @if site.relay.is_some() { p.quiet { "threads in this process" } }
+                @if visit.site.relay.is_some() { p.quiet { "threads in this process" } }
             }
             @if rows.is_empty() { p.none { "No destinations are configured in this process. The process of the relay has them." } }
             @else { (table("Destinations", &columns, &rows)) }
-            @if can_change { (pause_by_name(guest)) }
+            @if can_change { (pause_by_name(visit.guest)) }
         }
     }
 }

@@ -3,14 +3,14 @@
 use diesel_outbox::admin::Note;
 use diesel_outbox::destinations::{DestinationTest, TestAnswer};
 use diesel_outbox::program::{self, Act};
-use http::StatusCode;
 use maud::{Markup, html};
 use uuid::Uuid;
 
 use super::{on, page_of};
-use crate::pages::layout::token;
-use crate::pages::{Refusal, bad_request, content, link, plain, words};
-use crate::{AUDIT, Guest, Request, Response, Site};
+use crate::pages::layout::{act, dialog};
+use crate::pages::{Refusal, Visit, content, link, words};
+use crate::response::Response;
+use crate::{AUDIT, Guest};
 
 const LONGEST_REASON: usize = 200;
 const SAY_WHY: &str = "Say why: the reason is the only explanation for later readers.";
@@ -40,8 +40,7 @@ impl Change<'_> {
     /// `false`: there is no such destination or message.
     pub(in crate::pages) fn carry_out(
         self,
-        site: &Site,
-        guest: &Guest,
+        visit: &Visit<'_>,
         name: &str,
     ) -> Result<bool, Refusal> {
         let (why, message) = match self {
@@ -51,8 +50,8 @@ impl Change<'_> {
             Self::Enable | Self::Remove => (String::new(), String::new()),
         };
         let (act, what, became) = self.words();
-        let note = Note::new(&guest.who, &why);
-        let done = on(site, &site.changes, |conn, outbox, destinations| {
+        let note = Note::new(&visit.guest.who, &why);
+        let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
             program::audited(conn, outbox, &note, act, name, |conn| match self {
                 Self::Enable => destinations.enable(conn, name),
                 Self::Disable { .. } => destinations.disable(conn, name, &why),
@@ -60,14 +59,14 @@ impl Change<'_> {
                 Self::SendAgain(id) => destinations.send_again(conn, name, id),
             })
         });
-        site.forget();
         match &done {
             Ok(is_there) => {
                 let became = if *is_there { became } else { NOBODY };
-                log::info!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = what, message_id = message, why = why, became = became; "{:?} requested {what} of destination {name:?} on the admin page: {became}", guest.who);
+                let name = name.to_owned();
+                visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_destination", who = who, peer:% = peer, destination = name, what = what, message_id = message, why = why, became = became; "{who:?} requested {what} of destination {name:?} on the admin page: {became}"));
             }
             Err(Refusal::Away(error)) => {
-                log::warn!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of destination {name:?} on the admin page, which failed: {error:#}", guest.who);
+                log::warn!(target: AUDIT, event = "admin_destination", who = visit.guest.who, peer:% = visit.guest.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of destination {name:?} on the admin page, which failed: {error:#}", visit.guest.who);
             }
             Err(_) => {}
         }
@@ -75,82 +74,70 @@ impl Change<'_> {
     }
 }
 
-pub(in crate::pages) fn answer(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let form = request.form();
-    let value = |name| form.get(name).unwrap_or_default().trim();
-    let name = value("name");
-    let change = match request.path.as_str() {
-        "/destination/test" => return tested(site, guest, request, name),
-        "/destination/remove" if value("sure") != "yes" => {
-            return question(site, guest, request, name);
-        }
+pub(in crate::pages) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let name = visit.get("name");
+    let change = match visit.request.path.as_str() {
+        "/destination/remove" if visit.get("sure") != "yes" => return Ok(question(visit, name)),
         "/destination/remove" => Change::Remove,
         "/destination/enable" => Change::Enable,
         "/destination/disable" => Change::Disable {
-            why: value("reason"),
+            why: visit.get("reason"),
         },
-        _ => match value("message").parse() {
+        _ => match visit.get("message").parse() {
             Ok(id) => Change::SendAgain(id),
             Err(_) => {
                 let why = "The message is missing or invalid.";
-                return bad_request(site, guest, request, why);
+                return Err(Refusal::Invalid(why.to_owned()));
             }
         },
     };
-    let became = match change.carry_out(site, guest, name) {
-        Ok(true) => change.words().2,
-        Ok(false) => NOBODY,
-        Err(refusal) => return refusal.page(site, guest, request),
-    };
-    let done = [("done", became)];
-    Response::see_other(&match became {
-        "removed" => link("/destinations", &done),
+    if !change.carry_out(visit, name)? {
+        return Ok(nobody(name));
+    }
+    let done = [("done", change.words().2)];
+    Ok(Response::see_other(&match change {
+        Change::Remove => link("/destinations", &done),
         _ => link("/destinations", &[[("name", name)], done].concat()),
-    })
+    }))
+}
+
+pub(super) fn nobody(name: &str) -> Response {
+    let nobody = [("name", name), ("done", NOBODY)];
+    Response::see_other(&link("/destinations", &nobody))
 }
 
 /// Sends a test event. No database connection is held during the send. `None`: there is no such destination.
-pub(in crate::pages) fn test(
-    site: &Site,
-    guest: &Guest,
-    name: &str,
-) -> Result<Option<TestAnswer>, Refusal> {
-    let test = on(site, &site.searches, |conn, _, destinations| {
-        destinations.test(conn, name, &site.config)
+pub(in crate::pages) fn test(visit: &Visit<'_>, name: &str) -> Result<Option<TestAnswer>, Refusal> {
+    let test = on(visit, &visit.site.searches, |conn, _, destinations| {
+        destinations.test(conn, name, &visit.site.config)
     })?;
     let answer = test.map(DestinationTest::send);
     if let Some(answer) = &answer {
         let went_well = answer.went_well;
-        log::info!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = "test", went_well = went_well; "{:?} tested destination {name:?} on the admin page", guest.who);
+        let name = name.to_owned();
+        visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_destination", who = who, peer:% = peer, destination = name, what = "test", went_well = went_well; "{who:?} tested destination {name:?} on the admin page"));
     }
     Ok(answer)
 }
 
 /// Sends a test event and shows the response.
-fn tested(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
-    let answer = match test(site, guest, name) {
+pub(in crate::pages) fn tested(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let name = visit.get("name");
+    let answer = match test(visit, name) {
         Ok(Some(answer)) => answer,
-        Ok(None) => {
-            let nobody = [("name", name), ("done", NOBODY)];
-            return Response::see_other(&link("/destinations", &nobody));
-        }
+        Ok(None) => return Ok(nobody(name)),
         Err(Refusal::Destination(error)) => {
             let why = format!("Nothing was sent: {error}.");
-            return bad_request(site, guest, request, &why);
+            return Err(Refusal::Invalid(why));
         }
-        Err(refusal) => return refusal.page(site, guest, request),
+        Err(refusal) => return Err(refusal),
+    };
+    let content = html! {
+        (result(visit.guest, &answer))
+        p { a.button.second href=(page_of(name)) { "Back to the destination" } }
     };
     let title = format!("Test of {name}");
-    let content = html! {
-        section.panel {
-            div.head { h1 { "Test of " span.key { (words::name(name)) } } }
-            div.body {
-                (result(guest, &answer))
-                p { a.button.second href=(page_of(name)) { "Back to the destination" } }
-            }
-        }
-    };
-    plain(site, guest, request, &title).answer(StatusCode::OK, &content)
+    Ok(visit.page(&title).answer(&dialog(&title, &content)))
 }
 
 fn result(guest: &Guest, answer: &TestAnswer) -> Markup {
@@ -171,22 +158,16 @@ fn result(guest: &Guest, answer: &TestAnswer) -> Markup {
 }
 
 /// The confirmation page for a removal.
-fn question(site: &Site, guest: &Guest, request: &Request, name: &str) -> Response {
-    let title = format!("Remove {name}?");
-    let content = html! {
-        section.panel {
-            div.head { h1 { "Remove " span.key { (words::name(name)) } "?" } }
-            div.body {
-                p { "Messages that wait for the destination are dead-lettered (" code { "DESTINATION_REMOVED" } "). Its signing secret is deleted permanently." }
-                form.do method="post" action="/destination/remove" {
-                    (token(guest))
-                    input type="hidden" name="name" value=(name);
-                    input type="hidden" name="sure" value="yes";
-                    button.danger.sure { "Remove" }
-                    a.button.second href=(page_of(name)) { "No, go back" }
-                }
-            }
-        }
+fn question(visit: &Visit<'_>, name: &str) -> Response {
+    let buttons = html! {
+        button.danger.sure { "Remove" }
+        a.button.second href=(page_of(name)) { "No, go back" }
     };
-    plain(site, guest, request, &title).answer(StatusCode::OK, &content)
+    let about = [("name", name), ("sure", "yes")];
+    let content = html! {
+        p { "Messages that wait for the destination are dead-lettered (" code { "DESTINATION_REMOVED" } "). Its signing secret is deleted permanently." }
+        (act(visit.guest, "/destination/remove", &about, &buttons))
+    };
+    let title = format!("Remove {name}?");
+    visit.page(&title).answer(&dialog(&title, &content))
 }

@@ -12,11 +12,13 @@ use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
 
+use super::change::nobody;
 use super::{get, no_destination, on, page_of, url};
-use crate::pages::layout::token;
-use crate::pages::{Refusal, link, plain, tenant, words};
+use crate::pages::layout::{dialog, token};
+use crate::pages::{Refusal, Visit, link, tenant, words};
 use crate::request::Form;
-use crate::{AUDIT, Guest, Request, Response, Site};
+use crate::response::Response;
+use crate::{AUDIT, Guest};
 
 const VERIFICATIONS: [Verification; 5] = [
     Verification::None,
@@ -26,34 +28,18 @@ const VERIFICATIONS: [Verification; 5] = [
     Verification::CloudEventsSkip,
 ];
 
-fn value<'a>(form: &'a Form, name: &str) -> &'a str {
-    form.get(name).unwrap_or_default().trim()
-}
-
 /// The form for a new destination, or for the destination with this name.
-pub(in crate::pages) fn show(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let name = value(&request.query, "name");
-    if !guest.rights.act {
-        return Response::text(StatusCode::FORBIDDEN, "you may look, but change nothing\n");
+pub(in crate::pages) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    if !visit.guest.rights.act {
+        let why = "you may look, but change nothing\n";
+        return Ok(Response::text(StatusCode::FORBIDDEN, why));
     }
-    let found = match name {
-        "" => None,
-        name => match get(site, name) {
-            Ok(found) => Some(found),
-            Err(refusal) => return refusal.page(site, guest, request),
-        },
+    let (found, title) = match visit.get("name") {
+        "" => (None, "Register a destination".to_owned()),
+        name => (Some(get(visit, name)?), format!("Change {name}")),
     };
-    let title = match &found {
-        Some(_) => format!("Change {name}"),
-        None => "Register a destination".to_owned(),
-    };
-    let content = html! {
-        section.panel {
-            div.head { h1 { (title) } }
-            div.body { (form(guest, found.as_ref())) }
-        }
-    };
-    plain(site, guest, request, &title).answer(StatusCode::OK, &content)
+    let form = form(visit.guest, found.as_ref());
+    Ok(visit.page(&title).answer(&dialog(&title, &form)))
 }
 
 fn form(guest: &Guest, found: Option<&RegisteredDestination>) -> Markup {
@@ -106,8 +92,9 @@ pub(in crate::pages) struct Written {
 
 impl Written {
     fn of(form: &Form) -> Self {
-        let given = |name| Some(value(form, name).to_owned());
-        let topics = value(form, "topics").split([',', '\n']).map(str::trim);
+        let given = |name| Some(form.get(name).unwrap_or_default().trim().to_owned());
+        let topics = form.get("topics").unwrap_or_default();
+        let topics = topics.split([',', '\n']).map(str::trim);
         let topics = topics.filter(|topic| !topic.is_empty());
         Self {
             url: given("url").filter(|url| !url.is_empty()),
@@ -146,14 +133,13 @@ impl Written {
 
 /// Registers the destination, and returns its secret, or changes a known one.
 pub(in crate::pages) fn write(
-    site: &Site,
-    guest: &Guest,
+    visit: &Visit<'_>,
     name: &str,
     is_known: bool,
     written: Written,
 ) -> Result<Option<SigningSecret>, Refusal> {
     let secret = (!is_known).then(SigningSecret::random);
-    let done = on(site, &site.changes, |conn, outbox, destinations| {
+    let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
         let mut one = match (destinations.get(conn, name)?, is_known) {
             (Some(one), true) => one,
             (None, false) => RegisteredDestination::new(name, ""),
@@ -167,153 +153,120 @@ pub(in crate::pages) fn write(
             return Ok(Err(Refusal::Invalid(why)));
         }
         one.secret.clone_from(&secret);
-        let note = Note::new(&guest.who, "");
+        let note = Note::new(&visit.guest.who, "");
         let put = |conn: &mut _| destinations.put(conn, &one).map(|()| true);
         program::audited(conn, outbox, &note, Act::PutDestination, name, put).map(Ok)
     })?;
     done?;
-    log(guest, name, if is_known { "changed" } else { "registered" });
-    site.forget();
+    let what = match is_known {
+        true => "changed",
+        false => "registered",
+    };
+    log(visit, name, what);
     Ok(secret)
 }
 
 /// Registers the destination, or changes it if the form knew it.
-pub(in crate::pages) fn put(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let form = request.form();
-    let (name, is_known) = (value(&form, "name"), value(&form, "is") == "known");
-    match write(site, guest, name, is_known, Written::of(&form)) {
-        Ok(Some(secret)) => {
-            let title = format!("{name} is registered");
-            only_now(site, guest, request, (name, &title), &secret)
-        }
-        Ok(None) => Response::see_other(&link(
-            "/destinations",
-            &[("name", name), ("done", "changed")],
-        )),
-        Err(refusal) => refusal.page(site, guest, request),
-    }
+pub(in crate::pages) fn put(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let (name, is_known) = (visit.get("name"), visit.get("is") == "known");
+    let changed = [("name", name), ("done", "changed")];
+    Ok(
+        match write(visit, name, is_known, Written::of(visit.form))? {
+            Some(secret) => only_now(visit, name, &format!("{name} is registered"), &secret),
+            None => Response::see_other(&link("/destinations", &changed)),
+        },
+    )
 }
 
 /// Gives the destination a new secret. The older ones also sign for a while, such as `24h`. `None`: there is no such
 /// destination.
 pub(in crate::pages) fn new_secret(
-    site: &Site,
-    guest: &Guest,
+    visit: &Visit<'_>,
     name: &str,
     keep: &str,
 ) -> Result<Option<SigningSecret>, Refusal> {
     let keep: Duration = humantime::parse_duration(keep)
         .map_err(|error| Refusal::Invalid(format!("How long the older secrets sign: {error}.")))?;
     let secret = SigningSecret::random();
-    let note = Note::new(&guest.who, "");
-    let done = on(site, &site.changes, |conn, outbox, destinations| {
+    let note = Note::new(&visit.guest.who, "");
+    let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
         program::audited(conn, outbox, &note, Act::RotateDestination, name, |conn| {
             destinations.rotate_to(conn, name, &secret, keep)
         })
     })?;
     if done {
-        log(guest, name, "rotated");
+        log(visit, name, "rotated");
     }
     Ok(done.then_some(secret))
 }
 
-pub(in crate::pages) fn rotate(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let form = request.form();
-    let name = value(&form, "name");
-    match new_secret(site, guest, name, value(&form, "keep")) {
-        Ok(Some(secret)) => {
-            let title = format!("{name} has a new secret");
-            only_now(site, guest, request, (name, &title), &secret)
-        }
-        Ok(None) => nobody(name),
-        Err(refusal) => refusal.page(site, guest, request),
-    }
+pub(in crate::pages) fn rotate(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let name = visit.get("name");
+    Ok(match new_secret(visit, name, visit.get("keep"))? {
+        Some(secret) => only_now(visit, name, &format!("{name} has a new secret"), &secret),
+        None => nobody(name),
+    })
 }
 
 /// Asks the endpoint whether it wants messages. No database connection is held meanwhile. `None`: there is no such
 /// destination.
 pub(in crate::pages) fn ask(
-    site: &Site,
-    guest: &Guest,
+    visit: &Visit<'_>,
     name: &str,
 ) -> Result<Option<EndpointAnswer>, Refusal> {
-    let check = on(site, &site.searches, |conn, _, destinations| {
-        destinations.verify(conn, name, &site.config)
+    let check = on(visit, &visit.site.searches, |conn, _, destinations| {
+        destinations.verify(conn, name, &visit.site.config)
     })?;
     let Some(answer) = check.map(EndpointCheck::ask) else {
         return Ok(None);
     };
-    let note = Note::new(&guest.who, "");
-    on(site, &site.changes, |conn, outbox, destinations| {
+    let note = Note::new(&visit.guest.who, "");
+    on(visit, &visit.site.changes, |conn, outbox, destinations| {
         program::audited(conn, outbox, &note, Act::VerifyDestination, name, |conn| {
             destinations.record(conn, &answer)
         })
     })?;
-    log(guest, name, "verification");
-    site.forget();
+    log(visit, name, "verification");
     Ok(Some(answer))
 }
 
-pub(in crate::pages) fn verify(site: &Site, guest: &Guest, request: &Request) -> Response {
-    let form = request.form();
-    let name = value(&form, "name");
-    let answer = match ask(site, guest, name) {
-        Ok(Some(answer)) => answer,
-        Ok(None) => return nobody(name),
-        Err(refusal) => return refusal.page(site, guest, request),
+pub(in crate::pages) fn verify(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let name = visit.get("name");
+    let Some(answer) = ask(visit, name)? else {
+        return Ok(nobody(name));
+    };
+    let content = html! {
+        dl.facts {
+            dt { "Result" }
+            dd {
+                @if answer.is_verified { span.badge.good { "verified" } } @else { span.badge.bad { "not verified" } }
+                @if let Some(reason) = answer.reason { " " (reason.as_str()) }
+                @if let Some(error) = &answer.error { span.error { (words::shortened(error, 400)) } }
+            }
+            @if let Some(rate) = &answer.allowed_rate { dt { "Allowed rate" } dd { (rate) } }
+            dt { "Duration" } dd { (words::duration(answer.took.as_secs_f64())) }
+        }
+        p { a.button.second href=(page_of(name)) { "Back to the destination" } }
     };
     let title = format!("Verification of {name}");
-    let content = html! {
-        section.panel {
-            div.head { h1 { (title) } }
-            div.body {
-                dl.facts {
-                    dt { "Result" }
-                    dd {
-                        @if answer.is_verified { span.badge.good { "verified" } } @else { span.badge.bad { "not verified" } }
-                        @if let Some(reason) = answer.reason { " " (reason.as_str()) }
-                        @if let Some(error) = &answer.error { span.error { (words::shortened(error, 400)) } }
-                    }
-                    @if let Some(rate) = &answer.allowed_rate { dt { "Allowed rate" } dd { (rate) } }
-                    dt { "Duration" } dd { (words::duration(answer.took.as_secs_f64())) }
-                }
-                p { a.button.second href=(page_of(name)) { "Back to the destination" } }
-            }
-        }
-    };
-    plain(site, guest, request, &title).answer(StatusCode::OK, &content)
+    Ok(visit.page(&title).answer(&dialog(&title, &content)))
 }
 
 /// The page that shows a new secret, to those who may see it.
-fn only_now(
-    site: &Site,
-    guest: &Guest,
-    request: &Request,
-    (name, title): (&str, &str),
-    secret: &SigningSecret,
-) -> Response {
+fn only_now(visit: &Visit<'_>, name: &str, title: &str, secret: &SigningSecret) -> Response {
     let content = html! {
-        section.panel {
-            div.head { h1 { (title) } }
-            div.body {
-                @if guest.rights.secrets {
-                    p { "The receiver verifies messages with this secret. No page shows it again." }
-                    pre tabindex="0" role="region" aria-label="Secret" { (secret.written().expose_secret()) }
-                } @else {
-                    p { "You may not see the secret: " code { "diesel-outbox destination show --reveal" } " shows it." }
-                }
-                p { a.button.second href=(page_of(name)) { "To the destination" } }
-            }
+        @if visit.guest.rights.secrets {
+            p { "The receiver verifies messages with this secret. No page shows it again." }
+            pre tabindex="0" role="region" aria-label="Secret" { (secret.written().expose_secret()) }
+        } @else {
+            p { "You may not see the secret: " code { "diesel-outbox destination show --reveal" } " shows it." }
         }
+        p { a.button.second href=(page_of(name)) { "To the destination" } }
     };
-    plain(site, guest, request, title).answer(StatusCode::OK, &content)
+    visit.page(title).answer(&dialog(title, &content))
 }
 
-fn nobody(name: &str) -> Response {
-    let nobody = [("name", name), ("done", "no_destination")];
-    Response::see_other(&link("/destinations", &nobody))
-}
-
-fn log(guest: &Guest, name: &str, what: &str) {
-    log::info!(target: AUDIT, event = "admin_destination", who = guest.who, peer:% = guest.peer, destination = name, what = what; "{:?} changed destination {name:?} on the admin page: {what}", guest.who);
+fn log(visit: &Visit<'_>, name: &str, what: &'static str) {
+    let name = name.to_owned();
+    visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_destination", who = who, peer:% = peer, destination = name, what = what; "{who:?} changed destination {name:?} on the admin page: {what}"));
 }
