@@ -109,6 +109,11 @@ impl Database {
         PgConnection::establish(&self.url).expect("PostgreSQL is there")
     }
 
+    /// For pages with connections of their own.
+    pub fn secret_url(&self) -> secrecy::SecretString {
+        self.url.clone().into()
+    }
+
     /// `schema.outbox`
     pub fn name(&self) -> String {
         format!("{}.outbox", self.schema)

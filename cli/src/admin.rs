@@ -79,7 +79,8 @@ impl Bound {
     /// A thread cannot be started, or no database is configured.
     pub fn serve(self, relay: Option<Arc<RelayHandle>>) -> Result<Page> {
         let recorder = self.recorder.clone();
-        let pages = Pages::operators(&self.config, relay)?.metrics(move || recorder.render());
+        let pages = Pages::operators(&self.config, self.config.database_url()?, relay)?;
+        let pages = pages.metrics(move || recorder.render());
         let respond = move |request, peer| pages.respond(request, Visitor::unknown(peer));
         self.serve_by("the admin page is", respond)
     }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::error::Error;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use diesel::connection::SimpleConnection;
 use diesel::result::Error::RollbackTransaction;
 use diesel::{Connection as _, PgConnection};
-use diesel_outbox::config::Config;
-use diesel_outbox::{ConfigError, DatabaseError, OutboxName, admin};
+use diesel_outbox::{DatabaseError, OutboxName, admin};
 use secrecy::SecretString;
 
 /// How long a page waits for its turn.
@@ -40,19 +40,50 @@ impl Act<'_> {
     }
 }
 
-/// Where connections come from.
+/// Where the pages get their connections: from the URL of a database, to which they open their own, or from a function of
+/// the application, such as that of its pool.
+///
+/// ```
+/// use diesel::r2d2::{ConnectionManager, Pool};
+/// use diesel::PgConnection;
+/// use diesel_outbox_pages::Connections;
+/// use secrecy::SecretString;
+///
+/// let own: Connections = (&SecretString::from("postgres://localhost/shop")).into();
+/// let manager = ConnectionManager::<PgConnection>::new("postgres://localhost/shop");
+/// let pool = Pool::builder().build_unchecked(manager);
+/// let lent: Connections = (move || pool.get()).into();
+/// # let _ = (own, lent);
+/// ```
 #[derive(Clone)]
-pub(crate) enum Source {
+pub struct Connections(Source);
+
+#[derive(Clone)]
+enum Source {
     /// The pages open their own.
     Url(SecretString),
     /// The application lends one for each use.
     Lent(Arc<Lender>),
 }
 
-impl Source {
-    /// Own connections, to the database in the settings.
-    pub(crate) fn of(config: &Config) -> Result<Self, ConfigError> {
-        Ok(Self::Url(config.database_url()?.clone()))
+impl From<&SecretString> for Connections {
+    fn from(url: &SecretString) -> Self {
+        Self(Source::Url(url.clone()))
+    }
+}
+
+impl<F, C, E> From<F> for Connections
+where
+    F: Fn() -> std::result::Result<C, E> + Send + Sync + 'static,
+    C: DerefMut<Target = PgConnection>,
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    fn from(get: F) -> Self {
+        Self(Source::Lent(Arc::new(move |work| {
+            let mut conn = get().map_err(Into::into)?;
+            work(&mut conn);
+            Ok(())
+        })))
     }
 }
 
@@ -66,9 +97,9 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// `timeout`: how long a statement may take.
-    pub(crate) fn new(source: &Source, purpose: &'static str, timeout: Duration) -> Self {
+    pub(crate) fn new(source: &Connections, purpose: &'static str, timeout: Duration) -> Self {
         Self {
-            source: source.clone(),
+            source: source.0.clone(),
             purpose,
             timeout,
             kept: None,
@@ -121,13 +152,13 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    pub(crate) fn new(source: &Source, outbox: &OutboxName, purpose: &'static str) -> Self {
+    pub(crate) fn new(source: &Connections, outbox: &OutboxName, purpose: &'static str) -> Self {
         Self::several(source, outbox, purpose, 1)
     }
 
     /// With so many connections, each opened when all others are in use.
     pub(crate) fn several(
-        source: &Source,
+        source: &Connections,
         outbox: &OutboxName,
         purpose: &'static str,
         connections: usize,

@@ -16,7 +16,7 @@ use diesel_outbox::program::{self, Activity, BlockedKey, LeaseRow, Rates};
 use diesel_outbox::{DatabaseError, OutboxName};
 
 use crate::PagesError;
-use crate::database::{Connection, Source};
+use crate::database::{Connection, Connections};
 
 /// The shortest time between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -290,7 +290,7 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     pub(crate) fn start(
-        source: &Source,
+        source: &Connections,
         outbox: &OutboxName,
         history: &Arc<History>,
     ) -> Result<Self, PagesError> {

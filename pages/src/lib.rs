@@ -9,7 +9,8 @@
 //! use diesel_outbox_pages::{Pages, Rights, Visitor};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let pages = Pages::operators(&config::from_env()?, None)?
+//! let config = config::from_env()?;
+//! let pages = Pages::operators(&config, config.database_url()?, None)?
 //!     .cookie("shop_outbox")
 //!     .metrics(|| "# What the recorder of this process has recorded\n".to_owned());
 //! let request = http::Request::get("/dead").header("host", "localhost");
@@ -37,15 +38,14 @@ pub mod pause;
 mod portal;
 mod request;
 mod response;
+mod server;
 #[doc(hidden)]
 pub mod text;
 mod visitor;
 
-use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use diesel::PgConnection;
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, DepthGauges};
 use diesel_outbox::{ConfigError, RelayHandle};
@@ -53,7 +53,7 @@ use http::header::{ALLOW, SET_COOKIE};
 use http::{Method, StatusCode};
 
 use self::access::{Access, Guest};
-use self::database::{Database, Source};
+use self::database::Database;
 use self::health::Words;
 use self::history::{Glance, History, Sampler};
 use self::kept::Kept;
@@ -61,7 +61,9 @@ use self::pages::{DeadList, Visit};
 use self::request::Request;
 use self::response::Response;
 
+pub use self::database::Connections;
 pub use self::portal::{Language, Portal, portal_routes};
+pub use self::server::serve;
 pub use self::visitor::{Rights, Visitor};
 
 /// The target of audit log lines: who did what.
@@ -77,7 +79,7 @@ pub struct Pages {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PagesError {
-    /// The settings name no database.
+    /// A setting has a value that cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The system returned no random bytes, which sessions and forms need.
@@ -92,54 +94,33 @@ pub enum PagesError {
 }
 
 impl Pages {
-    /// The operators' pages of the outbox in these settings. `relay`: the relay of this process, if it has one. The first request
-    /// connects to the database.
-    ///
-    /// # Errors
-    ///
-    /// The settings name no database, or the system has no random bytes or no thread left.
-    pub fn operators(config: &Config, relay: Option<Arc<RelayHandle>>) -> Result<Self, PagesError> {
-        Self::over(config, relay, &Source::of(config)?)
-    }
-
-    /// The operators' pages, with connections of the application, such as those of its pool. `lend` calls the work that
-    /// it is given with a connection. The pages use at most four at the same time, each for a transaction.
+    /// The operators' pages of the outbox in these settings. `connections`: the URL of the database, such as that of the
+    /// settings, or a function that lends a connection of the application; the pages use at most four at the same time,
+    /// each for a transaction. `relay`: the relay of this process, if it has one. The first request connects to the
+    /// database.
     ///
     /// ```no_run
-    /// # use diesel::{Connection, PgConnection};
+    /// use diesel::PgConnection;
+    /// use diesel::r2d2::{ConnectionManager, Pool};
     /// use diesel_outbox::config::Config;
     /// use diesel_outbox_pages::Pages;
     ///
-    /// let pages = Pages::operators_with(&Config::default(), None, |work| {
-    ///     let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-    ///     work(&mut conn);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), diesel_outbox_pages::PagesError>(())
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = Pool::new(ConnectionManager::<PgConnection>::new("postgres://localhost/shop"))?;
+    /// let pages = Pages::operators(&Config::default(), move || pool.get(), None)?;
+    /// # Ok(())
+    /// # }
     /// ```
     ///
     /// # Errors
     ///
     /// The system has no random bytes or no thread left.
-    pub fn operators_with<L>(
+    pub fn operators(
         config: &Config,
+        connections: impl Into<Connections>,
         relay: Option<Arc<RelayHandle>>,
-        lend: L,
-    ) -> Result<Self, PagesError>
-    where
-        L: Fn(&mut dyn FnMut(&mut PgConnection)) -> Result<(), Box<dyn Error + Send + Sync>>
-            + Send
-            + Sync
-            + 'static,
-    {
-        Self::over(config, relay, &Source::Lent(Arc::new(lend)))
-    }
-
-    fn over(
-        config: &Config,
-        relay: Option<Arc<RelayHandle>>,
-        source: &Source,
     ) -> Result<Self, PagesError> {
+        let source = &connections.into();
         let database = |purpose| Database::new(source, &config.table, purpose);
         let destinations = program::all_destinations(config);
         let names = destinations.iter().map(|one| one.name.as_str());
@@ -176,7 +157,8 @@ impl Pages {
     /// ```no_run
     /// use diesel_outbox_pages::Pages;
     ///
-    /// let pages = Pages::operators(&diesel_outbox::config::from_env()?, None)?
+    /// let config = diesel_outbox::config::from_env()?;
+    /// let pages = Pages::operators(&config, config.database_url()?, None)?
     ///     .base("/admin/outbox")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -196,7 +178,8 @@ impl Pages {
     /// ```no_run
     /// use diesel_outbox_pages::Pages;
     ///
-    /// let pages = Pages::operators(&diesel_outbox::config::from_env()?, None)?
+    /// let config = diesel_outbox::config::from_env()?;
+    /// let pages = Pages::operators(&config, config.database_url()?, None)?
     ///     .key(std::env::var("PAGES_KEY")?)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -473,10 +456,8 @@ mod tests {
 
     /// Pages without a database.
     fn pages() -> Pages {
-        Pages::operators_with(&Config::default(), None, |_| {
-            Err("no database in this test".into())
-        })
-        .expect("pages")
+        let none = || Err::<Box<diesel::PgConnection>, _>("no database in this test");
+        Pages::operators(&Config::default(), none, None).expect("pages")
     }
 
     fn post(pages: &Pages, path: &str, visitor: &Visitor) -> StatusCode {

@@ -10,11 +10,8 @@ mod session;
 mod words;
 
 use std::borrow::Cow;
-use std::error::Error;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use diesel::PgConnection;
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::DestinationError;
 use http::header::{ALLOW, SET_COOKIE};
@@ -30,7 +27,7 @@ use self::session::{Session, Unopened};
 use self::words::Words;
 use crate::access::unix_seconds;
 use crate::base;
-use crate::database::{Database, Source};
+use crate::database::{Connections, Database};
 use crate::key::Key;
 use crate::pages;
 use crate::pages::layout::{Head, document, mark};
@@ -57,7 +54,8 @@ const STYLE: &str = include_str!("pages/style.css");
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let tenant = uuid::Uuid::nil();
-/// let portal = Pages::portal(&config::from_env()?)?
+/// let config = config::from_env()?;
+/// let portal = Pages::portal(&config, config.database_url()?)?
 ///     .key(std::env::var("PORTAL_KEY")?)?
 ///     .base("/webhooks")
 ///     .name("Acme Shop")
@@ -99,52 +97,25 @@ struct Topic {
 }
 
 impl Pages {
-    /// The portal of the outbox in these settings. The first request connects to the database.
+    /// The portal of the outbox in these settings. `connections` are as those of [`operators`](Self::operators); the portal
+    /// uses at most eight at the same time. The first request connects to the database.
     ///
     /// ```no_run
     /// use diesel_outbox_pages::Pages;
     ///
-    /// let portal = Pages::portal(&diesel_outbox::config::from_env()?)?;
+    /// let config = diesel_outbox::config::from_env()?;
+    /// let portal = Pages::portal(&config, config.database_url()?)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// The settings name no database, or the system has no random bytes.
-    pub fn portal(config: &Config) -> Result<Portal, PagesError> {
-        Self::portal_over(config, &Source::of(config)?)
-    }
-
-    /// The portal, with connections of the application, as [`operators_with`](Self::operators_with). The portal uses at
-    /// most eight at the same time.
-    ///
-    /// ```no_run
-    /// use diesel::{Connection, PgConnection};
-    /// use diesel_outbox::config::Config;
-    /// use diesel_outbox_pages::Pages;
-    ///
-    /// let portal = Pages::portal_with(&Config::default(), |work| {
-    ///     let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-    ///     work(&mut conn);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), diesel_outbox_pages::PagesError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
     /// The system has no random bytes.
-    pub fn portal_with<L>(config: &Config, lend: L) -> Result<Portal, PagesError>
-    where
-        L: Fn(&mut dyn FnMut(&mut PgConnection)) -> Result<(), Box<dyn Error + Send + Sync>>
-            + Send
-            + Sync
-            + 'static,
-    {
-        Self::portal_over(config, &Source::Lent(Arc::new(lend)))
-    }
-
-    fn portal_over(config: &Config, source: &Source) -> Result<Portal, PagesError> {
+    pub fn portal(
+        config: &Config,
+        connections: impl Into<Connections>,
+    ) -> Result<Portal, PagesError> {
+        let source = &connections.into();
         let database = |purpose| Database::several(source, &config.table, purpose, CONNECTIONS);
         Ok(Portal {
             reads: database("portal"),

@@ -41,7 +41,9 @@ impl Visitor {
         }
     }
 
-    /// An operator whom the application has logged in: the pages have no login and no logout.
+    /// An operator whom the application has logged in: the pages have no login and no logout. Forms are accepted under the
+    /// host names in `OUTBOX_ADMIN_HOSTS`, localhost and addresses only: an application that knows visitors by their address
+    /// or VPN would also know them on a page of another site (DNS rebinding).
     pub fn known(who: impl Into<String>, rights: Rights) -> Self {
         Self::identified(who.into(), rights, None)
     }

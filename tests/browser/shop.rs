@@ -106,7 +106,7 @@ fn portal(database: &Database) -> Portal {
     ] {
         config.set(setting, value).expect(setting);
     }
-    let portal = Pages::portal(&config)
+    let portal = Pages::portal(&config, config.database_url().expect("a database"))
         .expect("a portal")
         .name("Webhooks of the shop");
     EVENTS.iter().fold(portal, |portal, (topic, description)| {

@@ -6,7 +6,6 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use diesel::PgConnection;
 use diesel_outbox::NewMessage;
 use diesel_outbox_pages::{Pages, Portal, Rights, Visitor};
 use http::{Method, Request, Response, StatusCode};
@@ -196,11 +195,11 @@ fn pages(database: &Database) -> Pages {
     ] {
         config.set(setting, value).expect(setting);
     }
-    Pages::operators(&config, None).expect("pages")
+    Pages::operators(&config, &database.secret_url(), None).expect("pages")
 }
 
 fn portal(database: &Database) -> Portal {
-    let portal = Pages::portal(&config(database)).expect("a portal");
+    let portal = Pages::portal(&config(database), &database.secret_url()).expect("a portal");
     let example = json!({ "order_id": 1 });
     portal
         .key([7; 32])
@@ -880,11 +879,8 @@ fn an_act_whose_answer_cannot_be_kept_is_undone() {
 fn a_request_acts_once_with_borrowed_connections_too() {
     let (database, receiver) = (Arc::new(Database::new()), receiver());
     let lent = Arc::clone(&database);
-    let lend = move |work: &mut dyn FnMut(&mut PgConnection)| {
-        work(&mut lent.connect());
-        Ok(())
-    };
-    let pages = Pages::operators_with(&config(&database), None, lend).expect("pages");
+    let get = move || Ok::<_, String>(Box::new(lent.connect()));
+    let pages = Pages::operators(&config(&database), get, None).expect("pages");
     let visitor = || Visitor::known("ann", Rights::all());
     let body = json!({ "name": "hook", "destination": { "url": receiver.url() } }).to_string();
     let send = || {

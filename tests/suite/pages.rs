@@ -25,7 +25,7 @@ fn config(database: &Database) -> Config {
 }
 
 fn pages(database: &Database) -> Pages {
-    Pages::operators(&config(database), None).expect("pages")
+    Pages::operators(&config(database), &database.secret_url(), None).expect("pages")
 }
 
 fn ask(pages: &Pages, request: http::request::Builder) -> Response<Vec<u8>> {
@@ -151,7 +151,7 @@ fn no_page_shows_user_and_password_of_a_url() {
         config
             .set("OUTBOX_ADMIN_PAYLOADS", payloads)
             .expect("a switch");
-        let pages = Pages::operators(&config, None).expect("pages");
+        let pages = Pages::operators(&config, &database.secret_url(), None).expect("pages");
         for path in ["/destinations", "/destinations?name=acme"] {
             let page = get(&pages, path);
             assert!(!text(&page).contains("hunter2"), "{path}: {}", text(&page));
@@ -166,7 +166,7 @@ fn mounted(database: &Database) -> Pages {
     config
         .set("OUTBOX_ADMIN_HOSTS", "shop.example.com")
         .expect("a host name");
-    let pages = Pages::operators(&config, None).expect("pages");
+    let pages = Pages::operators(&config, &database.secret_url(), None).expect("pages");
     pages.key([7; 32]).expect("a key")
 }
 
@@ -222,7 +222,7 @@ fn a_known_visitor_meets_no_login_and_only_forms_of_the_visitors_own_pages_count
         StatusCode::SEE_OTHER
     );
     assert_eq!(pauses(), 1);
-    let short = Pages::operators(&config(&database), None).expect("pages");
+    let short = Pages::operators(&config(&database), &database.secret_url(), None).expect("pages");
     assert!(matches!(short.key("short"), Err(PagesError::ShortKey(5))));
 }
 
@@ -251,7 +251,7 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
     ] {
         config.set(variable, value).expect(variable);
     }
-    let pages = Pages::operators(&config, None).expect("pages");
+    let pages = Pages::operators(&config, &database.secret_url(), None).expect("pages");
     let ann = || Visitor::known("ann", Rights::all());
     let bob = || Visitor::known("bob", Rights::all().with_secrets(false));
     let act = |visitor: fn() -> Visitor, path: &str, form: &str| {

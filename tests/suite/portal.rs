@@ -17,7 +17,8 @@ use crate::tenants::{Tenant, config, rows_of, two};
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn portal(config: &Config) -> Portal {
-    complete(Pages::portal(config).expect("a portal"))
+    let url = config.database_url().expect("a database");
+    complete(Pages::portal(config, url).expect("a portal"))
 }
 
 fn complete(portal: Portal) -> Portal {
@@ -160,10 +161,8 @@ fn a_portal_works_with_connections_of_the_application() {
     let lent = Arc::clone(&database);
     let mut config = config(&database);
     config.database_url = None;
-    let portal = Pages::portal_with(&config, move |work| {
-        work(&mut lent.connect());
-        Ok(())
-    });
+    let get = move || Ok::<_, String>(Box::new(lent.connect()));
+    let portal = Pages::portal(&config, get);
     all_of_an_endpoint(&database, &complete(portal.expect("a portal")));
 }
 
@@ -499,7 +498,7 @@ fn links_end_and_cannot_be_forged() {
         ),
         ("/webhooks/open?token=".to_owned(), "This link is not valid"),
         (
-            Pages::portal(&config(&database))
+            Pages::portal(&config(&database), &database.secret_url())
                 .expect("a portal")
                 .link(tenant, HOUR),
             "This link is not valid",
@@ -533,7 +532,7 @@ fn links_end_and_cannot_be_forged() {
         ..opened
     };
     assert_eq!(operator.get("/webhooks/").status, StatusCode::FORBIDDEN);
-    let short = Pages::portal(&config(&database))
+    let short = Pages::portal(&config(&database), &database.secret_url())
         .expect("a portal")
         .key("short");
     assert!(matches!(short, Err(PagesError::ShortKey(5))));
@@ -662,7 +661,7 @@ fn a_portal_speaks_the_visitors_language_and_wears_the_applications_colours() {
     // What the form of an endpoint can refuse, in words of this language alone.
     let mut strict = config(&database);
     (strict.registered_https_only, strict.registered_public_only) = (true, true);
-    let strict = Pages::portal(&strict).expect("a portal");
+    let strict = Pages::portal(&strict, &database.secret_url()).expect("a portal");
     let strict = strict.topic("order.paid", "An order was paid.", json!({}));
     let ann = Browser::of(&strict, &acme, Rights::all());
     let token = ann.get("/endpoints/new").form_token();

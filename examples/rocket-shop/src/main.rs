@@ -19,7 +19,6 @@ mod shipments;
 mod staff;
 
 use std::error::Error;
-use std::sync::Arc;
 
 use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
@@ -31,7 +30,6 @@ use rocket::fairing::AdHoc;
 use rocket::{Build, Rocket, error, routes, warn};
 use rocket_sync_db_pools::database;
 
-use crate::pages::Mounted;
 use crate::relay::RelayFairing;
 use crate::staff::Login;
 
@@ -48,9 +46,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .merge(("limits.bytes", "2MiB"));
     let mut config = Config::default();
     config.set("DATABASE_URL", &database_url)?;
-    let pages = Pages::operators(&config, None)?.base("/admin/outbox")?;
+    let pages = Pages::operators(&config, config.database_url()?, None)?.base("/admin/outbox")?;
     let password = std::env::var("ADMIN_PASSWORD").map_err(|_| "set ADMIN_PASSWORD")?;
-    let mounted = Mounted(Arc::new(pages), Login { password });
     let relay = RelayFairing::new(database_url);
     let launched = rocket::custom(figment)
         .manage(Outbox::new("outbox")?)
@@ -58,7 +55,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             "/",
             routes![orders::place, shipments::take, shipments::list],
         )
-        .mount("/admin/outbox", mounted)
+        .mount("/admin/outbox", pages::routes(pages, Login { password }))
         .attach(Db::fairing())
         .attach(AdHoc::try_on_ignite("migrations", migrate))
         .attach(relay.clone())

@@ -1,21 +1,21 @@
-//! The pages of the outbox at `/admin/outbox`, for staff of the shop. They wait for the database, so they answer on a
-//! thread that may block.
+//! The pages of the outbox at `/admin/outbox`, for staff of the shop. They wait for the database, so other
+//! requests leave the thread meanwhile (`block_in_place`).
 
 use std::io::Cursor;
 use std::sync::Arc;
 
-use diesel_outbox_pages::Pages;
+use diesel_outbox_pages::{Pages, serve};
 use rocket::data::ToByteUnit;
 use rocket::http::Method::{Delete, Get, Patch, Post};
 use rocket::http::Status;
 use rocket::route::{Handler, Outcome, Route};
-use rocket::tokio::task::spawn_blocking;
+use rocket::tokio::task::block_in_place;
 use rocket::{Data, Request, Response, async_trait};
 
 use crate::staff::Login;
 
 #[derive(Clone)]
-pub struct Mounted(pub Arc<Pages>, pub Login);
+struct Mounted(Arc<Pages>, Login);
 
 #[async_trait]
 impl Handler for Mounted {
@@ -23,36 +23,26 @@ impl Handler for Mounted {
         let Some(staff) = self.1.check(request) else {
             return Outcome::Success(Login::required());
         };
-        let mut asked = http::Request::builder()
-            .method(request.method().as_str())
-            .uri(request.uri().to_string());
-        for header in request.headers().iter() {
-            asked = asked.header(header.name().as_str(), header.value());
-        }
-        let body = data.open(256.kibibytes()).into_bytes().await;
-        let body = body.ok().filter(|body| body.is_complete());
-        let Some(Ok(asked)) = body.map(|body| asked.body(body.into_inner())) else {
+        let Ok(body) = data.open(1.mebibytes()).into_bytes().await else {
             return Outcome::Error(Status::BadRequest);
         };
-        let pages = Arc::clone(&self.0);
-        let Ok(answer) = spawn_blocking(move || pages.respond(asked, staff)).await else {
-            return Outcome::Error(Status::InternalServerError);
-        };
-        let (head, body) = answer.into_parts();
+        let headers = request.headers().iter().map(|one| (one.name, one.value));
+        let (method, target) = (request.method().as_str(), request.uri().to_string());
+        let respond = |asked| self.0.respond(asked, staff);
+        let answer = || serve(method, &target, headers, body.as_slice(), respond);
+        let (status, headers, body) = block_in_place(answer);
         let mut response = Response::build();
-        response.status(Status::new(head.status.as_u16()));
-        for (name, value) in &head.headers {
-            let value = String::from_utf8_lossy(value.as_bytes());
-            response.raw_header(name.to_string(), value.into_owned());
-        }
+        response.status(Status::new(status));
         response.sized_body(body.len(), Cursor::new(body));
+        for (name, value) in headers {
+            response.raw_header(name, value);
+        }
         Outcome::Success(response.finalize())
     }
 }
 
-impl From<Mounted> for Vec<Route> {
-    fn from(mounted: Mounted) -> Self {
-        let route = |method| Route::new(method, "/<_..>", mounted.clone());
-        [Get, Post, Patch, Delete].map(route).into()
-    }
+pub fn routes(pages: Pages, login: Login) -> Vec<Route> {
+    let mounted = Mounted(Arc::new(pages), login);
+    let route = |method| Route::new(method, "/<_..>", mounted.clone());
+    [Get, Post, Patch, Delete].map(route).into()
 }

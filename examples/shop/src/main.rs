@@ -60,11 +60,8 @@ fn main() -> Result<(), AnyError> {
     create_tables(&shop)?;
 
     let pool = shop.pool.clone();
-    let lend = move |work: &mut dyn FnMut(&mut PgConnection)| {
-        work(&mut *pool.get()?);
-        Ok(())
-    };
-    let pages = Pages::operators_with(&Config::default(), None, lend)?.base(pages::BASE)?;
+    let pages = Pages::operators(&Config::default(), move || pool.get(), None)?;
+    let pages = pages.base(pages::BASE)?;
     let server = Server::new(format!("127.0.0.1:{port}"), move |request| {
         answer(&shop, &pages, request)
     })?;

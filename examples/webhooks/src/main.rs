@@ -3,7 +3,6 @@
 mod orders;
 
 use std::error::Error;
-use std::io::Read;
 use std::time::Duration;
 
 use diesel::PgConnection;
@@ -13,7 +12,7 @@ use diesel::sql_types::{Integer, Text};
 use diesel_migrations::{EmbeddedMigrations, MigrationHarness, embed_migrations};
 use diesel_outbox::config::LedgerPayload;
 use diesel_outbox::{Outbox, Relay, config};
-use diesel_outbox_pages::{Pages, Portal, Rights, Visitor};
+use diesel_outbox_pages::{Pages, Portal, Rights, Visitor, serve};
 use rouille::{Request, Response, ResponseBody, Server, input, router};
 use secrecy::ExposeSecret;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -50,10 +49,11 @@ fn main() -> Result<(), AnyError> {
     let database_url = config.database_url()?.expose_secret().to_owned();
     // Install the handlers before the first thread starts, so that no signal kills the process.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let pool = Pool::new(ConnectionManager::new(&database_url))?;
     let shop = Shop {
-        pool: Pool::new(ConnectionManager::new(&database_url))?,
+        pool: pool.clone(),
         outbox: Outbox::new(&config.table.to_string())?,
-        portal: Pages::portal(&config)?
+        portal: Pages::portal(&config, move || pool.get())?
             .base("/webhooks")
             .name("Shop")
             .topics(&orders::events()),
@@ -134,25 +134,18 @@ fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
 
 /// The pages about webhooks, for this customer only.
 fn portal(shop: &Shop, request: &Request, customer: Uuid) -> Result<Response, AnyError> {
-    let mut asked = http::Request::builder()
-        .method(request.method())
-        .uri(request.raw_url());
-    for (name, value) in request.headers() {
-        asked = asked.header(name, value);
-    }
-    let mut body = Vec::new();
-    if let Some(mut data) = request.data() {
-        data.read_to_end(&mut body)?;
-    }
     let visitor = Visitor::of_tenant(customer, "the customer", Rights::all());
-    let (head, body) = shop.portal.respond(asked.body(body)?, visitor).into_parts();
-    let headers = head.headers.iter().map(|(name, value)| {
-        let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
-        (name.to_string().into(), value.into())
+    let body = request.data().ok_or("the body was read before")?;
+    let (method, target) = (request.method(), request.raw_url());
+    let (status_code, headers, body) = serve(method, target, request.headers(), body, |asked| {
+        shop.portal.respond(asked, visitor)
     });
+    let headers = headers.into_iter();
     Ok(Response {
-        status_code: head.status.as_u16(),
-        headers: headers.collect(),
+        status_code,
+        headers: headers
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect(),
         data: ResponseBody::from_data(body),
         upgrade: None,
     })
