@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_path_to_error::Segment;
 use url::form_urlencoded;
 
 pub(crate) use self::once::Caller;
@@ -330,11 +331,27 @@ impl<S, V> Call<'_, S, V> {
         if body.windows(6).any(|part| part == br"\u0000") {
             return Err(Problem::invalid("the body has the character U+0000"));
         }
-        serde_json::from_slice(body).map_err(|error| match error.classify() {
-            Category::Data => Problem::invalid(error.to_string()),
-            _ => Problem::new(StatusCode::BAD_REQUEST, error.to_string()),
-        })
+        let mut reader = serde_json::Deserializer::from_slice(body);
+        let read = serde_path_to_error::deserialize(&mut reader).map_err(unread);
+        let malformed =
+            |error: serde_json::Error| Problem::new(StatusCode::BAD_REQUEST, error.to_string());
+        read.and_then(|input| reader.end().map(|()| input).map_err(malformed))
     }
+}
+
+/// What a body lacks or has too much, and the field that is meant.
+fn unread(error: serde_path_to_error::Error<serde_json::Error>) -> Problem {
+    let names = error.path().iter().filter_map(|segment| match segment {
+        Segment::Map { key } => Some(key.clone()),
+        _ => None,
+    });
+    let field = names.last();
+    let error = error.into_inner();
+    let problem = match error.classify() {
+        Category::Data => Problem::invalid(error.to_string()),
+        _ => Problem::new(StatusCode::BAD_REQUEST, error.to_string()),
+    };
+    Problem { field, ..problem }
 }
 
 impl<S, V> Route<S, V> {

@@ -1,8 +1,9 @@
 //! JSON under `api/v1` of the pages and of the portal. Each answer fits the OpenAPI document that the same handler serves.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ struct Program<'a> {
     handler: &'a dyn Handler,
     token: String,
     document: Value,
+    /// The operations that have answered as documented.
+    answered: Mutex<BTreeSet<String>>,
 }
 
 impl<'a> Program<'a> {
@@ -51,6 +54,7 @@ impl<'a> Program<'a> {
             handler,
             token: token.to_owned(),
             document: Value::Null,
+            answered: Mutex::default(),
         };
         let (status, document) = program.send(&Method::GET, "/openapi.json", None);
         assert_eq!(status, StatusCode::OK, "{document}");
@@ -111,7 +115,8 @@ impl<'a> Program<'a> {
             .iter()
             .filter(|(template, _)| is_meant(template))
             .filter_map(|(_, operations)| operations.get(&verb));
-        let responses = &operations.next().expect("an operation")["responses"];
+        let operation = operations.next().expect("an operation");
+        let responses = &operation["responses"];
         let response = responses.get(status.as_str());
         let content = match status.is_success() {
             true => &response.expect("a status of the document")["content"]["application/json"],
@@ -131,6 +136,10 @@ impl<'a> Program<'a> {
             .map(|fault| format!("{}: {fault}", fault.instance_path()))
             .collect();
         assert!(faults.is_empty(), "{method} {path}: {answer}: {faults:?}");
+        if status.is_success() {
+            let id = operation["operationId"].as_str().expect("an id").to_owned();
+            self.answered.lock().expect("no panic").insert(id);
+        }
         (status, answer)
     }
 
@@ -154,6 +163,17 @@ impl<'a> Program<'a> {
         let (status, answer) = self.ask(method, path, Some(body));
         assert_eq!(answer["status"], status.as_u16(), "{answer}");
         (status.as_u16(), answer)
+    }
+
+    /// The operations that have not answered as documented.
+    fn unanswered(&self) -> Vec<String> {
+        let answered = self.answered.lock().expect("no panic");
+        let paths = self.document["paths"].as_object().expect("paths");
+        let operations = paths
+            .values()
+            .flat_map(|path| path.as_object().expect("operations").values());
+        let ids = operations.map(|one| one["operationId"].as_str().expect("an id").to_owned());
+        ids.filter(|id| !answered.contains(id)).collect()
     }
 
     /// Method and path of each route, with these words for the names in paths.
@@ -251,7 +271,21 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
         "{problem}"
     );
     let unknown = json!({ "name": "globex", "colour": "red" });
-    assert_eq!(program.refused(post, "/destinations", unknown).0, 422);
+    for (body, field) in [
+        (unknown, json!("colour")),
+        (json!({ "name": 7 }), json!("name")),
+        (
+            json!({ "name": "a", "destination": { "topics": ["a", 1] } }),
+            json!("topics"),
+        ),
+        (
+            json!({ "name": "a", "destination": { "colour": "red" } }),
+            json!("colour"),
+        ),
+    ] {
+        let (status, problem) = program.refused(post, "/destinations", body);
+        assert_eq!((status, &problem["field"]), (422, &field), "{problem}");
+    }
     let acme = "/destinations/acme%2F1";
     let changed = json!({ "description": "Acme", "filter": "$.is" });
     let changed = program.done(&Method::PATCH, acme, changed);
@@ -283,6 +317,14 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
             .0,
         422
     );
+    program.done(
+        &Method::PATCH,
+        acme,
+        json!({ "verification": "challenge:skip" }),
+    );
+    let verified = program.post(&format!("{acme}/verify"), json!({}));
+    assert_eq!(verified["is_verified"], false, "{verified}");
+    program.done(&Method::PATCH, acme, json!({ "verification": "none" }));
     let rotated = program.post(&format!("{acme}/rotate"), json!({ "keep": "1h" }));
     assert_ne!(rotated["secret"], secret);
     assert_eq!(
@@ -434,6 +476,8 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
             "{act}: {acts}"
         );
     }
+    program.get("/openapi.json");
+    assert_eq!(program.unanswered(), [""; 0]);
 }
 
 /// R60
@@ -557,6 +601,9 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
         program.refused(post, &format!("{one}/verify"), json!({})).0,
         422
     );
+    database.execute("UPDATE {o}_destination SET verification = 'challenge'");
+    let verified = program.post(&format!("{one}/verify"), json!({}));
+    assert_eq!(verified["is_verified"], false, "{verified}");
     program.post(&format!("{one}/disable"), json!({}));
     let disabled = program.get(&one);
     assert_eq!(disabled["state"], "disabled", "{disabled}");
@@ -565,6 +612,8 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
     assert_eq!(program.ask(get, &one, None).0, 404);
     let who = database.text("SELECT DISTINCT who FROM {o}_audit");
     assert_eq!(who.as_deref(), Some("portal token"));
+    program.get("/openapi.json");
+    assert_eq!(program.unanswered(), [""; 0]);
 }
 
 /// R60: over every route of both tables.
