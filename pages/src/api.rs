@@ -341,11 +341,11 @@ impl<S, V> Call<'_, S, V> {
 
 /// What a body lacks or has too much, and the field that is meant.
 fn unread(error: serde_path_to_error::Error<serde_json::Error>) -> Problem {
-    let names = error.path().iter().filter_map(|segment| match segment {
+    let mut names = error.path().iter().filter_map(|segment| match segment {
         Segment::Map { key } => Some(key.clone()),
         _ => None,
     });
-    let field = names.last();
+    let field = names.next_back();
     let error = error.into_inner();
     let problem = match error.classify() {
         Category::Data => Problem::invalid(error.to_string()),
