@@ -58,7 +58,7 @@ use self::health::Words;
 use self::history::{Glance, History, Sampler};
 use self::kept::Kept;
 use self::pages::{DeadList, Visit};
-use self::request::Request;
+use self::request::{Form, Request};
 use self::response::Response;
 
 pub use self::database::Connections;
@@ -377,13 +377,7 @@ impl Site {
                     return Ok(asset);
                 }
                 let guest = self.access.guest(request)?;
-                Ok(pages::answer(&Visit {
-                    site: self,
-                    guest: &guest,
-                    request,
-                    form: &request.query,
-                    act: None,
-                }))
+                Ok(self.visited(&guest, request, &request.query))
             }
             (&Method::POST, path) => {
                 let guest = self.access.guest(request)?;
@@ -395,13 +389,7 @@ impl Site {
                 let form = request.form();
                 let form_token = form.get("form_token").unwrap_or_default();
                 self.access.check_change(request, &guest, form_token)?;
-                Ok(pages::answer(&Visit {
-                    site: self,
-                    guest: &guest,
-                    request,
-                    form: &form,
-                    act: None,
-                }))
+                Ok(self.visited(&guest, request, &form))
             }
             _ => {
                 let why = "only GET, HEAD and POST are supported\n";
@@ -409,6 +397,16 @@ impl Site {
                 Ok(refused.with_header(ALLOW, "GET, HEAD, POST"))
             }
         }
+    }
+
+    fn visited(&self, guest: &Guest, request: &Request, form: &Form) -> Response {
+        pages::answer(&Visit {
+            site: self,
+            guest,
+            request,
+            form,
+            act: None,
+        })
     }
 
     fn metrics(&self, render: &dyn Fn() -> String) -> Response {

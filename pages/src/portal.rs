@@ -428,8 +428,13 @@ const fn page(path: &'static str, takes: &'static [&'static str], answer: Answer
 const fn act(path: &'static str, takes: &'static [&'static str], answer: Answer) -> Route {
     Route {
         kind: Kind::Form,
-        needs: Needs::Act,
-        ..page(path, takes, answer)
+        ..page(path, takes, answer).needs(Needs::Act)
+    }
+}
+
+impl Route {
+    const fn needs(self, needs: Needs) -> Self {
+        Self { needs, ..self }
     }
 }
 
@@ -443,14 +448,8 @@ const ROUTES: [Route; 16] = [
         deliveries::list,
     ),
     page("/delivery", &["name", "id"], deliveries::show),
-    Route {
-        needs: Needs::Act,
-        ..page("/endpoints/new", &[], endpoints::new)
-    },
-    Route {
-        needs: Needs::Act,
-        ..page("/endpoint/edit", &["name"], endpoints::edit)
-    },
+    page("/endpoints/new", &[], endpoints::new).needs(Needs::Act),
+    page("/endpoint/edit", &["name"], endpoints::edit).needs(Needs::Act),
     act(
         "/endpoints/add",
         &["url", "description", "topic"],
@@ -462,10 +461,7 @@ const ROUTES: [Route; 16] = [
         endpoints::change,
     ),
     act("/endpoint/verify", &["name"], endpoints::verify),
-    Route {
-        needs: Needs::Secrets,
-        ..act("/endpoint/rotate", &["name"], endpoints::rotate)
-    },
+    act("/endpoint/rotate", &["name"], endpoints::rotate).needs(Needs::Secrets),
     act("/endpoint/enable", &["name"], endpoints::enable),
     act("/endpoint/disable", &["name"], endpoints::disable),
     act("/endpoint/remove", &["name", "sure"], endpoints::remove),

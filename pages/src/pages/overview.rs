@@ -5,6 +5,7 @@ mod verdict;
 
 use std::sync::Arc;
 
+use diesel_outbox::admin::DeadDepth;
 use diesel_outbox::program::Rates;
 use http::StatusCode;
 use maud::{Markup, html};
@@ -97,55 +98,32 @@ fn figures(site: &Site, glance: &Arc<Glance>, rates: Option<Rates>) -> Markup {
 /// Waiting and dead messages by topic and destination.
 fn lanes(glance: &Glance) -> Markup {
     let depths = &glance.depths;
-    let dead_of = |topic: &str, destination: &str| {
-        let same = |dead: &&diesel_outbox::admin::DeadDepth| {
-            dead.topic == topic && dead.destination == destination
-        };
-        depths.dead.iter().find(same)
-    };
     let mut rows: Vec<(f64, i64, Vec<Markup>)> = Vec::new();
     for lane in &depths.lanes {
-        let shown = |count: i64| words::count(count, lane.is_estimate);
-        let dead = dead_of(&lane.topic, &lane.destination);
+        let shown = |count: i64| number(&words::count(count, lane.is_estimate));
+        let is_of_lane = |dead: &&DeadDepth| {
+            (&dead.topic, &dead.destination) == (&lane.topic, &lane.destination)
+        };
+        let dead = depths.dead.iter().find(is_of_lane);
         let oldest = lane.oldest_due_seconds;
-        rows.push((
-            oldest.unwrap_or(-1.0),
-            lane.pending + lane.retrying,
-            vec![
-                name_of(&lane.topic, &lane.destination),
-                number(&shown(lane.pending)),
-                number(&shown(lane.sending)),
-                number(&shown(lane.retrying)),
-                dead_count(
-                    &lane.topic,
-                    &lane.destination,
-                    dead.map(|dead| (dead.count, dead.is_estimate)),
-                ),
-                number(&oldest.map_or("–".to_owned(), words::duration)),
-            ],
-        ));
+        let row = vec![
+            name_of(&lane.topic, &lane.destination),
+            shown(lane.pending),
+            shown(lane.sending),
+            shown(lane.retrying),
+            dead.map_or_else(|| number("0"), dead_count),
+            number(&oldest.map_or("–".to_owned(), words::duration)),
+        ];
+        rows.push((oldest.unwrap_or(-1.0), lane.pending + lane.retrying, row));
     }
     for dead in &depths.dead {
-        let is_live = |lane: &diesel_outbox::admin::LaneDepth| {
-            lane.topic == dead.topic && lane.destination == dead.destination
-        };
-        if !depths.lanes.iter().any(is_live) {
-            rows.push((
-                -2.0,
-                dead.count,
-                vec![
-                    name_of(&dead.topic, &dead.destination),
-                    number("0"),
-                    number("0"),
-                    number("0"),
-                    dead_count(
-                        &dead.topic,
-                        &dead.destination,
-                        Some((dead.count, dead.is_estimate)),
-                    ),
-                    number("–"),
-                ],
-            ));
+        let mut lanes = depths.lanes.iter();
+        let name = (&dead.topic, &dead.destination);
+        if !lanes.any(|lane| (&lane.topic, &lane.destination) == name) {
+            let mut row = vec![name_of(&dead.topic, &dead.destination)];
+            row.extend(["0", "0", "0"].map(number));
+            row.extend([dead_count(dead), number("–")]);
+            rows.push((-2.0, dead.count, row));
         }
     }
     rows.sort_by(|one, other| other.0.total_cmp(&one.0).then(other.1.cmp(&one.1)));
@@ -180,13 +158,17 @@ pub(super) fn name_of(topic: &str, destination: &str) -> Markup {
     }
 }
 
-fn dead_count(topic: &str, destination: &str, count: Option<(i64, bool)>) -> Markup {
-    match count {
-        None | Some((0, _)) => number("0"),
-        Some((count, is_estimate)) => html! {
-            a href=(super::link("/dead", &[("topic", topic), ("destination", destination)])) {
-                (words::count(count, is_estimate)) span.unseen { " dead letters of " (topic) }
-            }
-        },
+fn dead_count(dead: &DeadDepth) -> Markup {
+    if dead.count == 0 {
+        return number("0");
+    }
+    let of = [
+        ("topic", dead.topic.as_str()),
+        ("destination", &dead.destination),
+    ];
+    html! {
+        a href=(super::link("/dead", &of)) {
+            (words::count(dead.count, dead.is_estimate)) span.unseen { " dead letters of " (dead.topic) }
+        }
     }
 }

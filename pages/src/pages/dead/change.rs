@@ -27,32 +27,29 @@ pub(in crate::pages) enum Change {
     Discard,
 }
 
+struct Words {
+    path: &'static str,
+    verb: &'static str,
+    done: &'static str,
+    /// In the audit log.
+    event: &'static str,
+}
+
 impl Change {
-    fn path(self) -> &'static str {
+    fn words(self) -> Words {
         match self {
-            Self::Requeue => "/dead/requeue",
-            Self::Discard => "/dead/discard",
-        }
-    }
-
-    fn verb(self) -> &'static str {
-        match self {
-            Self::Requeue => "Requeue",
-            Self::Discard => "Discard",
-        }
-    }
-
-    fn done(self) -> &'static str {
-        match self {
-            Self::Requeue => "requeued",
-            Self::Discard => "discarded",
-        }
-    }
-
-    fn event(self) -> &'static str {
-        match self {
-            Self::Requeue => "admin_requeue",
-            Self::Discard => "admin_discard",
+            Self::Requeue => Words {
+                path: "/dead/requeue",
+                verb: "Requeue",
+                done: "requeued",
+                event: "admin_requeue",
+            },
+            Self::Discard => Words {
+                path: "/dead/discard",
+                verb: "Discard",
+                done: "discarded",
+                event: "admin_discard",
+            },
         }
     }
 
@@ -128,7 +125,7 @@ impl<'a> Order<'a> {
     pub(in crate::pages) fn carry_out(&self, visit: &Visit<'_>) -> Result<usize, Refusal> {
         let (count, end) = carry_out(visit, self);
         let (change, asked) = (self.change, self.letters.len());
-        let (event, verb, what) = (change.event(), change.done(), self.what());
+        let (event, verb, what) = (change.words().event, change.words().done, self.what());
         match end {
             Ok(()) => {
                 visit.log(move |who, peer| log::info!(target: AUDIT, event = event, who = who, peer:% = peer, what = what, asked = asked, count = count; "{who:?} {verb} dead letters on the admin page: {count}"));
@@ -165,7 +162,10 @@ impl<'a> Order<'a> {
     /// The page to show next.
     fn next(&self, count: usize) -> String {
         let count = count.to_string();
-        let done = [("done", self.change.done()), ("count", count.as_str())];
+        let done = [
+            ("done", self.change.words().done),
+            ("count", count.as_str()),
+        ];
         match (self.change, &self.of_letter) {
             (Change::Requeue, Some(key)) => link(
                 "/messages",
@@ -279,7 +279,7 @@ fn behind(letter: &DeadLetter) -> Option<Place> {
 
 /// The confirmation page, which states how many dead letters the change affects.
 fn question(visit: &Visit<'_>, order: &Order<'_>) -> Response {
-    let verb = order.change.verb();
+    let verb = order.change.words().verb;
     let count = count_of(order.letters.len());
     let letters = words::counted(count, "dead letter", "dead letters");
     let title = format!("{verb} {letters}?");
@@ -309,7 +309,7 @@ fn question(visit: &Visit<'_>, order: &Order<'_>) -> Response {
         } @else {
             p { "They become due at once, with attempts reset. A dead letter stays if its idempotency key is in the outbox again." }
         }
-        (act(visit.guest, order.change.path(), &[("sure", &sure)], &form))
+        (act(visit.guest, order.change.words().path, &[("sure", &sure)], &form))
     };
     visit.page(&title).answer(&dialog(&title, &content))
 }
