@@ -923,6 +923,39 @@ fn an_act_whose_answer_cannot_be_kept_is_undone() {
     assert_eq!(receiver.count(), 1);
 }
 
+/// R60
+#[test]
+fn an_act_that_was_undone_has_no_line_in_the_audit_log() {
+    let database = Database::new();
+    let page = Page::start(
+        database
+            .binary(&["admin"])
+            .with("OUTBOX_ADMIN_TOKEN", TOKEN),
+    );
+    let bearer = format!("authorization: Bearer {TOKEN}");
+    let register = |name: &str| {
+        let body = json!({ "name": name, "destination": { "url": "https://acme.example/" } });
+        let headers = [
+            bearer.as_str(),
+            "content-type: application/json",
+            "idempotency-key: 1",
+        ];
+        let answer = page.request("POST /api/v1/destinations", &headers, &body.to_string());
+        answer.status
+    };
+    database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL)");
+    assert_eq!(register("undone"), 503);
+    database.execute("ALTER TABLE {o}_request DROP CONSTRAINT fits");
+    assert_eq!(register("done"), 201);
+    page.process.wait_for_log("admin_destination");
+    let log = page.process.log();
+    let acts: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("admin_destination"))
+        .collect();
+    assert!(acts.len() == 1 && !acts[0].contains("undone"), "{log}");
+}
+
 /// R60: with connections that the application lends.
 #[test]
 fn a_request_acts_once_with_borrowed_connections_too() {
