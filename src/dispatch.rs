@@ -6,6 +6,7 @@ mod http;
 #[cfg(not(feature = "http"))]
 mod without_http;
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -79,11 +80,52 @@ pub trait Dispatcher: Send + Sync + 'static {
     /// HTTP status), the relay sends that message again alone: the response may concern another message.
     ///
     /// With a `key_run` above 1, a batch may hold several messages of a key, in order. Deliver a message only if all of its
-    /// key before it are delivered.
+    /// key before it are delivered. The relay records the delivered messages at the beginning of a run and the outcome of
+    /// the first message that is not delivered. The messages behind it go back: their outcomes do not count, and
+    /// [`Outcome::Wait`] fits.
     ///
-    /// Defaults to calling [`dispatch`](Self::dispatch) for each message.
+    /// Defaults to calling [`dispatch`](Self::dispatch) for each message, except for those behind a message of their key
+    /// that is not delivered.
     fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
-        messages.iter().map(|one| self.dispatch(one)).collect()
+        in_order(messages.iter(), |one| self.dispatch(one)).collect()
+    }
+}
+
+/// Sends messages one by one, except for those behind a message of their key that is not delivered.
+fn in_order<'m>(
+    messages: impl Iterator<Item = &'m Message>,
+    send: impl Fn(&Message) -> Outcome,
+) -> impl Iterator<Item = Outcome> {
+    let mut cut = CutKeys::default();
+    messages.map(move |message| {
+        cut.behind(message).unwrap_or_else(|| {
+            let outcome = send(message);
+            if !matches!(outcome, Outcome::Delivered(_)) {
+                cut.add(message);
+            }
+            outcome
+        })
+    })
+}
+
+/// The keys of a batch of which a message is not delivered.
+#[derive(Default)]
+struct CutKeys<'m>(HashSet<(&'m str, &'m str)>);
+
+impl<'m> CutKeys<'m> {
+    fn add(&mut self, message: &'m Message) {
+        self.0.extend(Self::key(message));
+    }
+
+    /// The outcome of a message that must not be sent, because it is behind one that is not delivered.
+    fn behind(&self, message: &'m Message) -> Option<Outcome> {
+        let is_cut = Self::key(message).is_some_and(|key| self.0.contains(&key));
+        let why = "not sent: an earlier message of the key is not delivered";
+        is_cut.then(|| Outcome::Wait(Failure::new(ReasonCode::Failed, why)))
+    }
+
+    fn key(message: &'m Message) -> Option<(&'m str, &'m str)> {
+        Some((message.ordering_key.as_deref()?, &message.destination))
     }
 }
 

@@ -43,7 +43,7 @@ use self::proxy::Via;
 use self::target::{Answer, Common, Target};
 use self::tokens::{Token, Tokens};
 pub(crate) use self::verification::Verifier;
-use super::{CustomerError, Dispatcher, Failure, Outcome};
+use super::{CustomerError, CutKeys, Dispatcher, Failure, Outcome, in_order};
 use crate::config::{AuthKind, Config, ConfigError, Destination, Mode, OAuth2};
 use crate::lock::lock;
 use crate::message::Message;
@@ -387,16 +387,26 @@ impl Place {
     ) -> Vec<(usize, Outcome)> {
         let messages = messages.into_iter();
         if self.form.mode() != Mode::Batched {
-            return messages.map(|(n, one)| (n, self.send(one))).collect();
+            let (numbers, messages): (Vec<_>, Vec<_>) = messages.unzip();
+            let outcomes = in_order(messages.into_iter(), |one| self.send(one));
+            return numbers.into_iter().zip(outcomes).collect();
         }
         let (mut outcomes, mut numbers, mut batch) = (Vec::new(), Vec::new(), Vec::new());
+        let mut cut = CutKeys::default();
         for (number, message) in messages {
+            if let Some(outcome) = cut.behind(message) {
+                outcomes.push((number, outcome));
+                continue;
+            }
             match self.form.check(message) {
                 Ok(checked) => {
                     numbers.push((number, message.attempts));
                     batch.push(checked);
                 }
-                Err(failure) => outcomes.push((number, Outcome::Dead(failure))),
+                Err(failure) => {
+                    cut.add(message);
+                    outcomes.push((number, Outcome::Dead(failure)));
+                }
             }
         }
         if !batch.is_empty() {

@@ -44,13 +44,14 @@ impl Gathered {
 #[derive(Default)]
 pub(super) struct Answered {
     pub(super) settled: Vec<Settlement>,
-    /// The receiver may have refused the request because of a single message: each of these is sent again, alone.
-    pub(super) alone: Vec<Job>,
+    /// The receiver may have refused the request because of a single message: each of these is sent again, alone. The
+    /// first one of a run that was not delivered, and the run so far.
+    pub(super) alone: Vec<(Job, Run)>,
 }
 
 impl Answered {
-    /// `outcomes`: of each message, in order. `conclude` makes the settlement of a message. A run is sent again from its
-    /// beginning, or ends with its first message that is not delivered.
+    /// `outcomes`: of each message, in order. `conclude` makes the settlement of a message. The delivered messages at the
+    /// beginning of a run stay delivered. The first message that is not ends the run, or is sent again alone.
     pub(super) fn new(
         sent: Vec<Job>,
         outcomes: Vec<Outcome>,
@@ -61,27 +62,40 @@ impl Answered {
         let (mut answered, mut outcomes) = (Self::default(), outcomes.into_iter());
         for job in sent {
             let count = job.len();
-            let mut of_run = outcomes.as_slice().iter().take(count);
-            if is_batch && of_run.any(is_refusal) {
-                outcomes.by_ref().take(count).for_each(drop);
-                answered.alone.push(job);
-                continue;
-            }
             let (first, mut run) = Run::begin(job);
-            let mut next = Some(first);
+            let (mut next, mut refused) = (Some(first), None);
             for outcome in outcomes.by_ref().take(count) {
-                next = next.and_then(|job| run.next(conclude(job, outcome), bulkheads));
+                match next.take() {
+                    Some(job) if is_batch && is_refusal(&outcome) => refused = Some(job),
+                    job => next = job.and_then(|job| run.next(conclude(job, outcome), bulkheads)),
+                }
             }
-            answered.settled.extend(run.settlement());
+            match refused {
+                Some(job) => answered.alone.push((job, run)),
+                None => answered.settled.extend(run.settlement()),
+            }
         }
         answered
     }
 }
 
 /// The outcome that counts for the destination. The outcomes of one request usually agree; if they differ, the worst
-/// counts.
-pub(super) fn telling(outcomes: &[Outcome]) -> Option<&Outcome> {
-    outcomes.iter().max_by_key(|outcome| weight(outcome))
+/// counts, without those behind the end of a run. `runs`: their lengths.
+pub(super) fn telling(
+    runs: impl IntoIterator<Item = usize>,
+    mut outcomes: &[Outcome],
+) -> Option<&Outcome> {
+    let each = runs.into_iter().flat_map(|count| {
+        let of_run;
+        (of_run, outcomes) = outcomes.split_at(count);
+        let delivered = of_run.iter().take_while(|one| is_delivery(one)).count();
+        of_run.iter().take(delivered + 1)
+    });
+    each.max_by_key(|outcome| weight(outcome))
+}
+
+fn is_delivery(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Delivered(_))
 }
 
 /// Whether the receiver has refused the request because of its content.

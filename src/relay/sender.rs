@@ -87,7 +87,7 @@ impl SenderThread<'_> {
     fn send_single(&self) -> Result<(), NobodyListens> {
         for job in &self.desk.bulkhead.jobs {
             self.ring_for_room();
-            self.send_alone(job)?;
+            self.send_alone(Run::begin(job))?;
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl SenderThread<'_> {
             self.ring_for_room();
             self.send_together(dispatcher, gathered.together)?;
             for job in gathered.alone {
-                self.send_alone(job)?;
+                self.send_alone(Run::begin(job))?;
             }
         }
     }
@@ -141,20 +141,19 @@ impl SenderThread<'_> {
     }
 
     /// Sends the messages of a run, each alone.
-    fn send_alone(&self, job: Job) -> Result<(), NobodyListens> {
+    fn send_alone(&self, run: (Job, Run)) -> Result<(), NobodyListens> {
         let gate = &self.desk.bulkhead.gate;
         let admit = |lease| gate.admit(|| self.may_send(lease));
-        self.send_run(job, admit).map(drop)
+        self.send_run(run, admit).map(drop)
     }
 
     /// Sends the messages of a run, each after the success of the one before. `admit` asks the gate. Returns the result
     /// of the sends. `None`: nothing was sent, or a handler has the message.
     fn send_run(
         &self,
-        job: Job,
+        (first, mut run): (Job, Run),
         mut admit: impl FnMut(LeaseId) -> Option<Pass>,
     ) -> Result<Option<Sent>, NobodyListens> {
-        let (first, mut run) = Run::begin(job);
         let (mut next, mut sends) = (Some(first), None);
         while let Some(mut job) = next {
             let pass = match job.unsent {
@@ -277,7 +276,7 @@ impl SenderThread<'_> {
                 }
                 // A run that ends early is not one request.
                 Some(_) => {
-                    alone.push(job);
+                    alone.push(Run::begin(job));
                     continue;
                 }
                 None => runs.push((job.lease, job.len())),
@@ -291,7 +290,7 @@ impl SenderThread<'_> {
         if messages.is_empty() {
             gate.return_pass(&pass);
             drop(sending);
-            return alone.into_iter().try_for_each(|job| self.send_alone(job));
+            return alone.into_iter().try_for_each(|run| self.send_alone(run));
         }
         let spans = Spans::of(&messages, &self.desk.bulkhead.name);
         let outcomes = spans.within(|| dispatch_batch(dispatcher, &messages));
@@ -301,7 +300,7 @@ impl SenderThread<'_> {
         for (message, outcome) in messages.iter().zip(&outcomes) {
             self.desk.tell_sent(message, outcome, latency);
         }
-        match telling(&outcomes) {
+        match telling(runs.iter().map(|(_, count)| *count), &outcomes) {
             Some(telling) => self.desk.record(&pass, telling),
             None => gate.return_pass(&pass),
         }
@@ -332,7 +331,7 @@ impl SenderThread<'_> {
             self.desk.outcomes.send(settlement)?;
         }
         alone.extend(answered.alone);
-        alone.into_iter().try_for_each(|job| self.send_alone(job))
+        alone.into_iter().try_for_each(|run| self.send_alone(run))
     }
 
     /// Begins a send. The limit grows with `messages`, because a dispatcher may send them one after the other.

@@ -1,11 +1,15 @@
 //! Runs of a key: several due messages of a key are claimed, sent one after the other and settled together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use diesel::connection::{AnsiTransactionManager, SimpleConnection, TransactionManager};
 use diesel_outbox::config::Mode;
-use diesel_outbox::{Destination, NewMessage, ProblemKind, RelayHandle};
+use diesel_outbox::{
+    Destination, Dispatcher, Failure, Message, NewMessage, Outcome, ProblemKind, ReasonCode,
+    RelayHandle, Response,
+};
 use serde_json::{Value, json};
 
 use crate::support::{Database, File, Gate, Receiver, Request, Running, end, eventually, finish};
@@ -125,7 +129,7 @@ fn a_dead_letter_ends_its_run_and_not_its_key() {
     assert_eq!(database.count("dead"), 1);
 }
 
-/// R61: all or nothing. After a refusal the messages are sent alone, in order.
+/// R61: HTTP has one response for all. After a refusal the messages are sent alone, in order.
 #[test]
 fn a_run_in_batched_mode_is_one_request() {
     let database = Database::new();
@@ -148,6 +152,118 @@ fn a_run_in_batched_mode_is_one_request() {
     let alone = [0, 1, 2, 3].map(|n| vec![n]);
     let expected = [vec![all.clone()], alone.to_vec(), vec![all[4..].to_vec()]].concat();
     assert_eq!(requests, expected);
+    assert_eq!(database.count("dead"), 1);
+}
+
+/// A broker that has an outcome for each message, and keeps the numbers of what it has taken.
+#[derive(Clone, Default)]
+struct Broker(Arc<Mutex<Vec<Vec<u64>>>>);
+
+impl Broker {
+    fn take(&self, messages: &[Message]) -> Vec<Outcome> {
+        let mut taken = Vec::new();
+        let mut continues = true;
+        let outcomes = messages.iter().map(|message| {
+            let payload: Value = serde_json::from_str(&message.payload).expect("JSON");
+            let n = payload["n"].as_u64().expect("a number");
+            let mut failure = Failure::new(ReasonCode::Rejected, "no");
+            failure.response.status = Some(422);
+            let outcome = match n {
+                _ if !continues => Outcome::Wait(Failure::new(ReasonCode::Failed, "not sent")),
+                3 => Outcome::Dead(failure),
+                6 if message.attempts == 0 => Outcome::Retry(failure),
+                _ => Outcome::Delivered(Response::default()),
+            };
+            continues = matches!(outcome, Outcome::Delivered(_));
+            taken.extend(continues.then_some(n));
+            outcome
+        });
+        let outcomes = outcomes.collect();
+        let mut all = self.0.lock().expect("no panic holds it");
+        all.extend((!taken.is_empty()).then_some(taken));
+        outcomes
+    }
+}
+
+impl Dispatcher for Broker {
+    fn dispatch(&self, message: &Message) -> Outcome {
+        self.take(std::slice::from_ref(message)).remove(0)
+    }
+
+    fn dispatch_batch(&self, messages: &[Message]) -> Vec<Outcome> {
+        self.take(messages)
+    }
+}
+
+/// A broker without requests for several messages.
+struct OneByOne(Broker);
+
+impl Dispatcher for OneByOne {
+    fn dispatch(&self, message: &Message) -> Outcome {
+        self.0.dispatch(message)
+    }
+}
+
+/// R61: the default of `dispatch_batch` sends nothing behind a message that is not delivered.
+#[test]
+fn a_dispatcher_of_single_messages_keeps_the_order_of_a_run() {
+    let database = Database::new();
+    enqueue(&database, 10);
+    let broker = Broker::default();
+    let destination = Destination::new("broker", "http://broker.test/").expect("a destination");
+    let relay = database.relay().dispatcher(OneByOne(broker.clone()));
+    let relay = relay.destination(destination.key_run(50).mode(Mode::Batched));
+    let relay = relay.route("*", "broker").start().expect("a relay");
+    all_delivered(&database, 9);
+    end(&relay);
+    let taken = broker.0.lock().expect("no panic holds it").concat();
+    assert_eq!(taken, [0, 1, 2, 4, 5, 6, 7, 8, 9]);
+}
+
+/// R61: a message that cannot be sent keeps those behind it out of the request.
+#[test]
+fn a_batched_request_ends_before_what_cannot_be_sent() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let conn = &mut database.connect();
+    let large = NewMessage::new("order.paid", &"x".repeat(1_000)).expect("JSON");
+    let messages = vec![message(0), large.ordering_key("order-7"), message(2)];
+    database
+        .outbox()
+        .enqueue_batch(conn, messages)
+        .expect("enqueued");
+    let mut destination = destination(&receiver, 50).mode(Mode::Batched);
+    destination.max_payload_bytes = Some(100);
+    let relay = started(&database, destination);
+    all_delivered(&database, 2);
+    end(&relay);
+    let numbers: Vec<Value> = (receiver.requests().iter())
+        .flat_map(|request| request.json().as_array().expect("an array").clone())
+        .map(|event| event["data"]["n"].clone())
+        .collect();
+    assert_eq!(numbers, [json!(0), json!(2)]);
+}
+
+/// R61: the beginning of a run that a dispatcher has delivered stays delivered, and comes once. The rest goes back.
+#[test]
+fn a_dispatcher_has_an_outcome_for_each_message_of_a_run() {
+    let database = Database::new();
+    enqueue(&database, 10);
+    let broker = Broker::default();
+    let destination = Destination::new("broker", "http://broker.test/").expect("a destination");
+    let relay = database.relay().dispatcher(broker.clone());
+    let relay = relay.destination(destination.key_run(50).mode(Mode::Batched));
+    let relay = relay.route("*", "broker").start().expect("a relay");
+    all_delivered(&database, 9);
+    end(&relay);
+    let taken = broker.0.lock().expect("no panic holds it").clone();
+    let rest = vec![vec![6], vec![7, 8, 9]];
+    assert_eq!(taken, [vec![vec![0, 1, 2], vec![4, 5]], rest].concat());
+    let attempts = "SELECT string_agg(attempts::text, ' ' ORDER BY sequence) FROM {o}_ledger";
+    assert_eq!(
+        database.text(attempts).as_deref(),
+        Some("1 1 1 1 1 1 2 1 1 1")
+    );
     assert_eq!(database.count("dead"), 1);
 }
 

@@ -16,6 +16,7 @@ use crate::relay::gate::{Admission, Pass, Standing};
 use crate::relay::job::Job;
 use crate::relay::metrics::Dispatches;
 use crate::relay::registered::{Member, Registered};
+use crate::relay::run::Run;
 use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
@@ -187,7 +188,8 @@ impl Worker<'_> {
             sending: &shared.threads.senders[self.all.number][self.number],
         };
         let (id, mut pass) = (customer.id, Some(pass));
-        let sent = sender.send_run(job, |_| pass.take().or_else(|| self.admit(id, bulkhead)))?;
+        let admit = |_| pass.take().or_else(|| self.admit(id, bulkhead));
+        let sent = sender.send_run(Run::begin(job), admit)?;
         if let Some(sent) = sent.filter(|sent| sent.went_well) {
             self.all.learn(sent.mean());
         }

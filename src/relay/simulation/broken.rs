@@ -123,6 +123,8 @@ pub(super) enum Broken {
     RunsOverGaps,
     /// The delivered messages of a run are settled one by one.
     SettlesRunsOneByOne,
+    /// Of a request that the receiver refuses in part, a run is sent again from its beginning.
+    RepeatsRefusedRuns,
     /// If another relay has taken over a part of a run, the rest is recorded as delivered.
     SettlesRunsInPart,
     /// A failed attempt is not counted.
@@ -135,7 +137,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 48] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 49] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -180,6 +182,7 @@ impl Broken {
         (Self::RunsPastFailures, &[Promise::Order, Promise::Repeats]),
         (Self::RunsOverGaps, &[Promise::Order, Promise::Repeats]),
         (Self::SettlesRunsOneByOne, &[Promise::Repeats]),
+        (Self::RepeatsRefusedRuns, &[Promise::Doubled]),
         (Self::OverlooksWhatIsRemoved, &[Promise::Lost]),
         (Self::KnowsOnlyNames, &[Promise::Address]),
         (Self::LosesTurns, &[Promise::Late, Promise::Lost]),

@@ -53,6 +53,9 @@ pub(super) struct History {
     pub(super) has_handlers: bool,
     /// The destination `a` gets several messages in one request, and refuses some messages.
     pub(super) has_batches: bool,
+    /// The dispatcher has an outcome for each message of a request. Otherwise the receiver accepts or refuses the request
+    /// as a whole.
+    pub(super) has_outcomes_of_each: bool,
     /// The most messages of a run, at the destinations `a`, `b` and registered ones.
     pub(super) key_run: usize,
 }
@@ -221,6 +224,7 @@ impl History {
             has_tenants: false,
             has_handlers: false,
             has_batches: false,
+            has_outcomes_of_each: false,
             // Separate dice, as above.
             key_run: [1, 2, 3, 10]
                 [Rng::with_seed(seed.rotate_left(23) ^ 0x8ebc_6af0_9c88_c6e3).usize(..4)],
@@ -400,6 +404,7 @@ impl History {
     /// Sends several messages in one request, and has the receiver refuse some of them.
     fn refuse(&mut self, rng: &mut Rng) {
         self.has_batches = true;
+        self.has_outcomes_of_each = Rng::with_seed(self.seed ^ 2).bool();
         for item in &mut self.items {
             if let Event::Enqueue { messages, .. } = &mut item.event {
                 let to_batches = messages.iter_mut().filter(|new| new.topic == "a");
@@ -662,7 +667,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}, key_run {}",
+            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}, of each {}, key_run {}",
             self.seed,
             self.relays,
             self.single_active,
@@ -677,6 +682,7 @@ impl fmt::Display for History {
             self.has_tenants,
             self.has_handlers,
             self.has_batches,
+            self.has_outcomes_of_each,
             self.key_run
         )?;
         for item in &self.items {

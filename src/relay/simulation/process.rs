@@ -107,7 +107,7 @@ struct Sending {
     /// Requests that go on with a run.
     going_on: VecDeque<Request>,
     /// Runs of batched mode that are sent one by one.
-    alone: VecDeque<Job>,
+    alone: VecDeque<(Job, Run)>,
     /// The jobs that are gathered for the next request, until this time.
     gathered: Option<(Gathered, Duration)>,
     /// A run that the last request had no space for.
@@ -139,8 +139,7 @@ impl Request {
         self.run.as_ref().map(Run::delivered).unwrap_or_default()
     }
 
-    fn first_of(job: Job) -> Self {
-        let (first, run) = Run::begin(job);
+    fn of_run((first, run): (Job, Run)) -> Self {
         Self {
             run: Some(run),
             ..Self::of(vec![first])
@@ -153,7 +152,7 @@ impl Request {
         shared: &Shared,
         outcomes: &Outcomes,
         unsent: impl Fn(&Job) -> Option<Verdict>,
-    ) -> (Option<Self>, Vec<Job>) {
+    ) -> (Option<Self>, Vec<(Job, Run)>) {
         let (bulkheads, mut ended, mut alone) = (&shared.bulkheads, Vec::new(), Vec::new());
         let unsent = |job: &Job| job.unsent.clone().or_else(|| unsent(job));
         for job in std::mem::take(&mut self.jobs) {
@@ -166,7 +165,7 @@ impl Request {
                 (Some(verdict), None) if job.behind.is_empty() => {
                     ended.push(Settlement::unsent(job, bulkheads, verdict));
                 }
-                (Some(_), None) => alone.push(job),
+                (Some(_), None) => alone.push(Run::begin(job)),
             }
         }
         let has_ended = self.jobs.is_empty();
@@ -206,11 +205,12 @@ impl Sending {
         if begun.is_some() {
             return begun;
         }
-        if let Some(job) = self.alone.pop_front() {
-            return Some(Request::first_of(job));
+        if let Some(run) = self.alone.pop_front() {
+            return Some(Request::of_run(run));
         }
         let Some(limits) = bulkhead.request_batch else {
-            return queue.try_recv().ok().map(Request::first_of);
+            let job = queue.try_recv().ok();
+            return job.map(Run::begin).map(Request::of_run);
         };
         let gathered = self.gathered.take();
         let (mut gathered, until) =
@@ -229,9 +229,10 @@ impl Sending {
             self.next = until;
             return None;
         }
-        self.alone.extend(gathered.alone);
+        self.alone
+            .extend(gathered.alone.into_iter().map(Run::begin));
         match gathered.together.is_empty() {
-            true => self.alone.pop_front().map(Request::first_of),
+            true => self.alone.pop_front().map(Request::of_run),
             false => Some(Request::of(gathered.together)),
         }
     }
@@ -1052,7 +1053,7 @@ impl<'w> Stage<'w> {
                     Some(member) => {
                         let request = Request {
                             registered: Some((in_flight, member)),
-                            ..Request::first_of(job)
+                            ..Request::of_run(Run::begin(job))
                         };
                         self.send_to_registered((number, which), request, Some(pass));
                     }
@@ -1143,8 +1144,8 @@ impl<'w> Stage<'w> {
         let shared = self.processes.borrow()[number].shared;
         let is_group = matches!(shared.bulkheads[which].serves, Serves::Group(_));
         let (outcomes, lasts) = match is_group {
-            true => self.handle(&jobs),
-            false => self.answer(&jobs, name),
+            true => self.handle(&request.jobs),
+            false => self.answer(&request.jobs, name),
         };
         for job in jobs.iter().filter(|_| is_group) {
             shared
@@ -1182,42 +1183,70 @@ impl<'w> Stage<'w> {
         self.send(send);
     }
 
-    /// The response of a receiver, and how long it takes. A receiver accepts or refuses a request as a whole.
-    fn answer(&self, jobs: &[&Job], destination: &str) -> (Vec<Outcome>, Duration) {
+    /// The outcomes of a request, and how long it takes. A receiver accepts or refuses a request as a whole, unless the
+    /// dispatcher has an outcome for each message.
+    fn answer(&self, runs: &[Job], destination: &str) -> (Vec<Outcome>, Duration) {
         let mood = self
             .moods
             .borrow()
             .get(destination)
             .map_or(Mood::Well, |(mood, _)| *mood);
         let messages = self.messages.borrow();
-        let fails = |job: &Job| {
-            let truth = &messages[number_of(&job.message)];
-            of(&truth.failed, &job.message.destination) < truth.fails
-        };
-        let fails = jobs.iter().copied().any(fails);
-        let is_refused = |job: &Job| messages[number_of(&job.message)].is_refused;
         let failed = |code| Outcome::Retry(Failure::new(code, "no"));
-        let (outcome, lasts) = match mood {
-            Mood::Hanging => (failed(ReasonCode::Timeout), self.history.send_timeout()),
-            Mood::Failing => (failed(ReasonCode::ServerError), self.dice(1, 10)),
-            _ if fails => (failed(ReasonCode::ServerError), self.dice(1, 10)),
-            _ if jobs.iter().copied().any(is_refused) => {
+        let of_message = |message: &Message| {
+            let truth = &messages[number_of(message)];
+            if mood == Mood::Failing || of(&truth.failed, &message.destination) < truth.fails {
+                failed(ReasonCode::ServerError)
+            } else if truth.is_refused {
                 let mut failure = Failure::new(ReasonCode::Rejected, "no");
                 failure.response.status = Some(422);
-                (Outcome::Dead(failure), self.dice(1, 10))
+                Outcome::Dead(failure)
+            } else {
+                Outcome::Delivered(Response::default())
             }
+        };
+        let each = || runs.iter().flat_map(Job::messages).map(of_message);
+        let is_delivered = |one: &Outcome| matches!(one, Outcome::Delivered(_));
+        let count = runs.iter().map(Job::len).sum();
+        let outcomes = if mood == Mood::Hanging {
+            vec![failed(ReasonCode::Timeout); count]
+        } else if self.history.has_outcomes_of_each {
+            // A dispatcher sends nothing behind a message of a key that is not delivered.
+            let of_run = |run: &Job| {
+                let mut continues = true;
+                let each = run.messages().map(|message| {
+                    let outcome = match continues {
+                        true => of_message(message),
+                        false => Outcome::Wait(Failure::new(ReasonCode::Failed, "not sent")),
+                    };
+                    continues = is_delivered(&outcome);
+                    outcome
+                });
+                each.collect::<Vec<_>>()
+            };
+            runs.iter().flat_map(of_run).collect()
+        } else {
+            let worst = each().max_by_key(|one| match one {
+                Outcome::Retry(_) => 2,
+                Outcome::Dead(_) => 1,
+                _ => 0,
+            });
+            vec![worst.expect("a request has messages"); count]
+        };
+        let lasts = match mood {
+            Mood::Hanging => self.history.send_timeout(),
+            _ if !outcomes.iter().all(is_delivered) => self.dice(1, 10),
             Mood::Slow => {
                 let most = self.history.send_timeout().as_millis() as u64;
-                let lasts = self.dice(200, most - 100);
-                (Outcome::Delivered(Response::default()), lasts)
+                self.dice(200, most - 100)
             }
-            Mood::Well => (Outcome::Delivered(Response::default()), self.dice(1, 20)),
+            Mood::Well | Mood::Failing => self.dice(1, 20),
         };
-        (vec![outcome; jobs.len()], lasts)
+        (outcomes, lasts)
     }
 
     /// The result of a handler, and how long it takes. If nothing else goes wrong, there is a connection.
-    fn handle(&self, jobs: &[&Job]) -> (Vec<Outcome>, Duration) {
+    fn handle(&self, jobs: &[Job]) -> (Vec<Outcome>, Duration) {
         let has_trouble = !self.history.is_calm() && !self.is_calm_now();
         if has_trouble && self.rng(|rng| rng.u8(..4)) == 0 {
             let outcome = no_connection("all are in use").into_outcome();
@@ -1398,7 +1427,7 @@ impl<'w> Stage<'w> {
             registered,
         } = request;
         let took = clock::since(began);
-        let telling = telling(&answers).expect("a request has messages");
+        let telling = telling(jobs.iter().map(Job::len), &answers).expect("a request has messages");
         let is_delivered = matches!(telling, Outcome::Delivered(_));
         if registered.is_none() || is_delivered {
             shared.bulkheads[number].learn(took);
@@ -1417,6 +1446,16 @@ impl<'w> Stage<'w> {
             for outcome in &mut answers {
                 if let Outcome::Dead(failure) = outcome {
                     failure.response.status = None;
+                }
+            }
+        }
+        if self.broken == Some(Broken::RepeatsRefusedRuns) {
+            let mut left = &mut answers[..];
+            for job in &jobs {
+                let of_run;
+                (of_run, left) = left.split_at_mut(job.len());
+                if let Some(refusal) = of_run.iter().find(|one| matches!(one, Outcome::Dead(_))) {
+                    of_run.fill(refusal.clone());
                 }
             }
         }
