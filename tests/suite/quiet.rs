@@ -82,12 +82,17 @@ fn a_relay_falls_asleep_only_when_its_lease_names_the_listener() {
     operator.batch_execute(&hold).expect("the row is locked");
     let named = database.number("SELECT listener_pid FROM {o}_lease");
     database.execute(&format!("SELECT pg_terminate_backend({named})"));
-    eventually("a new listener is connected", || {
-        database.number(
-            "SELECT count(*) FROM pg_stat_activity
-              WHERE application_name = 'diesel-outbox listener' AND query LIKE '%' || '{o}'::regclass::oid || '%'",
-        ) > 0
-    });
+    // A session that ends tells its client so before its locks go.
+    eventually(
+        "a new listener is connected, and the old session is gone",
+        || {
+            database.number(&format!(
+            "SELECT coalesce(min(pid), {named}) FROM pg_stat_activity
+              WHERE application_name = 'diesel-outbox listener' AND query LIKE '%' || '{{o}}'::regclass::oid || '%'"
+        )) != named
+            && database.number(&format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {named}")) == 0
+        },
+    );
     let until = Instant::now() + Duration::from_millis(500);
     while Instant::now() < until {
         assert!(!database.is_relay_asleep(), "the lease names {named} still");
