@@ -11,6 +11,7 @@ use diesel::upsert::excluded;
 use diesel::{NullableExpressionMethods, PgConnection, delete, insert_into, select, update};
 use uuid::Uuid;
 
+use crate::config::LONGEST_SEND;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
@@ -20,8 +21,8 @@ use crate::store::table::request as requests;
 /// How long a request is known. `outbox_rotate` deletes older ones.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
-/// How long a request without an answer is known: longer than any send.
-const UNANSWERED: Duration = Duration::from_secs(15 * 60);
+/// How long a request without an answer is known: 15 minutes, longer than any send.
+const UNANSWERED: Duration = LONGEST_SEND.saturating_mul(3);
 
 /// A request with a key.
 #[derive(Debug, Clone, Copy)]
