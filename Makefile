@@ -62,6 +62,7 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 	@command -v openssl >/dev/null || scripts/install-package openssl
 	@command -v psql >/dev/null || scripts/install-package psql
 	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
+	@PATH="$$PATH:/usr/sbin"; command -v nginx >/dev/null || scripts/install-package nginx
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
 	WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
 

@@ -347,9 +347,14 @@ fn unread(error: serde_path_to_error::Error<serde_json::Error>) -> Problem {
     });
     let field = names.next_back();
     let error = error.into_inner();
+    // serde says this only in words. The path ends at the object that lacks the field.
+    let text = error.to_string();
+    let missing = text.strip_prefix("missing field `");
+    let missing = missing.and_then(|rest| rest.split_once('`'));
+    let field = missing.map(|(name, _)| name.to_owned()).or(field);
     let problem = match error.classify() {
-        Category::Data => Problem::invalid(error.to_string()),
-        _ => Problem::new(StatusCode::BAD_REQUEST, error.to_string()),
+        Category::Data => Problem::invalid(text),
+        _ => Problem::new(StatusCode::BAD_REQUEST, text),
     };
     Problem { field, ..problem }
 }

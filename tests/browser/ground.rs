@@ -122,6 +122,21 @@ impl Ground {
         );
     }
 
+    /// Adds ten thousand destinations of customers, and a million messages that wait for tomorrow.
+    pub(crate) fn crowd(&self) {
+        self.database.execute(
+            "INSERT INTO {o}_destination (name, url, topics, description)
+             SELECT 'customer-' || n, 'https://customer.example/' || n, '{webhook.*}', 'Customer ' || n
+               FROM generate_series(1, 10000) n",
+        );
+        self.database.execute(
+            "INSERT INTO {o} (topic, payload, ordering_key, available_at)
+             SELECT 'webhook.' || n % 10, '{}', CASE n % 2 WHEN 1 THEN 'customer-' || n % 20000 END, now() + interval '1 day'
+               FROM generate_series(1, 1000000) n",
+        );
+        self.database.execute("ANALYZE {o}, {o}_destination");
+    }
+
     /// Enqueues what a small shop produces in half a second: more and less, in waves, and now and then a message that
     /// the warehouse refuses.
     pub(crate) fn trickle(&self, round: usize) {

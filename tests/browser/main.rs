@@ -120,11 +120,13 @@ fn who_may_only_look_finds_nothing_to_press() {
     ground.scenario(&page, "readonly", json!({ "letter": letter }));
 }
 
+/// R60: also with ten thousand destinations and a million messages.
 #[test]
 fn it_is_readable_without_barriers_in_both_schemes_wide_and_narrow() {
     let ground = Ground::new();
     let letter = ground.dead_letter();
     ground.fill();
+    ground.crowd();
     let page = ground.page(&[]);
     let folder = ground::folder().join("screenshots");
     std::fs::create_dir_all(&folder).expect("a folder");

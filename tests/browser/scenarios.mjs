@@ -6,7 +6,7 @@ import path from "node:path";
 import { audit } from "./looks.mjs";
 import { barriers, expectStatus, inBrowser, photograph, press, says, told, visit } from "./ground.mjs";
 
-const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/destinations/edit?name=acme", "/relays", "/audit", "/tenant?tenant=00000000-0000-0000-0000-000000000001"];
+const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/destinations/edit", "/destinations/edit?name=acme", "/destinations?q=customer-9", "/messages?topic=webhook.1", "/relays", "/audit", "/tenant?tenant=00000000-0000-0000-0000-000000000001"];
 
 /** A page, or where the button there leads. */
 const LOOKS = [
@@ -42,8 +42,8 @@ const PORTAL = [
 const look = async (open, looks, images = []) => {
   for (const status of [401, 403, 404]) expectStatus(status);
   for (const colorScheme of ["light", "dark"]) {
-    for (const width of [1280, 390]) {
-      const isPhone = width === 390;
+    for (const width of [1280, 360]) {
+      const isPhone = width === 360;
       const page = await open({
         colorScheme,
         viewport: { width, height: 844 },

@@ -447,6 +447,25 @@ fn a_tenant_has_a_page() {
     }
 }
 
+/// R60: a page reads a part of the matches that are hidden from its guest, so no search lasts for long.
+#[test]
+fn a_search_goes_on_behind_a_thousand_matches_that_are_hidden() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, description)
+         SELECT 'h' || n, 'https://customer.example/x/token' || n, NULL FROM generate_series(1001, 2001) n
+          UNION ALL SELECT 'i', 'https://customer.example/', 'has an x/token'",
+    );
+    let page = Page::start(database.binary(&["admin"]));
+    let rows = |path: &str| {
+        let body = page.get(path).body;
+        let next = body.contains("after=h2000");
+        (body.matches("/destinations?name=").count(), next)
+    };
+    assert_eq!(rows("/destinations?q=x%2Ftoken"), (0, true));
+    assert_eq!(rows("/destinations?q=x%2Ftoken&after=h2000"), (1, false));
+}
+
 /// R46
 #[test]
 fn registered_destinations_are_searched_shown_and_changed() {

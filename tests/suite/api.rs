@@ -275,6 +275,7 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     for (body, field) in [
         (unknown, json!("colour")),
         (json!({ "name": 7 }), json!("name")),
+        (json!({ "destination": {} }), json!("name")),
         (
             json!({ "name": "a", "destination": { "topics": ["a", 1] } }),
             json!("topics"),

@@ -11,6 +11,7 @@ mod support;
 mod acceptance;
 mod admin_access;
 mod admin_pages;
+mod admin_proxy;
 mod admin_requests;
 mod api;
 mod auth;
