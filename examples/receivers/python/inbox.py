@@ -20,8 +20,8 @@ class Inbox:
             db.executescript(SCHEMA)
 
     def connect(self):
-        # Wait at most a second for another writer: the sender is waiting for the response.
-        return sqlite3.connect(self.path, timeout=1, isolation_level=None)
+        # Wait at most five seconds for other writers: the sender is waiting for the response.
+        return sqlite3.connect(self.path, timeout=5, isolation_level=None)
 
     def handle(self, events, work):
         """Calls `work(db, event)` for each new event. Returns for each event whether it was new.
