@@ -7,7 +7,7 @@ use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, DeadFilter, LetterId, Note, Place};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, DeadGroup, DeadLetter};
+use diesel_outbox::program::{self, DeadGroup, MessageRecord};
 use diesel_outbox::{ConfigError, ReasonCode};
 use serde_json::{Value, json};
 
@@ -224,7 +224,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             show_groups(&groups, *json)
         }
         Action::Show { id, json } => {
-            let letters: Vec<DeadLetter> = if let Ok(which) = self::id(id) {
+            let letters: Vec<MessageRecord> = if let Ok(which) = self::id(id) {
                 let at = program::dead_letters_at(&mut conn, &config.table, which.sequence())?;
                 at.into_iter()
                     .filter(|letter| which.is_of(letter.id()))
@@ -250,7 +250,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                             show(letter, *json)?;
                             output::line("")?;
                         }
-                        let ids: Vec<LetterId> = several.iter().map(DeadLetter::id).collect();
+                        let ids: Vec<LetterId> = several.iter().map(MessageRecord::id).collect();
                         let each = each_of(&ids);
                         return output::line(format!(
                             "several dead letters have the id {id}: {each}"
@@ -290,7 +290,7 @@ fn none(is_of_all: bool) -> &'static str {
     }
 }
 
-fn as_json(letter: &DeadLetter) -> Value {
+fn as_json(letter: &MessageRecord) -> Value {
     let mut value = json!({
         "id": letter.sequence,
         "sequence": letter.sequence,
@@ -307,7 +307,7 @@ fn as_json(letter: &DeadLetter) -> Value {
         "attempts": letter.attempts,
         "created_at": letter.created_at,
         "occurred_at": letter.occurred_at,
-        "dead_lettered_at": letter.dead_lettered_at,
+        "dead_lettered_at": letter.settled_at,
         "place": letter.place().to_string(),
     });
     let parsed = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| text.clone().into());
@@ -320,7 +320,7 @@ fn as_json(letter: &DeadLetter) -> Value {
     value
 }
 
-fn list(letters: &[DeadLetter], limit: i64, as_json_array: bool) -> Result<()> {
+fn list(letters: &[MessageRecord], limit: i64, as_json_array: bool) -> Result<()> {
     if as_json_array {
         return output::json(&Value::Array(letters.iter().map(as_json).collect()));
     }
@@ -338,9 +338,9 @@ fn list(letters: &[DeadLetter], limit: i64, as_json_array: bool) -> Result<()> {
             letter.sequence.to_string(),
             output::name(&letter.topic),
             output::name(&letter.destination),
-            letter.reason.clone(),
+            letter.reason.clone().unwrap_or_default(),
             letter.attempts.to_string(),
-            letter.dead_lettered_at.clone(),
+            letter.settled_at.clone().unwrap_or_default(),
             output::shown(letter.last_error.as_deref().unwrap_or_default()),
         ]);
     }
@@ -392,7 +392,7 @@ fn show_groups(groups: &[DeadGroup], as_json_array: bool) -> Result<()> {
     output::line(table)
 }
 
-fn show(letter: &DeadLetter, as_json_object: bool) -> Result<()> {
+fn show(letter: &MessageRecord, as_json_object: bool) -> Result<()> {
     if as_json_object {
         return output::json(&as_json(letter));
     }
@@ -411,14 +411,14 @@ fn show(letter: &DeadLetter, as_json_object: bool) -> Result<()> {
             "tenant",
             letter.tenant_id.map_or("-".to_owned(), |id| id.to_string()),
         ),
-        ("reason", letter.reason.clone()),
+        ("reason", optional(&letter.reason)),
         ("last error", optional(&letter.last_error)),
         ("http status", status),
         ("response", optional(&letter.response)),
         ("attempts", letter.attempts.to_string()),
         ("created at", letter.created_at.clone()),
         ("occurred at", optional(&letter.occurred_at)),
-        ("dead since", letter.dead_lettered_at.clone()),
+        ("dead since", optional(&letter.settled_at)),
         ("headers", optional(&letter.headers)),
         ("payload", optional(&letter.payload)),
     ] {

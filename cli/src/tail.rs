@@ -7,7 +7,7 @@ use anyhow::Result;
 use diesel::PgConnection;
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::{DestinationError, TestAnswer};
-use diesel_outbox::program::{Forward, LedgerRow, Tail, TailFilter};
+use diesel_outbox::program::{Forward, MessageRecord, Tail, TailFilter};
 use diesel_outbox::{ConfigError, DatabaseError, Outbox, ReasonCode, Status, admin};
 use serde_json::{Value, json};
 
@@ -142,8 +142,11 @@ fn forwarded(sent: Result<Option<TestAnswer>, DestinationError>) -> Forwarded {
     }
 }
 
-fn as_line(row: &LedgerRow, forwarded: Option<&Forwarded>) -> String {
-    let mut words = vec![row.settled_at.clone(), row.topic.clone()];
+fn as_line(row: &MessageRecord, forwarded: Option<&Forwarded>) -> String {
+    let mut words = vec![
+        row.settled_at.clone().unwrap_or_default(),
+        row.topic.clone(),
+    ];
     if !row.destination.is_empty() {
         words.push(row.destination.clone());
     }
@@ -174,7 +177,7 @@ fn as_line(row: &LedgerRow, forwarded: Option<&Forwarded>) -> String {
     output::shown(&words.join("  "))
 }
 
-fn as_json(row: &LedgerRow, forwarded: Option<&Forwarded>) -> Value {
+fn as_json(row: &MessageRecord, forwarded: Option<&Forwarded>) -> Value {
     let forwarded = forwarded.map(|forwarded| match forwarded {
         Forwarded::NoPayload => json!({ "error": "the ledger has not kept the payload" }),
         Forwarded::Failed(error) => json!({ "error": error }),
@@ -197,7 +200,7 @@ fn as_json(row: &LedgerRow, forwarded: Option<&Forwarded>) -> Value {
         "attempts": row.attempts,
         "http_status": row.http_status,
         "reason": row.reason,
-        "error": row.error,
+        "error": row.last_error,
         "has_payload": row.has_payload,
         "forwarded": forwarded,
     })

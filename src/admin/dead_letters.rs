@@ -7,7 +7,8 @@ use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::operate::audit::Act;
-use crate::store::operate::dead::{self, DeadFilter, DeadGroup, DeadLetter, LetterId};
+use crate::store::operate::dead::{self, DeadFilter, DeadGroup};
+use crate::store::operate::messages::{LetterId, MessageRecord};
 use crate::store::pinned::pinned;
 
 /// Dead letters that one statement moves.
@@ -22,7 +23,7 @@ pub fn dead_letters(
     name: &OutboxName,
     filter: &DeadFilter,
     limit: i64,
-) -> Result<Vec<DeadLetter>, DatabaseError> {
+) -> Result<Vec<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         dead::list(conn, name, filter, limit)
     })?)
@@ -52,7 +53,7 @@ pub fn dead_letters_at(
     conn: &mut PgConnection,
     name: &OutboxName,
     sequence: i64,
-) -> Result<Vec<DeadLetter>, DatabaseError> {
+) -> Result<Vec<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         dead::find(conn, name, sequence)
     })?)
@@ -67,7 +68,7 @@ pub fn dead_letters_of(
     conn: &mut PgConnection,
     name: &OutboxName,
     message_id: uuid::Uuid,
-) -> Result<Vec<DeadLetter>, DatabaseError> {
+) -> Result<Vec<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         dead::find_by_message_id(conn, name, message_id)
     })?)

@@ -5,7 +5,7 @@ use diesel::PgConnection;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::operate::history::{self, HistoryEntry};
-use crate::store::operate::ledger::{self, LedgerFilter, LedgerRow};
+use crate::store::operate::ledger::{self, LedgerFilter};
 use crate::store::operate::messages::{self, MessageRecord};
 use crate::store::operate::payloads::{self, StoredPayload};
 use crate::store::pinned::pinned;
@@ -72,7 +72,7 @@ pub fn ledger(
     name: &OutboxName,
     filter: &LedgerFilter,
     limit: i64,
-) -> Result<Searched<LedgerRow>, DatabaseError> {
+) -> Result<Searched<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         ledger::ledger(conn, name, filter, limit)
     })?)

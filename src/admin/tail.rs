@@ -8,7 +8,7 @@ use diesel::PgConnection;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::routes::matches_any;
-use crate::store::operate::ledger::LedgerRow;
+use crate::store::operate::messages::MessageRecord;
 use crate::store::operate::tail;
 use crate::store::pinned::pinned;
 use crate::store::place::{Place, as_micros};
@@ -86,7 +86,7 @@ impl Tail {
         &mut self,
         conn: &mut PgConnection,
         name: &OutboxName,
-    ) -> Result<Vec<LedgerRow>, DatabaseError> {
+    ) -> Result<Vec<MessageRecord>, DatabaseError> {
         let (mut place, end) = match self.look {
             Some(look) => look,
             None => (self.from(), tail::end(conn)?),
@@ -96,7 +96,7 @@ impl Tail {
             let rows = pinned(conn, name, |conn, name| {
                 tail::between(conn, name, (place, to), PAGE as i64)
             })?;
-            let last = rows.last().map(LedgerRow::place);
+            let last = rows.last().map(MessageRecord::place);
             let is_full = rows.len() == PAGE;
             (place, self.span) = match last.filter(|_| is_full) {
                 Some(last) => (last, SHORTEST.max(self.span / 2)),
@@ -104,7 +104,7 @@ impl Tail {
             };
             self.look = Some((place, end));
             self.latest = last.map_or(self.latest, |last| last.max(self.latest));
-            let new: Vec<LedgerRow> = rows.into_iter().filter(|row| self.is_new(row)).collect();
+            let new: Vec<MessageRecord> = rows.into_iter().filter(|row| self.is_new(row)).collect();
             self.forget();
             if !new.is_empty() {
                 return Ok(new);
@@ -137,7 +137,7 @@ impl Tail {
     }
 
     /// Whether an entry is meant and has not come yet.
-    fn is_new(&mut self, row: &LedgerRow) -> bool {
+    fn is_new(&mut self, row: &MessageRecord) -> bool {
         let TailFilter {
             topics,
             destination,

@@ -11,7 +11,7 @@ use super::{DestinationError, DestinationTest, Destinations, TestAnswer};
 use crate::config::{Config, ConfigError, Destination, Proxy, Tls};
 use crate::dispatch::{Dispatcher, HttpDispatcher};
 use crate::message::{Message, replays};
-use crate::store::operate::ledger::LedgerRow;
+use crate::store::operate::messages::MessageRecord;
 use crate::store::operate::tail::{self, Kept};
 use crate::store::pinned::pinned;
 
@@ -52,7 +52,7 @@ impl<'a> Forward<'a> {
     pub fn send(
         &mut self,
         conn: &mut PgConnection,
-        entry: &LedgerRow,
+        entry: &MessageRecord,
     ) -> Result<Option<TestAnswer>, DestinationError> {
         let kept = pinned(conn, self.destinations.name, |conn, outbox| {
             tail::kept(conn, outbox, entry)
@@ -125,7 +125,7 @@ impl<'a> Forward<'a> {
 }
 
 /// The message as it was delivered, at its first attempt.
-fn message(entry: &LedgerRow, kept: Kept) -> Message {
+fn message(entry: &MessageRecord, kept: Kept) -> Message {
     let key = replays::same_message(&kept.idempotency_key).map(str::to_owned);
     Message {
         sequence: entry.sequence,

@@ -9,7 +9,8 @@ use super::{DestinationError, Destinations};
 use crate::admin::{Bulk, Bulked, Note};
 use crate::store::destinations::{self as store, Registered};
 use crate::store::operate::audit::Act;
-use crate::store::operate::dead::{self, DeadFilter, LetterId};
+use crate::store::operate::dead::{self, DeadFilter};
+use crate::store::operate::messages::LetterId;
 use crate::store::operate::missed::{self, Step};
 use crate::store::pinned::pinned;
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::Place;
-use diesel_outbox::program::{self, LedgerFilter, LedgerRow, MessageKey, MessageRecord, Searched};
+use diesel_outbox::program::{self, LedgerFilter, MessageKey, MessageRecord, Searched};
 use diesel_outbox::{Sequence, Status};
 use uuid::Uuid;
 
@@ -143,7 +143,7 @@ fn an_id_of_the_librarys_is_found_among_many() {
     assert_eq!(find(&db, &MessageKey::Id(id)).len(), 2);
 }
 
-fn ledger(db: &Database, filter: &LedgerFilter, limit: i64) -> Searched<LedgerRow> {
+fn ledger(db: &Database, filter: &LedgerFilter, limit: i64) -> Searched<MessageRecord> {
     program::ledger(&mut db.connect(), &db.outbox_name(), filter, limit).expect("the ledger")
 }
 

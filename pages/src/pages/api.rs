@@ -3,7 +3,7 @@
 use diesel_outbox::admin::{Bulked, LetterId, Pause, Verdict};
 use diesel_outbox::config::SigningSecret;
 use diesel_outbox::destinations::{self, EndpointAnswer, RegisteredDestination, TestAnswer};
-use diesel_outbox::program::{self, HistoryEntry, LeaseRow, LedgerRow, MessageRecord, OperatorAct};
+use diesel_outbox::program::{HistoryEntry, LeaseRow, MessageRecord, OperatorAct};
 use diesel_outbox::{Answer, MessageRef, Sequence};
 use http::{Method, StatusCode};
 use schemars::JsonSchema;
@@ -138,6 +138,11 @@ impl From<anyhow::Error> for Problem {
     }
 }
 
+/// When a message was settled, in lists that have only settled ones.
+fn settled(row: &MessageRecord) -> Time {
+    Time::from(&row.settled_at.clone().unwrap_or_default())
+}
+
 /// Content, for a visitor who may see it.
 fn seen(guest: &Guest, text: &Option<String>) -> Option<Json> {
     let text = text.as_deref().filter(|_| guest.rights.payloads);
@@ -240,7 +245,7 @@ view! {
 
 view! {
     /// How a message was settled.
-    Entry of (row: &LedgerRow) {
+    Entry of (row: &MessageRecord) {
         sequence: i64 = row.sequence.0,
         message_id: Uuid = row.message_id,
         topic: String = row.topic.clone(),
@@ -250,17 +255,17 @@ view! {
         ordering_key: Option<String> = row.ordering_key.clone(),
         tenant: Option<Uuid> = row.tenant_id,
         reason: Option<String> = row.reason.clone(),
-        error: Option<String> = row.error.clone(),
+        error: Option<String> = row.last_error.clone(),
         http_status: Option<i32> = row.http_status,
         attempts: i32 = row.attempts,
         created_at: Time = (&row.created_at).into(),
-        settled_at: Time = (&row.settled_at).into(),
+        settled_at: Time = settled(row),
     }
 }
 
 view! {
     /// A message that was given up.
-    DeadLetter of (row: &program::DeadLetter, guest: &Guest) {
+    DeadLetter of (row: &MessageRecord, guest: &Guest) {
         id: String = row.id().to_string(),
         sequence: i64 = row.sequence.0,
         message_id: Uuid = row.message_id,
@@ -269,12 +274,12 @@ view! {
         idempotency_key: String = row.idempotency_key.clone(),
         ordering_key: Option<String> = row.ordering_key.clone(),
         tenant: Option<Uuid> = row.tenant_id,
-        reason: String = row.reason.clone(),
+        reason: String = row.reason.clone().unwrap_or_default(),
         error: Option<String> = row.last_error.clone(),
         http_status: Option<i32> = row.http_status,
         attempts: i32 = row.attempts,
         created_at: Time = (&row.created_at).into(),
-        dead_lettered_at: Time = (&row.dead_lettered_at).into(),
+        dead_lettered_at: Time = settled(row),
         /// Null in lists, and for a visitor who may not see it; as are `headers` and `response`.
         payload: Option<Json> = seen(guest, &row.payload),
         headers: Option<Json> = seen(guest, &row.headers),
@@ -735,7 +740,7 @@ fn list_ledger(call: &Call<'_>) -> Found<Listed<Entry>> {
 fn list_dead(call: &Call<'_>) -> Found<Listed<DeadLetter>> {
     let asked = call.filter(dead::NAMES);
     let (found, next) = dead::search(&call.visit(), asked, call.cursor()?, call.limit()?)?;
-    let view = |one: &program::DeadLetter| DeadLetter::of(one, call.visitor);
+    let view = |one: &MessageRecord| DeadLetter::of(one, call.visitor);
     Ok(Listed::new(&found, view, next))
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use diesel_outbox::admin::{DeadFilter, Place};
-use diesel_outbox::program::{self, DeadGroup, DeadLetter, MessageKey};
+use diesel_outbox::program::{self, DeadGroup, MessageKey, MessageRecord};
 use diesel_outbox::{ReasonCode, Sequence};
 use maud::{Markup, html};
 use uuid::Uuid;
@@ -54,7 +54,7 @@ fn filter(asked: Asked<'_>) -> Result<DeadFilter, String> {
 /// The contents of the first page.
 #[derive(Default)]
 pub(crate) struct DeadList {
-    letters: Vec<DeadLetter>,
+    letters: Vec<MessageRecord>,
     next: Option<String>,
     groups: Vec<DeadGroup>,
 }
@@ -117,7 +117,7 @@ pub(super) fn search(
     asked: Asked<'_>,
     before: Option<Place>,
     limit: usize,
-) -> Result<(Vec<DeadLetter>, Option<String>), Refusal> {
+) -> Result<(Vec<MessageRecord>, Option<String>), Refusal> {
     let filter = filter(asked).map_err(Refusal::Invalid)?;
     let mut found = match asked.get("q") {
         "" => visit.run(&visit.site.database, |conn, outbox| {
@@ -134,7 +134,7 @@ pub(super) fn find(
     visit: &Visit<'_>,
     q: &str,
     filter: &DeadFilter,
-) -> anyhow::Result<Vec<DeadLetter>> {
+) -> anyhow::Result<Vec<MessageRecord>> {
     let key = MessageKey::Text(q.to_owned());
     visit.run(&visit.site.searches, |conn, outbox| {
         let found = program::message(conn, outbox, &key)?.rows;
@@ -237,7 +237,7 @@ fn letters(guest: &Guest, asked: Asked<'_>, is_later_page: bool, list: &DeadList
     )
 }
 
-pub(super) fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {
+pub(super) fn rows(letters: &[MessageRecord], can_change: bool) -> Markup {
     let mut columns = vec![
         Column("Dead letter", Kind::Text),
         Column("Topic", Kind::Plain),
@@ -255,11 +255,11 @@ pub(super) fn rows(letters: &[DeadLetter], can_change: bool) -> Markup {
                 html! { a href={ "/dead/" (letter.sequence) } { "#" (letter.sequence) } },
                 name_of(&letter.topic, &letter.destination),
                 html! {
-                    span.badge.bad { (letter.reason) }
+                    span.badge.bad { (letter.reason.as_deref().unwrap_or_default()) }
                     @if let Some(error) = &letter.last_error { span.error { (words::shortened(error, 160)) } }
                 },
                 html! { (letter.attempts) },
-                words::ago(&letter.dead_lettered_at),
+                words::ago(letter.settled_at.as_deref().unwrap_or_default()),
             ];
             if can_change {
                 row.insert(

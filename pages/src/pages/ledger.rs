@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use diesel_outbox::program::{self, LedgerFilter, LedgerRow, Searched};
+use diesel_outbox::program::{self, LedgerFilter, MessageRecord, Searched};
 use maud::{Markup, html};
 
 use super::asked::Asked;
@@ -72,7 +72,7 @@ pub(super) fn search(
     visit: &Visit<'_>,
     filter: &LedgerFilter,
     limit: usize,
-) -> anyhow::Result<(Searched<LedgerRow>, Option<String>)> {
+) -> anyhow::Result<(Searched<MessageRecord>, Option<String>)> {
     let mut found = visit.run(&visit.site.searches, |conn, outbox| {
         program::ledger(conn, outbox, filter, as_limit(limit) + 1)
     })?;
@@ -134,7 +134,7 @@ fn form(asked: Asked<'_>) -> Markup {
     asked.form("/ledger", "Search the ledger", "Search", &fields)
 }
 
-fn rows(rows: &[LedgerRow]) -> Markup {
+fn rows(rows: &[MessageRecord]) -> Markup {
     let columns = [
         Column("Message", Kind::Text),
         Column("Topic", Kind::Plain),
@@ -146,7 +146,8 @@ fn rows(rows: &[LedgerRow]) -> Markup {
     let rows: Vec<Vec<Markup>> = rows
         .iter()
         .map(|row| {
-            let took = words::seconds_between(&row.created_at, &row.settled_at);
+            let settled_at = row.settled_at.as_deref().unwrap_or_default();
+            let took = words::seconds_between(&row.created_at, settled_at);
             vec![
                 html! {
                     a.key href=(link("/messages", &[("q", &row.idempotency_key)])) {
@@ -157,11 +158,11 @@ fn rows(rows: &[LedgerRow]) -> Markup {
                 html! {
                     (badge(row.status))
                     @if let Some(reason) = &row.reason { " " (reason) }
-                    @if let Some(error) = &row.error { span.error { (words::shortened(error, 160)) } }
+                    @if let Some(error) = &row.last_error { span.error { (words::shortened(error, 160)) } }
                 },
                 html! { (row.attempts) },
                 html! { (took.map_or("–".to_owned(), words::duration)) },
-                words::ago(&row.settled_at),
+                words::ago(settled_at),
             ]
         })
         .collect();

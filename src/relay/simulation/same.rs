@@ -38,6 +38,7 @@ use crate::relay::shared::Shared;
 use crate::relay::threads::Post;
 use crate::relay::verdict::Verdict;
 use crate::store::operate::dead;
+use crate::store::operate::messages::LetterId;
 use crate::store::operate::replay::{self, ReplayFilter, ReplayIds};
 use crate::store::operate::why::{Facts, WaitReason, of_live};
 use crate::store::relay::connection::{Plans, Source};
@@ -64,9 +65,9 @@ fn turns(n: u32) -> Duration {
 }
 
 /// The dead letters with these sequences. No sequence is used twice here.
-fn letters(conn: &mut PgConnection, name: &OutboxName, sequences: &[i64]) -> Vec<dead::LetterId> {
+fn letters(conn: &mut PgConnection, name: &OutboxName, sequences: &[i64]) -> Vec<LetterId> {
     let all = dead::matching(conn, name, &dead::DeadFilter::default()).expect("letters");
-    let is_asked = |letter: &dead::LetterId| sequences.contains(&letter.sequence.0);
+    let is_asked = |letter: &LetterId| sequences.contains(&letter.sequence.0);
     all.into_iter().filter(is_asked).collect()
 }
 

@@ -5,10 +5,8 @@ mod groups;
 use std::time::SystemTime;
 
 use diesel::dsl::sql;
-use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    Connection, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable,
-    RunQueryDsl,
+    Connection, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, RunQueryDsl,
 };
 use diesel::result::{Error, QueryResult};
 use diesel::sql_types::{Array, BigInt, Bool, Text, Uuid as SqlUuid};
@@ -19,16 +17,14 @@ pub use self::groups::DeadGroup;
 pub(crate) use self::groups::groups;
 
 use super::history::{self, Event, Touched};
-use super::messages::Content;
+use super::messages::{self, Content, LetterId, MessageRecord};
 use super::recipient::{Recipient, letter_of};
-use crate::message::Sequence;
 use crate::name::OutboxName;
-use crate::schema::values::to_micros;
-use crate::status::{ReasonCode, UnknownWord};
+use crate::status::ReasonCode;
 use crate::store::filter::filter;
 use crate::store::open_part;
-use crate::store::place::{MaybeRfc3339, Place, Rfc3339, as_micros, from_micros};
-use crate::store::sql::{MaybeJson, On, TimeAndSequence, all_of, coalesce, given, shown_key};
+use crate::store::place::{Place, as_micros, from_micros};
+use crate::store::sql::{On, TimeAndSequence, all_of, coalesce, given};
 use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::dead;
 use crate::store::write::waiting;
@@ -74,110 +70,6 @@ filter! {
     }
 }
 
-/// What tells a dead letter from all others, as `sequence.message-id` in text. The sequence alone does not: after a
-/// restore, or after the outbox was emptied, sequences may be used again.
-///
-/// ```
-/// use diesel_outbox::admin::LetterId;
-///
-/// let letter: LetterId = "42.0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
-/// assert_eq!(letter.sequence.0, 42);
-/// # Ok::<(), diesel_outbox::UnknownWord>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Queryable)]
-pub struct LetterId {
-    /// The sequence of the message.
-    pub sequence: Sequence,
-    /// The message id, as receivers see it.
-    pub message_id: Uuid,
-}
-
-impl std::fmt::Display for LetterId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.sequence, self.message_id)
-    }
-}
-
-impl std::str::FromStr for LetterId {
-    type Err = UnknownWord;
-
-    fn from_str(text: &str) -> Result<Self, UnknownWord> {
-        let parts = text.split_once('.').and_then(|(sequence, message_id)| {
-            Some((sequence.parse().ok()?, message_id.parse().ok()?))
-        });
-        let (sequence, message_id) =
-            parts.ok_or_else(|| UnknownWord::new("dead letter (sequence.message-id)", text))?;
-        Ok(Self {
-            sequence: Sequence(sequence),
-            message_id,
-        })
-    }
-}
-
-/// A dead letter.
-#[derive(Debug, Clone, Queryable)]
-#[non_exhaustive]
-pub struct DeadLetter {
-    /// The sequence of the message.
-    pub sequence: Sequence,
-    /// The message id, as receivers see it.
-    pub message_id: Uuid,
-    /// The topic of the message.
-    pub topic: String,
-    /// The destination of the message; empty if no destination serves its topic.
-    pub destination: String,
-    /// The idempotency key; the message id if the caller gave none.
-    pub idempotency_key: String,
-    /// The ordering key.
-    pub ordering_key: Option<String>,
-    /// The tenant of the message.
-    pub tenant_id: Option<Uuid>,
-    /// Why the message was dead-lettered: the name of a [`ReasonCode`].
-    pub reason: String,
-    /// The last error.
-    pub last_error: Option<String>,
-    /// The HTTP status of the last response.
-    pub http_status: Option<i32>,
-    /// The beginning of the last response.
-    pub response: Option<String>,
-    /// The number of attempts.
-    pub attempts: i32,
-    /// When the message was enqueued, RFC 3339.
-    #[diesel(deserialize_as = Rfc3339)]
-    pub created_at: String,
-    /// When the event occurred, RFC 3339, if the application gave a time.
-    #[diesel(deserialize_as = MaybeRfc3339)]
-    pub occurred_at: Option<String>,
-    /// When the message was dead-lettered, RFC 3339.
-    #[diesel(deserialize_as = Rfc3339)]
-    pub dead_lettered_at: String,
-    /// The stored headers; only if letters are read by sequence or message id.
-    #[diesel(deserialize_as = MaybeJson)]
-    pub headers: Option<String>,
-    /// The stored JSON; only if letters are read by sequence or message id.
-    #[diesel(deserialize_as = MaybeJson)]
-    pub payload: Option<String>,
-    died: PgTimestamp,
-}
-
-impl DeadLetter {
-    /// The letter, as it is requeued or discarded.
-    pub fn id(&self) -> LetterId {
-        LetterId {
-            sequence: self.sequence,
-            message_id: self.message_id,
-        }
-    }
-
-    /// The place of the letter in the list. The next page is before the last place ([`DeadFilter::before`]).
-    pub fn place(&self) -> Place {
-        Place {
-            micros: to_micros(self.died),
-            sequence: self.sequence.0,
-        }
-    }
-}
-
 type Condition<'a> = On<'a, dead::table>;
 
 /// Whether the filter selects a dead letter.
@@ -209,31 +101,10 @@ fn latest(
     which: Condition<'_>,
     content: Content,
     limit: i64,
-) -> QueryResult<Vec<DeadLetter>> {
-    let letters = dead::table(name.dead())
-        .filter(which)
+) -> QueryResult<Vec<MessageRecord>> {
+    let letters = messages::dead(name, which, content)
         .order((dead::dead_lettered_at.desc(), dead::sequence.desc()))
-        .limit(limit)
-        .select((
-            dead::sequence,
-            dead::message_id,
-            dead::topic,
-            dead::destination,
-            shown_key!(dead),
-            dead::ordering_key,
-            dead::tenant_id,
-            dead::reason,
-            dead::last_error,
-            dead::http_status,
-            dead::response,
-            dead::attempts,
-            dead::created_at,
-            dead::occurred_at,
-            dead::dead_lettered_at,
-            content.of(Box::new(dead::headers)),
-            content.of(Box::new(dead::payload.nullable())),
-            dead::dead_lettered_at,
-        ));
+        .limit(limit);
     unprepared(letters).load(conn)
 }
 
@@ -243,7 +114,7 @@ pub(crate) fn list(
     name: &OutboxName,
     filter: &DeadFilter,
     limit: i64,
-) -> QueryResult<Vec<DeadLetter>> {
+) -> QueryResult<Vec<MessageRecord>> {
     latest(conn, name, is_meant(filter), Content::Without, limit)
 }
 
@@ -269,7 +140,7 @@ pub(crate) fn find(
     conn: &mut PgConnection,
     name: &OutboxName,
     sequence: i64,
-) -> QueryResult<Vec<DeadLetter>> {
+) -> QueryResult<Vec<MessageRecord>> {
     let is_one = Box::new(dead::sequence.eq(sequence));
     latest(conn, name, is_one, Content::Whole, i64::MAX)
 }
@@ -279,7 +150,7 @@ pub(crate) fn find_by_message_id(
     conn: &mut PgConnection,
     name: &OutboxName,
     message_id: Uuid,
-) -> QueryResult<Vec<DeadLetter>> {
+) -> QueryResult<Vec<MessageRecord>> {
     let is_of_message = Box::new(dead::message_id.eq(message_id));
     let mut letters = latest(conn, name, is_of_message, Content::Whole, i64::MAX)?;
     letters.sort_unstable_by_key(|letter| letter.sequence);

@@ -16,9 +16,9 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
-use super::dead::{self, DeadFilter, DeadLetter};
+use super::dead::{self, DeadFilter};
 use super::history;
-use super::ledger::{self, DeliveryCount, LedgerFilter, LedgerRow, Looked};
+use super::ledger::{self, DeliveryCount, LedgerFilter, Looked};
 use super::messages::{self, Content, MessageRecord};
 use super::recipient::Recipient;
 use super::waiting::is_so;
@@ -254,7 +254,7 @@ pub(crate) fn deliveries(
             ..DeadFilter::default()
         };
         let letters = dead::list(conn, name, &filter, one_more)?;
-        rows.extend(letters.into_iter().map(Delivery::of_letter));
+        rows.extend(letters.into_iter().map(Delivery::of_record));
     }
     if asks(Status::Delivered) {
         let filter = LedgerFilter {
@@ -268,7 +268,7 @@ pub(crate) fn deliveries(
             ..LedgerFilter::default()
         };
         let (found, at) = ledger::search(conn, name, &filter, one_more, deadline)?;
-        rows.extend(found.into_iter().map(Delivery::of_entry));
+        rows.extend(found.into_iter().map(Delivery::of_record));
         looked = at;
     }
     let searched_from = match looked {
@@ -459,51 +459,9 @@ impl Delivery {
             reason: row.reason,
             error: row.last_error,
             next_attempt_at: row.available_at.filter(|_| waits),
+            created_at: row.created_at,
+            can_be_sent_again: row.settled_at.is_some() && row.has_payload,
             settled_at: row.settled_at,
-            created_at: row.created_at,
-            can_be_sent_again: false,
-            sequence: row.sequence,
-        }
-    }
-}
-
-impl Delivery {
-    fn of_letter(letter: DeadLetter) -> Self {
-        Self {
-            place: letter.place(),
-            message_id: letter.message_id,
-            topic: letter.topic,
-            tenant_id: letter.tenant_id,
-            state: Status::Dead,
-            attempts: letter.attempts,
-            http_status: letter.http_status,
-            reason: Some(letter.reason),
-            error: letter.last_error,
-            next_attempt_at: None,
-            settled_at: Some(letter.dead_lettered_at),
-            created_at: letter.created_at,
-            can_be_sent_again: true,
-            sequence: letter.sequence,
-        }
-    }
-}
-
-impl Delivery {
-    fn of_entry(row: LedgerRow) -> Self {
-        Self {
-            place: row.place(),
-            message_id: row.message_id,
-            topic: row.topic,
-            tenant_id: row.tenant_id,
-            state: row.status,
-            attempts: row.attempts,
-            http_status: row.http_status,
-            reason: row.reason,
-            error: row.error,
-            next_attempt_at: None,
-            settled_at: Some(row.settled_at),
-            created_at: row.created_at,
-            can_be_sent_again: row.has_payload,
             sequence: row.sequence,
         }
     }
@@ -589,7 +547,6 @@ pub(crate) fn details(
         delivery.http_status = last.and_then(|last| last.http_status);
         details.response = last.and_then(|last| last.response.clone());
     }
-    delivery.can_be_sent_again = delivery.settled_at.is_some() && details.payload.is_some();
     Ok(Some(details))
 }
 
@@ -633,7 +590,11 @@ fn ended(
         .eq(message_id)
         .and(table::ledger::status.eq(Status::Delivered.as_str()));
     let letters = messages::dead(name, Box::new(is_dead), Content::Whole);
-    let delivered = messages::settled(name, Box::new(is_delivered.and(to.entries())));
+    let delivered = messages::settled(
+        name,
+        Box::new(is_delivered.and(to.entries())),
+        Content::Whole,
+    );
     unprepared(letters.union_all(delivered)).load(conn)
 }
 

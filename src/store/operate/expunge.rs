@@ -5,8 +5,9 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, update};
 use uuid::Uuid;
 
-use super::dead::{LetterId, discard};
+use super::dead::discard;
 use super::forget::lacking;
+use super::messages::LetterId;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::store::looking::looking;

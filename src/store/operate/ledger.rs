@@ -13,22 +13,22 @@ use std::time::{Duration, SystemTime};
 use diesel::dsl::count_star;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, Queryable, RunQueryDsl,
+    ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
+use super::messages::{self, Content, MessageRecord};
 use super::recipient::{Recipient, entry_of};
-use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::{ReasonCode, Status};
 use crate::store::catalogue;
 use crate::store::looking::looking_briefly;
-use crate::store::place::{Place, Rfc3339, as_micros, from_micros};
+use crate::store::place::{Place, as_micros, from_micros};
 use crate::store::searched::{Deadline, Searched};
-use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
+use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given};
 use crate::store::statement::unprepared;
 use crate::store::table::{PageBegin, ledger, part};
 
@@ -71,74 +71,6 @@ pub struct LedgerFilter {
     pub before: Option<Place>,
 }
 
-/// How a message was settled at a destination.
-#[derive(Debug, Clone, Queryable)]
-#[non_exhaustive]
-pub struct LedgerRow {
-    /// The sequence of the message: its place in the outbox.
-    pub sequence: Sequence,
-    /// The message id, as receivers see it.
-    pub message_id: Uuid,
-    /// The topic of the message.
-    pub topic: String,
-    /// The destination that was used; empty if none was used.
-    pub destination: String,
-    /// [`Delivered`](Status::Delivered) or [`Dead`](Status::Dead).
-    pub status: Status,
-    /// The idempotency key; the message id if the caller gave none.
-    pub idempotency_key: String,
-    /// The ordering key.
-    pub ordering_key: Option<String>,
-    /// The tenant of the message.
-    pub tenant_id: Option<Uuid>,
-    /// Why the message ended, if there is a reason: the name of a [`ReasonCode`].
-    pub reason: Option<String>,
-    /// The last error.
-    pub error: Option<String>,
-    /// The HTTP status of the last response.
-    pub http_status: Option<i32>,
-    /// The beginning of the last response.
-    pub response: Option<String>,
-    /// The number of attempts.
-    pub attempts: i32,
-    /// When the message was enqueued, RFC 3339.
-    #[diesel(deserialize_as = Rfc3339)]
-    pub created_at: String,
-    /// When the message was settled, RFC 3339.
-    #[diesel(deserialize_as = Rfc3339)]
-    pub settled_at: String,
-    /// The payload is kept, so the message can be replayed.
-    pub has_payload: bool,
-    settled: PgTimestamp,
-}
-
-/// The columns of a [`LedgerRow`].
-macro_rules! columns {
-    () => {
-        (
-            ledger::sequence,
-            ledger::message_id,
-            ledger::topic,
-            ledger::destination,
-            ledger::status,
-            shown_key!(ledger),
-            ledger::ordering_key,
-            ledger::tenant_id,
-            ledger::reason,
-            ledger::error,
-            ledger::http_status,
-            ledger::response,
-            ledger::attempts,
-            ledger::created_at,
-            ledger::settled_at,
-            ledger::payload.is_not_null(),
-            ledger::settled_at,
-        )
-    };
-}
-
-pub(super) use columns;
-
 /// The number of messages of a destination that were settled in a time span.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -149,23 +81,13 @@ pub struct DeliveryCount {
     pub dead: u64,
 }
 
-impl LedgerRow {
-    /// The place of the entry in the list. The next page is before the last place ([`LedgerFilter::before`]).
-    pub fn place(&self) -> Place {
-        Place {
-            micros: to_micros(self.settled),
-            sequence: self.sequence.0,
-        }
-    }
-}
-
 /// The selected entries, latest first, at most `limit`.
 pub(crate) fn ledger(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &LedgerFilter,
     limit: i64,
-) -> QueryResult<Searched<LedgerRow>> {
+) -> QueryResult<Searched<MessageRecord>> {
     let (rows, looked) = search(conn, name, filter, limit, Deadline::new())?;
     let is_complete = looked == Looked::AtAll;
     Ok(Searched { rows, is_complete })
@@ -189,7 +111,7 @@ pub(super) fn search(
     filter: &LedgerFilter,
     limit: i64,
     deadline: Deadline,
-) -> QueryResult<(Vec<LedgerRow>, Looked)> {
+) -> QueryResult<(Vec<MessageRecord>, Looked)> {
     let since = filter.since.map(as_micros).unwrap_or(i64::MIN);
     let ends = [filter.until.map(as_micros), behind(filter.before)];
     let mut to = match ends.into_iter().flatten().min() {
@@ -252,7 +174,7 @@ fn at_the_end(
     times: (i64, i64),
     limit: i64,
     pages: i64,
-) -> QueryResult<Searched<LedgerRow>> {
+) -> QueryResult<Searched<MessageRecord>> {
     let in_use: Vec<(i16, Option<PgTimestamp>)> = part::table(name.part())
         .filter(part::opened_at.is_not_null())
         .select((part::part, part::closed_at))
@@ -308,14 +230,12 @@ fn between(
     (from, to): (i64, i64),
     limit: i64,
     pages: Pages,
-) -> QueryResult<Vec<LedgerRow>> {
-    let rows = ledger::table(name.ledger())
+) -> QueryResult<Vec<MessageRecord>> {
+    let rows = messages::settled(name, is_meant(filter), Content::Without)
         .filter(ledger::settled_at.ge(from_micros(from)))
         .filter(ledger::settled_at.lt(from_micros(to)))
-        .filter(is_meant(filter))
         .order((ledger::settled_at.desc(), ledger::sequence.desc()))
-        .limit(limit)
-        .select(columns!());
+        .limit(limit);
     match pages {
         Pages::All => unprepared(rows).load(conn),
         Pages::From(part, page) => {
@@ -385,7 +305,7 @@ mod tests {
             let times = (i64::MIN, i64::MAX);
             at_the_end(&mut conn, name, &filter, times, 3, pages).expect("found")
         };
-        let latest = |found: &Searched<LedgerRow>| -> Vec<i64> {
+        let latest = |found: &Searched<MessageRecord>| -> Vec<i64> {
             found.rows.iter().map(|row| row.sequence.0).collect()
         };
         let (some, all) = (end(1), end(1000));

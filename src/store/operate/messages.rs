@@ -19,7 +19,7 @@ use crate::message::Sequence;
 use crate::message::replays::{base_of, keys_of_replays};
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
-use crate::status::Status;
+use crate::status::{Status, UnknownWord};
 use crate::store::live;
 use crate::store::looking::looking;
 use crate::store::place::{MaybeRfc3339, Place, Rfc3339};
@@ -93,15 +93,29 @@ pub struct MessageRecord {
     /// The stored JSON, if it is kept.
     #[diesel(deserialize_as = MaybeJson)]
     pub payload: Option<String>,
-    due: Option<PgTimestamp>,
+    /// The stored JSON is kept, so the message can be sent again.
+    pub has_payload: bool,
+    at: PgTimestamp,
 }
 
 impl MessageRecord {
-    /// The place of the message among the waiting messages. The next page is after the last place
-    /// (`WaitingFilter::after`).
+    /// The row as a dead letter, for requeue and discard.
+    pub fn id(&self) -> LetterId {
+        LetterId {
+            sequence: self.sequence,
+            message_id: self.message_id,
+        }
+    }
+
+    /// The place of the row in its list, which the next page begins at: of a waiting message when it is due
+    /// (`WaitingFilter::after`), of a dead letter or ledger entry when it was settled ([`DeadFilter::before`],
+    /// [`LedgerFilter::before`]).
+    ///
+    /// [`DeadFilter::before`]: super::dead::DeadFilter::before
+    /// [`LedgerFilter::before`]: super::ledger::LedgerFilter::before
     pub fn place(&self) -> Place {
         Place {
-            micros: self.due.map_or(0, to_micros),
+            micros: to_micros(self.at),
             sequence: self.sequence.0,
         }
     }
@@ -109,6 +123,46 @@ impl MessageRecord {
     /// The idempotency key of the message that this message replays. `None`: this message is no replay.
     pub fn replay_of(&self) -> Option<&str> {
         base_of(&self.idempotency_key)
+    }
+}
+
+/// What tells a dead letter from all others, as `sequence.message-id` in text. The sequence alone does not: after a
+/// restore, or after the outbox was emptied, sequences may be used again.
+///
+/// ```
+/// use diesel_outbox::admin::LetterId;
+///
+/// let letter: LetterId = "42.0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
+/// assert_eq!(letter.sequence.0, 42);
+/// # Ok::<(), diesel_outbox::UnknownWord>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Queryable)]
+pub struct LetterId {
+    /// The sequence of the message.
+    pub sequence: Sequence,
+    /// The message id, as receivers see it.
+    pub message_id: Uuid,
+}
+
+impl std::fmt::Display for LetterId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.sequence, self.message_id)
+    }
+}
+
+impl std::str::FromStr for LetterId {
+    type Err = UnknownWord;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        let parts = text.split_once('.').and_then(|(sequence, message_id)| {
+            Some((sequence.parse().ok()?, message_id.parse().ok()?))
+        });
+        let (sequence, message_id) =
+            parts.ok_or_else(|| UnknownWord::new("dead letter (sequence.message-id)", text))?;
+        Ok(Self {
+            sequence: Sequence(sequence),
+            message_id,
+        })
     }
 }
 
@@ -134,7 +188,7 @@ impl Content {
 type Records<'a, T> = BoxedSelectStatement<'a, Columns, FromClause<T>, Pg>;
 
 /// The columns of a [`MessageRecord`]: the SQL type of each, and its expression for the outbox, the dead letters and
-/// the ledger. `content`: whether the first two read stored JSON.
+/// the ledger. `content`: whether they read stored JSON.
 macro_rules! records {
     ($content:ident: $($sql_type:ty => $live:expr, $dead:expr, $settled:expr;)+) => {
         type Columns = ($($sql_type,)+);
@@ -163,6 +217,7 @@ macro_rules! records {
         pub(super) fn settled<'a>(
             name: &OutboxName,
             which: On<'a, ledger::table>,
+            $content: Content,
         ) -> Records<'a, ledger::table> {
             let rows = ledger::table(name.ledger()).filter(which);
             rows.select(($($settled,)+)).into_boxed()
@@ -195,10 +250,11 @@ records! { content:
     Nullable<BigInt> => outbox::split_from, dead::split_from, ledger::split_from;
     Bool => false.into_sql::<Bool>(), dead::blocks_key, false.into_sql::<Bool>();
     Nullable<SqlJson> => content.of(Box::new(outbox::headers)), content.of(Box::new(dead::headers)),
-        ledger::headers;
+        content.of(Box::new(ledger::headers));
     Nullable<SqlJson> => content.of(Box::new(outbox::payload.nullable())),
-        content.of(Box::new(dead::payload.nullable())), ledger::payload;
-    Nullable<Timestamptz> => outbox::available_at.nullable(), dead::available_at.nullable(), no_time();
+        content.of(Box::new(dead::payload.nullable())), content.of(Box::new(ledger::payload));
+    Bool => true.into_sql::<Bool>(), true.into_sql::<Bool>(), ledger::payload.is_not_null();
+    Timestamptz => outbox::available_at, dead::dead_lettered_at, ledger::settled_at;
 }
 
 /// NULL, for a time that a table does not keep.
@@ -263,7 +319,11 @@ fn of_hits(
     let live = live(name, live_ones(name, hits), Content::Whole);
     let is_dead = dead::message_id.eq_any(ids.clone());
     let dead = dead(name, Box::new(is_dead), Content::Whole);
-    let settled = settled(name, Box::new(ledger::message_id.eq_any(ids)));
+    let settled = settled(
+        name,
+        Box::new(ledger::message_id.eq_any(ids)),
+        Content::Whole,
+    );
     let all = live.union_all(dead).union_all(settled);
     looking(conn, None, |conn| unprepared(all).load(conn))
 }
@@ -284,7 +344,7 @@ fn replays_of(
     }
     let live = live(name, is_replay!(outbox), Content::Whole);
     let dead = dead(name, is_replay!(dead), Content::Whole);
-    let settled = settled(name, is_replay!(ledger));
+    let settled = settled(name, is_replay!(ledger), Content::Whole);
     let all = live.union_all(dead).union_all(settled);
     looking(conn, None, |conn| unprepared(all).load(conn))
 }

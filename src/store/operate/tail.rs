@@ -9,7 +9,7 @@ use diesel::prelude::{
 use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
 
-use super::ledger::{LedgerRow, columns};
+use super::messages::{self, Content, MessageRecord};
 use crate::name::OutboxName;
 use crate::schema::values::{MaybeTime, Time, to_micros};
 use crate::store::looking::looking;
@@ -34,17 +34,16 @@ pub(crate) fn between(
     name: &OutboxName,
     (from, to): (Place, Place),
     limit: i64,
-) -> QueryResult<Vec<LedgerRow>> {
+) -> QueryResult<Vec<MessageRecord>> {
     let when = || (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
-    let rows = ledger::table(name.ledger())
-        // The index knows only times.
-        .filter(ledger::settled_at.ge(from_micros(from.micros)))
+    // The index knows only times.
+    let since = ledger::settled_at.ge(from_micros(from.micros));
+    let rows = messages::settled(name, Box::new(since), Content::Without)
         .filter(ledger::settled_at.le(from_micros(to.micros)))
         .filter(when().gt(from.of_row()))
         .filter(when().lt(to.of_row()))
         .order((ledger::settled_at, ledger::sequence))
-        .limit(limit)
-        .select(columns!());
+        .limit(limit);
     looking(conn, Some(TIMEOUT), |conn| unprepared(rows).load(conn))
 }
 
@@ -66,7 +65,7 @@ pub(crate) struct Kept {
 pub(crate) fn kept(
     conn: &mut PgConnection,
     name: &OutboxName,
-    entry: &LedgerRow,
+    entry: &MessageRecord,
 ) -> QueryResult<Option<Kept>> {
     let row = ledger::table(name.ledger())
         .filter(ledger::settled_at.eq(from_micros(entry.place().micros)))

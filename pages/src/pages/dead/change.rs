@@ -3,7 +3,7 @@
 use anyhow::Result;
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, DeadFilter, LetterId, Note, Place};
-use diesel_outbox::program::{self, DeadLetter};
+use diesel_outbox::program::{self, MessageRecord};
 use diesel_outbox::{DatabaseError, OutboxName};
 use maud::html;
 
@@ -247,7 +247,7 @@ fn matching(
     let q = order.asked.get("q");
     if !q.is_empty() {
         let found = super::find(visit, q, &filter)?;
-        let ids: Vec<LetterId> = found.iter().map(DeadLetter::id).collect();
+        let ids: Vec<LetterId> = found.iter().map(MessageRecord::id).collect();
         if ids.is_empty() {
             return Ok((None, Vec::new()));
         }
@@ -270,7 +270,7 @@ fn matching(
 }
 
 /// The place right behind this dead letter.
-fn behind(letter: &DeadLetter) -> Option<Place> {
+fn behind(letter: &MessageRecord) -> Option<Place> {
     let place = letter.place().to_string();
     let (time, _) = place.split_once('.')?;
     let sequence = letter.sequence.0.checked_add(1)?;

@@ -1,7 +1,7 @@
 //! The page of one dead letter.
 
 use diesel_outbox::admin::LetterId;
-use diesel_outbox::program::{self, DeadLetter};
+use diesel_outbox::program::{self, MessageRecord};
 use maud::{Markup, html};
 
 use crate::Guest;
@@ -26,11 +26,11 @@ pub(in crate::pages) fn which(path: &str) -> Option<Which> {
 pub(in crate::pages) fn find(
     visit: &Visit<'_>,
     (sequence, letter): Which,
-) -> anyhow::Result<Vec<DeadLetter>> {
+) -> anyhow::Result<Vec<MessageRecord>> {
     let found = visit.run(&visit.site.database, |conn, outbox| {
         program::dead_letters_at(conn, outbox, sequence)
     });
-    let is_meant = |one: &DeadLetter| letter.is_none_or(|letter| one.id() == letter);
+    let is_meant = |one: &MessageRecord| letter.is_none_or(|letter| one.id() == letter);
     found.map(|found| found.into_iter().filter(is_meant).collect())
 }
 
@@ -74,7 +74,7 @@ pub(in crate::pages) fn show(
     Ok(visit.page(&title).answer(&body))
 }
 
-fn facts(letter: &DeadLetter) -> Markup {
+fn facts(letter: &MessageRecord) -> Markup {
     let messages = |q: &str| link("/messages", &[("q", q)]);
     let id = letter.message_id.to_string();
     html! {
@@ -83,7 +83,7 @@ fn facts(letter: &DeadLetter) -> Markup {
             div.body {
                 dl.facts {
                     dt { "Topic" } dd { (name_of(&letter.topic, &letter.destination)) }
-                    dt { "Reason" } dd { span.badge.bad { (letter.reason) } }
+                    dt { "Reason" } dd { span.badge.bad { (letter.reason.as_deref().unwrap_or_default()) } }
                     dt { "Last error" } dd { (letter.last_error.as_deref().unwrap_or("none")) }
                     @if let Some(status) = letter.http_status { dt { "Response" } dd { "HTTP " (status) } }
                     dt { "Message id" } dd { a.key href=(messages(&id)) { (id) } }
@@ -100,7 +100,7 @@ fn facts(letter: &DeadLetter) -> Markup {
     }
 }
 
-fn history(guest: &Guest, letter: &DeadLetter) -> Markup {
+fn history(guest: &Guest, letter: &MessageRecord) -> Markup {
     let mut steps = vec![Step::new(
         "idle",
         "Enqueued",
@@ -117,11 +117,14 @@ fn history(guest: &Guest, letter: &DeadLetter) -> Markup {
             error,
         ));
     }
-    let end = format!("Dead-lettered: {}", letter.reason);
+    let end = format!(
+        "Dead-lettered: {}",
+        letter.reason.as_deref().unwrap_or_default()
+    );
     steps.push(Step::new(
         "bad",
         &end,
-        Some(&letter.dead_lettered_at),
+        letter.settled_at.as_deref(),
         String::new(),
     ));
     html! {
@@ -138,7 +141,7 @@ fn history(guest: &Guest, letter: &DeadLetter) -> Markup {
     }
 }
 
-fn contents(guest: &Guest, letter: &DeadLetter) -> Markup {
+fn contents(guest: &Guest, letter: &MessageRecord) -> Markup {
     html! {
         section.panel aria-labelledby="payload" {
             div.head {
@@ -156,7 +159,7 @@ fn contents(guest: &Guest, letter: &DeadLetter) -> Markup {
     }
 }
 
-fn actions(guest: &Guest, letter: &DeadLetter) -> Markup {
+fn actions(guest: &Guest, letter: &MessageRecord) -> Markup {
     let id = letter.id().to_string();
     let about = [("letter", id.as_str()), ("key", &letter.idempotency_key)];
     let buttons = html! {
