@@ -521,7 +521,9 @@ impl RelayBuilder {
     }
 
     /// Sets the dispatcher that sends messages instead of HTTP. The dispatcher gets the messages of destinations
-    /// with a URL. Without such destinations, it gets every message that no handler serves. Defaults to HTTP.
+    /// with a URL. Without such destinations, it gets every message that no handler serves, in the mode of the relay
+    /// (`OUTBOX_MODE`): if that is batched, many in one call of [`dispatch_batch`](Dispatcher::dispatch_batch). Defaults to
+    /// HTTP.
     ///
     /// ```no_run
     /// use diesel_outbox::{Dispatcher, HttpDispatcher, Message, Outcome, Relay, config};

@@ -108,7 +108,9 @@ impl Bulkhead {
         });
         let rest = rest.map(|dispatcher| {
             let serves = Serves::Dispatcher(dispatcher);
-            Self::plain(REST, &DeliveryPolicy::default(), config, most_bytes, serves)
+            let policy = DeliveryPolicy::default();
+            let rest = Self::plain(REST, &policy, config, most_bytes, serves);
+            rest.with_mode(config.mode, RequestBatch::default(), &policy, config)
         });
         let registered = customers.is_some().then(|| {
             let policy = DeliveryPolicy {
@@ -176,7 +178,23 @@ impl Bulkhead {
     ) -> Self {
         let policy = &destination.policy;
         let mode = policy.mode.unwrap_or(config.mode);
-        let request_batch = (mode == Mode::Batched).then_some(destination.request_batch);
+        let serves = Serves::Dispatcher(dispatcher);
+        let plain = Self {
+            gate: Gate::new(destination),
+            ..Self::plain(&destination.name, policy, config, most_bytes, serves)
+        };
+        plain.with_mode(mode, destination.request_batch, policy, config)
+    }
+
+    /// With messages that are sent in this mode: in requests of several messages, if it is batched.
+    fn with_mode(
+        self,
+        mode: Mode,
+        request_batch: RequestBatch,
+        policy: &DeliveryPolicy,
+        config: &Config,
+    ) -> Self {
+        let request_batch = (mode == Mode::Batched).then_some(request_batch);
         let per_request = request_batch.map_or(1, |batch| batch.size);
         let batch = match policy.rate {
             Some(rate) => of_a_second(rate, per_request, config.batch),
@@ -184,14 +202,12 @@ impl Bulkhead {
             None if request_batch.is_some() => 2 * config.batch,
             None => config.batch,
         };
-        let serves = Serves::Dispatcher(dispatcher);
         Self {
-            gate: Gate::new(destination),
             request_batch,
             batch,
             // A run in batched mode is one request.
             key_run: (policy.key_run.min(batch)).min(request_batch.map_or(batch, |one| one.size)),
-            ..Self::plain(&destination.name, policy, config, most_bytes, serves)
+            ..self
         }
     }
 

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use diesel::connection::{AnsiTransactionManager, SimpleConnection, TransactionManager};
-use diesel_outbox::config::Mode;
+use diesel_outbox::config::{Config, Mode};
 use diesel_outbox::{
-    Destination, Dispatcher, Failure, Message, NewMessage, Outcome, ProblemKind, ReasonCode,
+    Destination, Dispatcher, Failure, Message, NewMessage, Outcome, ProblemKind, ReasonCode, Relay,
     RelayHandle, Response,
 };
 use serde_json::{Value, json};
@@ -218,6 +218,30 @@ fn a_dispatcher_of_single_messages_keeps_the_order_of_a_run() {
     end(&relay);
     let taken = broker.0.lock().expect("no panic holds it").concat();
     assert_eq!(taken, [0, 1, 2, 4, 5, 6, 7, 8, 9]);
+}
+
+/// The mode holds for a dispatcher of the application without any destination, too.
+#[test]
+fn a_dispatcher_without_destinations_gets_many_messages_in_batched_mode() {
+    let database = Database::new();
+    for n in 0..50 {
+        database.enqueue("t", json!({ "n": 100 + n }));
+    }
+    let broker = Broker::default();
+    let mut config = Config::default();
+    for (setting, value) in [
+        ("DATABASE_URL", database.url.as_str()),
+        ("OUTBOX_TABLE", &database.name()),
+        ("OUTBOX_MODE", "batched"),
+    ] {
+        config.set(setting, value).expect(setting);
+    }
+    let relay = Relay::from_config(config).dispatcher(broker.clone());
+    let relay = relay.start().expect("a relay");
+    all_delivered(&database, 50);
+    end(&relay);
+    let taken = broker.0.lock().expect("no panic holds it");
+    assert!(taken.iter().any(|one| one.len() > 1), "{taken:?}");
 }
 
 /// R61: a message that cannot be sent keeps those behind it out of the request.
