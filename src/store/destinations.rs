@@ -7,7 +7,8 @@ use diesel::data_types::{PgInterval, PgTimestamp};
 use diesel::dsl::{count, not};
 use diesel::prelude::{
     AggregateExpressionMethods, BoolExpressionMethods, ExpressionMethods,
-    NullableExpressionMethods, OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
+    NullableExpressionMethods, OptionalExtension, QueryDsl, Queryable, RunQueryDsl, Selectable,
+    SelectableHelper,
 };
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{BigInt, Text};
@@ -62,7 +63,8 @@ filter! {
     }
 }
 
-#[derive(Queryable)]
+#[derive(Queryable, Selectable)]
+#[diesel(table_name = destination)]
 struct StoredRow {
     name: String,
     url: String,
@@ -92,38 +94,6 @@ struct StoredRow {
     verified_at: Option<PgTimestamp>,
     allowed_rate: Option<String>,
     verification_error: Option<String>,
-}
-
-/// The columns of a `StoredRow`.
-macro_rules! row {
-    () => {
-        (
-            destination::name,
-            destination::url,
-            destination::topics,
-            destination::tenant_id,
-            destination::filter,
-            destination::enabled,
-            destination::headers,
-            destination::auth,
-            destination::mode,
-            destination::concurrency,
-            destination::rate,
-            destination::timeout,
-            destination::policy,
-            destination::description,
-            destination::disabled_reason,
-            destination::created_at,
-            destination::updated_at,
-            destination::failing_since,
-            destination::failing,
-            destination::old_secrets_until,
-            destination::verification,
-            destination::verified_at,
-            destination::allowed_rate,
-            destination::verification_error,
-        )
-    };
 }
 
 impl From<StoredRow> for RegisteredDestination {
@@ -327,7 +297,7 @@ pub(crate) fn get(
 ) -> QueryResult<Option<RegisteredDestination>> {
     let found = registered(name)
         .filter(is_it(which))
-        .select(row!())
+        .select(StoredRow::as_select())
         .get_result::<StoredRow>(conn)
         .optional()?;
     Ok(found.map(RegisteredDestination::from))
@@ -360,7 +330,7 @@ pub(crate) fn list(
         .filter(which)
         .order(destination::name)
         .limit(i64::try_from(limit).unwrap_or(i64::MAX))
-        .select(row!())
+        .select(StoredRow::as_select())
         .load::<StoredRow>(conn)?;
     Ok(found.into_iter().map(RegisteredDestination::from).collect())
 }
@@ -515,17 +485,14 @@ pub(crate) fn remove(
 }
 
 /// What a row keeps secret, plain or sealed.
-#[derive(Queryable)]
+#[derive(Queryable, Selectable)]
+#[diesel(table_name = destination)]
 pub(crate) struct Secrets {
     pub(crate) name: String,
     /// The secrets that sign, newest first.
     pub(crate) secret: Option<String>,
     pub(crate) auth: Option<String>,
 }
-
-/// The columns of a `Secrets`.
-const SECRETS: (destination::name, destination::secret, destination::auth) =
-    (destination::name, destination::secret, destination::auth);
 
 /// The secrets of the destination.
 pub(crate) fn secrets(
@@ -535,7 +502,7 @@ pub(crate) fn secrets(
 ) -> QueryResult<Option<Secrets>> {
     registered(name)
         .filter(is_it(which))
-        .select(SECRETS)
+        .select(Secrets::as_select())
         .get_result(conn)
         .optional()
 }
@@ -549,7 +516,7 @@ pub(crate) fn secrets_of(
     registered(name)
         .filter(destination::name.eq_any(names))
         .order(destination::name)
-        .select(SECRETS)
+        .select(Secrets::as_select())
         .load(conn)
 }
 
@@ -564,7 +531,7 @@ pub(crate) fn secrets_behind(
         .filter(destination::name.gt(after))
         .order(destination::name)
         .limit(limit)
-        .select(SECRETS)
+        .select(Secrets::as_select())
         .load(conn)
 }
 
@@ -672,7 +639,11 @@ fn registered_that(
 ) -> QueryResult<Vec<Registered>> {
     let found = registered(name)
         .filter(is_meant)
-        .select((row!(), destination::id, (destination::secret, all_sign())))
+        .select((
+            StoredRow::as_select(),
+            destination::id,
+            (destination::secret, all_sign()),
+        ))
         .load::<(StoredRow, Uuid, (Option<String>, bool))>(conn)?;
     let of_row =
         |(row, id, (secrets, all_sign)): (StoredRow, Uuid, (Option<String>, bool))| Registered {
