@@ -149,6 +149,24 @@ fn databases_share_relays_and_have_two_connections_at_most() {
     }
 }
 
+/// The only relay would stay for ten seconds after its last message, and its turn lasts longer.
+#[test]
+fn a_relay_without_work_gives_way_to_a_database_that_waits() {
+    let receiver = Receiver::ok();
+    let [first, second] = [(); 2].map(|()| database());
+    let file = File::of(&[("first", &first.url), ("second", &second.url)]);
+    enqueue(&first, 10);
+    let mut process = Running::start(file.run(&receiver, &["--busy", "1"]));
+    eventually("the first has delivered", || delivered(&first) == 10);
+    let idle = Instant::now();
+    enqueue(&second, 10);
+    eventually("the second has delivered", || delivered(&second) == 10);
+    let took = idle.elapsed();
+    assert!(took < Duration::from_secs(9), "{took:?}");
+    process.signal("TERM");
+    assert_eq!(process.wait().code(), Some(0), "{}", process.log());
+}
+
 /// A database that is down, or has no outbox yet, harms no other, and is served as soon as it can be.
 #[test]
 fn a_database_that_is_down_harms_no_other() {
