@@ -449,7 +449,7 @@ fn a_tenant_has_a_page() {
 
 /// R60: a page reads a part of the matches that are hidden from its guest, so no search lasts for long.
 #[test]
-fn a_search_goes_on_behind_a_thousand_matches_that_are_hidden() {
+fn a_search_continues_behind_a_thousand_matches_that_are_hidden() {
     let database = Database::new();
     database.execute(
         "INSERT INTO {o}_destination (name, url, description)

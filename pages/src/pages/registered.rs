@@ -29,7 +29,7 @@ use crate::{Guest, Site, text};
 
 /// Rows per page.
 const PAGE: usize = 50;
-/// Matches that a page reads for a guest from whom some of them are hidden. If there are more, the next page goes on.
+/// Matches that a page reads for a guest from whom some of them are hidden. If there are more, the next page continues.
 const MOST_READ: usize = 1000;
 /// Deliveries of the last hour are counted in `WINDOWS` steps of this length.
 const WINDOW: Duration = Duration::from_secs(120);
