@@ -112,7 +112,7 @@ def peers(programs, ours):
             [node, str(NODE / "graphile-worker.mjs"), "work"],
             "SELECT EXISTS (SELECT FROM graphile_worker._private_jobs)",
             "jobs deleted in batches; after a crash, up to 500 jobs stay locked for 4 hours",
-            {},
+            {"zipf", "one-key"},
         ),
         Peer(
             "awa",
