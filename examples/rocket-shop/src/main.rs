@@ -7,6 +7,8 @@
 //! curl --json '{"euro": 42}' http://127.0.0.1:8000/orders
 //! curl http://127.0.0.1:8000/shipments
 //! open http://127.0.0.1:8000/admin/outbox # any name, with the password in ADMIN_PASSWORD
+//! # The path of a customer's portal, whose webhooks get the orders with this `customer`:
+//! curl -u ann:$ADMIN_PASSWORD -X POST http://127.0.0.1:8000/customers/$(uuidgen)/webhooks
 //! ```
 //!
 //! Nothing blocks the async runtime of Rocket: enqueueing runs on the threads of the pool, and the relay has its own
@@ -19,43 +21,50 @@ mod shipments;
 mod staff;
 
 use std::error::Error;
+use std::sync::Arc;
 
 use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
 use diesel_outbox::Outbox;
-use diesel_outbox::config::Config;
+use diesel_outbox::config;
 use diesel_outbox_pages::Pages;
 use rocket::error::ErrorKind;
 use rocket::fairing::AdHoc;
-use rocket::{Build, Rocket, error, routes, warn};
+use rocket::{Build, Rocket, catchers, error, routes, warn};
 use rocket_sync_db_pools::database;
+use secrecy::ExposeSecret;
 
+use crate::pages::Mounted;
 use crate::relay::RelayFairing;
-use crate::staff::Login;
+use crate::staff::Password;
 
 #[database("shop")]
 pub struct Db(PgConnection);
 
 #[rocket::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let database_url = std::env::var("DATABASE_URL")
-        .map_err(|_| "set DATABASE_URL, or run this with scripts/with-postgres")?;
+    let config = config::from_env()?;
+    let database_url = config.database_url()?;
     let figment = rocket::Config::figment()
-        .merge(("databases.shop.url", &database_url))
+        .merge(("databases.shop.url", database_url.expose_secret()))
         // The receiver must accept whatever the outbox accepts: payloads of up to 1 MiB.
         .merge(("limits.bytes", "2MiB"));
-    let mut config = Config::default();
-    config.set("DATABASE_URL", &database_url)?;
-    let pages = Pages::operators(&config, config.database_url()?, None)?.base("/admin/outbox")?;
+    let pages = Pages::operators(&config, database_url, None)?.base("/admin/outbox")?;
+    let portal = Pages::portal(&config, database_url)?.base("/webhooks");
+    let portal = Arc::new(portal.name("Shop"));
     let password = std::env::var("ADMIN_PASSWORD").map_err(|_| "set ADMIN_PASSWORD")?;
-    let relay = RelayFairing::new(database_url);
+    let relay = RelayFairing::new(config);
     let launched = rocket::custom(figment)
         .manage(Outbox::new("outbox")?)
         .mount(
             "/",
-            routes![orders::place, shipments::take, shipments::list],
+            routes![orders::place, shipments::take, shipments::list, staff::link],
         )
-        .mount("/admin/outbox", pages::routes(pages, Login { password }))
+        .manage(Password(password))
+        .register("/", catchers![staff::login_required])
+        .mount("/admin/outbox", Mounted::ForStaff(Arc::new(pages)))
+        .manage(Arc::clone(&portal))
+        .mount("/webhooks", Mounted::ForCustomers(portal))
         .attach(Db::fairing())
         .attach(AdHoc::try_on_ignite("migrations", migrate))
         .attach(relay.clone())

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use diesel_outbox::config::Config;
 use diesel_outbox::{Relay, RelayHandle};
 use rocket::fairing::{Fairing, Info, Kind};
 use rocket::tokio::task::spawn_blocking;
@@ -15,14 +16,14 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// database and for receivers, so they run outside the async threads of Rocket.
 #[derive(Clone)]
 pub struct RelayFairing {
-    database_url: String,
+    config: Config,
     relay: Arc<OnceLock<RelayHandle>>,
 }
 
 impl RelayFairing {
-    pub fn new(database_url: String) -> Self {
+    pub fn new(config: Config) -> Self {
         Self {
-            database_url,
+            config,
             relay: Arc::default(),
         }
     }
@@ -52,13 +53,14 @@ impl Fairing for RelayFairing {
     }
 
     async fn on_liftoff(&self, rocket: &Rocket<Orbit>) {
-        let database_url = self.database_url.clone();
+        let relay = Relay::from_config(self.config.clone());
         // In this example the receiver is another part of the same server.
         let receiver = format!("http://127.0.0.1:{}/events", rocket.config().port);
-        let relay = Arc::clone(&self.relay);
+        let started = Arc::clone(&self.relay);
         let start = spawn_blocking(move || {
-            let handle = Relay::builder(database_url).url(&receiver).start()?;
-            relay.get_or_init(|| handle);
+            // The last are threads for the webhooks of customers.
+            let handle = relay.url(&receiver).registered_threads(4).start()?;
+            started.get_or_init(|| handle);
             Ok::<(), diesel_outbox::StartError>(())
         });
         let failure = match start.await {

@@ -8,6 +8,8 @@
 //! curl --json '{"euro": 42}' http://127.0.0.1:8000/orders
 //! curl http://127.0.0.1:8000/shipments
 //! open http://127.0.0.1:8000/admin/outbox # any name, with the password in ADMIN_PASSWORD
+//! # The path of a customer's portal, whose webhooks get the orders with this `customer`:
+//! curl -u ann:$ADMIN_PASSWORD -X POST http://127.0.0.1:8000/customers/$(uuidgen)/webhooks
 //! ```
 //!
 //! Ctrl-C or SIGTERM stops the shop; messages not yet sent are sent after the next start. With `RUST_LOG=debug`
@@ -23,13 +25,15 @@ use std::time::Duration;
 use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
 use diesel::r2d2::{ConnectionManager, Pool};
-use diesel_outbox::config::{Config, Mode, SigningSecret};
+use diesel_outbox::config::{self, Mode, SigningSecret};
 use diesel_outbox::receive::Verifier;
 use diesel_outbox::{Destination, Outbox, Relay};
-use diesel_outbox_pages::Pages;
+use diesel_outbox_pages::{Pages, Portal};
 use rouille::{Request, Response, Server, router};
+use secrecy::ExposeSecret;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use uuid::Uuid;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -38,6 +42,8 @@ struct Shop {
     pool: Pool<ConnectionManager<PgConnection>>,
     outbox: Outbox,
     verifier: Verifier,
+    pages: Pages,
+    portal: Portal,
     /// Of the staff.
     password: String,
 }
@@ -45,25 +51,27 @@ struct Shop {
 fn main() -> Result<(), AnyError> {
     // Without a logger, dead letters would go unnoticed.
     env_logger::init();
-    let database_url = variable("DATABASE_URL")?;
+    let config = config::from_env()?;
     let secret: SigningSecret = variable("WEBHOOK_SECRET")?.parse()?;
     let port = std::env::var("PORT").unwrap_or_else(|_| "8000".to_owned());
     // Install the handlers before the first thread starts, so that no signal kills the process.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
 
+    let database_url = config.database_url()?.expose_secret();
+    let pool = Pool::new(ConnectionManager::new(database_url))?;
+    let (staff, customers) = (pool.clone(), pool.clone());
     let shop = Shop {
-        pool: Pool::new(ConnectionManager::new(&database_url))?,
+        pool,
         outbox: Outbox::new("outbox")?,
         verifier: Verifier::new(std::slice::from_ref(&secret))?,
+        pages: Pages::operators(&config, move || staff.get(), None)?.base(pages::ADMIN)?,
+        portal: Pages::portal(&config, move || customers.get())?.base(pages::PORTAL),
         password: variable("ADMIN_PASSWORD")?,
     };
     create_tables(&shop)?;
 
-    let pool = shop.pool.clone();
-    let pages = Pages::operators(&Config::default(), move || pool.get(), None)?;
-    let pages = pages.base(pages::BASE)?;
     let server = Server::new(format!("127.0.0.1:{port}"), move |request| {
-        answer(&shop, &pages, request)
+        answer(&shop, request)
     })?;
     let address = server.server_addr();
     std::thread::spawn(move || server.run());
@@ -72,9 +80,11 @@ fn main() -> Result<(), AnyError> {
     shipping.secrets = vec![secret];
     // Headers are not signed, so structured mode puts all attributes into the signed body.
     shipping.policy.mode = Some(Mode::Structured);
-    let relay = Relay::builder(&database_url)
+    let relay = Relay::from_config(config)
         .destination(shipping)
         .route("order.*", "shipping")
+        // Threads for the webhooks of customers.
+        .registered_threads(4)
         .start()?;
     println!("the shop has launched from http://{address}");
 
@@ -105,14 +115,16 @@ fn create_tables(shop: &Shop) -> Result<(), AnyError> {
     Ok(())
 }
 
-fn answer(shop: &Shop, pages: &Pages, request: &Request) -> Response {
+fn answer(shop: &Shop, request: &Request) -> Response {
     let answer = router!(request,
         (POST) (/orders) => { orders::place(shop, request) },
         (POST) (/events) => { shipments::receive(shop, request) },
         (GET) (/shipments) => { shipments::list(shop) },
-        _ => match request.url().starts_with(pages::BASE) {
-            true => pages::show(shop, pages, request),
-            false => Ok(Response::empty_404()),
+        (POST) (/customers/{customer: Uuid}/webhooks) => { Ok(pages::link(shop, request, customer)) },
+        _ => match request.url() {
+            url if url.starts_with(pages::ADMIN) => pages::for_staff(shop, request),
+            url if url.starts_with(pages::PORTAL) => pages::for_customers(shop, request),
+            _ => Ok(Response::empty_404()),
         }
     );
     answer.unwrap_or_else(|error| {

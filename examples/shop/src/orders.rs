@@ -4,6 +4,7 @@ use diesel::prelude::*;
 use diesel_outbox::{EnqueueError, Event};
 use rouille::{Request, Response};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::{AnyError, Shop};
 
@@ -17,16 +18,24 @@ diesel::table! {
 #[derive(Deserialize)]
 struct NewOrder {
     euro: i32,
+    customer: Option<Uuid>,
 }
 
 #[derive(Serialize, Deserialize)]
 pub struct OrderPlaced {
     pub order_id: i32,
     pub euro: i32,
+    /// Whose webhooks get the event.
+    #[serde(skip)]
+    pub customer: Option<Uuid>,
 }
 
 impl Event for OrderPlaced {
     const TOPIC: &'static str = "order.placed";
+
+    fn tenant_id(&self) -> Option<Uuid> {
+        self.customer
+    }
 }
 
 /// Writes an order and its message: both, or neither.
@@ -43,6 +52,7 @@ pub fn place(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
         let placed = OrderPlaced {
             order_id,
             euro: order.euro,
+            customer: order.customer,
         };
         shop.outbox.enqueue(conn, &placed)?;
         Ok::<_, EnqueueError>(placed)

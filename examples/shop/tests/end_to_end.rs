@@ -2,10 +2,12 @@
 //! and the shop on Rocket, which behave the same.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
@@ -114,6 +116,88 @@ fn the_pages_of_the_outbox_are_for_staff_of_the_shop() {
     assert_eq!(database.numbers(audit), [1]);
 }
 
+#[test]
+fn a_customer_with_a_link_has_webhooks_which_get_the_customers_orders() {
+    let database = Database::new();
+    let shop = Shop::start(&database);
+    let (customer, other) = (
+        "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c",
+        "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3d",
+    );
+    assert_eq!(shop.link(customer, "Basic YW5uOmd1ZXNz").0, 401);
+    assert_eq!(shop.visit("/webhooks/", "").0, 403);
+    let (mine, others) = (shop.open(customer), shop.open(other));
+    let (address, requests) = endpoint();
+    let (status, page) = shop.visit("/webhooks/endpoints/new", &mine);
+    assert_eq!(status, 200, "{page}");
+    let (_, rest) = page
+        .split_once("name=\"form_token\" value=\"")
+        .expect("a form");
+    let (token, _) = rest.split_once('"').expect("a value");
+    let add = shop
+        .client
+        .post(format!("{}/webhooks/endpoints/add", shop.url))
+        .header("cookie", &mine)
+        .header("origin", &shop.url)
+        .content_type("application/x-www-form-urlencoded")
+        .send(format!("url=http://{address}/&form_token={token}"));
+    let page = add.expect("added").body_mut().read_to_string();
+    assert!(page.expect("a page").contains("id=\"secret\""));
+
+    // Only orders of this customer, while the shop ships all.
+    let of = |customer: &str| {
+        let order = format!(r#"{{"euro": 42, "customer": "{customer}"}}"#);
+        shop.order_as(&order).expect("an order")
+    };
+    let orders = [of(other), shop.order().expect("an order"), of(customer)];
+    let request = requests.recv_timeout(PATIENCE).expect("a request");
+    let order = format!(r#"{{"order_id":{},"euro":42}}"#, orders[2]);
+    assert!(request.contains(&order), "{request}");
+    shop.wait_for_shipments(&orders);
+    assert_eq!(requests.try_recv(), Err(TryRecvError::Empty));
+    let (_, page) = shop.visit("/webhooks/", &mine);
+    let (_, rest) = page
+        .split_once("href=\"/webhooks/endpoint?name=")
+        .expect("the endpoint");
+    let (name, _) = rest.split_once('"').expect("its name");
+    let path = format!("/webhooks/endpoint?name={name}");
+    eventually("the delivery is listed", || {
+        shop.visit(&path, &mine)
+            .1
+            .contains("badge good\">delivered")
+    });
+    assert_eq!(shop.visit(&path, &others).0, 404);
+    assert!(!shop.visit("/webhooks/", &others).1.contains(name));
+}
+
+/// The server of a customer: its address, and the requests that it has accepted.
+fn endpoint() -> (SocketAddr, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    let (sender, requests) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.expect("a connection"));
+            let mut request = String::new();
+            while !request.ends_with("\r\n\r\n") {
+                assert_ne!(stream.read_line(&mut request).expect("a head"), 0);
+            }
+            let length = request
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: "))
+                .map_or(0, |length| length.parse().expect("a number"));
+            let mut body = stream.by_ref().take(length);
+            body.read_to_string(&mut request).expect("a body");
+            let answer = b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n";
+            stream.get_mut().write_all(answer).expect("an answer");
+            if sender.send(request).is_err() {
+                break;
+            }
+        }
+    });
+    (address, requests)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -125,6 +209,13 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Status and content of a response.
+fn text(response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> (u16, String) {
+    let mut response = response.expect("a response");
+    let text = response.body_mut().read_to_string().expect("a text");
+    (response.status().as_u16(), text)
 }
 
 /// A running shop, killed when dropped.
@@ -150,6 +241,8 @@ impl Shop {
             .env("DATABASE_URL", &database.url)
             .env("WEBHOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
             .env("ADMIN_PASSWORD", "secret")
+            .env("OUTBOX_REGISTERED_HTTPS_ONLY", "false")
+            .env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false")
             .env("PORT", "0")
             .env("ROCKET_PORT", "0")
             .env("ROCKET_CLI_COLORS", "false")
@@ -174,23 +267,54 @@ impl Shop {
 
     /// Places an order and returns its number.
     fn order(&self) -> Result<i64, ureq::Error> {
+        self.order_as(r#"{"euro": 42}"#)
+    }
+
+    fn order_as(&self, order: &str) -> Result<i64, ureq::Error> {
         let mut response = self
             .client
             .post(format!("{}/orders", self.url))
             .content_type("application/json")
-            .send(r#"{"euro": 42}"#)?;
+            .send(order)?;
         let placed: HashMap<String, i64> = response.body_mut().read_json()?;
         Ok(placed["order_id"])
     }
 
     /// Status and content of a page that somebody with this login asks for.
     fn page(&self, path: &str, login: &str) -> (u16, String) {
+        self.get(path, "authorization", login)
+    }
+
+    /// Status and content of a page that a browser with this cookie asks for.
+    fn visit(&self, path: &str, cookie: &str) -> (u16, String) {
+        self.get(path, "cookie", cookie)
+    }
+
+    fn get(&self, path: &str, header: &str, value: &str) -> (u16, String) {
         let request = self.client.get(format!("{}{path}", self.url));
         let request = request.config().http_status_as_error(false).build();
-        let response = request.header("authorization", login).call();
-        let mut response = response.expect("a response");
-        let page = response.body_mut().read_to_string().expect("a text");
-        (response.status().as_u16(), page)
+        text(request.header(header, value).call())
+    }
+
+    /// The link that somebody with this login gets for this customer.
+    fn link(&self, customer: &str, login: &str) -> (u16, String) {
+        let url = format!("{}/customers/{customer}/webhooks", self.url);
+        let request = self.client.post(url);
+        let request = request.config().http_status_as_error(false).build();
+        text(request.header("authorization", login).send_empty())
+    }
+
+    /// The cookie of a customer who has opened a link of the staff.
+    fn open(&self, customer: &str) -> String {
+        let (status, link) = self.link(customer, "Basic YW5uOnNlY3JldA==");
+        assert_eq!(status, 200, "{link}");
+        let request = self.client.get(format!("{}{link}", self.url));
+        let request = request.config().max_redirects(0);
+        let request = request.max_redirects_will_error(false).build();
+        let response = request.call().expect("a response");
+        assert_eq!(response.status(), 303);
+        let cookie = response.headers()["set-cookie"].to_str().expect("a text");
+        cookie.split(';').next().expect("a cookie").to_owned()
     }
 
     fn wait_for_shipments(&self, orders: &[i64]) {
