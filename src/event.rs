@@ -1,10 +1,11 @@
 //! Events: types that define the topic, version and keys of their messages.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use uuid::Uuid;
 
 use crate::message::{Message, MessageError, NewMessage};
 
@@ -94,6 +95,57 @@ pub trait Event: Serialize {
         None
     }
 
+    /// The tenant of the message (see [`NewMessage::tenant_id`]). Defaults to none.
+    ///
+    /// ```
+    /// use diesel_outbox::{Event, NewMessage};
+    /// use std::time::Duration;
+    /// use uuid::Uuid;
+    ///
+    /// #[derive(serde::Serialize)]
+    /// struct OrderPlaced {
+    ///     order_id: i64,
+    ///     // The message has it already.
+    ///     #[serde(skip)]
+    ///     customer: Uuid,
+    /// }
+    ///
+    /// impl Event for OrderPlaced {
+    ///     const TOPIC: &'static str = "order.placed";
+    ///
+    ///     fn tenant_id(&self) -> Option<Uuid> {
+    ///         Some(self.customer)
+    ///     }
+    ///
+    ///     fn headers(&self) -> Vec<(String, String)> {
+    ///         vec![("ce-subject".to_owned(), self.order_id.to_string())]
+    ///     }
+    ///
+    ///     // The customer may cancel it for a minute.
+    ///     fn delay(&self) -> Option<Duration> {
+    ///         Some(Duration::from_secs(60))
+    ///     }
+    /// }
+    ///
+    /// let customer = Uuid::now_v7();
+    /// let message = NewMessage::of(&OrderPlaced { order_id: 7, customer })?;
+    /// # Ok::<(), diesel_outbox::MessageError>(())
+    /// ```
+    fn tenant_id(&self) -> Option<Uuid> {
+        None
+    }
+
+    /// HTTP headers and CloudEvents attributes of the message, as names and values (see [`NewMessage::header`]). Defaults
+    /// to none.
+    fn headers(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    /// Delays the message after the start of the transaction (see [`NewMessage::delay`]). Defaults to no delay.
+    fn delay(&self) -> Option<Duration> {
+        None
+    }
+
     /// When the event occurred. Receivers see the time as `ce-time`. Defaults to the time of enqueueing.
     ///
     /// ```
@@ -141,6 +193,18 @@ impl<E: Event> Event for &E {
 
     fn idempotency_key(&self) -> Option<String> {
         (**self).idempotency_key()
+    }
+
+    fn tenant_id(&self) -> Option<Uuid> {
+        (**self).tenant_id()
+    }
+
+    fn headers(&self) -> Vec<(String, String)> {
+        (**self).headers()
+    }
+
+    fn delay(&self) -> Option<Duration> {
+        (**self).delay()
     }
 
     fn occurred_at(&self) -> Option<SystemTime> {
@@ -246,8 +310,7 @@ pub(crate) fn reason_of(error: &serde_json::Error) -> &'static str {
 }
 
 impl NewMessage {
-    /// Creates the message of an event, with the event's topic, keys, time and version. The payload is the event
-    /// as JSON.
+    /// Creates the message of an event, with all that the event says about its message. The payload is the event as JSON.
     ///
     /// # Errors
     /// [`MessageError::Payload`] if the event cannot be serialised.
@@ -269,7 +332,14 @@ impl NewMessage {
         let mut message = Self::new(E::TOPIC, event)?;
         message.ordering_key = event.ordering_key();
         message.idempotency_key = event.idempotency_key();
+        message.tenant_id = event.tenant_id();
         message.occurred_at = event.occurred_at();
+        if let Some(delay) = event.delay() {
+            message = message.delay(delay);
+        }
+        for (name, value) in event.headers() {
+            message = message.header(name, value);
+        }
         if E::VERSION != 1 {
             message = message.header(VERSION_HEADER, E::VERSION.to_string());
         }

@@ -409,6 +409,27 @@ impl Outbox {
         Ok(value)
     }
 
+    /// Enqueues the events of an aggregate that the caller has written in this transaction: [`save`](Self::save) without
+    /// its `store`.
+    ///
+    /// ```
+    /// # use diesel::prelude::*;
+    /// # use diesel_outbox::{Aggregate, EnqueueError, Outbox};
+    /// fn publish(conn: &mut PgConnection, outbox: &Outbox, order: &mut impl Aggregate) -> Result<(), EnqueueError> {
+    ///     outbox.enqueue_events(conn, order)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// Like [`save`](Self::save).
+    pub fn enqueue_events(
+        &self,
+        conn: &mut impl LoadConnection<Backend = Pg>,
+        aggregate: &mut impl Aggregate,
+    ) -> Result<(), EnqueueError> {
+        self.save(conn, aggregate, |_, _| Ok(()))
+    }
+
     /// Writes any number of messages in order, all or none, and returns how many were new. For imports and
     /// backfills: it reads the iterator step by step, and holds a few thousand messages (a few MiB) at a time.
     ///

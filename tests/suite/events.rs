@@ -13,6 +13,7 @@ use diesel_outbox::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::support::{Database, Receiver, end, eventually, finish};
 
@@ -79,6 +80,54 @@ fn an_event_is_enqueued_as_it_is_by_reference_and_by_value() {
             "SELECT topic || ' ' || ordering_key || ' ' || idempotency_key || ' ' || payload || coalesce(' ' || headers, '') FROM {o}"
         ),
         Some(r#"order.paid order-7 order-7-paid {"order_id":7,"euro":42}"#.to_owned())
+    );
+}
+
+#[test]
+fn a_type_says_the_tenant_the_headers_and_the_delay_of_its_messages() {
+    const TENANT: Uuid = Uuid::from_u128(7);
+
+    #[derive(Serialize)]
+    struct Invited {
+        name: &'static str,
+    }
+
+    impl Event for Invited {
+        const TOPIC: &'static str = "member.invited";
+        const VERSION: u32 = 2;
+
+        fn tenant_id(&self) -> Option<Uuid> {
+            Some(TENANT)
+        }
+
+        fn headers(&self) -> Vec<(String, String)> {
+            vec![("CE-Subject".to_owned(), self.name.to_owned())]
+        }
+
+        fn delay(&self) -> Option<Duration> {
+            Some(Duration::from_secs(60))
+        }
+    }
+
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut database.connect();
+    let (ada, bob) = (Invited { name: "ada" }, Invited { name: "bob" });
+    outbox.enqueue(conn, &ada).expect("enqueued");
+    // A single message may still differ.
+    let bob = NewMessage::of(&bob).expect("JSON");
+    let bob = bob.header("ce-subject", "Bob").delay(Duration::ZERO);
+    outbox.enqueue(conn, bob).expect("enqueued");
+    assert_eq!(
+        database.text(
+            "SELECT string_agg(concat_ws(' ', tenant_id, headers, available_at - created_at), ', ' ORDER BY sequence) FROM {o}"
+        ),
+        Some(
+            format!(
+                "{TENANT} {{\"ce-dataversion\":\"2\",\"ce-subject\":\"ada\"}} 00:01:00, \
+                 {TENANT} {{\"ce-dataversion\":\"2\",\"ce-subject\":\"Bob\"}} 00:00:00"
+            )
+        )
     );
 }
 
@@ -257,7 +306,7 @@ fn the_time_of_an_event_is_when_it_occurred_in_each_mode_and_however_it_was_enqu
                 let plain = NewMessage::new("a", &1).expect("JSON");
                 outbox.enqueue(conn, plain.occurred_at(at(1)))?;
                 outbox.enqueue(conn, measured(2))?;
-                outbox.save(conn, &mut station, |_, _| Ok::<(), EnqueueError>(()))?;
+                outbox.enqueue_events(conn, &mut station)?;
                 outbox.enqueue_batch(conn, [measured(5), measured(6)])?;
                 outbox.enqueue_bulk(conn, [measured(7), measured(8)])?;
                 let now = Measured {
@@ -525,8 +574,8 @@ fn a_rolled_back_aggregate_leaves_no_event_and_an_unserialisable_one_is_an_error
     order.events.record(OrderNamed { name: "good" });
     order.events.record(unwritable());
     for _ in 0..2 {
-        let error: EnqueueError = outbox
-            .save(conn, &mut order, |_, _| Ok(()))
+        let error = outbox
+            .enqueue_events(conn, &mut order)
             .expect_err("no JSON");
         assert!(
             matches!(error, EnqueueError::MessageAt { index: 1, .. }),
