@@ -24,13 +24,12 @@ pub enum Mounted {
 #[async_trait]
 impl Handler for Mounted {
     async fn handle<'r>(&self, request: &'r Request<'_>, data: Data<'r>) -> Outcome<'r> {
+        let peer = request.client_ip().unwrap_or(Ipv4Addr::UNSPECIFIED.into());
         let visitor = match (self, Staff::of(request)) {
             (Self::ForStaff(_), Some(staff)) => Visitor::known(staff.name, Rights::all()),
             (Self::ForStaff(_), None) => return Outcome::Error(Status::Unauthorized),
             // The portal itself knows those who opened a link.
-            (Self::ForCustomers(_), _) => {
-                Visitor::unknown(request.client_ip().unwrap_or(Ipv4Addr::UNSPECIFIED.into()))
-            }
+            (Self::ForCustomers(_), _) => Visitor::unknown(peer),
         };
         let Ok(body) = data.open(1.mebibytes()).into_bytes().await else {
             return Outcome::Error(Status::BadRequest);
