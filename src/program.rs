@@ -36,6 +36,7 @@ pub use crate::config::settings::{SETTINGS, Setting};
 pub use crate::config::text::parse_duration;
 #[cfg(feature = "http")]
 pub use crate::destinations::forward::Forward;
+pub use crate::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::relay::DepthGauges;
 pub use crate::store::operate::activity::{Activity, Rates};
 pub use crate::store::operate::audit::{Act, OperatorAct, sent_lately};

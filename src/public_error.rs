@@ -2,25 +2,72 @@
 //!
 //! The reason and the error are those of an operator. A name without an address and a name with a forbidden address give
 //! the same text, and a forbidden address is never connected to: otherwise, a customer who registers URLs could explore
-//! that network.
+//! that network. The portal translates the sentences.
 
 use std::time::Duration;
 
 use crate::status::{NO_CHALLENGE, REDIRECTS_TO, ReasonCode, TOKEN_SERVER};
 
-/// What TLS says of a certificate, and the words for it, after the name of the host.
+/// Declares the sentences. `{}` stands for a value, such as a host.
+macro_rules! sentences {
+    ($($name:ident = $text:literal;)+) => {
+        $(const $name: &str = $text;)+
+
+        /// All sentences. Those about the endpoint and the URL are also said about a [token server](TOKEN_WORDS).
+        pub const PUBLIC_ERRORS: &[&str] = &[$($name),+];
+    };
+}
+
+sentences! {
+    NAME_WITHOUT_ADDRESS = "the name {} does not resolve to a public address";
+    NO_ADDRESS = "the URL leads to no public address";
+    NOT_REACHED = "your endpoint could not be reached";
+    HAS_EXPIRED = "the certificate of {} has expired";
+    NOT_YET_VALID = "the certificate of {} is not valid yet";
+    FOR_ANOTHER_NAME = "the certificate of {} is for another name";
+    NOT_TRUSTED = "the certificate of {} is from no trusted authority, or its chain is incomplete";
+    REVOKED = "the certificate of {} is revoked";
+    NO_TLS_TO = "no secure connection to {} was possible";
+    NO_TLS = "no secure connection was possible";
+    TOO_SLOW = "your endpoint did not answer within {}";
+    NOT_IN_TIME = "your endpoint did not answer in time";
+    REDIRECT_TO = "your endpoint redirects to {}, and redirects are not followed";
+    REDIRECTED = "your endpoint redirects, and redirects are not followed";
+    LOST = "the connection was lost before your endpoint answered";
+    NOT_HTTP = "the answer of your endpoint was not valid HTTP";
+    LIMITS_RATE = "your endpoint limits the rate of requests";
+    REFUSED = "your endpoint refused the request";
+    SERVER_ERROR = "your endpoint answered with a server error";
+    GONE = "your endpoint accepts no more requests at this URL";
+    BAD_URL = "the URL cannot be used";
+    BAD_HEADER = "a header cannot be sent";
+    TOO_LARGE = "the message is too large";
+    NOT_REPEATED = "the answer of your endpoint did not repeat the challenge";
+    NOT_ALLOWED = "your endpoint did not allow this sender (WebHook-Allowed-Origin)";
+    EXPIRED = "the message expired before delivery";
+    CANCELLED = "the message was cancelled";
+    BY_HAND = "the message was settled by an operator";
+    REMOVED = "the destination was removed";
+    TOKEN_ANSWERED = "your token server answered {}";
+    FAILED = "the delivery failed";
+}
+
+/// Words for the endpoint, and for its token server.
+pub const TOKEN_WORDS: [(&str, &str); 2] = [
+    ("your endpoint", "your token server"),
+    ("the URL", "the token URL"),
+];
+
+/// What TLS says of a certificate, and the sentence for it, with the name of the host.
 const CERTIFICATES: [(&str, &str); 8] = [
-    ("certificate expired", "has expired"),
-    ("Expired", "has expired"),
-    ("certificate not valid yet", "is not valid yet"),
-    ("NotValidYet", "is not valid yet"),
-    ("certificate not valid for", "is for another name"),
-    ("NotValidForName", "is for another name"),
-    (
-        "UnknownIssuer",
-        "is from no trusted authority, or its chain is incomplete",
-    ),
-    ("Revoked", "is revoked"),
+    ("certificate expired", HAS_EXPIRED),
+    ("Expired", HAS_EXPIRED),
+    ("certificate not valid yet", NOT_YET_VALID),
+    ("NotValidYet", NOT_YET_VALID),
+    ("certificate not valid for", FOR_ANOTHER_NAME),
+    ("NotValidForName", FOR_ANOTHER_NAME),
+    ("UnknownIssuer", NOT_TRUSTED),
+    ("Revoked", REVOKED),
 ];
 
 /// The text for a reason code, a colon and an error.
@@ -34,61 +81,59 @@ pub(crate) fn public_error(code: Option<ReasonCode>, error: Option<&str>) -> Str
     use ReasonCode as Code;
 
     let error = error.unwrap_or_default();
-    let words = match code {
+    let with = |sentence: &str, value: &str| sentence.replacen("{}", value, 1);
+    let sentence = match code {
         Some(Code::Dns | Code::BlockedAddress) => match unresolved(error) {
-            Some(host) => return format!("the name {host} does not resolve to a public address"),
-            None => "the URL leads to no public address",
+            Some(host) => return with(NAME_WITHOUT_ADDRESS, host),
+            None => NO_ADDRESS,
         },
-        Some(Code::Connect | Code::Proxy) => "your endpoint could not be reached",
-        Some(Code::Tls) => match (handshake(error), certificate(error)) {
-            (Some(host), Some(fault)) => return format!("the certificate of {host} {fault}"),
-            (Some(host), None) => return format!("no secure connection to {host} was possible"),
-            (None, _) => "no secure connection was possible",
+        Some(Code::Connect | Code::Proxy) => NOT_REACHED,
+        Some(Code::Tls) => match handshake(error) {
+            Some(host) => return with(certificate(error).unwrap_or(NO_TLS_TO), host),
+            None => NO_TLS,
         },
         Some(Code::Timeout) => match limit(error) {
-            Some(limit) => return format!("your endpoint did not answer within {limit}"),
-            None => "your endpoint did not answer in time",
+            Some(limit) => return with(TOO_SLOW, &limit),
+            None => NOT_IN_TIME,
         },
         Some(Code::TokenServer) => return of_token_server(error),
         Some(Code::Redirect) => match error.split_once(REDIRECTS_TO) {
-            Some((_, to)) => {
-                return format!("your endpoint redirects to {to}, and redirects are not followed");
-            }
-            None => "your endpoint redirects, and redirects are not followed",
+            Some((_, to)) => return with(REDIRECT_TO, to),
+            None => REDIRECTED,
         },
-        Some(Code::ConnectionLost) => "the connection was lost before your endpoint answered",
-        Some(Code::Protocol) => "the answer of your endpoint was not valid HTTP",
-        Some(Code::RateLimited) => "your endpoint limits the rate of requests",
-        Some(Code::ClientError | Code::Rejected) => "your endpoint refused the request",
-        Some(Code::ServerError) => "your endpoint answered with a server error",
-        Some(Code::Gone) => "your endpoint accepts no more requests at this URL",
-        Some(Code::InvalidUrl) => "the URL cannot be used",
-        Some(Code::InvalidHeader) => "a header cannot be sent",
-        Some(Code::PayloadTooLarge) => "the message is too large",
+        Some(Code::ConnectionLost) => LOST,
+        Some(Code::Protocol) => NOT_HTTP,
+        Some(Code::RateLimited) => LIMITS_RATE,
+        Some(Code::ClientError | Code::Rejected) => REFUSED,
+        Some(Code::ServerError) => SERVER_ERROR,
+        Some(Code::Gone) => GONE,
+        Some(Code::InvalidUrl) => BAD_URL,
+        Some(Code::InvalidHeader) => BAD_HEADER,
+        Some(Code::PayloadTooLarge) => TOO_LARGE,
         Some(Code::NotVerified) => match error {
-            NO_CHALLENGE => "the answer of your endpoint did not repeat the challenge",
-            _ => "your endpoint did not allow this sender (WebHook-Allowed-Origin)",
+            NO_CHALLENGE => NOT_REPEATED,
+            _ => NOT_ALLOWED,
         },
-        Some(Code::Expired) => "the message expired before delivery",
-        Some(Code::Cancelled) => "the message was cancelled",
-        Some(Code::ByHand) => "the message was settled by an operator",
-        Some(Code::DestinationRemoved) => "the destination was removed",
-        _ => "the delivery failed",
+        Some(Code::Expired) => EXPIRED,
+        Some(Code::Cancelled) => CANCELLED,
+        Some(Code::ByHand) => BY_HAND,
+        Some(Code::DestinationRemoved) => REMOVED,
+        _ => FAILED,
     };
-    words.to_owned()
+    sentence.to_owned()
 }
 
 /// What the token server answered, or why it did not: the words for the endpoint, about the token server.
 fn of_token_server(error: &str) -> String {
     let error = error.strip_prefix(TOKEN_SERVER).unwrap_or_default();
-    if error.starts_with("answered ") {
-        return format!("your token server {error}");
+    if let Some(answer) = error.strip_prefix("answered ") {
+        return TOKEN_ANSWERED.replacen("{}", answer, 1);
     }
     let (code, error) = error.split_once(": ").unwrap_or_default();
     let code = code.parse().unwrap_or(ReasonCode::Connect);
-    public_error(Some(code), Some(error))
-        .replace("your endpoint", "your token server")
-        .replace("the URL", "the token URL")
+    let text = public_error(Some(code), Some(error));
+    let [endpoint, url] = TOKEN_WORDS;
+    text.replace(endpoint.0, endpoint.1).replace(url.0, url.1)
 }
 
 /// The text between these two.
@@ -115,9 +160,8 @@ fn handshake(error: &str) -> Option<&str> {
 fn certificate(error: &str) -> Option<&'static str> {
     let (_, fault) = error.split_once("invalid peer certificate: ")?;
     let mut known = CERTIFICATES.iter();
-    known
-        .find(|(sign, _)| fault.starts_with(sign))
-        .map(|(_, words)| *words)
+    let found = known.find(|(sign, _)| fault.starts_with(sign));
+    found.map(|(_, sentence)| *sentence)
 }
 
 /// The time limit, such as `15 s`.

@@ -652,7 +652,7 @@ impl Asked<'_> {
             "removed" => words.done_removed.to_owned(),
             "again" => words.done_again.to_owned(),
             "verified" => words.done_verified.to_owned(),
-            "recovered" => (words.done_recovered).replace("{}", &count?.to_string()),
+            "recovered" => (words.done_recovered).replace("{}", &words.number(count?)),
             _ => return None,
         })
     }

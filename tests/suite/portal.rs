@@ -655,6 +655,11 @@ fn a_portal_speaks_the_visitors_language_and_wears_the_applications_colours() {
         .ok();
     assert!(german.contains("lang=\"de\"") && german.contains("Endpunkt hinzufügen"));
     assert!(german.contains("Acme Shop") && german.contains("src=\"/assets/logo\""));
+    let dead = [("name", acme.endpoint.as_str()), ("id", &acme.dead.to_string())];
+    let dead = format!("/delivery?{}", encoded(&dead));
+    let dead = ann.ask(Method::GET, &dead, &[("accept-language", "de")], "").ok();
+    assert!(dead.contains("Ihr Endpunkt hat die Anfrage abgelehnt"), "{dead}");
+    assert!(!dead.contains("refused"), "{dead}");
     assert_eq!(ann.get("/assets/logo").ok(), "<svg/>");
     let style = ann.get("/assets/style.css").ok();
     assert!(style.contains("prefers-color-scheme: dark") && style.ends_with("#0a6e4f; }"));

@@ -17,7 +17,7 @@ use crate::pages::content::cut;
 use crate::pages::link;
 use crate::pages::mask::indented;
 use crate::pages::table::{Column, Kind, table};
-use crate::pages::words::{duration, shortened};
+use crate::pages::words::shortened;
 use crate::response::Response;
 use crate::text::without_user;
 
@@ -188,7 +188,7 @@ fn outcome(words: &Words, row: &Delivery) -> Markup {
     html! {
         (badge(words, row.state))
         @if let Some(status) = row.http_status { " HTTP " (status) }
-        @if let Some(error) = row.public_error() { span.error { (error) } }
+        @if let Some(error) = row.public_error() { span.error { (words.failure(&error)) } }
     }
 }
 
@@ -287,10 +287,10 @@ fn failed(asked: &Asked<'_>, all: &[FailedAttempt]) -> Markup {
         vec![
             html! { @if let Some(number) = one.attempt { (number) } },
             html! { (plain_time(&one.happened_at)) },
-            html! { @if let Some(took) = one.took { (duration(took.as_secs_f64())) } },
+            html! { @if let Some(took) = one.took { (words.duration(took)) } },
             html! {
                 @if let Some(status) = one.http_status { "HTTP " (status) " " }
-                @if let Some(error) = one.public_error() { (error) }
+                @if let Some(error) = one.public_error() { (words.failure(&error)) }
                 @if let Some(text) = response { span.error { (shortened(text, 400)) } }
             },
         ]

@@ -22,7 +22,7 @@ use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, plain_time, time};
 use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
-use crate::pages::words::{count, duration, shortened};
+use crate::pages::words::shortened;
 use crate::pages::{link, next_page};
 use crate::response::Response;
 use crate::text::without_user;
@@ -95,7 +95,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
             @if rows.is_empty() { p.none role="status" { (words.no_endpoints) } }
             @else { (table(words.endpoints, &columns, &rows)) }
             @if let Some(last) = next {
-                div.actions { a.button.second href=(link("/", &[("after", &last)])) { (words.older) } }
+                div.actions { a.button.second href=(link("/", &[("after", &last)])) { (words.more) } }
             }
         }
     };
@@ -160,7 +160,7 @@ fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
     html! {
         span class=(class) { (name) }
         @if !why.is_empty() { span.why { (why) } }
-        @if let Some(error) = error.filter(|_| state == State::NotVerified) { span.error { (error) } }
+        @if let Some(error) = error.filter(|_| state == State::NotVerified) { span.error { (words.failure(&error)) } }
         @if let Some(since) = since { span.why.quiet { (words.no_success_since.replace("{}", &plain_time(&since))) } }
     }
 }
@@ -213,15 +213,14 @@ fn curves(asked: &Asked<'_>, counts: &[Option<DeliveryCount>]) -> Markup {
         let value = |count: &Option<DeliveryCount>| count.as_ref().map(|count| of(count) as f64);
         let values: Vec<Option<f64>> = counts.iter().map(value).collect();
         let known = || counts.iter().flatten().map(of);
-        let number = |number: u64| count(i64::try_from(number).unwrap_or(i64::MAX), false);
         let range = match known().max() {
-            Some(highest) => words.highest.replace("{}", &number(highest)),
+            Some(highest) => words.highest.replace("{}", &words.number(highest)),
             None => words.no_data.to_owned(),
         };
         html! {
             li.panel.figure {
                 span.label { (label) }
-                span.value { (number(known().sum())) }
+                span.value { (words.number(known().sum())) }
                 (curve(name, &format!("{label}, {}", words.last_day), &range, &values))
                 p.range { (words.last_day) ", " (range) }
             }
@@ -577,8 +576,8 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
                 dl.facts {
                     dt { (words.status_code) }
                     dd { @if let Some(status) = answer.http_status { "HTTP " (status) } @else { (words.no_response) } }
-                    @if let Some(error) = answer.public_error() { dt { (words.error) } dd { (error) } }
-                    dt { (words.took) } dd { (duration(answer.took.as_secs_f64())) }
+                    @if let Some(error) = answer.public_error() { dt { (words.error) } dd { (words.failure(&error)) } }
+                    dt { (words.took) } dd { (words.duration(answer.took)) }
                     dt { (words.message) } dd { (answer.message_id) }
                 }
                 @if let Some(body) = body { pre tabindex="0" { (body) } }

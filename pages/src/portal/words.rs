@@ -3,12 +3,20 @@
 mod de;
 mod en;
 
+use std::time::Duration;
+
+use diesel_outbox::program::TOKEN_WORDS;
+
+use crate::pages::words;
+
 /// Declares the words. `{}` in a word is replaced by a value.
 macro_rules! words {
     ($($word:ident)+) => {
         /// The words of one language.
         pub(super) struct Words {
             $(pub(super) $word: &'static str,)+
+            /// The texts of failures: in English, and in this language. Empty: English.
+            errors: &'static [(&'static str, &'static str)],
         }
 
         #[cfg(test)]
@@ -21,7 +29,7 @@ macro_rules! words {
 }
 
 words! {
-    code title skip_to_content endpoints deliveries read_only
+    code thousands decimal title skip_to_content endpoints deliveries read_only
     add_endpoint no_endpoints url description topics state all_topics example
     works failing not_verified disabled no_success_since
     why_failing why_disabled_failing why_disabled_gone why_disabled_here why_disabled_other why_unusable why_not_verified
@@ -29,15 +37,52 @@ words! {
     send_example example_event send_example_hint test_accepted test_failed status_code took no_response
     recover since until recover_hint missing_too
     last_day delivered dead_lettered no_data highest
-    filter endpoint topic any search older first_page no_deliveries incomplete
+    filter endpoint topic any search older first_page more no_deliveries incomplete
     message attempts when due_at send_again details
     pending sending retrying dead
+    your_endpoint your_token_server the_url the_token_url
     request response headers payload not_kept payload_hidden failed_attempts attempt error enqueued
     back not_found not_found_hint invalid_request choose_topic description_too_long invalid_time too_many invalid_url url_refused
     invalid_value too_often
     unavailable unavailable_hint form_expired not_allowed
     link_needed link_needed_hint link_expired link_invalid link_hint
     done_added done_changed done_enabled done_disabled done_removed done_again done_recovered done_verified
+}
+
+impl Words {
+    /// Why a delivery failed, from the text for customers.
+    pub(super) fn failure(&self, english: &str) -> String {
+        let known = |text: &str| {
+            let mut all = self.errors.iter();
+            all.find_map(|(known, own)| Some(own.replace("{}", value(text, known)?)))
+        };
+        let of_tokens = || {
+            let [endpoint, url] = TOKEN_WORDS;
+            let of_endpoint = english.replace(endpoint.1, endpoint.0);
+            let text = known(&of_endpoint.replace(url.1, url.0))?;
+            let text = text.replace(self.your_endpoint, self.your_token_server);
+            Some(text.replace(self.the_url, self.the_token_url))
+        };
+        let text = known(english).or_else(of_tokens);
+        text.unwrap_or_else(|| english.to_owned())
+    }
+
+    pub(super) fn number(&self, number: u64) -> String {
+        let number = i64::try_from(number).unwrap_or(i64::MAX);
+        words::count(number, false).replace(',', self.thousands)
+    }
+
+    pub(super) fn duration(&self, time: Duration) -> String {
+        words::duration(time.as_secs_f64()).replace('.', self.decimal)
+    }
+}
+
+/// What stands for `{}`, if this is the sentence. A sentence without `{}` has an empty value.
+fn value<'a>(text: &'a str, sentence: &str) -> Option<&'a str> {
+    match sentence.split_once("{}") {
+        Some((begin, end)) => text.strip_prefix(begin)?.strip_suffix(end),
+        None => (text == sentence).then_some(""),
+    }
 }
 
 /// A language of the portal.
@@ -75,6 +120,8 @@ impl Language {
 
 #[cfg(test)]
 mod tests {
+    use diesel_outbox::program::PUBLIC_ERRORS;
+
     use super::*;
 
     /// R60
@@ -85,6 +132,50 @@ mod tests {
             assert!(!english.is_empty() && !german.is_empty(), "{key}");
             assert_eq!(values(english), values(german), "{key}");
         }
+    }
+
+    /// R60: also what went wrong, about an endpoint and about a token server.
+    #[test]
+    fn every_error_for_customers_is_translated_with_its_value() {
+        let german = Language::German.words();
+        for sentence in PUBLIC_ERRORS {
+            let text = sentence.replace("{}", "shop.example");
+            let own = german.failure(&text);
+            assert_ne!(own, text);
+            assert_eq!(
+                own.contains("shop.example"),
+                text.contains("shop.example"),
+                "{own}"
+            );
+            assert_eq!(Language::English.words().failure(&text), text);
+        }
+        for (english, own) in [
+            (
+                "your token server did not answer within 15 s",
+                "Ihr Token-Server hat nicht innerhalb von 15 s geantwortet",
+            ),
+            (
+                "the token URL leads to no public address",
+                "die Token-URL führt zu keiner öffentlichen Adresse",
+            ),
+            ("unheard of", "unheard of"),
+        ] {
+            assert_eq!(german.failure(english), own);
+        }
+    }
+
+    #[test]
+    fn numbers_are_written_as_in_the_language() {
+        let all = [Language::English, Language::German].map(|one| {
+            let words = one.words();
+            (
+                words.number(1234),
+                words.duration(Duration::from_millis(2500)),
+            )
+        });
+        let [english, german] = all;
+        assert_eq!(english, ("1,234".to_owned(), "2.5 s".to_owned()));
+        assert_eq!(german, ("1.234".to_owned(), "2,5 s".to_owned()));
     }
 
     #[test]

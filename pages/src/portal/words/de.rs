@@ -4,6 +4,8 @@ use super::Words;
 
 pub(super) const WORDS: Words = Words {
     code: "de",
+    thousands: ".",
+    decimal: ",",
     title: "Webhooks",
     skip_to_content: "Zum Inhalt",
     endpoints: "Endpunkte",
@@ -74,6 +76,7 @@ pub(super) const WORDS: Words = Words {
     search: "Anzeigen",
     older: "Ältere",
     first_page: "Neueste",
+    more: "Weitere",
     no_deliveries: "Keine passenden Zustellungen.",
     incomplete: "Gerade werden viele Ereignisse zugestellt: Hier können einige fehlen.",
 
@@ -88,6 +91,11 @@ pub(super) const WORDS: Words = Words {
     sending: "wird gesendet",
     retrying: "wird wiederholt",
     dead: "aufgegeben",
+
+    your_endpoint: "Ihr Endpunkt",
+    your_token_server: "Ihr Token-Server",
+    the_url: "die URL",
+    the_token_url: "die Token-URL",
 
     request: "Anfrage",
     response: "Antwort",
@@ -131,4 +139,119 @@ pub(super) const WORDS: Words = Words {
     done_again: "Das Ereignis wird erneut gesendet.",
     done_recovered: "{} Ereignisse werden gesendet. Wiederholen Sie es, falls noch welche fehlen.",
     done_verified: "Ihr Endpunkt ist bestätigt.",
+
+    errors: &[
+        (
+            "the name {} does not resolve to a public address",
+            "der Name {} führt zu keiner öffentlichen Adresse",
+        ),
+        (
+            "the URL leads to no public address",
+            "die URL führt zu keiner öffentlichen Adresse",
+        ),
+        (
+            "your endpoint could not be reached",
+            "Ihr Endpunkt war nicht erreichbar",
+        ),
+        (
+            "the certificate of {} has expired",
+            "das Zertifikat von {} ist abgelaufen",
+        ),
+        (
+            "the certificate of {} is not valid yet",
+            "das Zertifikat von {} ist noch nicht gültig",
+        ),
+        (
+            "the certificate of {} is for another name",
+            "das Zertifikat von {} ist für einen anderen Namen ausgestellt",
+        ),
+        (
+            "the certificate of {} is from no trusted authority, or its chain is incomplete",
+            "das Zertifikat von {} stammt von keiner vertrauenswürdigen Stelle, oder seine Kette ist unvollständig",
+        ),
+        (
+            "the certificate of {} is revoked",
+            "das Zertifikat von {} ist widerrufen",
+        ),
+        (
+            "no secure connection to {} was possible",
+            "zu {} war keine sichere Verbindung möglich",
+        ),
+        (
+            "no secure connection was possible",
+            "es war keine sichere Verbindung möglich",
+        ),
+        (
+            "your endpoint did not answer within {}",
+            "Ihr Endpunkt hat nicht innerhalb von {} geantwortet",
+        ),
+        (
+            "your endpoint did not answer in time",
+            "Ihr Endpunkt hat nicht rechtzeitig geantwortet",
+        ),
+        (
+            "your endpoint redirects to {}, and redirects are not followed",
+            "Ihr Endpunkt leitet zu {} weiter, und Weiterleitungen wird nicht gefolgt",
+        ),
+        (
+            "your endpoint redirects, and redirects are not followed",
+            "Ihr Endpunkt leitet weiter, und Weiterleitungen wird nicht gefolgt",
+        ),
+        (
+            "the connection was lost before your endpoint answered",
+            "die Verbindung brach ab, bevor Ihr Endpunkt geantwortet hat",
+        ),
+        (
+            "the answer of your endpoint was not valid HTTP",
+            "Ihr Endpunkt hat nicht mit gültigem HTTP geantwortet",
+        ),
+        (
+            "your endpoint limits the rate of requests",
+            "Ihr Endpunkt begrenzt die Häufigkeit von Anfragen",
+        ),
+        (
+            "your endpoint refused the request",
+            "Ihr Endpunkt hat die Anfrage abgelehnt",
+        ),
+        (
+            "your endpoint answered with a server error",
+            "Ihr Endpunkt hat mit einem Serverfehler geantwortet",
+        ),
+        (
+            "your endpoint accepts no more requests at this URL",
+            "Ihr Endpunkt nimmt unter dieser URL keine Anfragen mehr an",
+        ),
+        ("the URL cannot be used", "die URL ist nicht verwendbar"),
+        (
+            "a header cannot be sent",
+            "ein Header kann nicht gesendet werden",
+        ),
+        ("the message is too large", "die Nachricht ist zu groß"),
+        (
+            "the answer of your endpoint did not repeat the challenge",
+            "Ihr Endpunkt hat die Challenge nicht wiederholt",
+        ),
+        (
+            "your endpoint did not allow this sender (WebHook-Allowed-Origin)",
+            "Ihr Endpunkt hat diesen Absender nicht erlaubt (WebHook-Allowed-Origin)",
+        ),
+        (
+            "the message expired before delivery",
+            "die Nachricht ist vor der Zustellung abgelaufen",
+        ),
+        (
+            "the message was cancelled",
+            "die Nachricht wurde zurückgezogen",
+        ),
+        (
+            "the message was settled by an operator",
+            "die Nachricht wurde von uns abgeschlossen",
+        ),
+        ("the destination was removed", "der Endpunkt wurde entfernt"),
+        (
+            "your token server answered {}",
+            "Ihr Token-Server hat mit {} geantwortet",
+        ),
+        ("the delivery failed", "die Zustellung ist fehlgeschlagen"),
+    ],
 };

@@ -4,6 +4,8 @@ use super::Words;
 
 pub(super) const WORDS: Words = Words {
     code: "en",
+    thousands: ",",
+    decimal: ".",
     title: "Webhooks",
     skip_to_content: "Skip to the content",
     endpoints: "Endpoints",
@@ -74,6 +76,7 @@ pub(super) const WORDS: Words = Words {
     search: "Show",
     older: "Older",
     first_page: "Latest",
+    more: "More",
     no_deliveries: "No deliveries match.",
     incomplete: "Many events are being delivered: some may be missing here.",
 
@@ -88,6 +91,11 @@ pub(super) const WORDS: Words = Words {
     sending: "sending",
     retrying: "retrying",
     dead: "given up",
+
+    your_endpoint: "your endpoint",
+    your_token_server: "your token server",
+    the_url: "the URL",
+    the_token_url: "the token URL",
 
     request: "Request",
     response: "Response",
@@ -131,4 +139,6 @@ pub(super) const WORDS: Words = Words {
     done_again: "The event will be sent again.",
     done_recovered: "{} events will be sent. If more remain, repeat it.",
     done_verified: "Your endpoint is verified.",
+
+    errors: &[],
 };
