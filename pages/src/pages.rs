@@ -22,6 +22,7 @@ pub(crate) mod sparkline;
 pub(crate) mod table;
 mod tenants;
 mod timeline;
+mod topics;
 pub(crate) mod words;
 
 use std::net::IpAddr;
@@ -164,30 +165,41 @@ pub(super) fn answer(visit: &Visit<'_>) -> Response {
     done.unwrap_or_else(|refusal| refusal.page(visit))
 }
 
+/// A page or, for a guest who has the right to act, a change.
+type Answer = fn(&Visit<'_>) -> Result<Response, Refusal>;
+
+/// All pages, but those of single dead letters.
+pub(super) const PAGES: &[(&str, Answer)] = &[
+    ("/", overview::show),
+    ("/audit", audit::show),
+    ("/dead", dead::show),
+    ("/destinations", registered::show),
+    ("/destinations/edit", registered::edit::show),
+    ("/keys", keys::show),
+    ("/ledger", ledger::show),
+    ("/messages", messages::show),
+    ("/relays", relays::show),
+    ("/tenant", tenants::show),
+    ("/topics", topics::show),
+];
+
+fn at(all: &[(&str, Answer)], path: &str) -> Option<Answer> {
+    let found = all.iter().find(|(own, _)| *own == path);
+    found.map(|(_, answer)| *answer)
+}
+
 fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
-    match visit.request.path.as_str() {
-        "/" => overview::show(visit),
-        "/audit" => audit::show(visit),
-        "/dead" => dead::show(visit),
-        "/destinations" => registered::show(visit),
-        "/destinations/edit" => registered::edit::show(visit),
-        "/keys" => keys::show(visit),
-        "/ledger" => ledger::show(visit),
-        "/messages" => messages::show(visit),
-        "/relays" => relays::show(visit),
-        "/tenant" => tenants::show(visit),
-        path => match path.strip_prefix("/dead/").map(dead::letter::which) {
-            Some(Some(which)) => dead::letter::show(visit, which),
-            _ => Ok(missing(visit, "This page does not exist.", &html! {})),
-        },
+    let path = visit.request.path.as_str();
+    let letter = path.strip_prefix("/dead/").and_then(dead::letter::which);
+    match (at(PAGES, path), letter) {
+        (Some(page), _) => page(visit),
+        (None, Some(letter)) => dead::letter::show(visit, letter),
+        (None, None) => Ok(missing(visit, "This page does not exist.", &html! {})),
     }
 }
 
-/// Carries out a change, for a guest who has the right to act.
-type Act = fn(&Visit<'_>) -> Result<Response, Refusal>;
-
 /// Everything that changes something.
-pub(super) const ACTS: &[(&str, Act)] = &[
+pub(super) const ACTS: &[(&str, Answer)] = &[
     ("/dead/requeue", dead::change::requeue),
     ("/dead/discard", dead::change::discard),
     ("/message/cancel", messages::change::answer),
@@ -210,8 +222,7 @@ pub(super) const ACTS: &[(&str, Act)] = &[
 ];
 
 fn change(visit: &Visit<'_>) -> Result<Response, Refusal> {
-    let mut acts = ACTS.iter();
-    let Some((_, act)) = acts.find(|(path, _)| *path == visit.request.path) else {
+    let Some(act) = at(ACTS, &visit.request.path) else {
         return Ok(missing(visit, "This action does not exist.", &html! {}));
     };
     let done = act(visit);

@@ -15,9 +15,9 @@ use uuid::Uuid;
 use crate::commands::With;
 use crate::fresh::FreshDatabase;
 use crate::page::{Answer, Page, TOKEN};
-use crate::support::{Database, Receiver, Running, binary, eventually, finish};
+use crate::support::{Database, File, Receiver, Running, binary, eventually, finish};
 
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "/",
     "/dead",
     "/messages",
@@ -25,6 +25,7 @@ const PAGES: [&str; 9] = [
     "/ledger",
     "/keys",
     "/destinations",
+    "/topics",
     "/relays",
     "/audit",
 ];
@@ -405,6 +406,74 @@ fn a_topic_is_paused_and_resumed_and_what_cannot_be_is_said() {
     for event in ["admin_pause", "admin_resume"] {
         page.process.wait_for_log(&format!("\"{event}\""));
     }
+}
+
+/// R60
+#[test]
+fn topics_are_listed_with_the_relays_that_serve_them_or_why_none_does() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, available_at)
+         VALUES ('order.paid', '1', now() + interval '1 h'), ('invoice.sent', '1', now() + interval '1 h')",
+    );
+    let alone = open(&database).get("/topics").body;
+    assert_eq!(alone.matches("No relay is active").count(), 2, "{alone}");
+    let settings = File::new(
+        "[destinations.billing]\nurl = 'http://127.0.0.1:9/'\n[[routes]]\ntopic = 'order.*'\nto = 'billing'",
+    );
+    let relay = database
+        .binary(&["run"])
+        .with("OUTBOX_CONFIG", settings.path());
+    let page = Page::start(relay);
+    page.process.wait_for_log("relay started");
+    let seen = page.get("/topics").body;
+    let rows: Vec<&str> = seen.split("<tr").collect();
+    let row = |name: &str| *rows.iter().find(|row| row.contains(name)).expect("a row");
+    let relay = database
+        .text("SELECT relay FROM {o}_lease")
+        .expect("a relay");
+    assert!(row("order.paid").contains(&relay), "{seen}");
+    let unserved = row("invoice.sent");
+    assert!(
+        unserved.contains("no active relay has a route"),
+        "{unserved}"
+    );
+    assert!(unserved.contains("Next step: add a route"), "{unserved}");
+    let (_, ever) = seen.split_once("id=\"served\"").expect("a list");
+    assert!(ever.contains("order.*") && ever.contains("route"), "{ever}");
+}
+
+/// R60: the list of acts is read to its end.
+#[test]
+fn older_acts_are_on_further_pages_and_a_test_of_a_destination_is_an_act() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let acme = RegisteredDestination::new("acme", receiver.url());
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    outbox.destinations().put(conn, &acme).expect("put");
+    database.execute(
+        "INSERT INTO {o}_audit (at, who, act, target, why)
+         SELECT now() - n * interval '1 min', 'ann', 'pause', 'topic-' || n, '' FROM generate_series(1, 250) n",
+    );
+    let mut command = database.binary(&["admin"]);
+    command.env("OUTBOX_REGISTERED_HTTPS_ONLY", "false");
+    command.env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+    let page = Page::start(command);
+    let tested = post_overview(&page, "/destination/test", "name=acme");
+    assert!(tested.body.contains("succeeded"), "{tested:?}");
+    let first = page.get("/audit").body;
+    assert!(first.contains("<code>destination test</code>"), "{first}");
+    assert!(first.contains("topic-199") && !first.contains("topic-200"));
+    let (_, rest) = first
+        .split_once("<a class=\"button second\" href=\"")
+        .expect("older ones");
+    let next = rest.split('"').next().expect("a link");
+    let second = page.get(next).body;
+    assert!(
+        second.contains("topic-250") && !second.contains("topic-199"),
+        "{second}"
+    );
+    assert_eq!(page.get("/audit?before=x").status, 400);
 }
 
 /// R60

@@ -350,6 +350,10 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     let known = program.get(&format!("/messages/{}", ids[0]));
     assert_eq!(known["rows"][0]["payload"], json!({ "is": "good" }));
     assert!(known["rows"][0]["waits"].is_string(), "{known}");
+    let topic = &program.get("/topics")["data"][0];
+    assert_eq!((&topic["topic"], &topic["served_by"]), (&json!("order.paid"), &json!([])));
+    let depth = &program.get("/depths")["data"][0];
+    assert_eq!((&depth["topic"], &depth["pending"]), (&json!("order.paid"), &json!(3)));
     let sequence = &known["rows"][0]["sequence"];
     let later = program.post(
         &format!("/messages/{sequence}/reschedule"),
@@ -392,6 +396,11 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     let relays = program.get("/relays");
     assert_eq!(relays["data"].as_array().map(Vec::len), Some(1), "{relays}");
     end(&relay);
+    eventually("the dead letter is counted", || {
+        let numbers = program.get("/depths/dead")["data"].to_string();
+        numbers.contains("\"dead\":1")
+    });
+    program.get("/topics/served");
     let deliveries = program.get(&format!("{acme}/deliveries"));
     assert_eq!(
         deliveries["data"].as_array().map(Vec::len),
@@ -456,6 +465,12 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     let settle = json!({ "verdict": "delivered", "why": "by mail", "destination": "acme/1" });
     let settled = program.post(&format!("/messages/{sequence}/settle"), settle);
     assert_eq!(settled["became"], "settled_delivered");
+
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, available_at) SELECT 'order.paid', '{}', 'order-7', now() + interval '1 h' / n FROM generate_series(1, 2) n",
+    );
+    let key = &program.get("/keys")["data"][0];
+    assert_eq!((&key["ordering_key"], &key["waiting"]), (&json!("order-7"), &json!(1)));
 
     // Pauses, acts, the end.
     let pausing =

@@ -76,6 +76,7 @@ fn each_page_is_a_response_with_headers_against_misuse() {
         "/messages",
         "/ledger",
         "/keys",
+        "/topics",
         "/destinations",
         "/relays",
         "/audit",

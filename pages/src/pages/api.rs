@@ -1,9 +1,11 @@
 //! JSON for operators: what the pages show and do, through the same functions.
 
-use diesel_outbox::admin::{Bulked, LetterId, Pause, Verdict};
+use diesel_outbox::admin::{Bulked, DeadDepth, LaneDepth, LetterId, Pause, Unserved, Verdict};
 use diesel_outbox::config::SigningSecret;
 use diesel_outbox::destinations::{self, EndpointAnswer, RegisteredDestination, TestAnswer};
-use diesel_outbox::program::{HistoryEntry, LeaseRow, MessageRecord, OperatorAct};
+use diesel_outbox::program::{
+    BlockedKey, HistoryEntry, LeaseRow, LiveTopic, MessageRecord, OperatorAct, ServedTopic,
+};
 use diesel_outbox::{Answer, MessageRef, Sequence};
 use http::{Method, StatusCode};
 use schemars::JsonSchema;
@@ -19,7 +21,7 @@ use super::messages::{self, waiting};
 use super::registered::change::{Change, test as send_test};
 use super::registered::edit::{Written, ask, new_secret, write};
 use super::registered::{self, search, url};
-use super::{Refusal, Visit, as_limit, audit, dead, ledger, next_page, pauses};
+use super::{Refusal, Visit, audit, dead, keys, ledger, pauses, topics};
 use crate::api::{
     self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
     time, view,
@@ -83,6 +85,11 @@ static ROUTES: &[Route<Site, Guest>] = &[
     route!(GET "/pauses", Look, "Paused destinations and topics.", list_pauses => Listed<Paused>),
     route!(POST "/pauses", Act, "Pause a destination or a topic.", pause <- Pausing => Done, status: StatusCode::CREATED),
     route!(DELETE "/pauses/{kind}/{name}", Act, "End a pause.", resume <- Nothing => Done),
+    route!(GET "/depths", Look, "Numbers of waiting messages, by topic and destination.", list_depths => Listed<Lane>),
+    route!(GET "/depths/dead", Look, "Numbers of dead letters, by topic and destination.", list_dead_depths => Listed<Dead>),
+    route!(GET "/keys", Look, "Ordering keys whose messages wait, those with most messages first. At most 100.", list_keys => Listed<Blocked>),
+    route!(GET "/topics", Look, "Topics of live messages, and the relays that serve them.", list_topics => Listed<Live>),
+    route!(GET "/topics/served", Look, "Topics that relays have ever served.", list_served => Listed<Pattern>),
     route!(GET "/relays", Look, "Relays and their leases.", list_relays => Listed<Relay>),
     route!(GET "/audit", Look, "Acts of operators, latest first.", list_acts => Listed<Acted>, query: &["q"], is_list: true),
 ];
@@ -296,6 +303,80 @@ view! {
         reason: String = pause.reason.clone(),
         /// Null: until it is resumed.
         seconds_left: Option<u64> = pause.left.map(|left| left.as_secs()),
+    }
+}
+
+view! {
+    /// The waiting messages of a topic, for one destination.
+    Lane of (lane: &LaneDepth) {
+        topic: String = lane.topic.clone(),
+        /// That the messages name; empty: the topic decides.
+        destination: String = lane.destination.clone(),
+        pending: i64 = lane.pending,
+        sending: i64 = lane.sending,
+        retrying: i64 = lane.retrying,
+        /// Whether the numbers are estimates.
+        is_estimate: bool = lane.is_estimate,
+        /// Null: no message is due.
+        oldest_due_seconds: Option<f64> = lane.oldest_due_seconds,
+    }
+}
+
+view! {
+    /// The dead letters of a topic, of one destination.
+    Dead of (dead: &DeadDepth) {
+        topic: String = dead.topic.clone(),
+        /// Empty: none was used.
+        destination: String = dead.destination.clone(),
+        dead: i64 = dead.count,
+        /// Whether the number is an estimate.
+        is_estimate: bool = dead.is_estimate,
+    }
+}
+
+view! {
+    /// An ordering key whose messages wait for one of them.
+    Blocked of (key: &BlockedKey) {
+        ordering_key: String = key.ordering_key.clone(),
+        /// Empty: the topic decides.
+        destination: String = key.destination.clone(),
+        /// The message that the others wait for.
+        sequence: i64 = key.sequence.0,
+        status: String = key.status.to_string(),
+        reason: Option<String> = key.reason.clone(),
+        /// Why the message is not sent now, although it is due.
+        waits: Option<String> = key.waits.clone(),
+        /// Until the message is due.
+        seconds_left: Option<f64> = key.seconds_left,
+        /// How many messages wait behind it.
+        waiting: i64 = key.waiting,
+        /// More messages wait: counting stopped.
+        waiting_is_capped: bool = key.waiting_is_capped,
+    }
+}
+
+view! {
+    /// A topic of live messages.
+    Live of (one: &LiveTopic) {
+        topic: String = one.topic.clone(),
+        /// That the messages name; empty: the topic decides.
+        destination: String = one.destination.clone(),
+        /// Names of relays. Empty: the messages wait.
+        served_by: Vec<String> = one.served_by.clone(),
+        /// Why no active relay serves the messages.
+        unserved: Option<String> = one.unserved.as_ref().map(ToString::to_string),
+        next_step: Option<String> = one.unserved.as_ref().map(Unserved::next_step),
+    }
+}
+
+view! {
+    /// A topic that a route or a handler of a relay has served.
+    Pattern of (one: &ServedTopic) {
+        pattern: String = one.pattern.clone(),
+        /// `route` or `handler`.
+        kind: String = one.kind.clone(),
+        first_served: Time = (&one.first_served).into(),
+        last_served: Time = (&one.last_served).into(),
     }
 }
 
@@ -805,6 +886,36 @@ fn resume(call: &Call<'_>, _: Nothing) -> Found<Done> {
     }
 }
 
+fn list_depths(call: &Call<'_>) -> Found<Listed<Lane>> {
+    let glance = call.site.glance_now()?;
+    Ok(Listed::new(&glance.depths.lanes, Lane::of, None))
+}
+
+fn list_dead_depths(call: &Call<'_>) -> Found<Listed<Dead>> {
+    let glance = call.site.glance_now()?;
+    Ok(Listed::new(&glance.depths.dead, Dead::of, None))
+}
+
+fn list_keys(call: &Call<'_>) -> Found<Listed<Blocked>> {
+    Ok(Listed::new(
+        &keys::blocked(&call.visit())?,
+        Blocked::of,
+        None,
+    ))
+}
+
+fn list_topics(call: &Call<'_>) -> Found<Listed<Live>> {
+    Ok(Listed::new(&topics::live(&call.visit())?, Live::of, None))
+}
+
+fn list_served(call: &Call<'_>) -> Found<Listed<Pattern>> {
+    Ok(Listed::new(
+        &topics::served(&call.visit())?,
+        Pattern::of,
+        None,
+    ))
+}
+
 fn list_relays(call: &Call<'_>) -> Found<Listed<Relay>> {
     let glance = call.site.glance_now()?;
     Ok(Listed::new(&glance.leases, Relay::of, None))
@@ -812,8 +923,6 @@ fn list_relays(call: &Call<'_>) -> Found<Listed<Relay>> {
 
 fn list_acts(call: &Call<'_>) -> Found<Listed<Acted>> {
     let q = call.asked("q").unwrap_or_default();
-    let limit = call.limit()?;
-    let mut acts = audit::search(&call.visit(), q, call.cursor()?, as_limit(limit) + 1)?;
-    let next = next_page(&mut acts, limit, |(_, place)| place.to_string());
-    Ok(Listed::new(&acts, |(act, _)| Acted::of(act), next))
+    let (acts, next) = audit::search(&call.visit(), q, call.cursor()?, call.limit()?)?;
+    Ok(Listed::new(&acts, Acted::of, next))
 }

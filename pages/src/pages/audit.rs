@@ -5,13 +5,13 @@ use diesel_outbox::program::{self, OperatorAct};
 use maud::html;
 
 use super::asked::Asked;
-use super::layout::section;
+use super::layout::list;
 use super::table::{Column, Kind, table_or};
-use super::{Refusal, Visit, words};
+use super::{Refusal, Visit, as_limit, next_page, words};
 use crate::response::Response;
 
-/// Acts on the page.
-const MOST: i64 = 200;
+/// Acts on a page.
+const PAGE: usize = 200;
 
 const COLUMNS: [Column; 5] = [
     Column("When", Kind::Short),
@@ -21,23 +21,27 @@ const COLUMNS: [Column; 5] = [
     Column("Why", Kind::Text),
 ];
 
-/// The latest acts that a text finds, from before this place.
+/// The latest acts that a text finds, from before this place, and the place of the next page.
 pub(super) fn search(
     visit: &Visit<'_>,
     q: &str,
     before: Option<Place>,
-    limit: i64,
-) -> anyhow::Result<Vec<(OperatorAct, Place)>> {
-    visit.run(&visit.site.searches, |conn, outbox| {
-        program::acts(conn, outbox, q, before, limit)
-    })
+    limit: usize,
+) -> anyhow::Result<(Vec<OperatorAct>, Option<String>)> {
+    let mut found = visit.run(&visit.site.searches, |conn, outbox| {
+        program::acts(conn, outbox, q, before, as_limit(limit) + 1)
+    })?;
+    let next = next_page(&mut found, limit, |(_, place)| place.to_string());
+    Ok((found.into_iter().map(|(act, _)| act).collect(), next))
 }
 
 pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let asked = Asked::of(visit.form, &["q"]);
-    let acts = search(visit, asked.get("q"), None, MOST)?;
-    let is_full = i64::try_from(acts.len()).is_ok_and(|count| count >= MOST);
-    let row = |(one, _): &(OperatorAct, Place)| {
+    let before = visit.form.get("before");
+    let place = before.map(str::parse).transpose();
+    let place = place.map_err(|_| Refusal::Invalid("This is no place in the list.".to_owned()))?;
+    let (acts, next) = search(visit, asked.get("q"), place, PAGE)?;
+    let row = |one: &OperatorAct| {
         vec![
             words::moment(&one.at),
             html! { (one.who) },
@@ -48,17 +52,18 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     };
     let rows: Vec<_> = acts.iter().map(row).collect();
     let fields = html! { label.field.wide { "Part of who, act or on what" input name="q" value=(asked.get("q")); } };
-    let list = html! {
-        (table_or("No act matches.", "Acts", &COLUMNS, &rows))
-        @if is_full { p.none { "The latest " (MOST) ": search for older ones." } }
-    };
     let content = html! {
         div.title {
             h1 { "Acts of operators" }
             p.quiet { "With commands and on these pages: rows of " code { (visit.site.config.table) "_audit" } "." }
         }
         (asked.form("/audit", "Search acts", "Search", &fields))
-        (section("acts", "Latest first", &list))
+        (list(
+            ("acts", "Latest first"),
+            before.map(|_| asked.link("/audit", &[])),
+            &table_or("No act matches.", "Acts", &COLUMNS, &rows),
+            next.map(|last| ("Older", asked.link("/audit", &[("before", &last)]))),
+        ))
     };
     Ok(visit.page("Acts").answer(&content))
 }

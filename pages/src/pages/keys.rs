@@ -37,10 +37,15 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     Ok(visit.page("Keys").live(true).answer(&content))
 }
 
-fn all(visit: &Visit<'_>) -> anyhow::Result<Markup> {
-    let keys = visit.run(&visit.site.searches, |conn, outbox| {
+/// The blocked keys with the most messages.
+pub(super) fn blocked(visit: &Visit<'_>) -> anyhow::Result<Vec<BlockedKey>> {
+    visit.run(&visit.site.searches, |conn, outbox| {
         program::blocked_keys(conn, outbox, MOST_KEYS)
-    })?;
+    })
+}
+
+fn all(visit: &Visit<'_>) -> anyhow::Result<Markup> {
+    let keys = blocked(visit)?;
     let columns = [
         Column("Key", Kind::Text),
         Column("Blocked by", Kind::Short),
@@ -48,7 +53,7 @@ fn all(visit: &Visit<'_>) -> anyhow::Result<Markup> {
         Column("Due in", Kind::Number),
         Column("Waiting", Kind::Number),
     ];
-    let rows: Vec<Vec<Markup>> = keys.iter().map(blocked).collect();
+    let rows: Vec<Vec<Markup>> = keys.iter().map(row).collect();
     let list = html! {
         (table_or("No keys are blocked.", "Blocked keys", &columns, &rows))
         @if rows.len() as i64 >= MOST_KEYS { p.none { "Only the " (MOST_KEYS) " keys with the most waiting messages are shown." } }
@@ -56,7 +61,7 @@ fn all(visit: &Visit<'_>) -> anyhow::Result<Markup> {
     Ok(section("blocked", "Blocked keys", &list))
 }
 
-fn blocked(key: &BlockedKey) -> Vec<Markup> {
+fn row(key: &BlockedKey) -> Vec<Markup> {
     let sequence = key.sequence;
     vec![
         html! {

@@ -11,12 +11,13 @@ use crate::request::Form;
 use crate::response::Response;
 
 /// The pages in the menu, with their names.
-const MENU: [(&str, &str); 8] = [
+const MENU: [(&str, &str); 9] = [
     ("/", "Overview"),
     ("/dead", "Dead letters"),
     ("/messages", "Messages"),
     ("/ledger", "Ledger"),
     ("/keys", "Keys"),
+    ("/topics", "Topics"),
     ("/destinations", "Destinations"),
     ("/relays", "Relays"),
     ("/audit", "Acts"),

@@ -108,8 +108,13 @@ pub(super) fn nobody(name: &str) -> Response {
 
 /// Sends a test event. No database connection is held during the send. `None`: there is no such destination.
 pub(in crate::pages) fn test(visit: &Visit<'_>, name: &str) -> Result<Option<TestAnswer>, Refusal> {
-    let test = on(visit, &visit.site.searches, |conn, _, destinations| {
-        destinations.test(conn, name, &visit.site.config)
+    let note = Note::new(&visit.guest.who, "");
+    let test = on(visit, &visit.site.changes, |conn, outbox, destinations| {
+        let test = destinations.test(conn, name, &visit.site.config)?;
+        if test.is_some() {
+            program::audit(conn, outbox, &note, Act::TestDestination, name)?;
+        }
+        Ok(test)
     })?;
     let answer = test.map(DestinationTest::send);
     if let Some(answer) = &answer {

@@ -1,0 +1,90 @@
+//! Topics: those of live messages with the relays that serve them, and all that relays have ever served.
+
+use diesel_outbox::program::{self, LiveTopic, ServedTopic};
+use maud::{Markup, html};
+
+use super::layout::section;
+use super::overview::name_of;
+use super::table::{Column, Kind, table_or};
+use super::{Refusal, Visit, words};
+use crate::response::Response;
+
+/// Rows of each list.
+const MOST: usize = 500;
+
+/// The topics of live messages, sorted.
+pub(super) fn live(visit: &Visit<'_>) -> anyhow::Result<Vec<LiveTopic>> {
+    visit.run(&visit.site.searches, program::topics)
+}
+
+/// The patterns that a route or a handler of any relay has ever served.
+pub(super) fn served(visit: &Visit<'_>) -> anyhow::Result<Vec<ServedTopic>> {
+    visit.run(&visit.site.searches, program::served_topics)
+}
+
+pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
+    let (live, served) = (live(visit)?, served(visit)?);
+    let content = html! {
+        div.title {
+            h1 { "Topics" }
+            p.quiet { "A message waits until a relay serves its topic." }
+        }
+        (panel(
+            ("live", "Topics of live messages"),
+            &[Column("Topic", Kind::Text), Column("Served by", Kind::Plain)],
+            &live.iter().take(MOST).map(waiting).collect::<Vec<_>>(),
+            live.len(),
+        ))
+        (panel(
+            ("served", "Topics that relays have served"),
+            &[
+                Column("Pattern", Kind::Text),
+                Column("Kind", Kind::Plain),
+                Column("First served", Kind::Short),
+                Column("Last served", Kind::Short),
+            ],
+            &served.iter().take(MOST).map(pattern).collect::<Vec<_>>(),
+            served.len(),
+        ))
+        p.quiet {
+            "Messages of these topics wait for such a relay, even while none runs. "
+            code { "diesel-outbox topics forget" } " forgets a topic that no relay will serve again."
+        }
+    };
+    Ok(visit.page("Topics").answer(&content))
+}
+
+fn panel(
+    (id, heading): (&str, &str),
+    columns: &[Column],
+    rows: &[Vec<Markup>],
+    all: usize,
+) -> Markup {
+    let more = i64::try_from(all - rows.len()).unwrap_or(i64::MAX);
+    let list = html! {
+        (table_or("None.", heading, columns, rows))
+        @if more > 0 { p.none { "and " (words::counted(more, "other", "others")) } }
+    };
+    section(id, heading, &list)
+}
+
+fn waiting(one: &LiveTopic) -> Vec<Markup> {
+    let relays = match (&one.unserved, one.served_by.as_slice()) {
+        (Some(why), _) => html! {
+            span.badge.bad { "no relay" } " " (why) ". "
+            span.quiet { "Next step: " (why.next_step()) "." }
+        },
+        (None, []) => html! { span.badge.bad { "no relay" } " No relay is active." },
+        (None, relays) => html! { (relays.join(", ")) },
+    };
+    vec![name_of(&one.topic, &one.destination), relays]
+}
+
+fn pattern(one: &ServedTopic) -> Vec<Markup> {
+    vec![
+        html! { span.key { (words::name(&one.pattern)) } },
+        html! { (one.kind) },
+        words::ago(&one.first_served),
+        words::ago(&one.last_served),
+    ]
+}
