@@ -3,11 +3,10 @@
 use std::cell::RefCell;
 use std::error::Error;
 use std::ops::DerefMut;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use crossbeam_channel::{Receiver, Sender, bounded};
 use diesel::connection::SimpleConnection;
 use diesel::result::Error::RollbackTransaction;
 use diesel::{Connection as _, PgConnection};
@@ -144,34 +143,53 @@ fn lent<T>(
     Ok(done.context("the application has lent no connection to the page")??)
 }
 
-/// A connection for the pages. A page that waits for it too long fails, so that a hanging database blocks one page and
+/// Connections for the pages. A page that waits for one too long fails, so that a hanging database blocks some pages and
 /// not all of them.
 pub(crate) struct Database {
     outbox: OutboxName,
-    turn: (Sender<Connection>, Receiver<Connection>),
+    /// The most connections that one party uses at the same time.
+    share: usize,
+    turns: Mutex<Turns>,
+    returned: Condvar,
+}
+
+struct Turns {
+    free: Vec<Connection>,
+    /// Who uses a connection: a name for each.
+    parties: Vec<String>,
+}
+
+impl Turns {
+    fn is_closed_to(&self, party: &str, share: usize) -> bool {
+        let own = self.parties.iter().filter(|one| *one == party);
+        self.free.is_empty() || own.count() >= share
+    }
 }
 
 impl Database {
+    /// One connection, for one party.
     pub(crate) fn new(source: &Connections, outbox: &OutboxName, purpose: &'static str) -> Self {
         Self::several(source, outbox, purpose, 1)
     }
 
-    /// With so many connections, each opened when all others are in use.
+    /// With so many connections, each opened when all others are in use. One party gets at most half of them.
     pub(crate) fn several(
         source: &Connections,
         outbox: &OutboxName,
         purpose: &'static str,
         connections: usize,
     ) -> Self {
-        let turn = bounded(connections);
-        for _ in 0..connections {
-            let connection = Connection::new(source, purpose, STATEMENT_TIMEOUT);
-            // The channel has room, so this always succeeds.
-            let _ = turn.0.try_send(connection);
-        }
+        let connection = || Connection::new(source, purpose, STATEMENT_TIMEOUT);
         Self {
             outbox: outbox.clone(),
-            turn,
+            share: connections.div_ceil(2),
+            turns: Mutex::new(Turns {
+                free: std::iter::repeat_with(connection)
+                    .take(connections)
+                    .collect(),
+                parties: Vec::new(),
+            }),
+            returned: Condvar::new(),
         }
     }
 
@@ -180,29 +198,31 @@ impl Database {
         &self,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
     ) -> Result<T> {
-        self.within(None, statements)
+        self.within(None, "", statements)
     }
 
-    /// Runs statements on the outbox as a part of this act, or else in one transaction.
+    /// Runs statements of a party on the outbox as a part of this act, or else in one transaction.
     pub(crate) fn within<T>(
         &self,
         act: Option<Act<'_>>,
+        party: &str,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
     ) -> Result<T> {
         let statements = |conn: &mut PgConnection| statements(conn, &self.outbox);
         match act {
             Some(act) => lent(act.lend, STATEMENT_TIMEOUT, statements),
-            None => self.turn()?.connection()?.run(statements),
+            None => self.turn(party)?.connection()?.run(statements),
         }
     }
 
-    /// Carries out an act in one transaction. An error of the act undoes everything.
+    /// Carries out an act of a party in one transaction. An error of the act undoes everything.
     pub(crate) fn together<T, E>(
         &self,
+        party: &str,
         act: impl FnOnce(Act<'_>) -> Result<T, E>,
     ) -> Result<Result<T, E>> {
         let after = RefCell::default();
-        let done = self.turn()?.connection()?.run(|conn| {
+        let done = self.turn(party)?.connection()?.run(|conn| {
             let mut done = None;
             let ended = conn.transaction(|conn| {
                 let conn = RefCell::new(conn);
@@ -228,12 +248,26 @@ impl Database {
         Ok(done)
     }
 
-    fn turn(&self) -> Result<Turn<'_>> {
-        let (back, turn) = &self.turn;
-        let held = turn.recv_timeout(TURN).map_err(|_| {
-            anyhow!("the database is slow or hangs: another page is still waiting for it")
-        })?;
-        Ok(Turn(back, Some(held)))
+    fn turn<'a>(&'a self, party: &'a str) -> Result<Turn<'a>> {
+        let is_closed = |turns: &mut Turns| turns.is_closed_to(party, self.share);
+        let waited = (self.returned).wait_timeout_while(self.turns(), TURN, is_closed);
+        let (mut turns, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if turns.is_closed_to(party, self.share) {
+            return Err(anyhow!(
+                "the database is slow or hangs: another page is still waiting for it"
+            ));
+        }
+        let connection = turns.free.pop();
+        turns.parties.push(party.to_owned());
+        Ok(Turn {
+            database: self,
+            party,
+            connection,
+        })
+    }
+
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -254,19 +288,26 @@ fn limited<T>(
 }
 
 /// Passes the turn on when dropped.
-struct Turn<'a>(&'a Sender<Connection>, Option<Connection>);
+struct Turn<'a> {
+    database: &'a Database,
+    party: &'a str,
+    connection: Option<Connection>,
+}
 
 impl Turn<'_> {
     fn connection(&mut self) -> Result<&mut Connection> {
-        self.1.as_mut().context("this page has its turn")
+        self.connection.as_mut().context("this page has its turn")
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        if let Some(connection) = self.1.take() {
-            // The holder of the turn has left room in the channel, so this always succeeds.
-            let _ = self.0.try_send(connection);
+        let mut turns = self.database.turns();
+        turns.free.extend(self.connection.take());
+        if let Some(own) = turns.parties.iter().position(|one| one == self.party) {
+            turns.parties.swap_remove(own);
         }
+        drop(turns);
+        self.database.returned.notify_all();
     }
 }

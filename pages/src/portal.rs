@@ -36,7 +36,7 @@ use crate::response::Response;
 use crate::visitor::Needs;
 use crate::{Pages, PagesError, Rights, Visitor};
 
-/// Connections for reads, and as many for changes: a slow search of one customer delays no other.
+/// Connections for reads, and as many for changes. One tenant uses at most half of either: its slow searches delay no other.
 const CONNECTIONS: usize = 4;
 /// Endpoints per page.
 const ENDPOINTS: usize = 100;

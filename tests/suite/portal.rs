@@ -1,8 +1,9 @@
 //! The portal: pages for the customers of an application, as a function from request to response.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use diesel::connection::SimpleConnection;
 use diesel_outbox::NewMessage;
 use diesel_outbox::config::Config;
 use diesel_outbox::receive::{Headers, Verifier};
@@ -639,6 +640,38 @@ fn a_tenant_sends_at_most_ten_examples_and_verifications_in_a_minute() {
     assert_eq!(test(&portals[0], &acme), StatusCode::TOO_MANY_REQUESTS);
     database.execute("UPDATE {o}_audit SET at = at - interval '1 minute'");
     assert_eq!(test(&portals[0], &acme), StatusCode::OK);
+}
+
+/// R60: the pages of a tenant that wait for the database leave connections to other tenants.
+#[test]
+fn slow_pages_of_one_tenant_delay_no_other() {
+    let (database, acme, globex) = two();
+    let portal = portal(&config(&database));
+    let slow = format!("/delivery?{}", encoded(&[("name", &acme.endpoint), ("id", &acme.dead.to_string())]));
+    let (mut other, name) = (database.connect(), database.name());
+    other
+        .batch_execute(&format!("BEGIN; LOCK TABLE {name}_attempt"))
+        .expect("a lock");
+    let waiting = || {
+        database.number("SELECT count(*) FROM pg_locks WHERE relation = '{o}_attempt'::regclass AND NOT granted")
+    };
+    std::thread::scope(|threads| {
+        let ann = Browser::of(&portal, &acme, Rights::all());
+        let slow: Vec<_> = (0..8)
+            .map(|_| threads.spawn(|| ann.get(&slow).status))
+            .collect();
+        eventually("pages of acme wait for the lock", || waiting() >= 2);
+        let bob = Browser::of(&portal, &globex, Rights::all());
+        for _ in 0..3 {
+            let began = Instant::now();
+            assert!(bob.get("/").ok().contains("globex-hook"));
+            assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        }
+        assert_eq!(waiting(), 2);
+        other.batch_execute("COMMIT").expect("unlocked");
+        let answers: Vec<StatusCode> = slow.into_iter().map(|one| one.join().expect("answered")).collect();
+        assert!(answers.contains(&StatusCode::OK), "{answers:?}");
+    });
 }
 
 /// R60

@@ -51,7 +51,7 @@ impl Caller<'_> {
         match route.sends {
             true => self.once(request, route, call),
             false => {
-                let done = self.database.together(|act| {
+                let done = self.database.together(&self.name, |act| {
                     let act = Some(act);
                     self.once(request, route, &Call { act, ..*call })
                 });
@@ -67,7 +67,7 @@ impl Caller<'_> {
         call: &Call<'_, S, V>,
     ) -> Result<Response, Problem> {
         let claim = |conn: &mut _, outbox: &_| request.claim(conn, outbox);
-        let known = self.database.within(call.act, claim);
+        let known = self.database.within(call.act, &self.name, claim);
         match known.map_err(Problem::away)? {
             Known::New => {}
             Known::Running => {
@@ -90,7 +90,7 @@ impl Caller<'_> {
         let kept = (done.as_ref().ok()).map(|body| (route.status.as_u16(), without_secret(body)));
         let kept = kept.as_ref().map(|(status, body)| (*status, body.as_str()));
         let keep = |conn: &mut _, outbox: &_| request.answer(conn, outbox, kept);
-        if let Err(error) = self.database.within(call.act, keep) {
+        if let Err(error) = self.database.within(call.act, &self.name, keep) {
             let problem = Problem::away(error);
             if call.act.is_some() {
                 return Err(problem);

@@ -80,7 +80,7 @@ pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response
     api::answer(ROUTES, portal, request, path, admit, |portal, session| {
         Caller {
             database: &portal.changes,
-            name: format!("tenant {}", session.tenant),
+            name: session.party(),
             rights: session.rights,
         }
     })

@@ -127,7 +127,7 @@ impl<'a> Own<'a> {
             Destinations<'_>,
         ) -> Result<T, DestinationError>,
     ) -> Result<T, Refusal> {
-        let done = database.within(self.together, |conn, name| {
+        let done = database.within(self.together, &self.session.party(), |conn, name| {
             let outbox = Outbox::from(name.clone());
             let all = outbox
                 .destinations()

@@ -127,6 +127,11 @@ pub(super) fn open(key: &Key, link: &str, now: u64) -> Result<(String, u64), Uno
 }
 
 impl Session {
+    /// Everybody who acts for the tenant.
+    pub(super) fn party(&self) -> String {
+        format!("tenant {}", self.tenant)
+    }
+
     /// The session of a cookie.
     pub(super) fn of_cookie(key: &Key, cookie: &str, now: u64) -> Result<Self, Unopened> {
         if cookie.is_empty() {
