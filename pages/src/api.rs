@@ -399,10 +399,21 @@ fn decoded(segment: &str) -> String {
     text.unwrap_or_default()
 }
 
+const BASE: &str = "/api/v1";
+
 /// The path below `api/v1`, if the request is one for JSON.
 pub(crate) fn path(request: &Request) -> Option<&str> {
-    let path = request.path.strip_prefix("/api/v1")?;
+    let path = request.path.strip_prefix(BASE)?;
     path.starts_with('/').then_some(path)
+}
+
+/// The refusal of a request that cannot be read: a problem, if the request is one for JSON, whatever the base.
+pub(crate) fn refused(target: &str, refused: Response) -> Response {
+    let path = target.split('?').next().unwrap_or_default();
+    match path.contains(&format!("{BASE}/")) {
+        true => Problem::of(refused),
+        false => refused,
+    }
 }
 
 /// The answer to a request. `admit`: lets the visitor in, with what the route needs. `caller`: on whose behalf the visitor

@@ -243,9 +243,10 @@ impl Portal {
         request: http::Request<Vec<u8>>,
         visitor: Visitor,
     ) -> http::Response<Vec<u8>> {
+        let path = request.uri().path().to_owned();
         let response = match Request::new(request, visitor, &self.base) {
             Ok(request) => self.answer(&request),
-            Err(refused) => refused,
+            Err(refused) => crate::api::refused(&path, refused),
         };
         let is_page = response.is_page();
         let mut response = response.into();

@@ -4,7 +4,8 @@ use std::io::Read;
 
 use http::{Request, Response, StatusCode};
 
-use crate::plain;
+use crate::api;
+use crate::response::Response as Answer;
 
 /// The largest body of a request, in bytes.
 const MOST: usize = 256 * 1024;
@@ -35,7 +36,8 @@ pub fn serve<N: AsRef<str>, V: AsRef<str>>(
     respond: impl FnOnce(Request<Vec<u8>>) -> Response<Vec<u8>>,
 ) -> (u16, Vec<(String, String)>, Vec<u8>) {
     let request = read(method, target, headers, body);
-    let response = request.map_or_else(|(status, why)| plain(status, why), respond);
+    let refused = |(status, why)| api::refused(target, Answer::text(status, why)).into();
+    let response = request.map_or_else(refused, respond);
     let (head, body) = response.into_parts();
     let headers = head.headers.iter().map(|(name, value)| {
         let value = String::from_utf8_lossy(value.as_bytes());
@@ -68,6 +70,8 @@ fn read<N: AsRef<str>, V: AsRef<str>>(
 
 #[cfg(test)]
 mod tests {
+    use crate::plain;
+
     use super::*;
 
     #[test]
@@ -86,7 +90,17 @@ mod tests {
         let (status, headers, body) = sent("/a", &[7; MOST]);
         assert_eq!((status, body), (200, vec![7; MOST]));
         assert!(headers.contains(&("cache-control".to_owned(), "no-store".to_owned())));
-        assert_eq!(sent("/a", &[7; MOST + 1]).0, 413);
+        for (target, kind) in [
+            ("/a", "text/plain; charset=utf-8"),
+            ("/a/api/v1/endpoints", "application/problem+json"),
+        ] {
+            let (status, headers, _) = sent(target, &[7; MOST + 1]);
+            assert_eq!(status, 413);
+            assert!(
+                headers.contains(&("content-type".to_owned(), kind.to_owned())),
+                "{headers:?}"
+            );
+        }
         assert_eq!(sent("no path", b"").0, 400);
     }
 }

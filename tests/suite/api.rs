@@ -602,6 +602,10 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
             .0,
         422
     );
+    let counts = program.get(&format!("{one}/counts"));
+    let counts = counts["data"].as_array().expect("steps");
+    let sum = |of: &str| counts.iter().filter_map(|step| step[of].as_u64()).sum::<u64>();
+    assert_eq!((counts.len(), sum("delivered"), sum("dead")), (48, 1, 1));
     let details = program.get(&format!("{one}/deliveries/{}", ids[0]));
     assert_eq!(details["payload"], json!({ "is": "good" }));
     let since = json!({ "since": "2000-01-01T00:00:00Z", "missing": true, "dry_run": true });

@@ -2,8 +2,8 @@
 
 use diesel_outbox::admin::Bulked;
 use diesel_outbox::destinations::{
-    self, DeliveryDetails, DestinationError, EndpointAnswer, FailedAttempt, RegisteredDestination,
-    TestAnswer,
+    self, DeliveryCount, DeliveryDetails, DestinationError, EndpointAnswer, FailedAttempt,
+    RegisteredDestination, TestAnswer,
 };
 use http::StatusCode;
 use schemars::JsonSchema;
@@ -47,6 +47,7 @@ pub(super) static ROUTES: &[Route<Portal, Session>] = &[
     route!(POST "/endpoints/{name}/rotate", Secrets, "Make a new secret. The old one also signs for 24 hours.", rotate_secret <- Nothing => Secret),
     route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested, sends: true),
     route!(POST "/endpoints/{name}/recover", Act, "Send failed events again, and what was missed.", recover_endpoint <- Recovery => Count),
+    route!(GET "/endpoints/{name}/counts", Look, "Deliveries of the last 24 hours in steps of 30 minutes, oldest first.", list_counts => Listed<Step>),
     route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, query: &["topic", "state", "since", "until"], is_list: true),
     route!(GET "/endpoints/{name}/deliveries/{id}", Look, "A delivery, by message id.", get_delivery => Details),
     route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send an event again.", send_again <- Nothing => Done),
@@ -193,6 +194,14 @@ view! {
 }
 
 view! {
+    /// Deliveries of half an hour. Null: not known.
+    Step of (count: &Option<DeliveryCount>) {
+        delivered: Option<u64> = count.as_ref().map(|count| count.delivered),
+        dead: Option<u64> = count.as_ref().map(|count| count.dead),
+    }
+}
+
+view! {
     /// How many events will be sent, or would be.
     Count of (done: &Bulked) {
         changed: u64 = done.changed,
@@ -313,6 +322,11 @@ fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
     let name = call.part("name");
     let done = send_missed(own(call), name, since, given.missing, given.dry_run)?;
     Ok(Count::of(&done))
+}
+
+fn list_counts(call: &Call<'_>) -> Found<Listed<Step>> {
+    let counts = endpoints::counts(own(call), call.part("name"))?;
+    Ok(Listed::new(&counts, Step::of, None))
 }
 
 fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {

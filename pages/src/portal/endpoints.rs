@@ -64,6 +64,15 @@ pub(super) fn get(own: Own<'_>, name: &str) -> Result<RegisteredDestination, Ref
     found.ok_or(Refusal::NotFound)
 }
 
+/// Deliveries of the last day, in steps.
+pub(super) fn counts(own: Own<'_>, name: &str) -> Result<Vec<Option<DeliveryCount>>, Refusal> {
+    let found = own.read(|conn, own| match own.get(conn, name)? {
+        Some(_) => own.delivery_counts(conn, name, WINDOW, WINDOWS).map(Some),
+        None => Ok(None),
+    })?;
+    found.ok_or(Refusal::NotFound)
+}
+
 pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let words = asked.words;
     let after = asked.given("after").map(str::to_owned);
