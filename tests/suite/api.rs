@@ -95,12 +95,19 @@ impl<'a> Program<'a> {
         let response = self.respond(&Method::POST, path, Some(body.clone()), Some(key));
         let is_replayed = response.headers().contains_key("idempotency-replayed");
         let (status, answer) = read(&response);
+        self.fits(&Method::POST, path, status, &answer);
         (status.as_u16(), answer, is_replayed)
     }
 
     /// The answer, which has the shape that the document describes.
     fn ask(&self, method: &Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
         let (status, answer) = self.send(method, path, body);
+        self.fits(method, path, status, &answer);
+        (status, answer)
+    }
+
+    /// Fails if the answer has not the shape that the document describes.
+    fn fits(&self, method: &Method, path: &str, status: StatusCode, answer: &Value) {
         let plain = path.split('?').next().expect("a path");
         let is_meant = |template: &str| {
             let (own, given) = (template.split('/'), plain.split('/'));
@@ -125,6 +132,7 @@ impl<'a> Program<'a> {
             }
         };
         let content = &content["schema"];
+        assert!(content.is_object(), "{method} {path}: {status}");
         let schema = json!({ "allOf": [content], "components": self.document["components"] });
         let validator = jsonschema::options()
             .with_draft(Draft::Draft202012)
@@ -132,7 +140,7 @@ impl<'a> Program<'a> {
             .build(&schema)
             .expect("a schema");
         let faults: Vec<String> = validator
-            .iter_errors(&answer)
+            .iter_errors(answer)
             .map(|fault| format!("{}: {fault}", fault.instance_path()))
             .collect();
         assert!(faults.is_empty(), "{method} {path}: {answer}: {faults:?}");
@@ -140,7 +148,6 @@ impl<'a> Program<'a> {
             let id = operation["operationId"].as_str().expect("an id").to_owned();
             self.answered.lock().expect("no panic").insert(id);
         }
-        (status, answer)
     }
 
     fn get(&self, path: &str) -> Value {
@@ -351,9 +358,15 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     assert_eq!(known["rows"][0]["payload"], json!({ "is": "good" }));
     assert!(known["rows"][0]["waits"].is_string(), "{known}");
     let topic = &program.get("/topics")["data"][0];
-    assert_eq!((&topic["topic"], &topic["served_by"]), (&json!("order.paid"), &json!([])));
+    assert_eq!(
+        (&topic["topic"], &topic["served_by"]),
+        (&json!("order.paid"), &json!([]))
+    );
     let depth = &program.get("/depths")["data"][0];
-    assert_eq!((&depth["topic"], &depth["pending"]), (&json!("order.paid"), &json!(3)));
+    assert_eq!(
+        (&depth["topic"], &depth["pending"]),
+        (&json!("order.paid"), &json!(3))
+    );
     let sequence = &known["rows"][0]["sequence"];
     let later = program.post(
         &format!("/messages/{sequence}/reschedule"),
@@ -470,7 +483,10 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
         "INSERT INTO {o} (topic, payload, ordering_key, available_at) SELECT 'order.paid', '{}', 'order-7', now() + interval '1 h' / n FROM generate_series(1, 2) n",
     );
     let key = &program.get("/keys")["data"][0];
-    assert_eq!((&key["ordering_key"], &key["waiting"]), (&json!("order-7"), &json!(1)));
+    assert_eq!(
+        (&key["ordering_key"], &key["waiting"]),
+        (&json!("order-7"), &json!(1))
+    );
 
     // Pauses, acts, the end.
     let pausing =
@@ -604,7 +620,12 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
     );
     let counts = program.get(&format!("{one}/counts"));
     let counts = counts["data"].as_array().expect("steps");
-    let sum = |of: &str| counts.iter().filter_map(|step| step[of].as_u64()).sum::<u64>();
+    let sum = |of: &str| {
+        counts
+            .iter()
+            .filter_map(|step| step[of].as_u64())
+            .sum::<u64>()
+    };
     assert_eq!((counts.len(), sum("delivered"), sum("dead")), (48, 1, 1));
     let details = program.get(&format!("{one}/deliveries/{}", ids[0]));
     assert_eq!(details["payload"], json!({ "is": "good" }));
@@ -673,7 +694,11 @@ fn each_route_needs_a_token_and_each_act_the_right_and_no_forged_cookie() {
             let response = program
                 .handler
                 .respond(request.body(b"{}".to_vec()).expect("a request"), visitor);
-            read(&response).0
+            let (status, answer) = read(&response);
+            if ![404, 405].contains(&status.as_u16()) {
+                program.fits(method, path, status, &answer);
+            }
+            status
         };
         for (method, path) in program.routes("acme-hook") {
             assert_eq!(
@@ -742,6 +767,57 @@ fn each_route_needs_a_token_and_each_act_the_right_and_no_forged_cookie() {
         }
     }
     assert_eq!(rows(), before);
+}
+
+/// R60: over every act of both tables.
+#[test]
+fn a_key_of_another_request_is_refused_as_documented() {
+    let (database, acme, _) = two();
+    let (pages, portal) = (pages(&database), portal(&database));
+    let token = portal.token(acme.id, HOUR, Rights::all());
+    let before = crate::tenants::rows_of(&database, &acme);
+    for (program, caller) in [
+        (Program::new(&pages, TOKEN), "operator token".to_owned()),
+        (Program::new(&portal, &token), format!("tenant {}", acme.id)),
+    ] {
+        database.execute(&format!(
+            "INSERT INTO {{o}}_request (caller, key, digest, status, answer) VALUES ('{caller}', '1', '', 200, '{{}}')"
+        ));
+        for (method, path) in program.routes("acme-hook") {
+            if method == Method::GET {
+                continue;
+            }
+            let response = program.respond(&method, &path, Some(json!({})), Some("1"));
+            let (status, answer) = read(&response);
+            program.fits(&method, &path, status, &answer);
+            assert_eq!(status, 422, "{method} {path}: {answer}");
+            assert_eq!(answer["field"], "idempotency-key");
+        }
+    }
+    assert_eq!(crate::tenants::rows_of(&database, &acme), before);
+}
+
+/// R60: a request that cannot be read, too.
+#[test]
+fn a_request_with_two_tokens_is_refused_as_documented() {
+    let database = Database::new();
+    let (pages, portal) = (pages(&database), portal(&database).base("/webhooks"));
+    let token = portal.token(Uuid::now_v7(), HOUR, Rights::all());
+    for (program, path, base) in [
+        (Program::new(&pages, TOKEN), "/audit", ""),
+        (Program::new(&portal, &token), "/topics", "/webhooks"),
+    ] {
+        let request = Request::get(format!("{base}/api/v1{path}"))
+            .header("authorization", format!("Bearer {}", program.token))
+            .header("authorization", "Bearer another");
+        let request = request.body(Vec::new()).expect("a request");
+        let response = program
+            .handler
+            .respond(request, Visitor::unknown(STRANGER.into()));
+        let (status, answer) = read(&response);
+        assert_eq!(status, 400, "{answer}");
+        program.fits(&Method::GET, path, status, &answer);
+    }
 }
 
 /// R60: the token of the pages' forms lets the scripts of these pages act.
@@ -1067,6 +1143,73 @@ fn json_hides_what_the_pages_hide() {
         "/endpoints/acme-hook/rotate",
     );
     assert_eq!(status, StatusCode::FORBIDDEN);
+}
+
+/// R60: over every route that reads, of both tables.
+#[test]
+fn without_the_right_no_route_shows_content() {
+    const CONTENT: [&str; 3] = ["x-shop", "says so", "hunter2"];
+    let (database, acme, _) = two();
+    database.execute("UPDATE {o}_destination SET url = url || '/hunter2'");
+    let mut public = config(&database);
+    // Otherwise no response is shown to customers.
+    public.registered_public_only = true;
+    let portal = Pages::portal(&public, &database.secret_url()).expect("a portal");
+    let portal = portal.key([7; 32]).expect("a key");
+    let pages = pages(&database);
+    let token = portal.token(acme.id, HOUR, Rights::all());
+    let letter = database
+        .text("SELECT sequence || '.' || message_id FROM {o}_dead WHERE topic = 'acme.event'");
+    let (letter, dead) = (letter.expect("a letter"), acme.dead.to_string());
+    let operator = |rights| Visitor::known("ann", rights);
+    let customer = |rights| Visitor::of_tenant(acme.id, "ann", rights);
+    // A customer sees the URL that the customer has written.
+    for (program, visitor, words) in [
+        (
+            Program::new(&pages, TOKEN),
+            &operator as &dyn Fn(Rights) -> Visitor,
+            &CONTENT[..],
+        ),
+        (Program::new(&portal, &token), &customer, &CONTENT[..2]),
+    ] {
+        let seen = |rights: Rights| {
+            let paths = program.document["paths"].as_object().expect("paths");
+            let read = paths
+                .iter()
+                .filter(|(_, operations)| operations.get("get").is_some());
+            let texts = read.map(|(template, _)| {
+                let path = ["{name}", "{key}", "{id}", "{letter}"]
+                    .into_iter()
+                    .zip(["acme-hook", &dead, &dead, &letter])
+                    .fold(template.clone(), |path, (name, value)| {
+                        path.replace(name, value)
+                    });
+                assert!(!path.contains('{'), "{path}");
+                let request = Request::get(format!("/api/v1{path}")).header("host", "localhost");
+                let request = request.body(Vec::new()).expect("a request");
+                let (status, answer) =
+                    self::read(&program.handler.respond(request, visitor(rights)));
+                assert_eq!(status, 200, "{path}: {answer}");
+                answer.to_string()
+            });
+            texts.collect::<String>()
+        };
+        let (all, few) = (
+            seen(Rights::all()),
+            seen(Rights::all().with_payloads(false)),
+        );
+        for word in words {
+            assert!(all.contains(word) && !few.contains(word), "{word}");
+        }
+    }
+    // Whoever may not see secrets gets none with a new endpoint.
+    let few = Program::new(
+        &portal,
+        &portal.token(acme.id, HOUR, Rights::look().with_act(true)),
+    );
+    let body = json!({ "url": "https://acme.example/", "topics": [] });
+    let added = few.post("/endpoints", body);
+    assert_eq!(added["secret"], Value::Null, "{added}");
 }
 
 /// A Python that has the validator and the generator of clients.
