@@ -1,6 +1,8 @@
 //! The portal: pages for the customers of an application, as a function from request to response.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
@@ -54,12 +56,13 @@ impl Seen {
     }
 }
 
-/// Whoever sends requests: known to the application, or with the cookie of a link.
+/// Whoever sends requests: known to the application, with the cookie of a link, or with a token.
 #[derive(Clone)]
 struct Browser<'a> {
     portal: &'a Portal,
     visitor: Visitor,
     cookie: String,
+    token: String,
 }
 
 impl<'a> Browser<'a> {
@@ -68,6 +71,7 @@ impl<'a> Browser<'a> {
             portal,
             visitor: Visitor::of_tenant(tenant.id, "someone", rights),
             cookie: String::new(),
+            token: String::new(),
         }
     }
 
@@ -76,6 +80,7 @@ impl<'a> Browser<'a> {
             portal,
             visitor: Visitor::unknown([127, 0, 0, 1].into()),
             cookie: String::new(),
+            token: String::new(),
         }
     }
 
@@ -96,8 +101,15 @@ impl<'a> Browser<'a> {
 
     fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)], form: &str) -> Seen {
         let mut request = http::Request::builder().method(method).uri(path);
-        let cookie = ("cookie", self.cookie.as_str());
-        let own = [("host", "shop.example"), cookie];
+        let bearer = match self.token.as_str() {
+            "" => String::new(),
+            token => format!("Bearer {token}"),
+        };
+        let own = [
+            ("host", "shop.example"),
+            ("cookie", self.cookie.as_str()),
+            ("authorization", &bearer),
+        ];
         let headers = headers.iter().chain(&own);
         for (name, value) in headers.filter(|(_, value)| !value.is_empty()) {
             request = request.header(*name, *value);
@@ -539,6 +551,360 @@ fn links_end_and_cannot_be_forged() {
     assert!(matches!(short, Err(PagesError::ShortKey(5))));
 }
 
+/// What a browser sends to try a route as the owner of acme's things.
+fn of_acme(door: &Door, acme: &Tenant, form_token: &str) -> Vec<(String, String)> {
+    let value = |name: &str| match name {
+        "name" => acme.endpoint.clone(),
+        "id" => acme.dead.to_string(),
+        "url" => acme.receiver.url(),
+        "since" => "2000-01-01T00:00".to_owned(),
+        "missing" | "sure" | "dry_run" => "yes".to_owned(),
+        _ => String::new(),
+    };
+    let mut values: Vec<(String, String)> = door
+        .takes
+        .iter()
+        .map(|name| (name.clone(), value(name)))
+        .collect();
+    if !door.is_json {
+        values.push(("form_token".to_owned(), form_token.to_owned()));
+    }
+    values
+}
+
+/// R60: over every route of pages and JSON. The link itself, the cookie that it has become, and its token in a program.
+#[test]
+fn after_its_time_a_link_opens_nothing_however_it_is_sent_again() {
+    let (database, acme, _) = two();
+    let portal = portal(&config(&database));
+    let link = portal.link(acme.id, Duration::from_secs(3));
+    let (_, token) = link.split_once('=').expect("a token");
+    let ann = Browser::opening(&portal, &link);
+    let form_token = ann.get("/endpoints/new").form_token();
+    let program = Browser {
+        token: token.to_owned(),
+        ..Browser::unknown(&portal)
+    };
+    assert!(program.get("/api/v1/endpoints").ok().contains("acme-hook"));
+    let doors = Door::all(&Browser::of(&portal, &acme, Rights::all()));
+    let before = rows_of(&database, &acme);
+    eventually("the link has expired", || {
+        ann.get("/").status == StatusCode::FORBIDDEN
+    });
+    let again = Browser::unknown(&portal).get(&link);
+    assert_eq!(again.status, StatusCode::FORBIDDEN);
+    assert!(again.cookie.is_empty() && again.text.contains("This link has expired"));
+    every_door_is_closed(&[ann, program], &doors, &acme, &form_token);
+    assert_eq!(rows_of(&database, &acme), before);
+}
+
+fn every_door_is_closed(spies: &[Browser<'_>], doors: &[Door], acme: &Tenant, form_token: &str) {
+    for spy in spies {
+        for door in doors {
+            let values = of_acme(door, acme, form_token);
+            let values: Vec<(&str, &str)> = values
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str()))
+                .collect();
+            let seen = door.ask(spy, &values);
+            let refused = match door.is_json {
+                true => StatusCode::UNAUTHORIZED,
+                false => StatusCode::FORBIDDEN,
+            };
+            assert_eq!(seen.status, refused, "{} {}", door.path, seen.text);
+            assert!(!seen.text.contains(&acme.endpoint), "{}", seen.text);
+        }
+    }
+}
+
+/// R60: over every route of pages and JSON, with tokens and cookies that say more than what was signed, or that another
+/// key or purpose has signed.
+#[test]
+fn forged_tokens_and_cookies_open_nothing() {
+    let (database, acme, globex) = two();
+    let portal = portal(&config(&database));
+    let rights = Rights::look().with_payloads(true);
+    let token = portal.token(globex.id, HOUR, rights);
+    let owner = Browser::opening(&portal, &portal.link_with(globex.id, HOUR, rights));
+    let (name, cookie) = owner.cookie.split_once('=').expect("a cookie");
+    let others = Pages::portal(&config(&database), &database.secret_url()).expect("a portal");
+    let others = others.key([8; 32]).expect("a key");
+    let [own, other] = [&globex, &acme].map(|one| one.id.simple().to_string());
+    let forged = |signed: &str| {
+        let (until, _) = signed.split_once('.').expect("a time");
+        let longer = (until.parse::<u64>().expect("seconds") + 1).to_string();
+        let (text, signature) = signed.rsplit_once('.').expect("a signature");
+        vec![
+            signed.replacen(until, &longer, 1),
+            signed.replacen(&own, &other, 1),
+            signed.replacen(".p.", ".aps.", 1),
+            text.to_owned(),
+            format!("{text}."),
+            format!("{text}.{}", signature.replace(|_| true, "0")),
+            format!("{signed}0"),
+            "x".repeat(10_000),
+            "...".to_owned(),
+            format!("{}.{other}.aps..{signature}", u64::MAX),
+        ]
+    };
+    let mut tokens = forged(&token);
+    tokens.extend([
+        cookie.to_owned(),
+        others.token(acme.id, HOUR, Rights::all()),
+    ]);
+    let mut cookies = forged(cookie);
+    cookies.push(token.clone());
+    let programs = tokens.into_iter().map(|token| Browser {
+        token,
+        ..Browser::unknown(&portal)
+    });
+    let visitors = cookies.into_iter().map(|cookie| Browser {
+        cookie: format!("{name}={cookie}"),
+        ..Browser::unknown(&portal)
+    });
+    let spies: Vec<Browser<'_>> = programs.chain(visitors).collect();
+    let doors = Door::all(&Browser::of(&portal, &acme, Rights::all()));
+    every_door_is_closed(&spies, &doors, &acme, "");
+    for spy in &spies {
+        let opened = Browser::unknown(&portal).get(&format!("/open?token={}", spy.token));
+        assert_eq!(opened.status, StatusCode::FORBIDDEN, "{}", spy.token);
+    }
+}
+
+/// R60
+#[test]
+fn processes_with_one_key_accept_each_others_links_sessions_and_forms() {
+    let (database, acme, _) = two();
+    let portals = [portal(&config(&database)), portal(&config(&database))];
+    let ann = Browser::opening(&portals[1], &portals[0].link(acme.id, HOUR));
+    let there = Browser {
+        portal: &portals[0],
+        ..ann.clone()
+    };
+    let token = ann.get("/endpoints/new").form_token();
+    let form = encoded(&[("name", &acme.endpoint), ("form_token", &token)]);
+    let done = there.ask(Method::POST, "/endpoint/disable", &[], &form);
+    assert!(done.location.ends_with("done=disabled"), "{done:?}");
+    assert!(ann.get(&done.location).ok().contains("was disabled here"));
+    let program = Browser {
+        token: portals[0].token(acme.id, HOUR, Rights::look()),
+        ..Browser::unknown(&portals[1])
+    };
+    assert!(program.get("/api/v1/endpoints").ok().contains("acme-hook"));
+}
+
+/// R60: on every page, also behind a proxy that removes the path.
+#[test]
+fn below_a_path_all_addresses_of_the_portal_lead_below_it() {
+    let (database, acme, _) = two();
+    let portal = portal(&config(&database))
+        .base("/shop/webhooks")
+        .logo("image/svg+xml", "<svg/>");
+    let ann = Browser::opening(&portal, &portal.link(acme.id, HOUR));
+    let mut to_read = vec!["/shop/webhooks/".to_owned()];
+    let mut read = BTreeSet::new();
+    while let Some(path) = to_read.pop() {
+        if !read.insert(path.clone()) {
+            continue;
+        }
+        let within = path.strip_prefix("/shop/webhooks").expect("below the base");
+        let page = ann.get(&path).ok();
+        assert_eq!(ann.get(within).ok().len(), page.len(), "{path}");
+        for attribute in ["href", "src", "action", "formaction"] {
+            let mark = format!(" {attribute}=\"");
+            for (index, _) in page.match_indices(&mark) {
+                let rest = &page[index + mark.len()..];
+                let address = rest
+                    .split('"')
+                    .next()
+                    .expect("an end")
+                    .replace("&amp;", "&");
+                if address.starts_with('#') {
+                    continue;
+                }
+                assert!(address.starts_with("/shop/webhooks/"), "{path}: {address}");
+                if matches!(attribute, "href" | "src") {
+                    to_read.push(address);
+                }
+            }
+        }
+    }
+    let pages = portal_routes().filter(|(method, ..)| *method == Method::GET);
+    for (_, page, _) in pages {
+        let is_read =
+            |one: &String| one.split('?').next() == Some(format!("/shop/webhooks{page}").as_str());
+        assert!(read.iter().any(is_read), "{page}: {read:?}");
+    }
+    let done = ann.post(
+        "/shop/webhooks/endpoint/disable",
+        &[("name", &acme.endpoint)],
+    );
+    assert!(
+        done.location.starts_with("/shop/webhooks/endpoint?"),
+        "{done:?}"
+    );
+}
+
+/// R60: what is wrong with an endpoint and what to do, on its page and as JSON.
+#[test]
+fn an_endpoint_says_why_it_gets_nothing_and_what_to_do() {
+    let (database, acme, _) = two();
+    let portal = portal(&config(&database));
+    let ann = Browser::of(&portal, &acme, Rights::all());
+    let page = format!("/endpoint?{}", encoded(&[("name", &acme.endpoint)]));
+    for (row, state, words) in [
+        ("enabled = true", "works", ">works<"),
+        (
+            "failing = true, failing_since = now() - interval '20 min'",
+            "failing",
+            "Look at the latest deliveries for the reason",
+        ),
+        (
+            "enabled = false, disabled_reason = 'GONE: the receiver returned 410'",
+            "disabled",
+            "answered 410 (Gone)",
+        ),
+        (
+            "disabled_reason = 'has failed for 5 days'",
+            "disabled",
+            "recover the events that it missed",
+        ),
+        (
+            "disabled_reason = '10.0.0.7 annoys us'",
+            "disabled",
+            "contact our support",
+        ),
+        (
+            "enabled = true, failing = false, verification = 'challenge'",
+            "not_verified",
+            "Nothing is sent before your endpoint is verified",
+        ),
+        (
+            "verification_error = 'CONNECT: 10.0.0.7 refused'",
+            "not_verified",
+            "your endpoint could not be reached",
+        ),
+    ] {
+        database.execute(&format!(
+            "UPDATE {{o}}_destination SET {row} WHERE name = 'acme-hook'"
+        ));
+        let shown = ann.get(&page).ok();
+        assert!(shown.contains(words), "{row}: {shown}");
+        assert!(!shown.contains("10.0.0.7"), "{shown}");
+        let one = ann.get("/api/v1/endpoints/acme-hook").ok();
+        assert!(
+            one.contains(&format!("\"state\":\"{state}\"")),
+            "{row}: {one}"
+        );
+        assert!(!one.contains("10.0.0.7"), "{one}");
+        // The curves are there for those who do not see them, too.
+        assert!(
+            shown.contains("delivered, last 24 hours") && shown.contains("up to 1 in half an hour")
+        );
+    }
+}
+
+/// R60
+#[test]
+fn a_customer_verifies_an_endpoint_and_recovers_what_failed() {
+    let database = Database::new();
+    let is_well = Arc::new(AtomicBool::new(false));
+    let well = Arc::clone(&is_well);
+    let receiver = Receiver::start(move |request, stream| {
+        let challenge = request.json()["data"]["challenge"]
+            .as_str()
+            .map(str::to_owned);
+        let status = match well.load(Ordering::Acquire) {
+            true => "200 OK",
+            false => "422 No",
+        };
+        let body = challenge.map_or_else(String::new, |challenge| {
+            json!({ "challenge": challenge }).to_string()
+        });
+        let answer = format!(
+            "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        std::io::Write::write_all(stream, answer.as_bytes())
+    });
+    let (portal, tenant) = (portal(&config(&database)), Uuid::now_v7());
+    let ann = Browser::opening(&portal, &portal.link(tenant, HOUR));
+    let fields = [("url", receiver.url()), ("topic", "order.paid".to_owned())];
+    let fields = fields
+        .each_ref()
+        .map(|(name, value)| (*name, value.as_str()));
+    ann.post("/endpoints/add", &fields).ok();
+    let name = database
+        .text("SELECT name FROM {o}_destination")
+        .expect("an endpoint");
+    let name = [("name", name.as_str())];
+    let message = NewMessage::new("order.paid", &json!({ "order_id": 1 })).expect("JSON");
+    let id = message.message_id().to_string();
+    database.enqueue_message(message.tenant_id(tenant));
+    let relay = database.keeping_relay().start().expect("a relay");
+    eventually("given up", || database.count("dead") == 1);
+    end(&relay);
+
+    database.execute("UPDATE {o}_destination SET verification = 'challenge'");
+    let refused = ann.post("/endpoint/verify", &name);
+    assert!(!refused.location.contains("done="), "{refused:?}");
+    let page = ann.get(&refused.location).ok();
+    assert!(
+        page.contains("not verified") && page.contains("Verify now"),
+        "{page}"
+    );
+    is_well.store(true, Ordering::Release);
+    let verified = ann.post("/endpoint/verify", &name);
+    let page = ann.get(&verified.location).ok();
+    assert!(
+        page.contains("Your endpoint is verified") && page.contains("badge good"),
+        "{page}"
+    );
+
+    let since = [name[0], ("since", "2000-01-01T00:00")];
+    let recovered = ann.post("/endpoint/recover", &since);
+    assert!(
+        ann.get(&recovered.location)
+            .ok()
+            .contains("1 events will be sent")
+    );
+    let relay = database.keeping_relay().start().expect("a relay");
+    eventually("delivered", || database.count("delivered") == 1);
+    end(&relay);
+    let received = receiver.requests();
+    assert_eq!(received.last().map(Request::id), Some(id));
+}
+
+/// R60: over every page.
+#[test]
+fn without_the_right_no_page_shows_content_or_a_form() {
+    let (database, acme, _) = two();
+    let mut public = config(&database);
+    // Otherwise no response is shown to customers.
+    public.registered_public_only = true;
+    let portal = portal(&public);
+    let seen = |rights: Rights| {
+        let ann = Browser::of(&portal, &acme, rights);
+        let doors = Door::all(&ann);
+        let pages = doors
+            .iter()
+            .filter(|door| !door.is_json && door.method == Method::GET);
+        let shown = pages.map(|door| {
+            let values = of_acme(door, &acme, "");
+            let values: Vec<(&str, &str)> = values
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.as_str()))
+                .collect();
+            door.ask(&ann, &values).text
+        });
+        shown.collect::<String>()
+    };
+    let (all, few) = (seen(Rights::all()), seen(Rights::look()));
+    for hidden in ["x-shop", "says so", "method=\"post\"", "/endpoints/new"] {
+        assert!(all.contains(hidden) && !few.contains(hidden), "{hidden}");
+    }
+}
+
 /// R60: over every act.
 #[test]
 fn a_form_needs_the_right_and_the_token_of_its_own_session() {
@@ -647,7 +1013,10 @@ fn a_tenant_sends_at_most_ten_examples_and_verifications_in_a_minute() {
 fn slow_pages_of_one_tenant_delay_no_other() {
     let (database, acme, globex) = two();
     let portal = portal(&config(&database));
-    let slow = format!("/delivery?{}", encoded(&[("name", &acme.endpoint), ("id", &acme.dead.to_string())]));
+    let page = format!(
+        "/delivery?{}",
+        encoded(&[("name", &acme.endpoint), ("id", &acme.dead.to_string())])
+    );
     let (mut other, name) = (database.connect(), database.name());
     other
         .batch_execute(&format!("BEGIN; LOCK TABLE {name}_attempt"))
@@ -655,21 +1024,28 @@ fn slow_pages_of_one_tenant_delay_no_other() {
     let waiting = || {
         database.number("SELECT count(*) FROM pg_locks WHERE relation = '{o}_attempt'::regclass AND NOT granted")
     };
+    let ann = Browser::of(&portal, &acme, Rights::all());
     std::thread::scope(|threads| {
-        let ann = Browser::of(&portal, &acme, Rights::all());
         let slow: Vec<_> = (0..8)
-            .map(|_| threads.spawn(|| ann.get(&slow).status))
+            .map(|_| threads.spawn(|| ann.get(&page).status))
             .collect();
         eventually("pages of acme wait for the lock", || waiting() >= 2);
         let bob = Browser::of(&portal, &globex, Rights::all());
         for _ in 0..3 {
             let began = Instant::now();
             assert!(bob.get("/").ok().contains("globex-hook"));
-            assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+            assert!(
+                began.elapsed() < Duration::from_secs(1),
+                "{:?}",
+                began.elapsed()
+            );
         }
         assert_eq!(waiting(), 2);
         other.batch_execute("COMMIT").expect("unlocked");
-        let answers: Vec<StatusCode> = slow.into_iter().map(|one| one.join().expect("answered")).collect();
+        let answers: Vec<StatusCode> = slow
+            .into_iter()
+            .map(|one| one.join().expect("answered"))
+            .collect();
         assert!(answers.contains(&StatusCode::OK), "{answers:?}");
     });
 }
@@ -688,10 +1064,18 @@ fn a_portal_speaks_the_visitors_language_and_wears_the_applications_colours() {
         .ok();
     assert!(german.contains("lang=\"de\"") && german.contains("Endpunkt hinzufügen"));
     assert!(german.contains("Acme Shop") && german.contains("src=\"/assets/logo\""));
-    let dead = [("name", acme.endpoint.as_str()), ("id", &acme.dead.to_string())];
+    let dead = [
+        ("name", acme.endpoint.as_str()),
+        ("id", &acme.dead.to_string()),
+    ];
     let dead = format!("/delivery?{}", encoded(&dead));
-    let dead = ann.ask(Method::GET, &dead, &[("accept-language", "de")], "").ok();
-    assert!(dead.contains("Ihr Endpunkt hat die Anfrage abgelehnt"), "{dead}");
+    let dead = ann
+        .ask(Method::GET, &dead, &[("accept-language", "de")], "")
+        .ok();
+    assert!(
+        dead.contains("Ihr Endpunkt hat die Anfrage abgelehnt"),
+        "{dead}"
+    );
     assert!(!dead.contains("refused"), "{dead}");
     assert_eq!(ann.get("/assets/logo").ok(), "<svg/>");
     let style = ann.get("/assets/style.css").ok();
