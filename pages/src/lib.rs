@@ -208,9 +208,10 @@ impl Pages {
         visitor: Visitor,
     ) -> http::Response<Vec<u8>> {
         let base = &self.site.access.admin.base;
+        let path = request.uri().path().to_owned();
         let response = match Request::new(request, visitor, base) {
             Ok(request) => self.site.answer(&request),
-            Err(refused) => refused,
+            Err(refused) => api::refused(&path, refused),
         };
         let is_page = response.is_page();
         let mut response = response.into();
@@ -291,6 +292,12 @@ impl MetricsPage {
 /// ```
 pub fn plain(status: StatusCode, text: impl Into<Vec<u8>>) -> http::Response<Vec<u8>> {
     Response::text(status, text).into()
+}
+
+/// The paths of the operators' pages, for tests that try all of them.
+#[doc(hidden)]
+pub fn operator_pages() -> impl Iterator<Item = &'static str> {
+    pages::PAGES.iter().map(|(path, _)| *path)
 }
 
 /// The state that all pages share.
@@ -480,7 +487,7 @@ mod tests {
                 .respond(request, Visitor::unknown(peer.into()))
                 .status()
         };
-        for path in ["/", "/dead", "/audit", "/metrics"] {
+        for path in operator_pages().chain(["/dead/1", "/metrics"]) {
             assert_eq!(shown([192, 0, 2, 7], path), StatusCode::FORBIDDEN, "{path}");
             assert_ne!(shown([127, 0, 0, 1], path), StatusCode::FORBIDDEN, "{path}");
         }
@@ -492,6 +499,12 @@ mod tests {
         let pages = pages();
         let looks = Rights::all().with_act(false);
         let tenant = Visitor::of_tenant(uuid::Uuid::nil(), "ann", Rights::all());
+        for path in operator_pages().chain(["/dead/1"]) {
+            let request = http::Request::get(path).body(Vec::new());
+            let request = request.expect("a request");
+            let shown = pages.respond(request, tenant.clone());
+            assert_eq!(shown.status(), StatusCode::FORBIDDEN, "{path}");
+        }
         for (path, _) in pages::ACTS {
             let may = post(&pages, path, &Visitor::known("ann", Rights::all()));
             assert_ne!(may, StatusCode::FORBIDDEN, "{path}");

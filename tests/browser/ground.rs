@@ -124,17 +124,7 @@ impl Ground {
 
     /// Adds ten thousand destinations of customers, and a million messages that wait for tomorrow.
     pub(crate) fn crowd(&self) {
-        self.database.execute(
-            "INSERT INTO {o}_destination (name, url, topics, description)
-             SELECT 'customer-' || n, 'https://customer.example/' || n, '{webhook.*}', 'Customer ' || n
-               FROM generate_series(1, 10000) n",
-        );
-        self.database.execute(
-            "INSERT INTO {o} (topic, payload, ordering_key, available_at)
-             SELECT 'webhook.' || n % 10, '{}', CASE n % 2 WHEN 1 THEN 'customer-' || n % 20000 END, now() + interval '1 day'
-               FROM generate_series(1, 1000000) n",
-        );
-        self.database.execute("ANALYZE {o}, {o}_destination");
+        crowd(&self.database);
     }
 
     /// Enqueues what a small shop produces in half a second: more and less, in waves, and now and then a message that
@@ -218,6 +208,21 @@ impl Ground {
     pub(crate) fn scenario(&self, page: &Page, name: &str, told: Value) {
         scenario(page.address, name, told);
     }
+}
+
+/// Ten thousand destinations of customers, and a million messages that wait for tomorrow.
+pub(crate) fn crowd(database: &Database) {
+    database.execute(
+        "INSERT INTO {o}_destination (name, url, topics, description)
+         SELECT 'customer-' || n, 'https://customer.example/' || n, '{webhook.*}', 'Customer ' || n
+           FROM generate_series(1, 10000) n",
+    );
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key, available_at)
+         SELECT 'webhook.' || n % 10, '{}', CASE n % 2 WHEN 1 THEN 'customer-' || n % 20000 END, now() + interval '1 day'
+           FROM generate_series(1, 1000000) n",
+    );
+    database.execute("ANALYZE {o}, {o}_destination");
 }
 
 /// Runs a scenario in the browser, on the pages at this address. Fails with the browser's output.

@@ -68,3 +68,43 @@ export const audit = (isPhone) => {
   }
   return faults;
 };
+
+/** What the keyboard does not reach or does not show, of all that the page lets somebody do. */
+export const byKeyboard = async (page) => {
+  let left = await page.evaluate(() => {
+    const usable = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']";
+    globalThis.usable = new Set([...document.querySelectorAll(usable)].filter((one) => !one.disabled && one.checkVisibility()));
+    globalThis.unseen = [];
+    document.activeElement.blur();
+    document.addEventListener("focusin", ({ target }) => {
+      if (globalThis.usable.delete(target) && getComputedStyle(target).outlineStyle === "none") globalThis.unseen.push(target.outerHTML);
+    });
+    return globalThis.usable.size;
+  });
+  // A field for a time has several stops.
+  for (let most = 10 * left + 10; most > 0 && left > 0; ) {
+    const presses = left + 1;
+    for (let pressed = 0; pressed < presses; pressed += 1) await page.keyboard.press("Tab");
+    most -= presses;
+    left = await page.evaluate(() => globalThis.usable.size);
+  }
+  return page.evaluate(() => [
+    ...[...globalThis.usable].map((one) => `the keyboard does not reach ${one.outerHTML}`),
+    ...globalThis.unseen.map((html) => `the focus is not seen on ${html}`),
+  ]);
+};
+
+const NAMED = ["link", "button", "textbox", "searchbox", "combobox", "checkbox", "spinbutton", "DateTime", "DisclosureTriangle", "table", "columnheader", "image", "img", "region", "navigation", "search", "heading"];
+
+/** What has no name for a screen reader, as the browser computes names. */
+export const nameless = async (page) => {
+  const tree = await page.context().newCDPSession(page);
+  const { nodes } = await tree.send("Accessibility.getFullAXTree");
+  await tree.detach();
+  const shown = nodes.filter((node) => !node.ignored && NAMED.includes(node.role?.value));
+  const without = shown.filter((node) => !node.name?.value?.trim());
+  return [
+    ...(shown.length === 0 ? ["nothing has a name"] : []),
+    ...without.map((node) => `a ${node.role.value} has no name`),
+  ];
+};

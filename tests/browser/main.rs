@@ -130,10 +130,11 @@ fn it_is_readable_without_barriers_in_both_schemes_wide_and_narrow() {
     let page = ground.page(&[]);
     let folder = ground::folder().join("screenshots");
     std::fs::create_dir_all(&folder).expect("a folder");
+    let pages: Vec<&str> = diesel_outbox_pages::operator_pages().collect();
     ground.scenario(
         &page,
         "looks",
-        json!({ "letter": letter, "screenshots": folder }),
+        json!({ "letter": letter, "screenshots": folder, "pages": pages }),
     );
 }
 
@@ -144,10 +145,32 @@ fn the_login_is_readable_without_barriers() {
     ground.scenario(&page, "login", json!({}));
 }
 
+/// R60: also with ten thousand destinations and a million messages.
 #[test]
 fn the_portal_is_readable_without_barriers_in_both_schemes_wide_and_narrow() {
     let shop = Shop::new();
+    shop.crowd();
     ground::scenario(shop.server.address, "portal", shop.told());
+}
+
+/// R60
+#[test]
+fn the_portal_is_as_readable_in_german() {
+    let shop = Shop::new();
+    ground::scenario(shop.server.address, "portal-german", shop.told());
+}
+
+#[test]
+fn a_link_without_the_keyboard_and_a_button_without_a_name_are_found() {
+    let shop = Shop::new();
+    ground::scenario(shop.server.address, "faults", shop.told());
+}
+
+/// R60
+#[test]
+fn the_keyboard_is_enough_for_a_customer() {
+    let shop = Shop::new();
+    ground::scenario(shop.server.address, "portal-keyboard", shop.told());
 }
 
 /// `make screenshots`: an outbox that has been working for a few minutes, so that the images show something.

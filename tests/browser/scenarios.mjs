@@ -3,16 +3,21 @@
 import assert from "node:assert/strict";
 import path from "node:path";
 
-import { audit } from "./looks.mjs";
+import { audit, byKeyboard, nameless } from "./looks.mjs";
 import { barriers, expectStatus, inBrowser, photograph, press, says, told, visit } from "./ground.mjs";
 
-const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/destinations/edit", "/destinations/edit?name=acme", "/destinations?q=customer-9", "/messages?topic=webhook.1", "/relays", "/audit", "/tenant?tenant=00000000-0000-0000-0000-000000000001"];
+const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/destinations/edit", "/destinations/edit?name=acme", "/destinations?q=customer-9", "/messages?topic=webhook.1", "/topics", "/relays", "/audit", "/tenant?tenant=00000000-0000-0000-0000-000000000001"];
 
 /** A page, or where the button there leads. */
 const LOOKS = [
   ...PAGES.map((where) => [where]),
   ["/dead", "Discard all matching…"],
+  ["/dead", "Requeue all matching…"],
+  ["/messages?topic=webhook.1", "Retry…"],
+  ["/messages?topic=webhook.1", "Cancel…"],
+  ["/dead?reason=nonsense"],
   ["/destinations?name=acme", "Send a test event"],
+  ["/destinations?name=acme", "Recover…"],
   ["/destinations?name=acme", "Backfill…"],
   ["/destinations?name=acme", "New secret"],
   ["/destinations?name=acme", "Remove…"],
@@ -30,7 +35,10 @@ const PORTAL = [
   ["/endpoint?name=archive", "Disable"],
   ["/endpoint?name=orders", "Send an example"],
   ["/endpoint?name=orders", "New secret"],
+  ["/endpoint?name=e500"],
+  ["/?after=e500"],
   ["/deliveries"],
+  ["/deliveries?since=yesterday"],
   ["/deliveries?name=stock&state=dead"],
   [`/delivery?name=orders&id=${told.delivered}`],
   [`/delivery?name=stock&id=${told.dead}`],
@@ -39,16 +47,19 @@ const PORTAL = [
 ];
 
 /** Pages in both colour schemes, wide and narrow: readable, without barriers, and nothing sticks out. */
-const look = async (open, looks, images = []) => {
-  for (const status of [401, 403, 404]) expectStatus(status);
-  for (const colorScheme of ["light", "dark"]) {
-    for (const width of [1280, 360]) {
+const look = async (open, looks, { images = [], schemes = ["light", "dark"], widths = [1280, 360], ...settings } = {}) => {
+  for (const status of [400, 401, 403, 404, 422]) expectStatus(status);
+  const paths = looks.map(([where]) => where.split("?")[0]);
+  for (const path of told.pages ?? []) assert.ok(paths.includes(path), `${path} is looked at`);
+  for (const colorScheme of schemes) {
+    for (const width of widths) {
       const isPhone = width === 360;
       const page = await open({
         colorScheme,
         viewport: { width, height: 844 },
         hasTouch: isPhone,
         isMobile: isPhone,
+        ...settings,
       });
       for (const [where, button] of looks) {
         await visit(page, where);
@@ -56,6 +67,7 @@ const look = async (open, looks, images = []) => {
         const faults = await page.evaluate(audit, isPhone);
         // Phones get the same elements, and axe takes a second for each page.
         if (!isPhone) faults.push(...(await barriers(page)));
+        if (!isPhone && colorScheme === "light") faults.push(...(await nameless(page)), ...(await byKeyboard(page)));
         assert.deepEqual(faults, [], `${where} ${button ?? ""}, ${colorScheme}, ${width} px`);
       }
       for (const [name, where] of images) {
@@ -314,11 +326,59 @@ const scenarios = {
     }
   },
 
-  looks: (open) => look(open, LOOKS, [["overview", "/"], ["dead", "/dead"], ["letter", `/dead/${told.letter}`]]),
+  looks: (open) => look(open, LOOKS, { images: [["overview", "/"], ["dead", "/dead"], ["letter", `/dead/${told.letter}`]] }),
 
   login: (open) => look(open, [["/login"]]),
 
+  /** What is wrong with a page is found. */
+  faults: async (open) => {
+    const page = await open();
+    await visit(page, "/");
+    assert.deepEqual([...(await nameless(page)), ...(await byKeyboard(page))], []);
+    await page.evaluate(() => {
+      const link = document.createElement("a");
+      Object.assign(link, { href: "/", tabIndex: -1, textContent: "unreached" });
+      document.querySelector("main").append(link, document.createElement("button"));
+    });
+    const faults = [...(await nameless(page)), ...(await byKeyboard(page))].join();
+    assert.match(faults, /a button has no name.*the keyboard does not reach <a href="\/" tabindex="-1">/);
+  },
+
   portal: (open) => look(open, PORTAL),
+
+  "portal-german": async (open) => {
+    // Its words are longer.
+    await look(open, PORTAL.filter(([, button]) => !button), { schemes: ["light"], widths: [360], locale: "de" });
+    const page = await open({ locale: "de" });
+    await visit(page, "/");
+    assert.equal(await page.evaluate(() => document.documentElement.lang), "de");
+    await says(page, "Endpunkt hinzufügen");
+  },
+
+  /** An endpoint is added, disabled and removed with nothing but the keyboard, without script. */
+  "portal-keyboard": async (open) => {
+    const page = await open({ javaScriptEnabled: false });
+    await visit(page, "/");
+    const use = async (name, ...keys) => {
+      await tabTo(page, name);
+      for (const key of keys) await (key.length > 10 ? page.keyboard.type(key) : page.keyboard.press(key));
+    };
+    const arrives = (words) => page.getByText(words).first().waitFor();
+    await use("Add an endpoint", "Enter");
+    await page.waitForURL("**/endpoints/new");
+    await use("URL", "https://hooks.acme.example/by-keyboard");
+    await use("Save", "Enter");
+    await arrives("Copy the secret now");
+    await use("Back", "Enter");
+    await page.waitForURL("**/endpoint?name=*");
+    await use("Disable", "Enter");
+    await arrives("The endpoint was disabled here");
+    await use("Enable", "Enter");
+    await arrives("Enabled.");
+    await use("I know that events waiting for this endpoint are given up and that its secret is deleted", "Space");
+    await use("Remove", "Enter");
+    await arrives("Removed.");
+  },
 
   readme: (open) => photographs(open, [
     ["admin-overview", "light", 1280, 900, "/"],

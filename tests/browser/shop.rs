@@ -6,10 +6,12 @@ use std::time::Duration;
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::RegisteredDestination;
 use diesel_outbox::{Backoff, NewMessage};
-use diesel_outbox_pages::{Pages, Portal, Rights, Visitor};
+use diesel_outbox_pages::{Pages, Portal, Rights, Visitor, portal_routes};
+use http::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::ground::crowd;
 use crate::support::{Database, Receiver, end, eventually};
 
 const DELIVERED: i64 = 60;
@@ -21,10 +23,11 @@ const EVENTS: [(&str, &str); 3] = [
 
 pub(crate) struct Shop {
     pub(crate) server: Receiver,
+    tenant: Uuid,
     /// A delivered message, and a message that the endpoint never accepted.
     delivered: Uuid,
     dead: Uuid,
-    _database: Database,
+    database: Database,
 }
 
 impl Shop {
@@ -86,15 +89,34 @@ impl Shop {
         }
         Self {
             server: serve(portal(&database), tenant),
+            tenant,
             delivered,
             dead,
-            _database: database,
+            database,
         }
+    }
+
+    /// Adds ten thousand destinations and a million messages. The customer has 900 more endpoints, one with most of the
+    /// messages.
+    pub(crate) fn crowd(&self) {
+        crowd(&self.database);
+        let tenant = self.tenant;
+        self.database.execute(&format!(
+            "INSERT INTO {{o}}_destination (name, url, topics, tenant_id)
+             SELECT 'e' || n, 'https://hooks.acme.example/e' || n, '{{order.*}}', '{tenant}' FROM generate_series(100, 999) n"
+        ));
+        self.database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, destination, tenant_id, available_at)
+             SELECT 'order.paid', '{{}}', 'e500', '{tenant}', now() + interval '1 day' FROM generate_series(1, 200000) n"
+        ));
+        self.database.execute("ANALYZE {o}, {o}_destination");
     }
 
     /// What the scenarios must know.
     pub(crate) fn told(&self) -> Value {
-        json!({ "delivered": self.delivered.to_string(), "dead": self.dead.to_string() })
+        let pages = portal_routes().filter(|(method, ..)| *method == Method::GET);
+        let pages: Vec<&str> = pages.map(|(_, path, _)| path).collect();
+        json!({ "delivered": self.delivered.to_string(), "dead": self.dead.to_string(), "pages": pages })
     }
 }
 
