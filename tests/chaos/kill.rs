@@ -1,10 +1,12 @@
 //! Relays are killed with SIGKILL, again and again.
 
+use std::collections::HashMap;
+
 use crate::ground::{
     all_are_delivered, all_have_arrived, alone, attempts, duplicates, enqueue, leases_of,
     lines_with, relay,
 };
-use crate::support::{Database, Receiver, Running, eventually};
+use crate::support::{Database, File, Receiver, Running, eventually};
 
 const MESSAGES: usize = 20_000;
 const KILLS: usize = 10;
@@ -134,4 +136,65 @@ fn kills_lose_nothing_and_repeat_only_what_the_killed_relays_held() {
         i64::try_from(KILLS).expect("a small number"),
         "exactly the killed relays' leases remain"
     );
+}
+
+/// R61, G5: one message at a time and in order for each key, also where three relays are killed in turn. A killed relay
+/// repeats at most the message that it was sending, and with `key_run` at most its run, from the beginning.
+#[test]
+fn kills_leave_no_gap_in_a_key_and_repeat_at_most_a_run() {
+    const KEYS: usize = 100;
+    const OF_EACH: usize = 60;
+    let _alone = alone();
+    for key_run in [1, 20] {
+        let database = Database::new();
+        let receiver = Receiver::ok();
+        let settings = File::new(&format!(
+            "[destinations.receiver]\nurl = \"{}\"\ninternal = true\nkey_run = {key_run}\n\
+             [[routes]]\ntopic = \"*\"\nto = \"receiver\"\n",
+            receiver.url()
+        ));
+        let start = || {
+            let mut command = database.binary(&["run", "--config", settings.path()]);
+            command.env("OUTBOX_LEASE", "2s");
+            command.env("OUTBOX_SEND_TIMEOUT", "500ms");
+            Running::start(command)
+        };
+        let mut relays = [start(), start(), start()];
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, ordering_key)
+             SELECT 'a', json_build_object('key', key, 'n', n), key
+               FROM generate_series(1, {OF_EACH}) AS n, generate_series(1, {KEYS}) AS key ORDER BY n, key"
+        ));
+        for kill in 0..KILLS {
+            let moment = KEYS * OF_EACH * (kill + 1) / (KILLS + 2);
+            eventually("messages arrive", || receiver.count() >= moment);
+            let victim = std::mem::replace(&mut relays[kill % 3], start());
+            victim.kill();
+        }
+        eventually("all messages are settled", || {
+            database.number("SELECT count(*) FROM {o}") == 0
+        });
+
+        // Per key: the last arrival, and the last message that has arrived.
+        let mut keys = HashMap::<u64, (u64, u64)>::new();
+        let mut repeats = 0;
+        for request in receiver.requests() {
+            let payload = request.json();
+            let number = |name: &str| payload[name].as_u64().expect("a number");
+            let (key, n) = (number("key"), number("n"));
+            let (before, most) = keys.entry(key).or_default();
+            let is_repeat = n <= *before && n + key_run > *most;
+            assert!(
+                n == *before + 1 || is_repeat,
+                "key {key}: {n} after {before}, with {most} the last, key_run {key_run}"
+            );
+            repeats += usize::from(is_repeat);
+            (*before, *most) = (n, n.max(*most));
+        }
+        eprintln!("key_run {key_run}: {repeats} repeats");
+        assert_eq!(keys.len(), KEYS);
+        assert!(keys.values().all(|(last, _)| *last == OF_EACH as u64));
+        let delivered = "SELECT count(*) FROM {o}_ledger WHERE status = 'delivered'";
+        assert_eq!(database.number(delivered), (KEYS * OF_EACH) as i64);
+    }
 }
