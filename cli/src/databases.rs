@@ -59,6 +59,9 @@ const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 const SHARE: u32 = 10;
 const LONGEST_SHARE: Duration = Duration::from_secs(10);
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between the first connections of two databases: a server that gets hundreds at the same moment needs longer for the
+/// last than a connection may take.
+const SPREAD: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(file: &Path, options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
@@ -194,6 +197,7 @@ impl Group {
         // Drops what they wait for. Their relays may still be sending.
         self.ending.extend(threads(end));
         let count = databases.len();
+        let mut wait = Duration::ZERO;
         for (number, (name, url)) in (0..).zip(databases) {
             if self.keepers.contains_key(&name) {
                 continue;
@@ -214,7 +218,7 @@ impl Group {
             };
             let thread = std::thread::Builder::new()
                 .name(format!("{name} relay-keeper"))
-                .spawn(move || keeper.run())
+                .spawn(move || keeper.run(wait))
                 .context("cannot start a thread")?;
             let running = Running {
                 url,
@@ -223,6 +227,7 @@ impl Group {
                 thread,
             };
             self.keepers.insert(name, running);
+            wait += SPREAD;
         }
         log::info!(event = "databases", count = count, busy = self.common.free.0.capacity().unwrap_or(0); "serving {count} databases");
         Ok(())
@@ -298,16 +303,17 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn run(mut self) {
+    /// Begins after this time.
+    fn run(mut self, mut wait: Duration) {
         loop {
-            let wait = match self.look() {
-                Ok(wait) => wait,
-                Err(error) => self.has_failed(&error),
-            };
             select! {
                 recv(self.stopped) -> _ => return,
                 default(wait) => {}
             }
+            wait = match self.look() {
+                Ok(wait) => wait,
+                Err(error) => self.has_failed(&error),
+            };
         }
     }
 
