@@ -85,6 +85,7 @@ mod routes;
 #[cfg(feature = "relay")]
 mod sealed;
 mod status;
+mod words;
 
 // Layer 1: the database, and dispatch to receivers.
 #[cfg(feature = "relay")]
@@ -143,9 +144,10 @@ pub use crate::relay::{
     DestinationState, Health, Observer, Problem, ProblemKind, Relay, RelayBuilder, RelayHandle,
     Settled, ShutdownError, StartError, Stats,
 };
-pub use crate::status::{ReasonCode, Status, UnknownWord};
+pub use crate::status::{ReasonCode, Status};
 pub use crate::store::write::insert::Insert;
 pub use crate::store::write::waiting::{Answer, Changed, MessageRef, Part, PartState};
+pub use crate::words::UnknownWord;
 
 /// Runs the examples of the README as tests.
 #[cfg(doctest)]

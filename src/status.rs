@@ -1,51 +1,43 @@
 //! The states of a message, and the reasons why a message was not delivered.
 
-use std::fmt;
-use std::str::FromStr;
-
 use diesel::deserialize::FromSqlRow;
 use diesel::expression::AsExpression;
 use diesel::sql_types::Text;
 
-/// The state of a message. The view `<outbox>_messages` derives it from the rows.
-///
-/// ```
-/// use diesel_outbox::Status;
-///
-/// let status: Status = "retrying".parse()?;
-/// assert_eq!(status, Status::Retrying);
-/// assert_eq!(status.as_str(), "retrying");
-/// # Ok::<(), diesel_outbox::UnknownWord>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, AsExpression, FromSqlRow)]
-#[diesel(sql_type = Text)]
-#[non_exhaustive]
-pub enum Status {
-    /// Committed and not attempted yet.
-    Pending,
-    /// Claimed by a relay.
-    Sending,
-    /// Waiting for the next attempt, after an attempt that failed.
-    Retrying,
-    /// Accepted by the receiver. Final.
-    Delivered,
-    /// No destination wanted the message, and no route or handler has ever served its topic. Final.
-    NoSubscriber,
-    /// Given up. Final, unless an operator requeues the message.
-    Dead,
+use crate::words::words;
+
+words! {
+    "status":
+    /// The state of a message. The view `<outbox>_messages` derives it from the rows.
+    ///
+    /// ```
+    /// use diesel_outbox::Status;
+    ///
+    /// let status: Status = "retrying".parse()?;
+    /// assert_eq!(status, Status::Retrying);
+    /// assert_eq!(status.as_str(), "retrying");
+    /// # Ok::<(), diesel_outbox::UnknownWord>(())
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, AsExpression, FromSqlRow)]
+    #[diesel(sql_type = Text)]
+    #[non_exhaustive]
+    pub enum Status {
+        /// Committed and not attempted yet.
+        Pending = "pending",
+        /// Claimed by a relay.
+        Sending = "sending",
+        /// Waiting for the next attempt, after an attempt that failed.
+        Retrying = "retrying",
+        /// Accepted by the receiver. Final.
+        Delivered = "delivered",
+        /// No destination wanted the message, and no route or handler has ever served its topic. Final.
+        NoSubscriber = "no_subscriber",
+        /// Given up. Final, unless an operator requeues the message.
+        Dead = "dead",
+    }
 }
 
 impl Status {
-    /// All states, in the order in which a message passes through them.
-    pub const ALL: [Self; 6] = [
-        Self::Pending,
-        Self::Sending,
-        Self::Retrying,
-        Self::Delivered,
-        Self::NoSubscriber,
-        Self::Dead,
-    ];
-
     /// Whether the state is final, unless an operator sends the message again.
     ///
     /// ```
@@ -56,24 +48,6 @@ impl Status {
     pub fn is_final(self) -> bool {
         matches!(self, Self::Delivered | Self::NoSubscriber | Self::Dead)
     }
-
-    /// The name of the state in the database, in logs and in output.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Sending => "sending",
-            Self::Retrying => "retrying",
-            Self::Delivered => "delivered",
-            Self::NoSubscriber => "no_subscriber",
-            Self::Dead => "dead",
-        }
-    }
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
 }
 
 impl serde::Serialize for Status {
@@ -82,126 +56,98 @@ impl serde::Serialize for Status {
     }
 }
 
-impl FromStr for Status {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|status| status.as_str() == word)
-            .ok_or_else(|| UnknownWord::new("status", word))
+words! {
+    "reason code":
+    /// Why a send failed or a message was dead-lettered. The names are stable: tables, logs and
+    /// the filters of `diesel-outbox dead` contain them.
+    ///
+    /// ```
+    /// use diesel_outbox::ReasonCode;
+    ///
+    /// // Can requeueing the dead letter succeed?
+    /// let reason: ReasonCode = "SERVER_ERROR".parse()?;
+    /// match reason {
+    ///     ReasonCode::ServerError | ReasonCode::Connect => println!("perhaps"),
+    ///     other => println!("fix {} first", other.as_str()),
+    /// }
+    /// # Ok::<(), diesel_outbox::UnknownWord>(())
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, AsExpression, FromSqlRow)]
+    #[diesel(sql_type = Text)]
+    #[non_exhaustive]
+    pub enum ReasonCode {
+        /// The relay that had claimed the message crashed or lost its lease.
+        Abandoned = "ABANDONED",
+        /// The receiver's name could not be resolved.
+        Dns = "DNS",
+        /// The connection failed: refused, unreachable, or lost before anything was sent.
+        Connect = "CONNECT",
+        /// The TLS handshake failed.
+        Tls = "TLS",
+        /// The send timed out.
+        Timeout = "TIMEOUT",
+        /// The connection was lost after sending: the receiver may have the message.
+        ConnectionLost = "CONNECTION_LOST",
+        /// The response was not HTTP.
+        Protocol = "PROTOCOL",
+        /// 3xx. The relay never follows redirects.
+        Redirect = "REDIRECT",
+        /// 429.
+        RateLimited = "RATE_LIMITED",
+        /// 408, 409, 425, or another 4xx that may be temporary.
+        ClientError = "CLIENT_ERROR",
+        /// 5xx.
+        ServerError = "SERVER_ERROR",
+        /// 400, 413, 415 or 422: the receiver will never accept this message.
+        Rejected = "REJECTED",
+        /// 410.
+        Gone = "GONE",
+        /// The endpoint of a registered destination did not show that it wants messages.
+        NotVerified = "NOT_VERIFIED",
+        /// No running relay serves the message's topic, or has the destination that the message names. The message waits.
+        NoRoute = "NO_ROUTE",
+        /// The message names a destination that is not configured.
+        UnknownDestination = "UNKNOWN_DESTINATION",
+        /// The registered destination that the message waited for was removed.
+        DestinationRemoved = "DESTINATION_REMOVED",
+        /// No registered destination matches the message, and no route serves its topic, so there is no receiver.
+        NoSubscriber = "NO_SUBSCRIBER",
+        /// A stored header cannot be sent.
+        InvalidHeader = "INVALID_HEADER",
+        /// The payload is larger than the destination allows.
+        PayloadTooLarge = "PAYLOAD_TOO_LARGE",
+        /// The destination's name resolves only to addresses that are not allowed.
+        BlockedAddress = "BLOCKED_ADDRESS",
+        /// The destination's token server (OAuth 2.0) is unreachable, or issues no token.
+        TokenServer = "TOKEN_SERVER",
+        /// The HTTP proxy is unreachable, or refused the credentials. No attempt is counted.
+        Proxy = "PROXY",
+        /// The relay's machine lacks file descriptors, ports or memory, or its network is down. No attempt is counted.
+        Shortage = "SHORTAGE",
+        /// The destination's URL cannot be used.
+        InvalidUrl = "INVALID_URL",
+        /// The message expired before delivery.
+        Expired = "EXPIRED",
+        /// Whether a registered destination wants the message is not known yet: its filter is not evaluated, or another
+        /// session has locked the table of registered destinations. The message waits.
+        FilterNotEvaluated = "FILTER_NOT_EVALUATED",
+        /// A message with the same idempotency key and other content was delivered before.
+        IdempotencyConflict = "IDEMPOTENCY_CONFLICT",
+        /// The dispatcher or the handler panicked.
+        Panic = "PANIC",
+        /// The handler cannot decode the payload.
+        Undecodable = "UNDECODABLE",
+        /// The handler could not be called: its pool has no connection. No attempt is counted.
+        NoConnection = "NO_CONNECTION",
+        /// The handler asked to be called again later. No attempt is counted.
+        Snoozed = "SNOOZED",
+        /// The application or an operator cancelled the message while it waited.
+        Cancelled = "CANCELLED",
+        /// An operator marked the message as delivered.
+        ByHand = "BY_HAND",
+        /// Any other failure of a dispatcher or a handler.
+        Failed = "FAILED",
     }
-}
-
-macro_rules! reason_codes {
-    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// Why a send failed or a message was dead-lettered. The names are stable: tables, logs and
-        /// the filters of `diesel-outbox dead` contain them.
-        ///
-        /// ```
-        /// use diesel_outbox::ReasonCode;
-        ///
-        /// // Can requeueing the dead letter succeed?
-        /// let reason: ReasonCode = "SERVER_ERROR".parse()?;
-        /// match reason {
-        ///     ReasonCode::ServerError | ReasonCode::Connect => println!("perhaps"),
-        ///     other => println!("fix {} first", other.as_str()),
-        /// }
-        /// # Ok::<(), diesel_outbox::UnknownWord>(())
-        /// ```
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, AsExpression, FromSqlRow)]
-        #[diesel(sql_type = Text)]
-        #[non_exhaustive]
-        pub enum ReasonCode {
-            $($(#[doc = $doc])+ $variant,)+
-        }
-
-        impl ReasonCode {
-            /// All reason codes.
-            pub const ALL: &[Self] = &[$(Self::$variant),+];
-
-            /// The stable name of the reason code.
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-        }
-    };
-}
-
-reason_codes! {
-    /// The relay that had claimed the message crashed or lost its lease.
-    Abandoned = "ABANDONED",
-    /// The receiver's name could not be resolved.
-    Dns = "DNS",
-    /// The connection failed: refused, unreachable, or lost before anything was sent.
-    Connect = "CONNECT",
-    /// The TLS handshake failed.
-    Tls = "TLS",
-    /// The send timed out.
-    Timeout = "TIMEOUT",
-    /// The connection was lost after sending: the receiver may have the message.
-    ConnectionLost = "CONNECTION_LOST",
-    /// The response was not HTTP.
-    Protocol = "PROTOCOL",
-    /// 3xx. The relay never follows redirects.
-    Redirect = "REDIRECT",
-    /// 429.
-    RateLimited = "RATE_LIMITED",
-    /// 408, 409, 425, or another 4xx that may be temporary.
-    ClientError = "CLIENT_ERROR",
-    /// 5xx.
-    ServerError = "SERVER_ERROR",
-    /// 400, 413, 415 or 422: the receiver will never accept this message.
-    Rejected = "REJECTED",
-    /// 410.
-    Gone = "GONE",
-    /// The endpoint of a registered destination did not show that it wants messages.
-    NotVerified = "NOT_VERIFIED",
-    /// No running relay serves the message's topic, or has the destination that the message names. The message waits.
-    NoRoute = "NO_ROUTE",
-    /// The message names a destination that is not configured.
-    UnknownDestination = "UNKNOWN_DESTINATION",
-    /// The registered destination that the message waited for was removed.
-    DestinationRemoved = "DESTINATION_REMOVED",
-    /// No registered destination matches the message, and no route serves its topic, so there is no receiver.
-    NoSubscriber = "NO_SUBSCRIBER",
-    /// A stored header cannot be sent.
-    InvalidHeader = "INVALID_HEADER",
-    /// The payload is larger than the destination allows.
-    PayloadTooLarge = "PAYLOAD_TOO_LARGE",
-    /// The destination's name resolves only to addresses that are not allowed.
-    BlockedAddress = "BLOCKED_ADDRESS",
-    /// The destination's token server (OAuth 2.0) is unreachable, or issues no token.
-    TokenServer = "TOKEN_SERVER",
-    /// The HTTP proxy is unreachable, or refused the credentials. No attempt is counted.
-    Proxy = "PROXY",
-    /// The relay's machine lacks file descriptors, ports or memory, or its network is down. No attempt is counted.
-    Shortage = "SHORTAGE",
-    /// The destination's URL cannot be used.
-    InvalidUrl = "INVALID_URL",
-    /// The message expired before delivery.
-    Expired = "EXPIRED",
-    /// Whether a registered destination wants the message is not known yet: its filter is not evaluated, or another
-    /// session has locked the table of registered destinations. The message waits.
-    FilterNotEvaluated = "FILTER_NOT_EVALUATED",
-    /// A message with the same idempotency key and other content was delivered before.
-    IdempotencyConflict = "IDEMPOTENCY_CONFLICT",
-    /// The dispatcher or the handler panicked.
-    Panic = "PANIC",
-    /// The handler cannot decode the payload.
-    Undecodable = "UNDECODABLE",
-    /// The handler could not be called: its pool has no connection. No attempt is counted.
-    NoConnection = "NO_CONNECTION",
-    /// The handler asked to be called again later. No attempt is counted.
-    Snoozed = "SNOOZED",
-    /// The application or an operator cancelled the message while it waited.
-    Cancelled = "CANCELLED",
-    /// An operator marked the message as delivered.
-    ByHand = "BY_HAND",
-    /// Any other failure of a dispatcher or a handler.
-    Failed = "FAILED",
 }
 
 /// How an error of the token server begins. What follows is an answer, or the reason code and the error of the request.
@@ -213,41 +159,6 @@ pub(crate) const REDIRECTS_TO: &str = ", which redirects to ";
 /// The error of an endpoint that did not repeat the challenge.
 pub(crate) const NO_CHALLENGE: &str = "the response did not repeat the challenge";
 
-impl fmt::Display for ReasonCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for ReasonCode {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|code| code.as_str() == word)
-            .ok_or_else(|| UnknownWord::new("reason code", word))
-    }
-}
-
-/// A word that is not a [`Status`] or [`ReasonCode`] of this version. It comes from a database or an operator.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown {what} {word:?}")]
-pub struct UnknownWord {
-    what: &'static str,
-    word: String,
-}
-
-impl UnknownWord {
-    pub(crate) fn new(what: &'static str, word: &str) -> Self {
-        Self {
-            what,
-            word: word.to_owned(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,7 +166,7 @@ mod tests {
     #[test]
     fn every_name_leads_back_to_its_value() {
         for status in Status::ALL {
-            assert_eq!(status.as_str().parse(), Ok(status));
+            assert_eq!(status.as_str().parse(), Ok(*status));
         }
         for code in ReasonCode::ALL {
             assert_eq!(code.as_str().parse(), Ok(*code));

@@ -93,8 +93,8 @@ fn count(overview: &Overview, status: Status) -> (i64, bool) {
 fn as_json(seen: &Snapshot) -> Value {
     let overview = &seen.overview;
     let counts: serde_json::Map<String, Value> = Status::ALL
-        .into_iter()
-        .map(|status| (status.to_string(), count(overview, status).0.into()))
+        .iter()
+        .map(|&status| (status.to_string(), count(overview, status).0.into()))
         .collect();
     let estimated: Vec<&str> = overview
         .counts
@@ -148,7 +148,7 @@ fn text(seen: &Snapshot) -> String {
     let overview = &seen.overview;
     let mut parts = Vec::new();
     let mut counts = output::table(&["status", "messages"]);
-    for status in Status::ALL {
+    for &status in Status::ALL {
         let (count, is_estimate) = count(overview, status);
         counts.add_row([status.to_string(), about(count, is_estimate)]);
     }

@@ -13,30 +13,21 @@ use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::store::looking::looking;
 use crate::store::pinned::pinned;
+use crate::words::words;
 
-/// How bad a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Severity {
-    /// Nothing is wrong.
-    Ok,
-    /// The check could not run, for example because the role lacks rights.
-    Skipped,
-    /// The outbox works, but not as well as it could, or not for long.
-    Warning,
-    /// The outbox does not work, or data can be lost.
-    Error,
-}
-
-impl Severity {
-    /// The name: `ok`, `skipped`, `warning` or `error`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Skipped => "skipped",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
+words! {
+    /// How bad a finding is.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[non_exhaustive]
+    pub enum Severity {
+        /// Nothing is wrong.
+        Ok = "ok",
+        /// The check could not run, for example because the role lacks rights.
+        Skipped = "skipped",
+        /// The outbox works, but not as well as it could, or not for long.
+        Warning = "warning",
+        /// The outbox does not work, or data can be lost.
+        Error = "error",
     }
 }
 

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use diesel::PgConnection;
+use diesel::result::Error::DeserializationError;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
 use crate::store::relay::pause::{self, Pausable};
+use crate::words::UnknownWord;
 
 /// A paused destination or topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,8 +49,9 @@ pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, 
         |row: &pause::Paused| row.left != Some(Duration::ZERO) || row.reason == pause::BREAKER_OPEN;
     let rows = pinned(conn, name, pause::all)?.into_iter().filter(is_on);
     let pause = |row: pause::Paused| {
+        let kind = row.kind.parse();
         Ok(Pause {
-            kind: Pausable::of(&row)?,
+            kind: kind.map_err(|error: UnknownWord| DeserializationError(error.into()))?,
             name: row.name,
             reason: row.reason,
             left: row.left,

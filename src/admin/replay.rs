@@ -5,11 +5,11 @@ use diesel::PgConnection;
 use super::{Bulk, Bulked};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::status::UnknownWord;
 use crate::store::operate::audit::Act;
 use crate::store::operate::missed::Step;
 use crate::store::operate::replay::{self, ReplayFilter, ReplayIds};
 use crate::store::pinned::pinned;
+use crate::words::UnknownWord;
 
 /// The name of a run of [`replay`]. The name is part of the idempotency key of each message that the run
 /// enqueues: `<key>#replay-<run>`. An interrupted run continues under its name, and replays no message twice.

@@ -9,9 +9,10 @@ use url::Url;
 
 use super::error::ConfigError;
 use super::section::Section;
-use super::text::{by_word, url as parse_url};
+use super::text::url as parse_url;
 use super::values::{parsed, text, word};
 use crate::header::check_header;
+use crate::words::words;
 
 const OAUTH2_KEYS: &[&str] = &[
     "token_url",
@@ -122,45 +123,36 @@ pub(crate) struct HeaderSignature {
     pub(crate) content: Template,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Algorithm {
-    #[default]
-    Sha256,
-    Sha512,
-    Sha1,
+words! {
+    setting:
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub(crate) enum Algorithm {
+        #[default]
+        Sha256 = "hmac-sha256",
+        Sha512 = "hmac-sha512",
+        Sha1 = "hmac-sha1",
+    }
 }
 
-by_word!(
-    Algorithm,
-    "hmac-sha256, hmac-sha512 or hmac-sha1",
-    Sha256 = "hmac-sha256",
-    Sha512 = "hmac-sha512",
-    Sha1 = "hmac-sha1",
-);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Encoding {
-    #[default]
-    Hex,
-    Base64,
+words! {
+    setting:
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub(crate) enum Encoding {
+        #[default]
+        Hex = "hex",
+        Base64 = "base64",
+    }
 }
 
-by_word!(Encoding, "hex or base64", Hex = "hex", Base64 = "base64");
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Method {
-    Basic,
-    Post,
-    Jwt,
+words! {
+    setting:
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Method {
+        Basic = "client_secret_basic",
+        Post = "client_secret_post",
+        Jwt = "private_key_jwt",
+    }
 }
-
-by_word!(
-    Method,
-    "client_secret_basic, client_secret_post or private_key_jwt",
-    Basic = "client_secret_basic",
-    Post = "client_secret_post",
-    Jwt = "private_key_jwt",
-);
 
 /// Text with placeholders, such as `{timestamp}.{body}`.
 #[derive(Debug, Clone, PartialEq, Eq)]

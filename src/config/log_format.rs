@@ -1,15 +1,16 @@
 //! The format of the log.
 
-use super::text::by_word;
+use crate::words::words;
 
-/// The format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LogFormat {
-    /// Plain text.
-    Text,
-    /// One JSON object per line.
-    Json,
+words! {
+    setting:
+    /// The format of log lines.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum LogFormat {
+        /// Plain text.
+        Text = "text",
+        /// One JSON object per line.
+        Json = "json",
+    }
 }
-
-by_word!(LogFormat, "text or json", Text = "text", Json = "json");

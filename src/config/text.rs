@@ -11,31 +11,6 @@ use url::Url;
 
 use super::error::ConfigError;
 
-/// Implements `Display` and `FromStr` for an enum of a setting, with one word for each variant.
-macro_rules! by_word {
-    ($type:ident, $words:literal, $($value:ident = $word:literal),+ $(,)?) => {
-        impl std::fmt::Display for $type {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(match self {
-                    $(Self::$value => $word,)+
-                })
-            }
-        }
-
-        impl std::str::FromStr for $type {
-            type Err = String;
-
-            fn from_str(word: &str) -> Result<Self, String> {
-                match word {
-                    $($word => Ok(Self::$value),)+
-                    _ => Err(format!("{word:?} is not {}", $words)),
-                }
-            }
-        }
-    };
-}
-pub(super) use by_word;
-
 pub(super) fn not_empty(text: &str) -> Result<String, String> {
     match text.trim() {
         "" => Err("must not be empty".to_owned()),

@@ -21,6 +21,7 @@ use crate::config::{Breaker, DeliveryPolicy, Destination, Rate};
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::lock::lock;
 use crate::status::ReasonCode;
+use crate::words::words;
 
 /// After a start or a pause, one send goes first. The other sends wait for its response, but no longer than this. So a
 /// destination that is not ready costs one attempt, and a slow destination is not held up.
@@ -119,27 +120,17 @@ pub(crate) enum Room {
     Free,
 }
 
-/// The state of a gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
-    Flowing,
-    /// One send goes first.
-    Trying,
-    Paused,
-    BreakerOpen,
-    /// This relay could not send, for reasons of its own.
-    Held,
-}
-
-impl Standing {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Flowing => "flowing",
-            Self::Trying => "trying",
-            Self::Paused => "paused",
-            Self::BreakerOpen => "breaker_open",
-            Self::Held => "held",
-        }
+words! {
+    /// The state of a gate.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(crate) enum Standing {
+        Flowing = "flowing",
+        /// One send goes first.
+        Trying = "trying",
+        Paused = "paused",
+        BreakerOpen = "breaker_open",
+        /// This relay could not send, for reasons of its own.
+        Held = "held",
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::words::words;
+
 /// The health of a relay, as returned by [`RelayHandle::health`](crate::RelayHandle::health).
 ///
 /// A relay is *live* unless only a restart can help: a thread has ended because of a bug, or hangs. A relay is
@@ -50,89 +52,72 @@ enum Touches {
     Nothing,
 }
 
-macro_rules! problem_kinds {
-    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal, $touches:ident;)+) => {
-        /// The kinds of problems. The names are stable: they are the label `problem` of the metric
-        /// `diesel_outbox_problem`.
-        ///
-        /// ```
-        /// use diesel_outbox::ProblemKind;
-        ///
-        /// assert_eq!(ProblemKind::NoDatabase.as_str(), "no_database");
-        /// assert!(ProblemKind::ALL.contains(&ProblemKind::NoDatabase));
-        /// ```
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[non_exhaustive]
-        pub enum ProblemKind {
-            $($(#[doc = $doc])+ $variant,)+
-        }
-
-        impl ProblemKind {
-            /// All kinds.
-            pub const ALL: &[Self] = &[$(Self::$variant),+];
-
-            /// The stable name.
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-
-            fn touches(self) -> Touches {
-                match self {
-                    $(Self::$variant => Touches::$touches,)+
-                }
-            }
-        }
-    };
+words! {
+    "problem":
+    /// The kinds of problems. The names are stable: they are the label `problem` of the metric
+    /// `diesel_outbox_problem`.
+    ///
+    /// ```
+    /// use diesel_outbox::ProblemKind;
+    ///
+    /// assert_eq!(ProblemKind::NoDatabase.as_str(), "no_database");
+    /// assert!(ProblemKind::ALL.contains(&ProblemKind::NoDatabase));
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[non_exhaustive]
+    pub enum ProblemKind {
+        /// A thread has ended unasked, which only a bug can cause. Not live.
+        ThreadEnded = "thread_ended",
+        /// A thread has waited for the database far longer than any statement may take. Not live.
+        DatabaseStuck = "database_stuck",
+        /// All sender threads of a destination have been sending far longer than the send timeout. Not live.
+        SendersStuck = "senders_stuck",
+        /// Messages are due or claimed, but the relay makes no progress and knows no reason. Not live.
+        NoProgress = "no_progress",
+        /// The database cannot be reached, or refuses statements. Not ready.
+        NoDatabase = "no_database",
+        /// The relay has no valid lease. Not ready.
+        NoLease = "no_lease",
+        /// The outbox is missing or has another version, or the role lacks rights on the outbox. Not ready.
+        Schema = "schema",
+        /// The relay is shutting down. Not ready.
+        Stopping = "stopping",
+        /// Some sender threads of a destination have been sending far longer than the send timeout; the others work.
+        SomeSendersStuck = "some_senders_stuck",
+        /// The database refuses to record the results of a topic's messages. The relay claims no more messages of the
+        /// topic.
+        SettlesRefused = "settles_refused",
+        /// No active relay has a route, a handler or a destination for some messages. The messages wait and use no
+        /// attempts.
+        NoRoute = "no_route",
+        /// The settings of the relay refuse some registered destinations: their messages wait for a relay that serves them.
+        DestinationRefused = "destination_refused",
+        /// In the last 10 minutes, the filter of a registered destination failed for a message, which therefore did not match,
+        /// or did not finish: its messages wait.
+        FilterFailed = "filter_failed",
+        /// The relay gets no notifications of new messages and finds them by polling.
+        ListenerDown = "listener_down",
+        /// The settings could not be reloaded: the relay continues with the old settings.
+        ReloadFailed = "reload_failed",
+        /// This machine lacks file descriptors, ports or memory for some sends, or has no network. The messages wait and use no
+        /// attempts.
+        Shortage = "shortage",
+        /// The HTTP proxy is unreachable, or refuses the credentials. The messages wait and use no attempts.
+        Proxy = "proxy",
+        /// `OUTBOX_ENABLED` is false: the relay claims and sends nothing.
+        Disabled = "disabled",
+    }
 }
 
-problem_kinds! {
-    /// A thread has ended unasked, which only a bug can cause. Not live.
-    ThreadEnded = "thread_ended", Life;
-    /// A thread has waited for the database far longer than any statement may take. Not live.
-    DatabaseStuck = "database_stuck", Life;
-    /// All sender threads of a destination have been sending far longer than the send timeout. Not live.
-    SendersStuck = "senders_stuck", Life;
-    /// Messages are due or claimed, but the relay makes no progress and knows no reason. Not live.
-    NoProgress = "no_progress", Life;
-    /// The database cannot be reached, or refuses statements. Not ready.
-    NoDatabase = "no_database", Readiness;
-    /// The relay has no valid lease. Not ready.
-    NoLease = "no_lease", Readiness;
-    /// The outbox is missing or has another version, or the role lacks rights on the outbox. Not ready.
-    Schema = "schema", Readiness;
-    /// The relay is shutting down. Not ready.
-    Stopping = "stopping", Readiness;
-    /// Some sender threads of a destination have been sending far longer than the send timeout; the others work.
-    SomeSendersStuck = "some_senders_stuck", Nothing;
-    /// The database refuses to record the results of a topic's messages. The relay claims no more messages of the
-    /// topic.
-    SettlesRefused = "settles_refused", Nothing;
-    /// No active relay has a route, a handler or a destination for some messages. The messages wait and use no
-    /// attempts.
-    NoRoute = "no_route", Nothing;
-    /// The settings of the relay refuse some registered destinations: their messages wait for a relay that serves them.
-    DestinationRefused = "destination_refused", Nothing;
-    /// In the last 10 minutes, the filter of a registered destination failed for a message, which therefore did not match,
-    /// or did not finish: its messages wait.
-    FilterFailed = "filter_failed", Nothing;
-    /// The relay gets no notifications of new messages and finds them by polling.
-    ListenerDown = "listener_down", Nothing;
-    /// The settings could not be reloaded: the relay continues with the old settings.
-    ReloadFailed = "reload_failed", Nothing;
-    /// This machine lacks file descriptors, ports or memory for some sends, or has no network. The messages wait and use no
-    /// attempts.
-    Shortage = "shortage", Nothing;
-    /// The HTTP proxy is unreachable, or refuses the credentials. The messages wait and use no attempts.
-    Proxy = "proxy", Nothing;
-    /// `OUTBOX_ENABLED` is false: the relay claims and sends nothing.
-    Disabled = "disabled", Nothing;
-}
-
-impl fmt::Display for ProblemKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+impl ProblemKind {
+    fn touches(self) -> Touches {
+        match self {
+            Self::ThreadEnded | Self::DatabaseStuck | Self::SendersStuck | Self::NoProgress => {
+                Touches::Life
+            }
+            Self::NoDatabase | Self::NoLease | Self::Schema | Self::Stopping => Touches::Readiness,
+            _ => Touches::Nothing,
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::status::{ReasonCode, Status};
 pub(crate) const BEGIN_MICROS: i64 = 946_684_800_000_000;
 
 /// Types that are texts in the database. A text that this version does not know is an error.
-macro_rules! words {
+macro_rules! texts {
     ($($word:ty)+) => {$(
         impl ToSql<Text, Pg> for $word {
             fn to_sql<'b>(&'b self, out: &mut Output<'b, '_, Pg>) -> serialize::Result {
@@ -36,7 +36,7 @@ macro_rules! words {
     )+};
 }
 
-words!(Status ReasonCode);
+texts!(Status ReasonCode);
 
 impl ToSql<BigInt, Pg> for Sequence {
     fn to_sql<'b>(&'b self, out: &mut Output<'b, '_, Pg>) -> serialize::Result {

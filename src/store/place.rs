@@ -10,7 +10,7 @@ use diesel::pg::{Pg, PgValue};
 use diesel::sql_types::{Nullable, Timestamptz};
 
 use crate::schema::values::BEGIN_MICROS;
-use crate::status::UnknownWord;
+use crate::words::UnknownWord;
 
 /// Microseconds since 1970.
 pub(crate) fn as_micros(time: SystemTime) -> i64 {

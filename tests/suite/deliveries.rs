@@ -135,7 +135,7 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
     let again: Vec<bool> = all.iter().map(|one| one.can_be_sent_again).collect();
     assert_eq!(again, [false, false, true, false]);
 
-    for state in Status::ALL {
+    for &state in Status::ALL {
         let filter = DeliveryFilter::default().state(state);
         let found = deliveries(&database, "acme", &filter);
         let expected = match state {

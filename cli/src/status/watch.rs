@@ -148,8 +148,8 @@ fn text(tick: &Tick, config: &Config) -> String {
         None => "in -, out -, dead - (rates come with the next update)".to_owned(),
     };
     let counts: Vec<String> = Status::ALL
-        .into_iter()
-        .map(|status| {
+        .iter()
+        .map(|&status| {
             let (count, is_estimate) = count(overview, status);
             format!("{status} {}", about(count, is_estimate))
         })

@@ -26,11 +26,8 @@ impl Which {
     }
 
     pub(super) fn named(kind: &str, name: &str) -> Result<Self, String> {
-        let kind = match kind {
-            "topic" => Pausable::Topic,
-            "destination" => Pausable::Destination,
-            _ => return Err("The kind must be destination or topic.".to_owned()),
-        };
+        let kind = kind.parse();
+        let kind = kind.map_err(|_| "The kind must be destination or topic.".to_owned())?;
         match name.trim() {
             "" => Err("The name is missing.".to_owned()),
             name => Ok(Self {

@@ -3,27 +3,22 @@
 use std::collections::BTreeMap;
 
 use crate::config::error::ConfigError;
-use crate::config::text::by_word;
+use crate::words::words;
 
-/// What a 4xx response means for a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Class {
-    /// The relay retries the message until no attempts are left.
-    Retry,
-    /// The message is dead-lettered at once.
-    Dead,
-    /// The message waits, and the destination is paused until an operator resumes it.
-    Pause,
+words! {
+    setting:
+    /// What a 4xx response means for a message.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum Class {
+        /// The relay retries the message until no attempts are left.
+        Retry = "retry",
+        /// The message is dead-lettered at once.
+        Dead = "dead",
+        /// The message waits, and the destination is paused until an operator resumes it.
+        Pause = "pause",
+    }
 }
-
-by_word!(
-    Class,
-    "retry, dead or pause",
-    Retry = "retry",
-    Dead = "dead",
-    Pause = "pause"
-);
 
 /// What each 4xx status means. By default 400, 413, 415 and 422 dead-letter the message, 410 pauses the
 /// destination, and all others are retried.

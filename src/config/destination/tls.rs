@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use url::Url;
 
 use crate::config::error::ConfigError;
-use crate::config::text::{by_word, shown_url, url};
+use crate::config::text::{shown_url, url};
+use crate::words::words;
 
 /// The TLS settings of a destination.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,18 +59,19 @@ impl std::str::FromStr for Roots {
     }
 }
 
-/// A version of TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum TlsVersion {
-    /// 1.2, or 1.3 if the receiver supports it.
-    #[default]
-    V1_2,
-    /// 1.3 only.
-    V1_3,
+words! {
+    setting:
+    /// A version of TLS.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    #[non_exhaustive]
+    pub enum TlsVersion {
+        /// 1.2, or 1.3 if the receiver supports it.
+        #[default]
+        V1_2 = "1.2",
+        /// 1.3 only.
+        V1_3 = "1.3",
+    }
 }
-
-by_word!(TlsVersion, "1.2 or 1.3", V1_2 = "1.2", V1_3 = "1.3");
 
 /// The HTTP proxy to a destination. `HTTP_PROXY` and similar variables are ignored.
 #[derive(Clone, PartialEq, Eq)]

@@ -1,48 +1,41 @@
 //! How the endpoint of a registered destination shows that it wants messages.
 
-use crate::config::text::by_word;
+use crate::words::words;
 
-/// How the endpoint of a registered destination shows that it wants messages, before the first is sent.
-///
-/// Until then, messages wait. With a variant that skips, the destination gets no messages until then, as if it were
-/// disabled.
-///
-/// ```
-/// use diesel_outbox::config::Verification;
-/// use diesel_outbox::destinations::RegisteredDestination;
-///
-/// let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
-///     .verification("challenge".parse()?);
-/// assert_eq!(hook.verification, Verification::Challenge);
-/// assert!(!hook.is_verified());
-/// # Ok::<(), String>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Verification {
-    /// It need not.
-    #[default]
-    None,
-    /// The response to a signed event `outbox.verification` repeats the event's `challenge`.
-    Challenge,
-    /// [`Challenge`](Self::Challenge), and the destination gets no messages until then.
-    ChallengeSkip,
-    /// The response to an OPTIONS request allows the origin of the requests, as in CloudEvents' specification of web
-    /// hooks.
-    CloudEvents,
-    /// [`CloudEvents`](Self::CloudEvents), and the destination gets no messages until then.
-    CloudEventsSkip,
+words! {
+    setting:
+    /// How the endpoint of a registered destination shows that it wants messages, before the first is sent.
+    ///
+    /// Until then, messages wait. With a variant that skips, the destination gets no messages until then, as if it were
+    /// disabled.
+    ///
+    /// ```
+    /// use diesel_outbox::config::Verification;
+    /// use diesel_outbox::destinations::RegisteredDestination;
+    ///
+    /// let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
+    ///     .verification("challenge".parse()?);
+    /// assert_eq!(hook.verification, Verification::Challenge);
+    /// assert!(!hook.is_verified());
+    /// # Ok::<(), String>(())
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    #[non_exhaustive]
+    pub enum Verification {
+        /// It need not.
+        #[default]
+        None = "none",
+        /// The response to a signed event `outbox.verification` repeats the event's `challenge`.
+        Challenge = "challenge",
+        /// [`Challenge`](Self::Challenge), and the destination gets no messages until then.
+        ChallengeSkip = "challenge:skip",
+        /// The response to an OPTIONS request allows the origin of the requests, as in CloudEvents' specification of web
+        /// hooks.
+        CloudEvents = "cloudevents",
+        /// [`CloudEvents`](Self::CloudEvents), and the destination gets no messages until then.
+        CloudEventsSkip = "cloudevents:skip",
+    }
 }
-
-by_word!(
-    Verification,
-    "none, challenge, challenge:skip, cloudevents or cloudevents:skip",
-    None = "none",
-    Challenge = "challenge",
-    ChallengeSkip = "challenge:skip",
-    CloudEvents = "cloudevents",
-    CloudEventsSkip = "cloudevents:skip",
-);
 
 impl Verification {
     /// Whether the endpoint takes part in the handshake of CloudEvents. Each request then names its origin.

@@ -22,88 +22,61 @@ use crate::store::sql::{
     pg_advisory_xact_lock,
 };
 use crate::store::table::{audit as acts, destination};
+use crate::words::words;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What an operator has done. The text is that of the command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Act {
-    /// Messages are due at once.
-    RetryMessage,
-    /// Messages are not sent.
-    CancelMessage,
-    /// A message is due at another time.
-    RescheduleMessage,
-    /// Messages are settled by hand.
-    SettleMessage,
-    /// The content of a message is removed.
-    ExpungeMessage,
-    /// Dead letters are due again.
-    RequeueDead,
-    /// Dead letters are deleted.
-    DiscardDead,
-    /// Delivered messages are enqueued again.
-    Replay,
-    /// Topics that no relay will serve again are forgotten.
-    ForgetTopics,
-    /// A tenant is forgotten.
-    Forget,
-    /// A destination or topic is paused.
-    Pause,
-    /// A pause has ended.
-    Resume,
-    /// A destination is registered or changed.
-    PutDestination,
-    /// A destination is enabled.
-    EnableDestination,
-    /// A destination is disabled.
-    DisableDestination,
-    /// A destination is removed.
-    RemoveDestination,
-    /// A destination has a new secret.
-    RotateDestination,
-    /// The secrets of destinations are encrypted with the newest key.
-    EncryptDestinations,
-    /// The endpoint of a destination is asked whether it wants messages.
-    VerifyDestination,
-    /// A destination gets an example.
-    TestDestination,
-    /// A message is sent to a destination again.
-    SendAgain,
-    /// A destination gets its dead letters, and perhaps what it missed.
-    RecoverDestination,
-    /// A destination gets what it missed.
-    BackfillDestination,
-}
-
-impl Act {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::RetryMessage => "message retry",
-            Self::CancelMessage => "message cancel",
-            Self::RescheduleMessage => "message reschedule",
-            Self::SettleMessage => "message settle",
-            Self::ExpungeMessage => "message expunge",
-            Self::RequeueDead => "dead requeue",
-            Self::DiscardDead => "dead discard",
-            Self::Replay => "replay",
-            Self::ForgetTopics => "topics forget",
-            Self::Forget => "forget",
-            Self::Pause => "pause",
-            Self::Resume => "resume",
-            Self::PutDestination => "destination put",
-            Self::EnableDestination => "destination enable",
-            Self::DisableDestination => "destination disable",
-            Self::RemoveDestination => "destination remove",
-            Self::RotateDestination => "destination rotate",
-            Self::EncryptDestinations => "destination encrypt",
-            Self::VerifyDestination => "destination verify",
-            Self::TestDestination => "destination test",
-            Self::SendAgain => "destination send-again",
-            Self::RecoverDestination => "destination recover",
-            Self::BackfillDestination => "destination backfill",
-        }
+words! {
+    /// What an operator has done. The text is that of the command.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum Act {
+        /// Messages are due at once.
+        RetryMessage = "message retry",
+        /// Messages are not sent.
+        CancelMessage = "message cancel",
+        /// A message is due at another time.
+        RescheduleMessage = "message reschedule",
+        /// Messages are settled by hand.
+        SettleMessage = "message settle",
+        /// The content of a message is removed.
+        ExpungeMessage = "message expunge",
+        /// Dead letters are due again.
+        RequeueDead = "dead requeue",
+        /// Dead letters are deleted.
+        DiscardDead = "dead discard",
+        /// Delivered messages are enqueued again.
+        Replay = "replay",
+        /// Topics that no relay will serve again are forgotten.
+        ForgetTopics = "topics forget",
+        /// A tenant is forgotten.
+        Forget = "forget",
+        /// A destination or topic is paused.
+        Pause = "pause",
+        /// A pause has ended.
+        Resume = "resume",
+        /// A destination is registered or changed.
+        PutDestination = "destination put",
+        /// A destination is enabled.
+        EnableDestination = "destination enable",
+        /// A destination is disabled.
+        DisableDestination = "destination disable",
+        /// A destination is removed.
+        RemoveDestination = "destination remove",
+        /// A destination has a new secret.
+        RotateDestination = "destination rotate",
+        /// The secrets of destinations are encrypted with the newest key.
+        EncryptDestinations = "destination encrypt",
+        /// The endpoint of a destination is asked whether it wants messages.
+        VerifyDestination = "destination verify",
+        /// A destination gets an example.
+        TestDestination = "destination test",
+        /// A message is sent to a destination again.
+        SendAgain = "destination send-again",
+        /// A destination gets its dead letters, and perhaps what it missed.
+        RecoverDestination = "destination recover",
+        /// A destination gets what it missed.
+        BackfillDestination = "destination backfill",
     }
 }
 

@@ -17,6 +17,7 @@ use crate::store::place::Rfc3339;
 use crate::store::sql::On;
 use crate::store::statement::unprepared;
 use crate::store::table::{attempt, outbox, part};
+use crate::words::words;
 
 /// The most entries that one query returns.
 const MOST: i64 = 1000;
@@ -124,19 +125,12 @@ fn entries(
     unprepared(entries).load(conn)
 }
 
-/// What an operator has done to a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Event {
-    Discarded,
-    Retried,
-}
-
-impl Event {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Discarded => "discarded",
-            Self::Retried => "retried",
-        }
+words! {
+    /// What an operator has done to a message.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(super) enum Event {
+        Discarded = "discarded",
+        Retried = "retried",
     }
 }
 

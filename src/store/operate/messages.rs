@@ -19,7 +19,7 @@ use crate::message::Sequence;
 use crate::message::replays::{base_of, keys_of_replays};
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
-use crate::status::{Status, UnknownWord};
+use crate::status::Status;
 use crate::store::live;
 use crate::store::looking::looking;
 use crate::store::place::{MaybeRfc3339, Place, Rfc3339};
@@ -28,6 +28,7 @@ use crate::store::seek::{Hit, MessageKey, live_ones, seek};
 use crate::store::sql::{Json, MaybeJson, On, coalesce, null, shown_key};
 use crate::store::statement::unprepared;
 use crate::store::table::{dead, ledger, outbox};
+use crate::words::UnknownWord;
 
 /// One row of a message, in one table and for one destination. A message may have several rows: one for each
 /// destination, a dead letter and its ledger entry, and the rows of its replays.

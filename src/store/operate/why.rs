@@ -14,7 +14,7 @@ use crate::config::Rate;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
-use crate::status::{ReasonCode, UnknownWord};
+use crate::status::ReasonCode;
 use crate::store::destinations::is_unverified;
 use crate::store::place::{from_micros, rfc3339};
 use crate::store::relay::lease::{is_not_over, leases};
@@ -23,6 +23,7 @@ use crate::store::relay::served::{Served, Unserved, served};
 use crate::store::sql::clock_timestamp;
 use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::{destination, lease, outbox};
+use crate::words::words;
 
 /// Why a live message is not sent yet, and until when. The text of each reason begins with fixed words, such as
 /// `behind 17 of its key (retrying)`.
@@ -126,53 +127,26 @@ pub enum WaitReason {
     },
 }
 
-/// The state of a message that blocks its ordering key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Blocker {
-    /// The message is due.
-    Due,
-    /// The message waits for its next attempt.
-    Retrying,
-    /// The message is a dead letter, until someone requeues or discards it.
-    Dead,
-    /// The message is due later.
-    NotDue,
-    /// A relay is sending the message.
-    Sending,
-}
-
-impl Blocker {
-    const ALL: [Self; 5] = [
-        Self::Due,
-        Self::Retrying,
-        Self::Dead,
-        Self::NotDue,
-        Self::Sending,
-    ];
-
-    /// The state in words.
+words! {
+    "state of a blocking message":
+    /// The state of a message that blocks its ordering key.
     ///
     /// ```
     /// assert_eq!(diesel_outbox::admin::Blocker::NotDue.as_str(), "not due");
     /// ```
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Due => "due",
-            Self::Retrying => "retrying",
-            Self::Dead => "dead",
-            Self::NotDue => "not due",
-            Self::Sending => "sending",
-        }
-    }
-}
-
-impl std::str::FromStr for Blocker {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        let found = Self::ALL.into_iter().find(|one| one.as_str() == word);
-        found.ok_or_else(|| UnknownWord::new("state of a blocking message", word))
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum Blocker {
+        /// The message is due.
+        Due = "due",
+        /// The message waits for its next attempt.
+        Retrying = "retrying",
+        /// The message is a dead letter, until someone requeues or discards it.
+        Dead = "dead",
+        /// The message is due later.
+        NotDue = "not due",
+        /// A relay is sending the message.
+        Sending = "sending",
     }
 }
 
@@ -780,7 +754,7 @@ mod tests {
             assert_eq!(reason.to_string(), text);
         }
         for one in Blocker::ALL {
-            assert_eq!(one.as_str().parse(), Ok(one));
+            assert_eq!(one.as_str().parse(), Ok(*one));
         }
     }
 }

@@ -9,16 +9,16 @@ use diesel::prelude::{
     OptionalExtension, QueryDsl, RunQueryDsl,
 };
 use diesel::query_dsl::methods::FilterDsl;
-use diesel::result::{Error, QueryResult};
+use diesel::result::QueryResult;
 use diesel::upsert::excluded;
 use diesel::{PgConnection, delete, insert_into, select, update};
 
 use crate::name::OutboxName;
-use crate::status::UnknownWord;
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::sql::{On, clock_timestamp, interval};
 use crate::store::statement::unprepared;
 use crate::store::table::{candidate, destination, pause};
+use crate::words::words;
 
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
@@ -26,35 +26,21 @@ pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
 /// The kind of a row for a registered destination that was removed. A trigger writes the row.
 const REMOVED: &str = "removed";
 
-/// What can be paused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pausable {
-    /// A destination, by its name; `default` is the destination of `OUTBOX_URL`.
-    Destination,
-    /// A topic, as messages name it.
-    Topic,
-}
-
-impl Pausable {
-    /// The name in the table and in output.
+words! {
+    "kind":
+    /// What can be paused.
     ///
     /// ```
     /// use diesel_outbox::admin::Pausable;
     ///
     /// assert_eq!(Pausable::Topic.as_str(), "topic");
     /// ```
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Destination => "destination",
-            Self::Topic => "topic",
-        }
-    }
-
-    /// What a row of the table pauses.
-    pub(crate) fn of(row: &Paused) -> QueryResult<Self> {
-        let mut all = [Self::Destination, Self::Topic].into_iter();
-        let known = all.find(|one| one.as_str() == row.kind);
-        known.ok_or_else(|| Error::DeserializationError(UnknownWord::new("kind", &row.kind).into()))
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Pausable {
+        /// A destination, by its name; `default` is the destination of `OUTBOX_URL`.
+        Destination = "destination",
+        /// A topic, as messages name it.
+        Topic = "topic",
     }
 }
 
