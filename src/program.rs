@@ -17,7 +17,7 @@ use crate::store::operate::audit;
 use crate::store::pinned::pinned;
 
 pub use crate::admin::dead_letters::{dead_groups, dead_letters, dead_letters_at, dead_letters_of};
-pub use crate::admin::depths::{activity, count_all};
+pub use crate::admin::depths::activity;
 pub use crate::admin::diagnose::{Finding, Severity, diagnose};
 pub use crate::admin::due::{DueTopic, count_due, due, work};
 pub use crate::admin::keys::{blocked_keys, leases, refused_destinations};

@@ -5,7 +5,7 @@ use diesel::PgConnection;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::operate::activity::{self, Activity};
-use crate::store::operate::depths::{self, Depths};
+use crate::store::operate::depths::{self, Care, Depths};
 use crate::store::pinned::pinned;
 
 /// The numbers of waiting messages and dead letters, by topic and destination. The cost does not grow with the
@@ -27,15 +27,9 @@ use crate::store::pinned::pinned;
 /// # Errors
 /// A [`DatabaseError`].
 pub fn depths(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, DatabaseError> {
-    Ok(pinned(conn, name, depths::depths)?)
-}
-
-/// The same as [`depths()`], but counts every message. Takes seconds if there are millions of messages.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn count_all(conn: &mut PgConnection, name: &OutboxName) -> Result<Depths, DatabaseError> {
-    Ok(pinned(conn, name, depths::exact_depths)?)
+    Ok(pinned(conn, name, |conn, name| {
+        depths::depths(conn, name, Care::Cheap)
+    })?)
 }
 
 /// The messages written since PostgreSQL's statistics began. Reads no table. Two readings give a rate

@@ -8,9 +8,9 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::status::{ReasonCode, Status};
 use crate::store::operate::blocked::{self, BlockedKey};
-use crate::store::operate::depths::{self as counting, Depths, LaneDepth};
+use crate::store::operate::depths::{self as counting, Care, Depths, LaneDepth};
 use crate::store::operate::status::{self, LeaseRow};
-use crate::store::operate::troubles::{self, Care, StatusCount, TroubleCount};
+use crate::store::operate::troubles::{self, StatusCount, TroubleCount};
 use crate::store::operate::why::{self, WaitReason};
 use crate::store::pinned::pinned;
 
@@ -59,10 +59,7 @@ pub fn exact_overview(
 }
 
 fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overview, DatabaseError> {
-    let depths = match care {
-        Care::Cheap => counting::depths(conn, name)?,
-        Care::Exact => counting::exact_depths(conn, name)?,
-    };
+    let depths = counting::depths(conn, name, care)?;
     let live_is_estimate = depths.lanes.iter().any(|lane| lane.is_estimate);
     let dead_is_estimate = depths.dead.iter().any(|lane| lane.is_estimate);
     let count = |status: Status, count, is_estimate| StatusCount {

@@ -16,7 +16,7 @@ use super::told::Told;
 use super::unrouted::{self, Unrouted};
 use crate::error::DatabaseError;
 use crate::routes::Way;
-use crate::store::operate::depths::{self, Depths, LaneDepth};
+use crate::store::operate::depths::{self, Care, Depths, LaneDepth};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::claimable::is_claimable;
 
@@ -70,7 +70,7 @@ impl<'a> Counting<'a> {
         if began < self.next {
             return Ok(());
         }
-        let depths = session.run(depths::depths)?;
+        let depths = session.run(|conn, name| depths::depths(conn, name, Care::Cheap))?;
         self.earliest = Instant::now() + SHARE * began.elapsed();
         self.next = self.earliest.max(Instant::now() + INTERVAL);
         let registry = self.shared.registered.registry();

@@ -72,7 +72,9 @@ fn a_small_outbox_is_counted_exactly() {
         let depths = depths(&db);
         assert_eq!(as_counts(&depths), counts);
         assert!(!depths.is_estimate);
-        let all = program::count_all(&mut db.connect(), &db.outbox_name()).expect("counted");
+        let all = program::exact_overview(&mut db.connect(), &db.outbox_name())
+            .expect("counted")
+            .depths;
         assert_eq!(as_counts(&all), counts);
     }
 }
@@ -143,7 +145,9 @@ fn long_lanes_are_estimated_and_short_ones_beside_them_are_exact() {
     let took = before.elapsed();
     assert!(took < Duration::from_millis(500), "{took:?}");
     assert!(estimated.is_estimate);
-    let exact = program::count_all(&mut db.connect(), &db.outbox_name()).expect("counted");
+    let exact = program::exact_overview(&mut db.connect(), &db.outbox_name())
+        .expect("counted")
+        .depths;
     assert_eq!(estimated.lanes.len(), exact.lanes.len());
     for (about, truth) in estimated.lanes.iter().zip(&exact.lanes) {
         assert_eq!(

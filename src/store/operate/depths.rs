@@ -11,7 +11,7 @@
 mod dead;
 pub(super) mod sample;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use diesel::result::QueryResult;
@@ -19,7 +19,6 @@ use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
 use crate::name::OutboxName;
-use crate::store::catalogue;
 use crate::store::destinations::{self, DestinationCounts};
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::served::{Unserved, served};
@@ -216,18 +215,27 @@ const COUNTS: &str = "count(*) FILTER (WHERE locked_by IS NULL AND attempts = 0)
         WHERE locked_by IS NULL AND available_at <= now() AND isfinite(available_at)))::float8
         AS oldest_due_seconds";
 
-/// The number of messages in each state, by lane. Large tables are estimated.
-pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
+/// How large tables are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Care {
+    /// At a cost that does not grow with the table: numbers of large tables are estimates.
+    Cheap,
+    /// Row by row.
+    Exact,
+}
+
+/// The number of messages in each state, by lane.
+pub(crate) fn depths(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    care: Care,
+) -> QueryResult<Depths> {
     // One transaction, because each further transaction costs four round trips.
     let (rows, factor, dead, destinations) = looking(conn, None, |conn| {
-        let pages = catalogue::pages(conn, &name.outbox())?;
-        let dead = dead::depths(conn, name)?;
-        let destinations = destinations::counts(conn, name)?;
-        if pages <= COUNTED_PAGES {
-            return Ok((counted(conn, name)?, None, dead, destinations));
-        }
-        let (rows, factor) = sample::lanes(conn, name, pages)?;
-        Ok((rows, Some(factor), dead, destinations))
+        let (from, factor) = sample::source(conn, &name.outbox(), care)?;
+        let rows = counted(conn, &from, factor.is_some())?;
+        let dead = dead::depths(conn, name, care)?;
+        Ok((rows, factor, dead, destinations::counts(conn, name)?))
     })?;
     let mut lanes = match factor {
         None => rows.into_iter().map(exact).collect(),
@@ -241,20 +249,6 @@ pub(crate) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
         dead,
         destinations,
         is_estimate,
-    })
-}
-
-/// The same, by counting every message.
-pub(crate) fn exact_depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
-    looking(conn, None, |conn| {
-        let mut lanes: Vec<LaneDepth> = counted(conn, name)?.into_iter().map(exact).collect();
-        find_unrouted(conn, name, &mut lanes)?;
-        Ok(Depths {
-            lanes,
-            dead: dead::count(conn, &name.dead())?,
-            destinations: destinations::counts(conn, name)?,
-            is_estimate: false,
-        })
     })
 }
 
@@ -273,14 +267,21 @@ fn find_unrouted(
     Ok(())
 }
 
-fn counted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LaneRow>> {
+/// The lanes of the rows in `from`. `is_sample`: the lanes may have more rows.
+fn counted(conn: &mut PgConnection, from: &str, is_sample: bool) -> QueryResult<Vec<LaneRow>> {
     unprepared_statement(format!(
-        "SELECT topic, destination, {COUNTS}, false AS is_cut, 0::bigint AS later
-           FROM {} GROUP BY 1, 2 ORDER BY 1, 2",
-        name.outbox()
+        "SELECT topic, destination, {COUNTS}, {is_sample} AS is_cut, 0::bigint AS later
+           FROM {from} GROUP BY 1, 2 ORDER BY 1, 2"
     ))
     .giving::<LaneColumns>()
     .load(conn)
+}
+
+/// The topics and destinations of live messages.
+pub(super) fn lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<BTreeSet<Lane>> {
+    // A set, because a lane has two streams if it has messages with and without ordering keys.
+    let lane = |Found { stream, .. }| (stream.topic.topic, stream.topic.destination);
+    Ok(streams(conn, name)?.into_iter().map(lane).collect())
 }
 
 fn exact(row: LaneRow) -> LaneDepth {
@@ -315,23 +316,18 @@ fn of_large(
         let lane = row.lane();
         seen.entry(lane).or_default().sampled = Some(row);
     }
-    let mut lanes = Vec::new();
+    let mut found = BTreeSet::new();
     let mut first = looking_briefly(conn, PATIENCE, |conn| {
-        let found = streams(conn, name)?.into_iter();
-        lanes = found
-            .map(|Found { stream, .. }| (stream.topic.topic, stream.topic.destination))
-            .collect();
-        lanes.sort();
-        lanes.dedup();
-        first_rows(conn, name, &lanes)
+        found = lanes(conn, name)?;
+        first_rows(conn, name, &found)
     })?;
-    for lane in lanes {
+    for lane in found {
         seen.entry(lane).or_default();
     }
     if first.is_none() {
         // Dead entries delay reading the long lanes. The lanes that the sample missed are short: read only these.
         let short = seen.iter().filter(|(_, seen)| seen.sampled.is_none());
-        let short: Vec<Lane> = short.map(|(lane, _)| lane.clone()).collect();
+        let short: BTreeSet<Lane> = short.map(|(lane, _)| lane.clone()).collect();
         first = looking_briefly(conn, PATIENCE, |conn| first_rows(conn, name, &short))?;
     }
     for row in first.into_iter().flatten() {
@@ -352,7 +348,7 @@ fn of_large(
 fn first_rows(
     conn: &mut PgConnection,
     name: &OutboxName,
-    lanes: &[Lane],
+    lanes: &BTreeSet<Lane>,
 ) -> QueryResult<Vec<LaneRow>> {
     let limit = rows_of_each(lanes.len());
     let (topics, destinations): (Vec<&str>, Vec<&str>) =

@@ -4,19 +4,18 @@
 //! Text: a sample (TABLESAMPLE), `unnest` and a subquery for each row (LATERAL).
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use diesel::dsl::{count_star, exists, select};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 
-use super::depths::{COUNTED_PAGES, PATIENCE, of_lane, rows_of_each, sample};
+use super::depths::{COUNTED_PAGES, Care, PATIENCE, lanes, of_lane, rows_of_each, sample};
 use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::catalogue::{self, pages_of, pg_class, pg_inherits};
 use crate::store::looking::{looking, looking_briefly};
-use crate::store::relay::streams::{Found, streams};
 use crate::store::sql::{has_table_privilege, pg_relation_size, to_regclass};
 use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::{messages, outbox};
@@ -59,29 +58,6 @@ pub struct TroubleCount {
     /// The number is an estimate.
     #[diesel(sql_type = Bool)]
     pub is_estimate: bool,
-}
-
-/// How large tables are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Care {
-    /// At a cost that does not grow with the table.
-    Cheap,
-    /// Row by row.
-    Exact,
-}
-
-/// What to read of this table. If that is a sample: how many rows each sampled row represents.
-fn sample_of(
-    conn: &mut PgConnection,
-    table: &str,
-    care: Care,
-) -> QueryResult<(String, Option<f64>)> {
-    let pages = catalogue::pages(conn, table)?;
-    if care == Care::Exact || pages <= COUNTED_PAGES {
-        return Ok((table.to_owned(), None));
-    }
-    let (sample, factor) = sample::of(pages);
-    Ok((format!("{table} {sample}"), Some(factor)))
 }
 
 /// The numbers of messages that the ledger has as delivered, and without a subscriber; `dead`: the number of dead letters.
@@ -190,13 +166,13 @@ pub(crate) fn troubles(
         }
     };
     looking(conn, None, |conn| {
-        let (from, factor) = sample_of(conn, &name.outbox(), care)?;
+        let (from, factor) = sample::source(conn, &name.outbox(), care)?;
         add(live_troubles(conn, &from)?, factor);
         add(of_removed_leases(conn, name, &from)?, factor);
         if factor.is_some() {
             add(of_lanes(conn, name)?, Some(1.0));
         }
-        let (from, factor) = sample_of(conn, &name.dead(), care)?;
+        let (from, factor) = sample::source(conn, &name.dead(), care)?;
         add(dead_troubles(conn, &from)?, factor);
         Ok(())
     })?;
@@ -292,12 +268,8 @@ fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Troub
         later = of_lane(name, columns, "o.available_at > now()"),
     ));
     let found = looking_briefly(conn, PATIENCE, |conn| {
-        let found = streams(conn, name)?.into_iter();
-        // A set, because a lane appears twice if it has messages with and without ordering keys.
-        let lanes: BTreeSet<(String, String)> = found
-            .map(|Found { stream, .. }| (stream.topic.topic, stream.topic.destination))
-            .collect();
-        let (topics, destinations): (Vec<String>, Vec<String>) = lanes.into_iter().unzip();
+        let lanes = lanes(conn, name)?.into_iter();
+        let (topics, destinations): (Vec<String>, Vec<String>) = lanes.unzip();
         let limit = rows_of_each(topics.len());
         unprepared_statement(&sql)
             .bind::<Array<Text>, _>(topics)

@@ -7,22 +7,24 @@ use std::collections::BTreeMap;
 use diesel::result::QueryResult;
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::{COUNTED_PAGES, DeadDepth, Lane, sample};
+use super::{Care, DeadDepth, Lane, sample};
 use crate::name::OutboxName;
-use crate::store::catalogue;
 use crate::store::statement::unprepared_statement;
 
 /// Of a large table, this many of the latest dead letters are counted exactly: a new failure shows there before a
 /// sample shows it.
 const LATEST: i64 = 1_000;
 
-pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<DeadDepth>> {
-    let pages = catalogue::pages(conn, &name.dead())?;
-    if pages <= COUNTED_PAGES {
-        return count(conn, &name.dead());
-    }
-    let (sample, factor) = sample::of(pages);
-    let sampled = count(conn, &format!("{} {sample}", name.dead()))?;
+pub(super) fn depths(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    care: Care,
+) -> QueryResult<Vec<DeadDepth>> {
+    let (from, factor) = sample::source(conn, &name.dead(), care)?;
+    let counted = count(conn, &from)?;
+    let Some(factor) = factor else {
+        return Ok(counted);
+    };
     let latest = count(
         conn,
         &format!(
@@ -31,7 +33,7 @@ pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
         ),
     )?;
     let mut lanes: BTreeMap<Lane, i64> = BTreeMap::new();
-    for row in sampled {
+    for row in counted {
         let estimate = sample::times(row.count, factor);
         lanes.insert((row.topic, row.destination), estimate);
     }
@@ -50,7 +52,7 @@ pub(super) fn depths(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
         .collect())
 }
 
-pub(super) fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<DeadDepth>> {
+fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<DeadDepth>> {
     unprepared_statement(format!(
         "SELECT topic, destination, count(*) AS count, false AS is_estimate FROM {from}
           GROUP BY 1, 2 ORDER BY topic COLLATE \"C\", destination COLLATE \"C\""

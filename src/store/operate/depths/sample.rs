@@ -2,12 +2,11 @@
 //!
 //! Text: TABLESAMPLE.
 
+use diesel::PgConnection;
 use diesel::result::QueryResult;
-use diesel::{PgConnection, RunQueryDsl};
 
-use super::{COUNTS, LaneColumns, LaneRow};
-use crate::name::OutboxName;
-use crate::store::statement::unprepared_statement;
+use super::{COUNTED_PAGES, Care};
+use crate::store::catalogue;
 
 /// About how many pages a sample reads.
 const PAGES: f64 = 1_000.0;
@@ -31,19 +30,16 @@ pub(in crate::store) fn times(count: i64, factor: f64) -> i64 {
     (count as f64 * factor).round() as i64
 }
 
-/// The lanes in the sampled pages, and how many messages each sampled message represents.
-pub(super) fn lanes(
+/// What to read of this table. If that is a sample: how many rows each sampled row represents.
+pub(in crate::store) fn source(
     conn: &mut PgConnection,
-    name: &OutboxName,
-    pages: i64,
-) -> QueryResult<(Vec<LaneRow>, f64)> {
+    table: &str,
+    care: Care,
+) -> QueryResult<(String, Option<f64>)> {
+    let pages = catalogue::pages(conn, table)?;
+    if care == Care::Exact || pages <= COUNTED_PAGES {
+        return Ok((table.to_owned(), None));
+    }
     let (sample, factor) = of(pages);
-    let rows = unprepared_statement(format!(
-        "SELECT topic, destination, {COUNTS}, true AS is_cut, 0::bigint AS later FROM {} {sample}
-          GROUP BY 1, 2",
-        name.outbox()
-    ))
-    .giving::<LaneColumns>()
-    .load(conn)?;
-    Ok((rows, factor))
+    Ok((format!("{table} {sample}"), Some(factor)))
 }
