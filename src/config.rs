@@ -69,135 +69,161 @@ const REGISTERED_CONCURRENCY: usize = 4;
 /// The name of the destination that `OUTBOX_URL` creates.
 pub(crate) const DEFAULT_DESTINATION: &str = "default";
 
-/// All settings of a relay.
-///
-/// ```
-/// use diesel_outbox::Destination;
-/// use diesel_outbox::config::Config;
-/// use std::time::Duration;
-///
-/// let mut config = Config::default();
-/// config.set("DATABASE_URL", "postgres://app:hunter2@localhost/shop")?;
-/// config.set("OUTBOX_URL", "https://receiver.example/events")?;
-/// config.lease = Duration::from_secs(30);
-/// config.destinations.push(Destination::new("audit", "https://audit.example/events")?);
-///
-/// assert!(config.database_url().is_ok());
-/// assert_eq!(config.destinations[0].name, "audit");
-/// assert!(!format!("{config:?}").contains("hunter2"));
-/// # Ok::<(), diesel_outbox::ConfigError>(())
-/// ```
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct Config {
-    /// The database URL or key=value string. `None` until set.
-    pub database_url: Option<SecretString>,
-    /// The path of `outbox.toml`. [`from_env`] and the binary read the file.
-    pub config: Option<String>,
-    /// Whether the relay claims and sends messages.
-    pub enabled: bool,
-    /// The name of the outbox.
-    pub table: OutboxName,
-    /// The URL of the default destination.
-    pub url: Option<Url>,
-    /// The secrets that sign requests, newest first. A destination's own secrets replace them.
-    pub secrets: Vec<SigningSecret>,
-    /// The keys that encrypt the secrets of registered destinations in the database.
-    pub secret_keys: SecretKeys,
-    /// The CloudEvents mode of requests.
-    pub mode: Mode,
-    /// The `ce-source` of all messages. `None`: `diesel-outbox/` followed by the name of the outbox.
-    pub source: Option<String>,
-    /// Whether to refuse URLs without TLS.
-    pub https_only: bool,
-    /// Whether destinations may resolve only to public addresses.
-    pub public_only: bool,
-    /// The trusted root certificates.
-    pub tls_roots: Roots,
-    /// The HTTP proxy of all destinations.
-    pub proxy: Proxy,
-    /// Hosts reached without the proxy: names, `.suffix`, or networks.
-    pub no_proxy: Vec<String>,
-    /// Sender threads of each destination.
-    pub concurrency: usize,
-    /// Sender threads that all registered destinations share; while sends last, up to four times as many.
-    pub registered_threads: usize,
-    /// Whether to refuse registered destinations without TLS.
-    pub registered_https_only: bool,
-    /// Whether registered destinations may resolve only to public addresses.
-    pub registered_public_only: bool,
-    /// The ports allowed in URLs of registered destinations. Empty: any port.
-    pub registered_ports: Vec<u16>,
-    /// The HTTP proxy of registered destinations. `None`: [`proxy`](Self::proxy).
-    pub registered_proxy: Option<Proxy>,
-    /// A PEM file with the client certificate that registered destinations see, and its chain (mTLS).
-    pub registered_client_cert_file: Option<PathBuf>,
-    /// A PEM file with the key of this certificate.
-    pub registered_client_key_file: Option<PathBuf>,
-    /// How long a registered destination may fail before the relay disables it.
-    pub registered_disable_after: Duration,
-    /// The CloudEvents mode of requests to registered destinations.
-    pub registered_mode: Mode,
-    /// The time limit of one send to a registered destination.
-    pub registered_timeout: Duration,
-    /// Failed attempts at a registered destination after which a message is dead-lettered.
-    pub registered_max_attempts: u32,
-    /// The delay between attempts at a registered destination.
-    pub registered_backoff: Backoff,
-    /// The most messages in one claim or settle.
-    pub batch: usize,
-    /// How long an idle relay waits between polls.
-    pub poll_interval: Duration,
-    /// How long a relay keeps its claimed messages without renewing its lease.
-    pub lease: Duration,
-    /// The time limit of one send.
-    pub send_timeout: Duration,
-    /// Failed attempts after which a message is dead-lettered.
-    pub max_attempts: u32,
-    /// The delay between attempts.
-    pub backoff: Backoff,
-    /// Whether later messages with the ordering key of a dead letter are sent or wait.
-    pub on_dead: OnDead,
-    /// Whether relays stand by while an older relay of this outbox is active.
-    pub single_active: bool,
-    /// Whether the relay's threads, except heartbeat and listener, use one connection in turn.
-    pub share_connection: bool,
-    /// Whether the relay listens for new messages. Otherwise it only polls.
-    pub listener: bool,
-    /// The connection of the listener, if not that of the database. It must bypass a pooler.
-    pub listener_url: Option<SecretString>,
-    /// The time for a graceful shutdown.
-    pub shutdown_timeout: Duration,
-    /// The age at which the relay removes ledger rows.
-    pub retention: Duration,
-    /// The age at which the relay removes rows of the inbox. `None`: never.
-    pub inbox_retention: Option<Duration>,
-    /// Whether the relay removes old ledger rows.
-    pub cleaner: bool,
-    /// How long the ledger keeps payloads and headers.
-    pub ledger_payload: LedgerPayload,
-    /// Whether what happens to destinations becomes messages.
-    pub own_events: bool,
-    /// The log format of the binary.
-    pub(crate) log_format: LogFormat,
-    /// The admin page of the binary.
-    pub(crate) admin: Admin,
-    /// Named destinations.
-    pub destinations: Vec<Destination>,
-    /// The routes from topics to destinations. The most specific pattern wins.
-    pub routes: Vec<Route>,
-    /// Destinations inside the process.
-    pub(crate) in_process: Vec<InProcess>,
-    /// Whether registered destinations are expected: the relay may have no other destinations.
-    pub(crate) expects_registered: bool,
-    /// Whether the application's own dispatcher sends all messages without a destination.
-    pub(crate) takes_rest: bool,
-    /// The name of the relay among those of this process.
-    pub(crate) label: Option<String>,
-    /// Whether the application sends by a dispatcher of its own, whose sends the relay cannot close.
-    pub(crate) has_own_dispatcher: bool,
-    /// The topics whose messages the relay claims, as patterns. Empty: all topics.
-    pub(crate) only: Vec<String>,
+/// Declares the settings, and [`Config::empty`].
+macro_rules! settings {
+    (
+        $(#[$of_config:meta])*
+        pub struct Config {
+            $($(#[$of_field:meta])* $visible:vis $field:ident: $type:ty,)+
+        }
+    ) => {
+        $(#[$of_config])*
+        pub struct Config {
+            $($(#[$of_field])* $visible $field: $type,)+
+        }
+
+        impl Config {
+            /// Without the defaults that the table of settings has.
+            fn empty() -> Self {
+                Self {
+                    $($field: Default::default(),)+
+                }
+            }
+        }
+    };
+}
+
+settings! {
+    /// All settings of a relay.
+    ///
+    /// ```
+    /// use diesel_outbox::Destination;
+    /// use diesel_outbox::config::Config;
+    /// use std::time::Duration;
+    ///
+    /// let mut config = Config::default();
+    /// config.set("DATABASE_URL", "postgres://app:hunter2@localhost/shop")?;
+    /// config.set("OUTBOX_URL", "https://receiver.example/events")?;
+    /// config.lease = Duration::from_secs(30);
+    /// config.destinations.push(Destination::new("audit", "https://audit.example/events")?);
+    ///
+    /// assert!(config.database_url().is_ok());
+    /// assert_eq!(config.destinations[0].name, "audit");
+    /// assert!(!format!("{config:?}").contains("hunter2"));
+    /// # Ok::<(), diesel_outbox::ConfigError>(())
+    /// ```
+    #[derive(Clone)]
+    #[non_exhaustive]
+    pub struct Config {
+        /// The database URL or key=value string. `None` until set.
+        pub database_url: Option<SecretString>,
+        /// The path of `outbox.toml`. [`from_env`] and the binary read the file.
+        pub config: Option<String>,
+        /// Whether the relay claims and sends messages.
+        pub enabled: bool,
+        /// The name of the outbox.
+        pub table: OutboxName,
+        /// The URL of the default destination.
+        pub url: Option<Url>,
+        /// The secrets that sign requests, newest first. A destination's own secrets replace them.
+        pub secrets: Vec<SigningSecret>,
+        /// The keys that encrypt the secrets of registered destinations in the database.
+        pub secret_keys: SecretKeys,
+        /// The CloudEvents mode of requests.
+        pub mode: Mode,
+        /// The `ce-source` of all messages. `None`: `diesel-outbox/` followed by the name of the outbox.
+        pub source: Option<String>,
+        /// Whether to refuse URLs without TLS.
+        pub https_only: bool,
+        /// Whether destinations may resolve only to public addresses.
+        pub public_only: bool,
+        /// The trusted root certificates.
+        pub tls_roots: Roots,
+        /// The HTTP proxy of all destinations.
+        pub proxy: Proxy,
+        /// Hosts reached without the proxy: names, `.suffix`, or networks.
+        pub no_proxy: Vec<String>,
+        /// Sender threads of each destination.
+        pub concurrency: usize,
+        /// Sender threads that all registered destinations share; while sends last, up to four times as many.
+        pub registered_threads: usize,
+        /// Whether to refuse registered destinations without TLS.
+        pub registered_https_only: bool,
+        /// Whether registered destinations may resolve only to public addresses.
+        pub registered_public_only: bool,
+        /// The ports allowed in URLs of registered destinations. Empty: any port.
+        pub registered_ports: Vec<u16>,
+        /// The HTTP proxy of registered destinations. `None`: [`proxy`](Self::proxy).
+        pub registered_proxy: Option<Proxy>,
+        /// A PEM file with the client certificate that registered destinations see, and its chain (mTLS).
+        pub registered_client_cert_file: Option<PathBuf>,
+        /// A PEM file with the key of this certificate.
+        pub registered_client_key_file: Option<PathBuf>,
+        /// How long a registered destination may fail before the relay disables it.
+        pub registered_disable_after: Duration,
+        /// The CloudEvents mode of requests to registered destinations.
+        pub registered_mode: Mode,
+        /// The time limit of one send to a registered destination.
+        pub registered_timeout: Duration,
+        /// Failed attempts at a registered destination after which a message is dead-lettered.
+        pub registered_max_attempts: u32,
+        /// The delay between attempts at a registered destination.
+        pub registered_backoff: Backoff,
+        /// The most messages in one claim or settle.
+        pub batch: usize,
+        /// How long an idle relay waits between polls.
+        pub poll_interval: Duration,
+        /// How long a relay keeps its claimed messages without renewing its lease.
+        pub lease: Duration,
+        /// The time limit of one send.
+        pub send_timeout: Duration,
+        /// Failed attempts after which a message is dead-lettered.
+        pub max_attempts: u32,
+        /// The delay between attempts.
+        pub backoff: Backoff,
+        /// Whether later messages with the ordering key of a dead letter are sent or wait.
+        pub on_dead: OnDead,
+        /// Whether relays stand by while an older relay of this outbox is active.
+        pub single_active: bool,
+        /// Whether the relay's threads, except heartbeat and listener, use one connection in turn.
+        pub share_connection: bool,
+        /// Whether the relay listens for new messages. Otherwise it only polls.
+        pub listener: bool,
+        /// The connection of the listener, if not that of the database. It must bypass a pooler.
+        pub listener_url: Option<SecretString>,
+        /// The time for a graceful shutdown.
+        pub shutdown_timeout: Duration,
+        /// The age at which the relay removes ledger rows.
+        pub retention: Duration,
+        /// The age at which the relay removes rows of the inbox. `None`: never.
+        pub inbox_retention: Option<Duration>,
+        /// Whether the relay removes old ledger rows.
+        pub cleaner: bool,
+        /// How long the ledger keeps payloads and headers.
+        pub ledger_payload: LedgerPayload,
+        /// Whether what happens to destinations becomes messages.
+        pub own_events: bool,
+        /// The log format of the binary.
+        pub(crate) log_format: LogFormat,
+        /// The admin page of the binary.
+        pub(crate) admin: Admin,
+        /// Named destinations.
+        pub destinations: Vec<Destination>,
+        /// The routes from topics to destinations. The most specific pattern wins.
+        pub routes: Vec<Route>,
+        /// Destinations inside the process.
+        pub(crate) in_process: Vec<InProcess>,
+        /// Whether registered destinations are expected: the relay may have no other destinations.
+        pub(crate) expects_registered: bool,
+        /// Whether the application's own dispatcher sends all messages without a destination.
+        pub(crate) takes_rest: bool,
+        /// The name of the relay among those of this process.
+        pub(crate) label: Option<String>,
+        /// Whether the application sends by a dispatcher of its own, whose sends the relay cannot close.
+        pub(crate) has_own_dispatcher: bool,
+        /// The topics whose messages the relay claims, as patterns. Empty: all topics.
+        pub(crate) only: Vec<String>,
+    }
 }
 
 /// A destination inside the process.
@@ -212,63 +238,7 @@ pub(crate) struct InProcess {
 impl Default for Config {
     /// The defaults of all settings.
     fn default() -> Self {
-        // The table of settings replaces each empty value whose setting has a default.
-        let mut config = Self {
-            database_url: None,
-            config: None,
-            enabled: false,
-            table: OutboxName::default(),
-            url: None,
-            secrets: Vec::new(),
-            secret_keys: SecretKeys::default(),
-            mode: Mode::Binary,
-            source: None,
-            https_only: false,
-            public_only: false,
-            tls_roots: Roots::Bundled,
-            proxy: Proxy::Direct,
-            no_proxy: Vec::new(),
-            concurrency: 0,
-            registered_threads: 0,
-            registered_https_only: false,
-            registered_public_only: false,
-            registered_ports: Vec::new(),
-            registered_proxy: None,
-            registered_client_cert_file: None,
-            registered_client_key_file: None,
-            registered_disable_after: Duration::ZERO,
-            registered_mode: Mode::Binary,
-            registered_timeout: Duration::ZERO,
-            registered_max_attempts: 0,
-            registered_backoff: Backoff::default(),
-            batch: 0,
-            poll_interval: Duration::ZERO,
-            lease: Duration::ZERO,
-            send_timeout: Duration::ZERO,
-            max_attempts: 0,
-            backoff: Backoff::default(),
-            on_dead: OnDead::Continue,
-            single_active: false,
-            share_connection: false,
-            listener: false,
-            listener_url: None,
-            shutdown_timeout: Duration::ZERO,
-            retention: Duration::ZERO,
-            inbox_retention: None,
-            cleaner: false,
-            ledger_payload: LedgerPayload::Never,
-            own_events: false,
-            log_format: LogFormat::Text,
-            admin: Admin::default(),
-            destinations: Vec::new(),
-            routes: Vec::new(),
-            in_process: Vec::new(),
-            expects_registered: false,
-            takes_rest: false,
-            label: None,
-            has_own_dispatcher: false,
-            only: Vec::new(),
-        };
+        let mut config = Self::empty();
         for setting in SETTINGS {
             if !setting.default.is_empty() {
                 setting

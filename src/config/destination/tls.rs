@@ -74,10 +74,11 @@ words! {
 }
 
 /// The HTTP proxy to a destination. `HTTP_PROXY` and similar variables are ignored.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Proxy {
     /// No proxy.
+    #[default]
     Direct,
     /// The proxy at this URL.
     Via(Url),
