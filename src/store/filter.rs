@@ -1,4 +1,4 @@
-//! Filters: optional conditions that select rows, set one by one.
+//! Filters: optional conditions that select rows, set one by one. And the conditions that the tables of messages share.
 
 /// A filter with a method for each condition. A condition that is not set selects everything.
 macro_rules! filter {
@@ -28,4 +28,21 @@ macro_rules! filter {
     };
 }
 
-pub(crate) use filter;
+/// The conditions of a filter for columns that have its names. A value that is not set is no condition.
+macro_rules! equal {
+    ($table:ident, $filter:ident: $($column:ident)+) => {
+        [$(crate::store::sql::given($filter.$column.as_ref(), |value| {
+            $table::$column.assume_not_null().eq(value)
+        })),+]
+    };
+}
+
+/// Whether a row is of this registration of a destination, or of none.
+macro_rules! is_of_registration {
+    ($table:ident, $registration:expr) => {{
+        let is_it = $table::registration.assume_not_null().eq($registration);
+        diesel::BoolExpressionMethods::or($table::registration.is_null(), is_it)
+    }};
+}
+
+pub(crate) use {equal, filter, is_of_registration};

@@ -18,10 +18,10 @@ pub(crate) use self::groups::groups;
 
 use super::history::{self, Event, Touched};
 use super::messages::{self, Content, LetterId, MessageRecord};
-use super::recipient::{Recipient, letter_of};
+use super::recipient::Recipient;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
-use crate::store::filter::filter;
+use crate::store::filter::{equal, filter, is_of_registration};
 use crate::store::open_part;
 use crate::store::place::{Place, as_micros, from_micros};
 use crate::store::sql::{On, TimeAndSequence, all_of, coalesce, given};
@@ -76,22 +76,16 @@ type Condition<'a> = On<'a, dead::table>;
 fn is_meant(filter: &DeadFilter) -> Condition<'_> {
     let sequences = (filter.sequences.as_ref()).filter(|sequences| !sequences.is_empty());
     let when = (dead::dead_lettered_at, dead::sequence).into_sql::<TimeAndSequence>();
-    all_of([
+    let others = [
         given(sequences, |these| dead::sequence.eq_any(these)),
-        given(filter.topic.as_ref(), |topic| dead::topic.eq(topic)),
-        given(filter.reason, |reason| dead::reason.eq(reason.as_str())),
-        given(filter.destination.as_ref(), |name| {
-            dead::destination.eq(name)
-        }),
-        given(filter.tenant_id, |id| {
-            dead::tenant_id.assume_not_null().eq(id)
-        }),
-        given(filter.registration, letter_of),
+        given(filter.registration, |id| is_of_registration!(dead, id)),
         given(filter.since, |time| {
             dead::dead_lettered_at.ge(from_micros(as_micros(time)))
         }),
         given(filter.before, |place| when.lt(place.of_row())),
-    ])
+    ];
+    let own = equal!(dead, filter: topic reason destination tenant_id);
+    all_of(own.into_iter().chain(others))
 }
 
 /// The selected dead letters, latest first.

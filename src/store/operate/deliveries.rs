@@ -28,7 +28,7 @@ use crate::public_error::public_error;
 use crate::schema::values::to_micros;
 use crate::status::Status;
 use crate::store::destinations::Which;
-use crate::store::filter::filter;
+use crate::store::filter::{equal, filter, is_of_registration};
 use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, as_micros, from_micros};
 use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
@@ -391,21 +391,20 @@ fn last_of<'a>(
     limit: i64,
 ) -> Sequences<'a> {
     let when = (candidate::available_at, candidate::sequence).into_sql::<TimeAndSequence>();
-    let of_tenant = |id| candidate::tenant_id.assume_not_null().eq(id);
-    let is_meant: On<'_, candidate::table> = all_of([
+    let others = [
         Some(is_of(lane)),
         given(filter.state, is_so),
-        given(filter.tenant_id, of_tenant),
-        given(filter.topic.as_ref(), |topic| candidate::topic.eq(topic)),
         given(filter.since, |time| {
             candidate::available_at.ge(from_micros(as_micros(time)))
         }),
-        given(registration, |id| {
-            let is_it = candidate::registration.assume_not_null().eq(id);
-            candidate::registration.is_null().or(is_it)
-        }),
+        given(registration, |id| is_of_registration!(candidate, id)),
         given(filter.after, |place| when.lt(place.of_row())),
-    ]);
+    ];
+    let is_meant: On<'_, candidate::table> = all_of(
+        equal!(candidate, filter: tenant_id topic)
+            .into_iter()
+            .chain(others),
+    );
     let last = candidate::table(name.outbox())
         .filter(is_meant)
         .order((candidate::available_at.desc(), candidate::sequence.desc()))
@@ -565,16 +564,10 @@ fn tried(
     if known.is_empty() {
         return Ok(Vec::new());
     }
-    let is_one: On<'_, outbox::table> = all_of([
-        given(Some(known), |known| outbox::sequence.eq_any(known)),
-        given(Some(message_id), |id| outbox::message_id.eq(id)),
-        given(Some(to.destination), |name| outbox::destination.eq(name)),
-        given(to.registration, |id| {
-            let is_it = outbox::registration.assume_not_null().eq(id);
-            outbox::registration.is_null().or(is_it)
-        }),
-        given(to.tenant, |id| outbox::tenant_id.assume_not_null().eq(id)),
-    ]);
+    let is_known = outbox::sequence
+        .eq_any(known)
+        .and(outbox::message_id.eq(message_id));
+    let is_one = Box::new(is_known.and(to.live()));
     unprepared(messages::live(name, is_one, Content::Whole)).load(conn)
 }
 

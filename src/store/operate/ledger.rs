@@ -20,11 +20,12 @@ use diesel::{PgConnection, select};
 use uuid::Uuid;
 
 use super::messages::{self, Content, MessageRecord};
-use super::recipient::{Recipient, entry_of};
+use super::recipient::Recipient;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::{ReasonCode, Status};
 use crate::store::catalogue;
+use crate::store::filter::{equal, is_of_registration};
 use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, as_micros, from_micros};
 use crate::store::searched::{Deadline, Searched};
@@ -204,22 +205,12 @@ enum Pages {
 /// Whether the filter selects a row, whenever the row was settled.
 fn is_meant(filter: &LedgerFilter) -> On<'_, ledger::table> {
     let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
-    let of_key = |key| ledger::ordering_key.assume_not_null().eq(key);
-    let ended_by = |reason: ReasonCode| ledger::reason.assume_not_null().eq(reason.as_str());
-    all_of([
-        given(filter.topic.as_ref(), |topic| ledger::topic.eq(topic)),
-        given(filter.destination.as_ref(), |name| {
-            ledger::destination.eq(name)
-        }),
-        given(filter.status, |status| ledger::status.eq(status.as_str())),
-        given(filter.reason, ended_by),
-        given(filter.ordering_key.as_ref(), of_key),
-        given(filter.tenant_id, |id| {
-            ledger::tenant_id.assume_not_null().eq(id)
-        }),
-        given(filter.registration, entry_of),
+    let others = [
+        given(filter.registration, |id| is_of_registration!(ledger, id)),
         given(filter.before, |place| when.lt(place.of_row())),
-    ])
+    ];
+    let own = equal!(ledger, filter: topic destination status reason ordering_key tenant_id);
+    all_of(own.into_iter().chain(others))
 }
 
 /// Rows settled at or after the first time, and before the second.

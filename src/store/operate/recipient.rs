@@ -1,14 +1,15 @@
 //! Whose deliveries are meant, and the rows that are theirs.
 
 use diesel::PgConnection;
-use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods};
+use diesel::prelude::{ExpressionMethods, NullableExpressionMethods};
 use diesel::result::QueryResult;
 use uuid::Uuid;
 
 use crate::name::OutboxName;
 use crate::store::destinations::{self, Which};
+use crate::store::filter::is_of_registration;
 use crate::store::sql::{On, all_of, given};
-use crate::store::table::{attempt, dead, ledger};
+use crate::store::table::{attempt, dead, ledger, outbox};
 
 /// Whose deliveries are meant: those to a destination. If the name is registered, only those of its registration, and
 /// those that were addressed by the name alone.
@@ -18,6 +19,20 @@ pub(crate) struct Recipient<'a> {
     pub(super) registration: Option<Uuid>,
     /// Only messages of this tenant.
     pub(super) tenant: Option<Uuid>,
+}
+
+/// The rows of a recipient in each of these tables.
+macro_rules! theirs {
+    ($($(#[$doc:meta])+ $rows:ident: $table:ident;)+) => {$(
+        $(#[$doc])+
+        pub(super) fn $rows(self) -> On<'a, $table::table> {
+            all_of([
+                given(Some(self.destination), |name| $table::destination.eq(name)),
+                given(self.registration, |id| is_of_registration!($table, id)),
+                given(self.tenant, |id| $table::tenant_id.assume_not_null().eq(id)),
+            ])
+        }
+    )+};
 }
 
 impl<'a> Recipient<'a> {
@@ -36,22 +51,13 @@ impl<'a> Recipient<'a> {
         }))
     }
 
-    /// Their dead letters.
-    pub(super) fn letters(self) -> On<'a, dead::table> {
-        all_of([
-            given(Some(self.destination), |name| dead::destination.eq(name)),
-            given(self.registration, letter_of),
-            given(self.tenant, |id| dead::tenant_id.assume_not_null().eq(id)),
-        ])
-    }
-
-    /// Their entries in the ledger.
-    pub(super) fn entries(self) -> On<'a, ledger::table> {
-        all_of([
-            given(Some(self.destination), |name| ledger::destination.eq(name)),
-            given(self.registration, entry_of),
-            given(self.tenant, |id| ledger::tenant_id.assume_not_null().eq(id)),
-        ])
+    theirs! {
+        /// Their live messages that name the destination.
+        live: outbox;
+        /// Their dead letters.
+        letters: dead;
+        /// Their entries in the ledger.
+        entries: ledger;
     }
 
     /// The history of a message of theirs.
@@ -64,16 +70,4 @@ impl<'a> Recipient<'a> {
             }),
         ])
     }
-}
-
-/// Whether a dead letter is of this registration of a destination, or of none.
-pub(super) fn letter_of(registration: Uuid) -> On<'static, dead::table> {
-    let is_it = dead::registration.assume_not_null().eq(registration);
-    Box::new(dead::registration.is_null().or(is_it))
-}
-
-/// Whether an entry of the ledger is of this registration of a destination, or of none.
-pub(super) fn entry_of(registration: Uuid) -> On<'static, ledger::table> {
-    let is_it = ledger::registration.assume_not_null().eq(registration);
-    Box::new(ledger::registration.is_null().or(is_it))
 }

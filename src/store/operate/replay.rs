@@ -16,14 +16,14 @@ use uuid::Uuid;
 pub(crate) use crate::message::replays::LONGEST_RUN;
 
 use super::missed::Step;
-use super::recipient::{Recipient, entry_of};
+use super::recipient::Recipient;
 use crate::message::replays::replayed;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::Status;
 use crate::store::destinations::{self, Which};
 use crate::store::digest_of;
-use crate::store::filter::filter;
+use crate::store::filter::{equal, filter, is_of_registration};
 use crate::store::looking::looking;
 use crate::store::open_part;
 use crate::store::place::{Place, as_micros, from_micros};
@@ -153,25 +153,27 @@ pub(crate) fn new_run() -> String {
     format!("{time}-{:06x}", fastrand::u32(0..1 << 24))
 }
 
-/// Whether the filter selects a ledger entry, settled at or after the first time and before the second.
-fn is_meant(filter: &ReplayFilter, from: i64, to: i64) -> On<'_, ledger::table> {
+/// Whether the filter selects a ledger entry, settled at or after the time of the walk's place and before this time.
+fn is_meant<'f>(filter: &'f ReplayFilter, walk: &Walk, to: i64) -> On<'f, ledger::table> {
     let keys = keys_of(filter);
     let ids: Vec<Uuid> = keys.iter().filter_map(|key| key.parse().ok()).collect();
     let key = ledger::idempotency_key;
     let has_id = key.is_null().and(ledger::message_id.eq_any(ids));
     let has_key = key.assume_not_null().eq_any(keys).or(has_id);
     let is_of_time = ledger::settled_at
-        .ge(from_micros(from))
+        .ge(from_micros(walk.place.micros))
         .and(ledger::settled_at.lt(from_micros(to)));
-    all_of([
-        given(filter.topic.as_ref(), |topic| ledger::topic.eq(topic)),
+    let others = [
+        given(walk.registration, |id| is_of_registration!(ledger, id)),
         given(filter.destination.as_deref(), went_to),
-        given(filter.tenant_id, |id| {
-            ledger::tenant_id.assume_not_null().eq(id)
-        }),
         given((!keys.is_empty()).then_some(has_key), |it| it),
         Some(Box::new(is_of_time.and(ledger::status.ne("dead")))),
-    ])
+    ];
+    all_of(
+        equal!(ledger, filter: topic tenant_id)
+            .into_iter()
+            .chain(others),
+    )
 }
 
 /// Whether an entry was delivered to this destination. Empty: whether the message named none.
@@ -191,8 +193,7 @@ pub(crate) fn count(
 ) -> QueryResult<Step> {
     let (with_payload, all): (i64, i64) = looking(conn, None, |conn| {
         let counts = ledger::table(name.ledger())
-            .filter(is_meant(filter, walk.place.micros, walk.end))
-            .filter(all_of([given(walk.registration, entry_of)]))
+            .filter(is_meant(filter, walk, walk.end))
             .select((dsl::count(ledger::payload), count_star()));
         unprepared(counts).get_result(conn)
     })?;
@@ -266,8 +267,7 @@ fn next(
     let rows: Vec<FoundRow> = looking(conn, None, |conn| {
         let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
         let rows = ledger::table(name.ledger())
-            .filter(is_meant(filter, walk.place.micros, to))
-            .filter(all_of([given(walk.registration, entry_of)]))
+            .filter(is_meant(filter, walk, to))
             .filter(when.gt(walk.place.of_row()))
             .order((ledger::settled_at, ledger::sequence))
             .limit(i64::try_from(most).unwrap_or(i64::MAX))

@@ -20,7 +20,7 @@ use crate::message::Due;
 use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::catalogue;
-use crate::store::filter::filter;
+use crate::store::filter::{equal, filter};
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::place::{Place, as_micros, from_micros};
 use crate::store::relay::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
@@ -120,16 +120,7 @@ type Condition<'a> = On<'a, candidate::table>;
 /// Whether the filter selects a live message.
 fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
     let when = (candidate::available_at, candidate::sequence).into_sql::<TimeAndSequence>();
-    let of_key = |key| candidate::ordering_key.assume_not_null().eq(key);
-    all_of([
-        given(filter.topic.as_ref(), |topic| candidate::topic.eq(topic)),
-        given(filter.destination.as_ref(), |name| {
-            candidate::destination.eq(name)
-        }),
-        given(filter.tenant_id, |id| {
-            candidate::tenant_id.assume_not_null().eq(id)
-        }),
-        given(filter.ordering_key.as_ref(), of_key),
+    let others = [
         given(filter.status, is_so),
         given(filter.since, |time| {
             candidate::created_at.ge(from_micros(as_micros(time)))
@@ -138,7 +129,9 @@ fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
             candidate::created_at.lt(from_micros(as_micros(time)))
         }),
         given(filter.after, |place| when.gt(place.of_row())),
-    ])
+    ];
+    let own = equal!(candidate, filter: topic destination tenant_id ordering_key);
+    all_of(own.into_iter().chain(others))
 }
 
 pub(super) fn is_so(status: Status) -> Condition<'static> {
