@@ -12,7 +12,6 @@ use diesel::prelude::{
 };
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{BigInt, Text};
-use diesel::upsert::excluded;
 use diesel::{
     PgConnection, PgExpressionMethods, PgTextExpressionMethods, delete, insert_into, update,
 };
@@ -241,50 +240,40 @@ pub(crate) fn put(
         .collect();
     let headers = (!headers.is_empty()).then(|| serde_json::json!(headers).to_string());
     let policy = &one.policy;
+    let column = policy.column();
     let concurrency = policy
         .concurrency
         .map(|sends| i32::try_from(sends).unwrap_or(i32::MAX));
     let verification = one.verification;
     let verification = (verification != Verification::None).then(|| verification.to_string());
-    insert_into(registered(name))
-        .values((
-            destination::name.eq(&one.name),
+    let row = || {
+        (
             destination::url.eq(&one.url),
             destination::topics.eq(&one.topics),
             destination::tenant_id.eq(one.tenant_id),
             destination::filter.eq(one.filter.clone().map(Filter)),
             destination::enabled.eq(one.enabled),
-            destination::secret.eq(secret),
             destination::headers.eq(headers.as_deref().map(Json)),
             destination::auth.eq(auth),
             destination::mode.eq(policy.mode.map(|mode| mode.to_string())),
             destination::concurrency.eq(concurrency),
             destination::rate.eq(policy.rate.map(|rate| rate.to_string())),
             destination::timeout.eq(policy.timeout.map(interval)),
-            destination::policy.eq(policy.column().as_deref().map(Json)),
+            destination::policy.eq(column.as_deref().map(Json)),
             destination::description.eq(&one.description),
             destination::disabled_reason.eq(&one.disabled_reason),
-            destination::verification.eq(verification),
-        ))
+            destination::verification.eq(verification.as_deref()),
+        )
+    };
+    let new = (
+        destination::name.eq(&one.name),
+        destination::secret.eq(secret),
+    );
+    insert_into(registered(name))
+        .values((new, row()))
         .on_conflict(destination::name)
         .do_update()
-        .set((
-            destination::url.eq(excluded(destination::url)),
-            destination::topics.eq(excluded(destination::topics)),
-            destination::tenant_id.eq(excluded(destination::tenant_id)),
-            destination::filter.eq(excluded(destination::filter)),
-            destination::enabled.eq(excluded(destination::enabled)),
-            destination::headers.eq(excluded(destination::headers)),
-            destination::auth.eq(excluded(destination::auth)),
-            destination::mode.eq(excluded(destination::mode)),
-            destination::concurrency.eq(excluded(destination::concurrency)),
-            destination::rate.eq(excluded(destination::rate)),
-            destination::timeout.eq(excluded(destination::timeout)),
-            destination::policy.eq(excluded(destination::policy)),
-            destination::description.eq(excluded(destination::description)),
-            destination::disabled_reason.eq(excluded(destination::disabled_reason)),
-            destination::verification.eq(excluded(destination::verification)),
-        ))
+        .set(row())
         .filter(all_of([given(tenant, is_of_tenant)]))
         .execute(conn)
         .map(|count| count > 0)
