@@ -2,8 +2,8 @@
 
 /// Declares an enum with a word for each value, and implements `Display`.
 ///
-/// - `words! { pub enum … }` also gives it `as_str`.
-/// - `words! { "status": pub enum … }` also gives it `as_str`, `ALL` and `FromStr`, with `unknown status "x"` as error.
+/// - `words! { pub enum … }` also gives it `ALL` and `as_str`.
+/// - `words! { "status": pub enum … }` also gives it `ALL`, `as_str` and `FromStr`, with `unknown status "x"` as error.
 /// - `words! { setting: pub enum … }` is for the value of a setting: `FromStr`, with the allowed words in the error.
 macro_rules! words {
     (
@@ -18,6 +18,10 @@ macro_rules! words {
         }
 
         impl $name {
+            /// All values, in the order of their declaration.
+            #[allow(dead_code, reason = "some are only written")]
+            $visible const ALL: &[Self] = &[$(Self::$value),+];
+
             /// The stable word for the value: in tables, logs and output.
             $visible fn as_str(self) -> &'static str {
                 match self {
@@ -44,11 +48,6 @@ macro_rules! words {
             $visible enum $name {
                 $($(#[$of_value])* $value = $word,)+
             }
-        }
-
-        impl $name {
-            /// All values, in the order of their declaration.
-            $visible const ALL: &[Self] = &[$(Self::$value),+];
         }
 
         impl std::str::FromStr for $name {

@@ -53,7 +53,6 @@ enum Touches {
 }
 
 words! {
-    "problem":
     /// The kinds of problems. The names are stable: they are the label `problem` of the metric
     /// `diesel_outbox_problem`.
     ///

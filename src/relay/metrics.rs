@@ -134,9 +134,9 @@ impl OfDestination {
                 Label::new("destination", Arc::clone(name)),
             ]
         };
-        let settled = |(_, kind)| counter!(names::SETTLED, "outbox" => Arc::clone(outbox), "destination" => Arc::clone(name), "outcome" => kind);
+        let settled = |kind: usize| counter!(names::SETTLED, "outbox" => Arc::clone(outbox), "destination" => Arc::clone(name), "outcome" => Kind::ALL[kind].as_str());
         Self {
-            settled: Kind::ALL.map(settled),
+            settled: std::array::from_fn(settled),
             breaker_opened: counter!(names::BREAKER_OPENED, labels()),
             queue_wait_seconds: histogram!(names::QUEUE_WAIT_SECONDS, labels()),
             send_seconds: histogram!(names::SEND_SECONDS, labels()),

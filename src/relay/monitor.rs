@@ -120,7 +120,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
     let watch = &state.watch;
     for post in Post::needed() {
         if let Some(stayed) = watch.stuck(shared.threads.in_database(post)) {
-            let what = stuck_in_database(post.name(), stayed);
+            let what = stuck_in_database(post.as_str(), stayed);
             found(ProblemKind::DatabaseStuck, what);
         }
     }
@@ -259,7 +259,7 @@ fn database(state: &State) -> Option<(ProblemKind, String)> {
     if let Some(missing) = missing {
         return Some((ProblemKind::Schema, missing.to_owned()));
     }
-    let threads: Vec<&str> = state.troubles().map(|(post, _)| post.name()).collect();
+    let threads: Vec<&str> = state.troubles().map(|(post, _)| post.as_str()).collect();
     let (lasts, threads) = (seconds(first.lasts()), threads.join(", "));
     let what = format!("no database for {lasts} ({threads}): {}", first.error);
     Some((ProblemKind::NoDatabase, what))

@@ -47,17 +47,17 @@ impl Running {
         let outcomes = Outcomes { plain, keyed };
 
         let serves = registration.serves.clone().unwrap_or_default();
-        self.spawn(shared, Post::Heartbeat.name(), move |shared| {
+        self.spawn(shared, Post::Heartbeat.as_str(), move |shared| {
             heartbeat::run(shared, registration, lease_id, &ending);
         })?;
         for post in Post::KEYED_SETTLERS {
             let outcomes = keyed_queue.clone();
-            self.spawn(shared, post.name(), move |shared| {
+            self.spawn(shared, post.as_str(), move |shared| {
                 settler::run_keyed(shared, post, &outcomes);
             })?;
         }
         drop(keyed_queue);
-        self.spawn(shared, Post::Settler.name(), move |shared| {
+        self.spawn(shared, Post::Settler.as_str(), move |shared| {
             settler::run(shared, &plain_queue);
         })?;
         let mut number = 0;
@@ -79,21 +79,23 @@ impl Running {
                 })?;
             }
         }
-        self.spawn(shared, Post::Janitor.name(), |shared| janitor::run(shared))?;
+        self.spawn(shared, Post::Janitor.as_str(), |shared| {
+            janitor::run(shared)
+        })?;
         self.spawn(shared, "monitor", |shared| monitor::run(shared))?;
         if shared.listens() {
-            self.spawn(shared, Post::Listener.name(), move |shared| {
+            self.spawn(shared, Post::Listener.as_str(), move |shared| {
                 listener::run(shared, &serves);
             })?;
         }
         // Bounded in effect: the entries are claimed messages, whose number is bounded.
         let (to_filter, filters_inbox) = unbounded();
         let of_filters = outcomes.clone();
-        self.spawn(shared, Post::Filters.name(), move |shared| {
+        self.spawn(shared, Post::Filters.as_str(), move |shared| {
             let session = shared.session(Post::Filters, filters::STATEMENT_TIMEOUT, Plans::Any);
             Filters::new(shared, filters_inbox, of_filters, session).run();
         })?;
-        self.spawn(shared, Post::Claimer.name(), move |shared| {
+        self.spawn(shared, Post::Claimer.as_str(), move |shared| {
             let session = shared.session(Post::Claimer, shared.claim_limit, Plans::ByIndex);
             let inbox = shared.signals.told.1.clone();
             Claimer::new(shared, queues, outcomes, inbox, to_filter, session).run();

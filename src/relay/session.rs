@@ -304,7 +304,7 @@ impl Session {
     fn connect(&mut self) -> Result<Connected, DatabaseError> {
         let purpose = match self.shared {
             Some(_) => "relay",
-            None => self.post.name(),
+            None => self.post.as_str(),
         };
         let mut connected = self.source.connect(purpose, self.limits())?;
         let longest = self.longest(&connected);

@@ -23,6 +23,7 @@ use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::settle::{Claim, Delivered, Failed, Trace};
 use crate::store::relay::split::Parts;
+use crate::words::words;
 
 /// The longest delay, a hundred years. The database's interval type has no room for the longest `Duration`.
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -356,32 +357,17 @@ impl Settlement {
     }
 }
 
-/// The kinds of settlements. One statement settles messages of one kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Kind {
-    Delivered,
-    NoSubscriber,
-    Deduplicated,
-    Retry,
-    Dead,
-    Split,
-    Released,
-}
-
-impl Kind {
-    /// All kinds in order, with their names.
-    pub(super) const ALL: [(Self, &str); 7] = [
-        (Self::Delivered, "delivered"),
-        (Self::NoSubscriber, "no_subscriber"),
-        (Self::Deduplicated, "deduplicated"),
-        (Self::Retry, "retried"),
-        (Self::Dead, "dead"),
-        (Self::Split, "split"),
-        (Self::Released, "released"),
-    ];
-
-    pub(super) fn as_str(self) -> &'static str {
-        Self::ALL[self as usize].1
+words! {
+    /// The kinds of settlements. One statement settles messages of one kind.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub(super) enum Kind {
+        Delivered = "delivered",
+        NoSubscriber = "no_subscriber",
+        Deduplicated = "deduplicated",
+        Retry = "retried",
+        Dead = "dead",
+        Split = "split",
+        Released = "released",
     }
 }
 

@@ -14,6 +14,7 @@ use super::bulkhead::Bulkhead;
 use super::metrics::Metrics;
 use crate::error::DatabaseError;
 use crate::lock::lock;
+use crate::words::words;
 
 /// How long a stay may exceed its limit before it counts as stuck. The loss of a server is noticed after 20 s, and
 /// machines can be slow.
@@ -37,41 +38,28 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A thread with its own database connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Post {
-    Claimer,
-    Filters,
-    Heartbeat,
-    Janitor,
-    Listener,
-    Settler,
-    KeyedSettler1,
-    KeyedSettler2,
+words! {
+    /// A thread with its own database connection.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(crate) enum Post {
+        Claimer = "claimer",
+        Filters = "filters",
+        Heartbeat = "heartbeat",
+        Janitor = "janitor",
+        Listener = "listener",
+        Settler = "settler",
+        KeyedSettler1 = "settler-keyed-1",
+        KeyedSettler2 = "settler-keyed-2",
+    }
 }
 
 impl Post {
-    /// All posts in order, with their names.
-    const ALL: [(Self, &str); 8] = [
-        (Self::Claimer, "claimer"),
-        (Self::Filters, "filters"),
-        (Self::Heartbeat, "heartbeat"),
-        (Self::Janitor, "janitor"),
-        (Self::Listener, "listener"),
-        (Self::Settler, "settler"),
-        (Self::KeyedSettler1, "settler-keyed-1"),
-        (Self::KeyedSettler2, "settler-keyed-2"),
-    ];
     /// The threads that settle messages with ordering keys.
     pub(super) const KEYED_SETTLERS: [Self; 2] = [Self::KeyedSettler1, Self::KeyedSettler2];
 
-    pub(super) fn name(self) -> &'static str {
-        Self::ALL[self as usize].1
-    }
-
     /// The threads that the relay cannot work without.
     pub(super) fn needed() -> impl Iterator<Item = Self> {
-        let all = Self::ALL.into_iter().map(|(post, _)| post);
+        let all = Self::ALL.iter().copied();
         all.filter(|post| *post != Self::Listener)
     }
 }
@@ -232,8 +220,8 @@ impl Outage {
 impl State {
     /// The threads that are without their database.
     fn failing(&self) -> impl Iterator<Item = (Post, &Trouble)> {
-        let all = Post::ALL.into_iter().zip(&self.connections);
-        all.filter_map(|((post, _), connection)| Some((post, connection.as_ref()?.as_ref().err()?)))
+        let all = Post::ALL.iter().zip(&self.connections);
+        all.filter_map(|(post, connection)| Some((*post, connection.as_ref()?.as_ref().err()?)))
     }
 
     /// The threads that are without their database, except the listener: a relay works without it.
@@ -280,7 +268,7 @@ impl Threads {
         let senders = |one: &Bulkhead| (0..one.most_threads()).map(|_| Stay::default()).collect();
         Self {
             in_database: Default::default(),
-            errors: Post::ALL.map(|(_, name)| metrics.database_errors(name)),
+            errors: std::array::from_fn(|post| metrics.database_errors(Post::ALL[post].as_str())),
             senders: bulkheads.iter().map(senders).collect(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -362,7 +350,7 @@ impl Threads {
             cause,
         }));
         drop(state);
-        log::log!(level, event = event, thread = post.name(), error:% = error; "the database failed in the {} thread ({error}): retrying until it is back", post.name());
+        log::log!(level, event = event, thread = post.as_str(), error:% = error; "the database failed in the {} thread ({error}): retrying until it is back", post.as_str());
     }
 
     pub(super) fn set_standing_by(&self, is_so: bool) {
