@@ -53,10 +53,10 @@ use secrecy::SecretString;
 use crate::error::DatabaseError;
 use crate::store::relay::connection;
 
-pub use self::bulk::{Bulk, Bulked, cancel_all, retry_all};
+pub use self::bulk::{Bulk, cancel_all, retry_all};
 pub use self::dead_letters::{discard, matching_dead_letters, requeue};
 pub use self::depths::depths;
-pub use self::expunge::{Expunged, expunge};
+pub use self::expunge::expunge;
 pub use self::forget::{Forgotten, forget};
 pub use self::migrations::{check_schema, migration_sql, roles_sql};
 pub use self::pauses::{Pause, pause, pauses, resume};
@@ -65,7 +65,9 @@ pub use self::waiting::{Note, Verdict, cancel, reschedule, retry, settle, wait_r
 pub use crate::store::destinations::DestinationCounts;
 pub use crate::store::operate::dead::DeadFilter;
 pub use crate::store::operate::depths::{DeadDepth, Depths, LaneDepth};
+pub use crate::store::operate::expunge::Expunged;
 pub use crate::store::operate::messages::LetterId;
+pub use crate::store::operate::missed::Bulked;
 pub use crate::store::operate::replay::{ReplayFilter, ReplayIds};
 pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::operate::why::{Blocker, WaitReason};

@@ -77,7 +77,8 @@ use crate::name::OutboxName;
 use crate::outbox::Outbox;
 use crate::sealed::{Opened, Place, Stored, open_all, open_auth, seal};
 use crate::store::destinations::{self as store, Secrets, Which};
-use crate::store::operate::deliveries::{self, SentAgain};
+use crate::store::operate::deliveries;
+use crate::store::operate::replay::SentAgain;
 use crate::store::pinned::pinned;
 use crate::store::relay::served;
 

@@ -11,7 +11,7 @@ use diesel::PgConnection;
 use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::operate::missed::Step;
+use crate::store::operate::missed::Bulked;
 use crate::store::operate::waiting::{self, Act, WaitingFilter};
 use crate::store::pinned::pinned;
 
@@ -39,28 +39,6 @@ pub struct Bulk<'a> {
     is_dry: bool,
     progress: Box<dyn FnMut(&Bulked) -> bool + 'a>,
     done: Bulked,
-}
-
-/// What a bulk change has done, or would do.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Bulked {
-    /// Messages that were changed, or would be.
-    pub changed: u64,
-    /// Messages that were left: their idempotency key is in the outbox again, or another operator or run was faster.
-    pub skipped: u64,
-    /// Messages that cannot be sent, because the ledger has no payload of them (`OUTBOX_LEDGER_PAYLOAD`).
-    pub without_payload: u64,
-}
-
-impl From<Step> for Bulked {
-    fn from(step: Step) -> Self {
-        Self {
-            changed: step.placed as u64,
-            skipped: step.skipped as u64,
-            without_payload: step.without_payload as u64,
-        }
-    }
 }
 
 impl fmt::Debug for Bulk<'_> {
@@ -211,15 +189,12 @@ fn change_all(
     act: Act,
     mut bulk: Bulk<'_>,
 ) -> Result<Bulked, DatabaseError> {
-    let changed = |count: usize| Bulked {
-        changed: count as u64,
-        ..Bulked::default()
-    };
     if bulk.is_dry() {
         let count = pinned(conn, name, |conn, name| {
             waiting::count(conn, name, filter, act)
         })?;
-        return Ok(changed(usize::try_from(count).unwrap_or(0)));
+        let count = usize::try_from(count).unwrap_or(0);
+        return Ok(Bulked::of(count, count));
     }
     let (note, mut after) = (bulk.note(), i64::MIN);
     // The end is what the totals say, whoever ended the steps.
@@ -233,7 +208,7 @@ fn change_all(
         })?;
         Ok::<_, DatabaseError>(step.map(|(last, count)| {
             after = last;
-            changed(count)
+            Bulked::of(count, count)
         }))
     })?;
     Ok(bulk.done())

@@ -1,44 +1,14 @@
 //! Removes the content of one message.
 
-use diesel::{Connection, PgConnection};
+use diesel::PgConnection;
 use uuid::Uuid;
 
 use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::operate::audit::Act;
-use crate::store::operate::expunge as store;
+use crate::store::operate::expunge::{self as store, Expunged};
 use crate::store::pinned::pinned;
-
-/// What [`expunge`] has done.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Expunged {
-    /// Live rows cancelled: a message has one for each destination.
-    pub cancelled: u64,
-    /// Dead letters discarded.
-    pub discarded: u64,
-    /// Ledger entries blanked.
-    pub ledger_entries: u64,
-    /// Attempts blanked.
-    pub attempts: u64,
-    /// Live rows that remain because relays hold them. Call [`expunge`] again once they are settled.
-    pub left: u64,
-}
-
-impl Expunged {
-    /// Whether the outbox has nothing of this message.
-    ///
-    /// ```
-    /// use diesel_outbox::admin::Expunged;
-    ///
-    /// assert!(Expunged::default().is_unknown());
-    /// ```
-    #[must_use]
-    pub fn is_unknown(&self) -> bool {
-        *self == Self::default()
-    }
-}
 
 /// Removes the content of a message wherever the outbox has it: payload, headers, responses and errors. This cannot be
 /// undone.
@@ -72,27 +42,11 @@ pub fn expunge(
     note: &Note,
 ) -> Result<Expunged, DatabaseError> {
     pinned(conn, name, |conn, name| {
-        let missing = store::missing(conn, name)?;
-        if !missing.is_empty() {
-            return Err(DatabaseError::Schema(format!(
-                "cannot expunge the message: this needs the rights of the owner of the outbox {name}, and the role lacks {}",
-                missing.join(", ")
-            )));
+        store::check_rights(conn, name)?;
+        let expunged = store::expunge(conn, name, message, note.as_str())?;
+        if !expunged.is_unknown() {
+            note.audit(conn, name, Act::ExpungeMessage, &message.to_string())?;
         }
-        let rows = conn.transaction(|conn| {
-            let rows = store::expunge(conn, name, message, note.as_str())?;
-            if rows != store::Rows::default() {
-                note.audit(conn, name, Act::ExpungeMessage, &message.to_string())?;
-            }
-            diesel::QueryResult::Ok(rows)
-        })?;
-        let count = |rows: usize| u64::try_from(rows).unwrap_or(u64::MAX);
-        Ok(Expunged {
-            cancelled: count(rows.cancelled),
-            discarded: count(rows.discarded),
-            ledger_entries: count(rows.entries),
-            attempts: count(rows.attempts),
-            left: count(rows.left),
-        })
+        Ok(expunged)
     })
 }

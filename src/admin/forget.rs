@@ -1,5 +1,6 @@
 //! Forgets a tenant: removes the tenant's messages, and blanks the tenant's ledger entries.
 
+use std::ops::ControlFlow;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -84,19 +85,11 @@ pub fn forget(
     note: &Note,
     mut progress: impl FnMut(&Forgotten) -> bool,
 ) -> Result<Forgotten, DatabaseError> {
-    let missing = pinned(conn, name, |conn, name| {
-        let missing = store::missing(conn, name)?;
-        if missing.is_empty() {
-            note.audit(conn, name, Act::Forget, "a tenant")?;
-        }
-        Ok::<_, DatabaseError>(missing)
+    pinned(conn, name, |conn, name| {
+        store::check_rights(conn, name)?;
+        note.audit(conn, name, Act::Forget, "a tenant")?;
+        Ok::<_, DatabaseError>(())
     })?;
-    if !missing.is_empty() {
-        return Err(DatabaseError::Schema(format!(
-            "cannot forget the tenant: this needs the rights of the owner of the outbox {name}, and the role lacks {}",
-            missing.join(", ")
-        )));
-    }
     let mut forgetting = Forgetting {
         conn,
         name,
@@ -113,13 +106,6 @@ type Look<K> = fn(&mut PgConnection, &OutboxName, Uuid, Option<K>) -> QueryResul
 /// Changes the rows. Returns the number of changed rows.
 type Change<K> = fn(&mut PgConnection, &OutboxName, Uuid, &[K]) -> QueryResult<usize>;
 
-/// Whether `forget` continues, or `progress` has stopped it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Goes {
-    On,
-    NoFurther,
-}
-
 struct Forgetting<'a> {
     conn: &'a mut PgConnection,
     name: &'a OutboxName,
@@ -132,16 +118,22 @@ impl Forgetting<'_> {
     /// Live messages come first: a message settled later would write into tables that are done. Registered
     /// destinations come last: the ledger is blanked by their names.
     fn run(&mut self, patience: Duration) -> Result<(), DatabaseError> {
-        if self.live(patience)? == Goes::NoFurther
-            || self.each(store::dead_letters, store::remove_dead_letters, |done| {
-                &mut done.dead_letters
-            })? == Goes::NoFurther
-            || self.each(store::attempts, store::remove_attempts, |done| {
-                &mut done.attempts
-            })? == Goes::NoFurther
-            || self.each(store::entries, store::blank_entries, |done| {
-                &mut done.ledger_entries
-            })? == Goes::NoFurther
+        if self.live(patience)?.is_break()
+            || self
+                .each(store::dead_letters, store::remove_dead_letters, |done| {
+                    &mut done.dead_letters
+                })?
+                .is_break()
+            || self
+                .each(store::attempts, store::remove_attempts, |done| {
+                    &mut done.attempts
+                })?
+                .is_break()
+            || self
+                .each(store::entries, store::blank_entries, |done| {
+                    &mut done.ledger_entries
+                })?
+                .is_break()
             || self.count_left()? > 0
         {
             return Ok(());
@@ -153,20 +145,20 @@ impl Forgetting<'_> {
         })?;
         self.each(store::destinations, store::remove_destinations, |done| {
             &mut done.destinations
-        })?;
-        Ok(())
+        })
+        .map(drop)
     }
 
     /// Removes live messages until none is left, or until `patience` has passed.
-    fn live(&mut self, patience: Duration) -> Result<Goes, DatabaseError> {
+    fn live(&mut self, patience: Duration) -> Result<ControlFlow<()>, DatabaseError> {
         let began = Instant::now();
         loop {
             let goes = self.each(store::live, store::end_live, |done| &mut done.messages)?;
-            if goes == Goes::NoFurther || self.count_left()? == 0 || began.elapsed() >= patience {
+            if goes.is_break() || self.count_left()? == 0 || began.elapsed() >= patience {
                 return Ok(goes);
             }
             if !(self.progress)(&self.done) {
-                return Ok(Goes::NoFurther);
+                return Ok(ControlFlow::Break(()));
             }
             sleep(TICK);
         }
@@ -187,7 +179,7 @@ impl Forgetting<'_> {
         look: Look<K>,
         change: Change<K>,
         counted: fn(&mut Forgotten) -> &mut u64,
-    ) -> Result<Goes, DatabaseError> {
+    ) -> Result<ControlFlow<()>, DatabaseError> {
         let tenant = self.tenant;
         let mut after = None;
         loop {
@@ -200,11 +192,11 @@ impl Forgetting<'_> {
                 })?;
                 *counted(&mut self.done) += changed as u64;
                 if !(self.progress)(&self.done) {
-                    return Ok(Goes::NoFurther);
+                    return Ok(ControlFlow::Break(()));
                 }
             }
             if i64::try_from(found.len()).unwrap_or(i64::MAX) < store::LOOK {
-                return Ok(Goes::On);
+                return Ok(ControlFlow::Continue(()));
             }
             after = found.last().cloned();
         }

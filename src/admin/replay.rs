@@ -6,7 +6,6 @@ use super::{Bulk, Bulked};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::operate::audit::Act;
-use crate::store::operate::missed::Step;
 use crate::store::operate::replay::{self, ReplayFilter, ReplayIds};
 use crate::store::pinned::pinned;
 use crate::words::UnknownWord;
@@ -99,22 +98,20 @@ pub fn replay(
         replay::begin(conn, name, filter, &run.0)
     })?;
     if bulk.is_dry() {
-        let count = pinned(conn, name, |conn, name| {
+        return Ok(pinned(conn, name, |conn, name| {
             replay::count(conn, name, filter, &walk)
-        })?;
-        return Ok(count.into());
+        })?);
     }
     let note = bulk.note();
     // The end is what the totals say, whoever ended the steps.
     let _ = bulk.steps(|most| {
-        let step = pinned(conn, name, |conn, name| {
+        pinned(conn, name, |conn, name| {
             let step = replay::step(conn, name, filter, ids, &mut walk, most, note.as_str())?;
-            if let Some(Step { placed: 1.., .. }) = step {
+            if let Some(Bulked { changed: 1.., .. }) = step {
                 note.audit(conn, name, Act::Replay, &run.0)?;
             }
             Ok::<_, DatabaseError>(step)
-        })?;
-        Ok::<_, DatabaseError>(step.map(Bulked::from))
+        })
     })?;
     Ok(bulk.done())
 }

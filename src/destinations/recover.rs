@@ -11,7 +11,7 @@ use crate::store::destinations::{self as store, Registered};
 use crate::store::operate::audit::Act;
 use crate::store::operate::dead::{self, DeadFilter};
 use crate::store::operate::messages::LetterId;
-use crate::store::operate::missed::{self, Step};
+use crate::store::operate::missed;
 use crate::store::pinned::pinned;
 
 /// Which messages [`Destinations::recover`] sends.
@@ -153,11 +153,7 @@ impl Destinations<'_> {
                     Ok::<_, DestinationError>(count)
                 })?,
             };
-            Ok(Some(Bulked {
-                changed: requeued as u64,
-                skipped: (step.len() - requeued) as u64,
-                ..Bulked::default()
-            }))
+            Ok(Some(Bulked::of(step.len(), requeued)))
         })
     }
 
@@ -185,14 +181,13 @@ impl Destinations<'_> {
                     return Ok::<_, DestinationError>(None);
                 }
                 left = rest;
-                let done = pinned(conn, self.name, |conn, outbox| {
+                pinned(conn, self.name, |conn, outbox| {
                     let done = missed::step(conn, outbox, &wanted, step, operator)?;
-                    if let (Some(note), Some(Step { placed: 1.., .. })) = (note, &done) {
+                    if let (Some(note), Some(Bulked { changed: 1.., .. })) = (note, &done) {
                         note.audit(conn, outbox, act, &found.row.name)?;
                     }
                     Ok::<_, DestinationError>(done)
-                })?;
-                Ok(done.map(Bulked::from))
+                })
             })?;
             match page.last() {
                 Some(last)

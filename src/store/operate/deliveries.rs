@@ -21,6 +21,7 @@ use super::history;
 use super::ledger::{self, DeliveryCount, LedgerFilter, Looked};
 use super::messages::{self, Content, MessageRecord};
 use super::recipient::Recipient;
+use super::replay::{self, SentAgain};
 use super::waiting::is_so;
 use crate::message::Sequence;
 use crate::name::OutboxName;
@@ -466,17 +467,6 @@ impl Delivery {
     }
 }
 
-/// The result of [`send_again`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SentAgain {
-    /// The message is sent once more, or already waits: it was sent again before, or an attempt has failed.
-    Yes,
-    /// No such message was delivered to the destination or is dead, or the destination does not exist.
-    NotFound,
-    /// The message was delivered, and its payload is not kept.
-    NotKept,
-}
-
 /// Sends a dead or delivered message of this registered destination there once more.
 pub(crate) fn send_again(
     conn: &mut PgConnection,
@@ -498,12 +488,7 @@ pub(crate) fn send_again(
     if !tried(conn, name, message_id, to)?.is_empty() {
         return Ok(SentAgain::Yes);
     }
-    let replayed = super::replay::once_more(conn, name, to, message_id, operator)?;
-    Ok(match replayed {
-        None => SentAgain::NotFound,
-        Some(done) if done.without_payload > 0 => SentAgain::NotKept,
-        Some(_) => SentAgain::Yes,
-    })
+    replay::once_more(conn, name, to, message_id, operator)
 }
 
 /// One delivery of this destination. `None`: there is none, or it waits and was not tried yet.

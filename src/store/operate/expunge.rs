@@ -6,8 +6,9 @@ use diesel::{PgConnection, update};
 use uuid::Uuid;
 
 use super::dead::discard;
-use super::forget::lacking;
+use super::forget::need;
 use super::messages::LetterId;
+use crate::error::DatabaseError;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::store::looking::looking;
@@ -16,15 +17,34 @@ use crate::store::statement::unprepared;
 use crate::store::table::{attempt, dead, ledger, outbox};
 use crate::store::write::waiting::cancel_waiting;
 
-/// What was changed, in rows.
+/// What [`expunge`](crate::admin::expunge) has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Rows {
-    pub(crate) cancelled: usize,
-    pub(crate) discarded: usize,
-    pub(crate) entries: usize,
-    pub(crate) attempts: usize,
-    /// Live messages that relays hold.
-    pub(crate) left: usize,
+#[non_exhaustive]
+pub struct Expunged {
+    /// Live rows cancelled: a message has one for each destination.
+    pub cancelled: u64,
+    /// Dead letters discarded.
+    pub discarded: u64,
+    /// Ledger entries blanked.
+    pub ledger_entries: u64,
+    /// Attempts blanked.
+    pub attempts: u64,
+    /// Live rows that remain because relays hold them. Call [`expunge`](crate::admin::expunge) again once they are settled.
+    pub left: u64,
+}
+
+impl Expunged {
+    /// Whether the outbox has nothing of this message.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::Expunged;
+    ///
+    /// assert!(Expunged::default().is_unknown());
+    /// ```
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Cancels the live rows of the message, discards its dead letters, and blanks its entries, in the caller's transaction.
@@ -33,7 +53,7 @@ pub(crate) fn expunge(
     name: &OutboxName,
     id: Uuid,
     operator: &str,
-) -> QueryResult<Rows> {
+) -> QueryResult<Expunged> {
     let rows = outbox::table(name.outbox()).filter(outbox::message_id.eq(id));
     let live: Vec<i64> = looking(conn, None, |conn| {
         unprepared(rows.select(outbox::sequence)).load(conn)
@@ -64,22 +84,25 @@ pub(crate) fn expunge(
             attempt::response.eq(None::<String>),
         ))
         .execute(conn)?;
-    Ok(Rows {
-        cancelled,
-        discarded,
-        entries,
-        attempts,
-        left: live.len() - cancelled.min(live.len()),
+    Ok(Expunged {
+        cancelled: cancelled as u64,
+        discarded: discarded as u64,
+        ledger_entries: entries as u64,
+        attempts: attempts as u64,
+        left: (live.len() - cancelled.min(live.len())) as u64,
     })
 }
 
-/// The table rights that this role lacks. Only the owner has all of them.
-pub(crate) fn missing(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
+/// Checks that this role may expunge a message. Only the owner has all of these rights.
+pub(crate) fn check_rights(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<(), DatabaseError> {
     let needed = [
         (name.outbox(), "DELETE"),
         (name.dead(), "DELETE"),
         (name.attempt(), "UPDATE"),
         (name.ledger(), "UPDATE"),
     ];
-    lacking(conn, &needed)
+    need(conn, name, "expunge the message", &needed)
 }

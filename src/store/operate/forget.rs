@@ -13,6 +13,7 @@ use diesel::sql_types::Text;
 use diesel::{PgConnection, delete, select, update};
 use uuid::Uuid;
 
+use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::looking::looking;
 use crate::store::relay::pause::is_named;
@@ -187,8 +188,11 @@ pub(crate) fn count_live(
     unprepared(live).get_result(conn)
 }
 
-/// The table rights that this role lacks to forget a tenant. Only the owner has all of them.
-pub(crate) fn missing(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
+/// Checks that this role may forget a tenant. Only the owner has all of these rights.
+pub(crate) fn check_rights(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> Result<(), DatabaseError> {
     let needed = [
         (name.outbox(), "DELETE"),
         (name.dead(), "DELETE"),
@@ -199,14 +203,16 @@ pub(crate) fn missing(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
         (name.audit(), "UPDATE"),
         (name.request(), "DELETE"),
     ];
-    lacking(conn, &needed)
+    need(conn, name, "forget the tenant", &needed)
 }
 
-/// Those of these table rights that this role lacks.
-pub(super) fn lacking(
+/// Checks that this role has these rights on tables. `what` it cannot do otherwise.
+pub(super) fn need(
     conn: &mut PgConnection,
+    name: &OutboxName,
+    what: &str,
     needed: &[(String, &str)],
-) -> QueryResult<Vec<String>> {
+) -> Result<(), DatabaseError> {
     let mut missing = Vec::new();
     for (table, privilege) in needed {
         let may: Option<bool> =
@@ -217,7 +223,13 @@ pub(super) fn lacking(
             missing.push(format!("{privilege} on {table}"));
         }
     }
-    Ok(missing)
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(DatabaseError::Schema(format!(
+            "cannot {what}: this needs the rights of the owner of the outbox {name}, and the role lacks {}",
+            missing.join(", ")
+        ))),
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use diesel::data_types::PgInterval;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
+    Selectable, SelectableHelper,
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, insert_into};
@@ -23,7 +24,8 @@ use crate::words::words;
 const MOST: i64 = 1000;
 
 /// An event in the history of a message: a failed attempt, or an action of an operator.
-#[derive(Debug, Clone, Queryable)]
+#[derive(Debug, Clone, Queryable, Selectable)]
+#[diesel(table_name = attempt)]
 #[non_exhaustive]
 pub struct HistoryEntry {
     /// The sequence of the message: its place in the outbox.
@@ -107,21 +109,7 @@ fn entries(
         .filter(which)
         .order((attempt::happened_at, attempt::sequence))
         .limit(MOST)
-        .select((
-            attempt::sequence,
-            attempt::message_id,
-            attempt::destination,
-            attempt::event,
-            attempt::attempt,
-            attempt::reason,
-            attempt::error,
-            attempt::http_status,
-            attempt::response,
-            attempt::took,
-            attempt::relay,
-            attempt::operator,
-            attempt::happened_at,
-        ));
+        .select(HistoryEntry::as_select());
     unprepared(entries).load(conn)
 }
 
@@ -135,7 +123,8 @@ words! {
 }
 
 /// A message on which an operator has acted.
-#[derive(Debug, Queryable)]
+#[derive(Debug, Queryable, Selectable)]
+#[diesel(table_name = outbox)]
 pub(super) struct Touched {
     sequence: i64,
     message_id: Uuid,
@@ -188,13 +177,7 @@ pub(super) fn note_live(
     let touched = outbox::table(name.outbox())
         .filter(outbox::sequence.eq_any(sequences))
         .order(outbox::sequence)
-        .select((
-            outbox::sequence,
-            outbox::message_id,
-            outbox::topic,
-            outbox::destination,
-            outbox::tenant_id,
-        ));
+        .select(Touched::as_select());
     let touched: Vec<Touched> = unprepared(touched).load(conn)?;
     note(conn, name, &touched, event, operator)
 }

@@ -66,12 +66,27 @@ impl Missed {
     }
 }
 
-/// What a step has done, or would do.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Step {
-    pub(crate) placed: usize,
-    pub(crate) skipped: usize,
-    pub(crate) without_payload: usize,
+/// What a bulk change has done, or would do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Bulked {
+    /// Messages that were changed, or would be.
+    pub changed: u64,
+    /// Messages that were left: their idempotency key is in the outbox again, or another operator or run was faster.
+    pub skipped: u64,
+    /// Messages that cannot be sent, because the ledger has no payload of them (`OUTBOX_LEDGER_PAYLOAD`).
+    pub without_payload: u64,
+}
+
+impl Bulked {
+    /// Of so many messages, so many were changed.
+    pub(crate) fn of(messages: usize, changed: usize) -> Self {
+        Self {
+            changed: changed as u64,
+            skipped: (messages - changed) as u64,
+            without_payload: 0,
+        }
+    }
 }
 
 /// What the destination wants of the messages that were enqueued since this time, and are fanned out now.
@@ -197,10 +212,8 @@ pub(crate) fn look(
     looking(conn, None, |conn| missed.load(conn))
 }
 
-/// The result of a step. `None`: the destination is gone, or is another registration by now.
-pub(crate) type Stepped = Option<Step>;
-
 /// Places these messages for the destination, in their order, and records who did. Without `operator`, only counts.
+/// `None`: the destination is gone, or is another registration by now.
 ///
 /// The row of the destination is locked, so that two runs place no message twice.
 pub(crate) fn step(
@@ -209,7 +222,7 @@ pub(crate) fn step(
     wanted: &Wanted,
     missed: &[Missed],
     operator: Option<&str>,
-) -> QueryResult<Stepped> {
+) -> QueryResult<Option<Bulked>> {
     let with_payload: Vec<&Missed> = missed.iter().filter(|one| one.has_payload).collect();
     let matching = match &wanted.filter {
         Some(filter) => matching(conn, name, filter, &with_payload)?,
@@ -220,19 +233,18 @@ pub(crate) fn step(
         .filter(destination::id.eq(wanted.registration))
         .select(destination::id);
     let placed = match operator {
-        None => Some(matching.len()),
+        None => matching.len(),
         Some(operator) => {
             let is_there = found.for_no_key_update().get_result::<Uuid>(conn);
-            match is_there.optional()? {
-                Some(_) => Some(place(conn, name, wanted, &matching, operator)?),
-                None => None,
+            if is_there.optional()?.is_none() {
+                return Ok(None);
             }
+            place(conn, name, wanted, &matching, operator)?
         }
     };
-    Ok(placed.map(|placed| Step {
-        placed,
-        skipped: matching.len() - placed,
-        without_payload: missed.len() - with_payload.len(),
+    Ok(Some(Bulked {
+        without_payload: (missed.len() - with_payload.len()) as u64,
+        ..Bulked::of(matching.len(), placed)
     }))
 }
 

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 pub(crate) use crate::message::replays::LONGEST_RUN;
 
-use super::missed::Step;
+use super::missed::Bulked;
 use super::recipient::Recipient;
 use crate::message::replays::replayed;
 use crate::name::OutboxName;
@@ -190,16 +190,16 @@ pub(crate) fn count(
     name: &OutboxName,
     filter: &ReplayFilter,
     walk: &Walk,
-) -> QueryResult<Step> {
+) -> QueryResult<Bulked> {
     let (with_payload, all): (i64, i64) = looking(conn, None, |conn| {
         let counts = ledger::table(name.ledger())
             .filter(is_meant(filter, walk, walk.end))
             .select((dsl::count(ledger::payload), count_star()));
         unprepared(counts).get_result(conn)
     })?;
-    Ok(Step {
-        placed: usize::try_from(with_payload).unwrap_or(0),
-        without_payload: usize::try_from(all - with_payload).unwrap_or(0),
+    Ok(Bulked {
+        changed: u64::try_from(with_payload).unwrap_or(0),
+        without_payload: u64::try_from(all - with_payload).unwrap_or(0),
         skipped: 0,
     })
 }
@@ -214,7 +214,7 @@ pub(crate) fn step(
     walk: &mut Walk,
     most: usize,
     operator: &str,
-) -> QueryResult<Option<Step>> {
+) -> QueryResult<Option<Bulked>> {
     let rows = loop {
         if walk.place.micros >= walk.end {
             return Ok(None);
@@ -228,10 +228,9 @@ pub(crate) fn step(
     let with_payload: Vec<&FoundRow> = rows.iter().filter(|row| row.has_payload).collect();
     let asked = filter.destination.as_deref().unwrap_or_default();
     let inserted = insert(conn, name, ids, asked, &walk.run, &with_payload, operator)?;
-    Ok(Some(Step {
-        placed: inserted,
-        without_payload: rows.len() - with_payload.len(),
-        skipped: with_payload.len() - inserted,
+    Ok(Some(Bulked {
+        without_payload: (rows.len() - with_payload.len()) as u64,
+        ..Bulked::of(with_payload.len(), inserted)
     }))
 }
 
@@ -295,14 +294,25 @@ fn next(
     Ok(rows)
 }
 
-/// Replays one message to a destination that has received it. `None`: the ledger has no such delivery.
-pub(crate) fn once_more(
+/// The result of sending one message again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SentAgain {
+    /// The message is sent once more, or already waits: it was sent again before, or an attempt has failed.
+    Yes,
+    /// No such message was delivered to the destination or is dead, or the destination does not exist.
+    NotFound,
+    /// The message was delivered, and its payload is not kept.
+    NotKept,
+}
+
+/// Replays one message to a destination that has received it.
+pub(super) fn once_more(
     conn: &mut PgConnection,
     name: &OutboxName,
     to: Recipient<'_>,
     message_id: Uuid,
     operator: &str,
-) -> QueryResult<Option<Step>> {
+) -> QueryResult<SentAgain> {
     let delivered = ledger::table(name.ledger())
         .filter(ledger::message_id.eq(message_id))
         .filter(ledger::status.eq(Status::Delivered.as_str()))
@@ -316,18 +326,15 @@ pub(crate) fn once_more(
             ledger::sequence,
         ));
     let rows: Vec<FoundRow> = unprepared(delivered).load(conn)?;
-    if rows.is_empty() {
-        return Ok(None);
-    }
-    let mut done = Step::default();
-    match rows.iter().find(|row| row.has_payload) {
-        None => done.without_payload = 1,
-        Some(row) => {
-            let (ids, run) = (ReplayIds::Same, new_run());
-            done.placed = insert(conn, name, ids, to.destination, &run, &[row], operator)?;
-        }
-    }
-    Ok(Some(done))
+    let Some(row) = rows.iter().find(|row| row.has_payload) else {
+        return Ok(match rows.is_empty() {
+            true => SentAgain::NotFound,
+            false => SentAgain::NotKept,
+        });
+    };
+    let (ids, run) = (ReplayIds::Same, new_run());
+    insert(conn, name, ids, to.destination, &run, &[row], operator)?;
+    Ok(SentAgain::Yes)
 }
 
 /// Inserts new messages for these rows, in their order, and a history entry for each. Messages that this run has
@@ -405,7 +412,7 @@ mod tests {
     use crate::store::tests::Outbox;
 
     /// Replays what was delivered in these seconds, as the run `again`.
-    fn replay(conn: &mut PgConnection, name: &OutboxName, from: u64, to: u64) -> usize {
+    fn replay(conn: &mut PgConnection, name: &OutboxName, from: u64, to: u64) -> u64 {
         let filter = ReplayFilter {
             since: Some(UNIX_EPOCH + Duration::from_secs(from)),
             until: Some(UNIX_EPOCH + Duration::from_secs(to)),
@@ -414,7 +421,7 @@ mod tests {
         let mut walk = begin(conn, name, &filter, "again").expect("begun");
         walk.window = i64::from(u32::MAX);
         let done = step(conn, name, &filter, ReplayIds::Same, &mut walk, 1000, "");
-        done.expect("replayed").expect("messages").placed
+        done.expect("replayed").expect("messages").changed
     }
 
     /// R36: the ledger has a key twice, so the replays insert the keys in different orders.
