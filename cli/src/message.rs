@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::WaitReason;
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, HistoryEntry, MessageKey, MessageRecord};
+use diesel_outbox::program::{self, HistoryEntry, KeptIn, MessageKey, MessageRecord};
 use diesel_outbox::{ReasonCode, Status};
 use diesel_outbox_pages::message::{self, APPLICATION, REPLAYED, for_destination};
 use serde_json::{Value, json};
@@ -134,7 +134,7 @@ fn with_waits(records: &[MessageRecord], waits: &[Option<WaitReason>]) -> Vec<Va
 /// A record as JSON.
 pub(crate) fn as_json(record: &MessageRecord) -> Value {
     let mut value = json!({
-        "kept_in": record.kept_in,
+        "kept_in": record.kept_in.as_str(),
         "status": record.status,
         "sequence": record.sequence,
         "message_id": record.message_id.to_string(),
@@ -171,10 +171,10 @@ pub(crate) fn as_json(record: &MessageRecord) -> Value {
 
 fn show(record: &MessageRecord, waits: Option<&WaitReason>) -> Result<()> {
     let id = |id: Option<i64>| id.map(|id| id.to_string());
-    let place = match record.kept_in.as_str() {
-        "live" => "in the outbox",
-        "dead" => "among the dead letters",
-        _ => "in the ledger",
+    let place = match record.kept_in {
+        KeptIn::Live => "in the outbox",
+        KeptIn::Dead => "among the dead letters",
+        KeptIn::Ledger => "in the ledger",
     };
     let destination = Some(&record.destination).filter(|name| !name.is_empty());
     let fields: [(&str, Option<String>); 22] = [
@@ -313,7 +313,7 @@ fn events(record: &MessageRecord) -> Vec<Event> {
         Status::Pending => add(&record.available_at, format!("due{to}")),
         _ => {}
     }
-    if record.kept_in == "live" {
+    if record.kept_in == KeptIn::Live {
         add(&record.expires_at, format!("expires{to}"));
     }
     events

@@ -1,6 +1,6 @@
 //! What the records and the history of a message say, for the pages and the commands of the program.
 
-use diesel_outbox::program::{HistoryEntry, MessageRecord};
+use diesel_outbox::program::{HistoryEntry, KeptIn, MessageRecord};
 
 /// Who cancelled a message if no operator did (`Outbox::cancel`).
 pub const APPLICATION: &str = "the application";
@@ -17,8 +17,10 @@ pub fn is_said_by_a_dead_letter(record: &MessageRecord, all: &[MessageRecord]) -
     let is_the_last = !all
         .iter()
         .filter(is_of_it)
-        .any(|other| other.kept_in == "ledger" && other.settled_at > record.settled_at);
-    record.kept_in == "ledger" && is_the_last && of_it.any(|other| other.kept_in == "dead")
+        .any(|other| other.kept_in == KeptIn::Ledger && other.settled_at > record.settled_at);
+    record.kept_in == KeptIn::Ledger
+        && is_the_last
+        && of_it.any(|other| other.kept_in == KeptIn::Dead)
 }
 
 /// Whether the history records the replay that enqueued this message, and by whom.

@@ -10,7 +10,7 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel::pg::{Pg, PgValue};
 use diesel::query_builder::QueryId;
 use diesel::serialize::{self, IsNull, Output, ToSql};
-use diesel::sql_types::{BigInt, Nullable, SqlType, Text, Timestamptz};
+use diesel::sql_types::{BigInt, Nullable, SqlType, Timestamptz};
 
 use crate::message::Sequence;
 use crate::status::{ReasonCode, Status};
@@ -21,20 +21,24 @@ pub(crate) const BEGIN_MICROS: i64 = 946_684_800_000_000;
 /// Types that are texts in the database. A text that this version does not know is an error.
 macro_rules! texts {
     ($($word:ty)+) => {$(
-        impl ToSql<Text, Pg> for $word {
-            fn to_sql<'b>(&'b self, out: &mut Output<'b, '_, Pg>) -> serialize::Result {
-                out.write_all(self.as_str().as_bytes())?;
-                Ok(IsNull::No)
+        impl diesel::serialize::ToSql<diesel::sql_types::Text, diesel::pg::Pg> for $word {
+            fn to_sql<'b>(
+                &'b self,
+                out: &mut diesel::serialize::Output<'b, '_, diesel::pg::Pg>,
+            ) -> diesel::serialize::Result {
+                std::io::Write::write_all(out, self.as_str().as_bytes())?;
+                Ok(diesel::serialize::IsNull::No)
             }
         }
 
-        impl FromSql<Text, Pg> for $word {
-            fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
+        impl diesel::deserialize::FromSql<diesel::sql_types::Text, diesel::pg::Pg> for $word {
+            fn from_sql(bytes: diesel::pg::PgValue<'_>) -> diesel::deserialize::Result<Self> {
                 Ok(std::str::from_utf8(bytes.as_bytes())?.parse()?)
             }
         }
     )+};
 }
+pub(crate) use texts;
 
 texts!(Status ReasonCode);
 

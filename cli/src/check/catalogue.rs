@@ -14,7 +14,7 @@ use diesel::PgConnection;
 use diesel_outbox::ConfigError;
 use diesel_outbox::catalogue::{Catalogue, EventType};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, Place, StoredPayload};
+use diesel_outbox::program::{self, KeptIn, StoredPayload};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
@@ -80,13 +80,13 @@ fn differences(event: &EventType, payload: &str) -> BTreeSet<String> {
 /// How many messages have a difference, where they are, and which are the first.
 #[derive(Default)]
 struct Count {
-    places: BTreeMap<Place, u64>,
+    places: BTreeMap<KeptIn, u64>,
     first: Vec<uuid::Uuid>,
 }
 
 impl Count {
     fn add(&mut self, stored: &StoredPayload) {
-        *self.places.entry(stored.place).or_default() += 1;
+        *self.places.entry(stored.kept_in).or_default() += 1;
         if self.first.len() < MOST_NAMED && !self.first.contains(&stored.message_id) {
             self.first.push(stored.message_id);
         }
@@ -101,9 +101,9 @@ impl std::fmt::Display for Count {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let places: Vec<String> = (self.places.iter())
             .map(|(place, count)| match place {
-                Place::Outbox => format!("{count} waiting"),
-                Place::Dead => format!("{count} dead"),
-                Place::Ledger => format!("{count} in the ledger"),
+                KeptIn::Live => format!("{count} waiting"),
+                KeptIn::Dead => format!("{count} dead"),
+                KeptIn::Ledger => format!("{count} in the ledger"),
             })
             .collect();
         let first: Vec<String> = self.first.iter().map(ToString::to_string).collect();

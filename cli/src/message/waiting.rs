@@ -7,7 +7,7 @@ use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Bulk, Bulked, Verdict, WaitReason, WaitingFilter};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, MessageKey, MessageRecord, Searched, parse_duration};
+use diesel_outbox::program::{self, KeptIn, MessageKey, MessageRecord, Searched, parse_duration};
 use diesel_outbox::{
     Answer, Changed, ConfigError, DatabaseError, Due, MessageRef, Part, PartState, Status,
 };
@@ -324,7 +324,7 @@ fn still_waits(conn: &mut PgConnection, config: &Config, changed: &Changed) -> R
     {
         let key = MessageKey::Sequence(part.sequence.0);
         let mut found = program::message(conn, &config.table, &key)?.rows;
-        found.retain(|record| record.sequence == part.sequence && record.kept_in == "live");
+        found.retain(|record| record.sequence == part.sequence && record.kept_in == KeptIn::Live);
         for reason in program::wait_reasons_of(conn, &config.table, &found)?
             .into_iter()
             .flatten()

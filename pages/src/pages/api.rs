@@ -207,7 +207,7 @@ view! {
         sequence: i64 = row.sequence.0,
         message_id: Uuid = row.message_id,
         /// `live`, `dead` or `ledger`.
-        kept_in: String = row.kept_in.clone(),
+        kept_in: String = row.kept_in.to_string(),
         topic: String = row.topic.clone(),
         /// Empty: the topic decides.
         destination: String = row.destination.clone(),

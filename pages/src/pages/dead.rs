@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use diesel_outbox::admin::{DeadFilter, Place};
-use diesel_outbox::program::{self, DeadGroup, MessageKey, MessageRecord};
+use diesel_outbox::program::{self, DeadGroup, KeptIn, MessageKey, MessageRecord};
 use diesel_outbox::{ReasonCode, Sequence};
 use maud::{Markup, html};
 use uuid::Uuid;
@@ -140,7 +140,7 @@ pub(super) fn find(
         let found = program::message(conn, outbox, &key)?.rows;
         let dead: Vec<(Sequence, Uuid)> = found
             .iter()
-            .filter(|record| record.kept_in == "dead")
+            .filter(|record| record.kept_in == KeptIn::Dead)
             .map(|record| (record.sequence, record.message_id))
             .collect();
         let sequences: Vec<i64> = dead.iter().map(|(sequence, _)| sequence.0).collect();

@@ -1,7 +1,7 @@
 //! Ordering keys: the blocked keys, and the messages of one key in order.
 
 use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::program::{self, BlockedKey, MessageRecord};
+use diesel_outbox::program::{self, BlockedKey, KeptIn, MessageRecord};
 use maud::{Markup, html};
 
 use super::layout::section;
@@ -103,7 +103,7 @@ fn message(record: &MessageRecord) -> Vec<Markup> {
     let sequence = record.sequence;
     vec![
         html! {
-            @if record.kept_in == "dead" { a href={ "/dead/" (sequence) } { "#" (sequence) } }
+            @if record.kept_in == KeptIn::Dead { a href={ "/dead/" (sequence) } { "#" (sequence) } }
             @else { a href=(link("/messages", &[("q", &record.idempotency_key)])) { "#" (sequence) } }
         },
         name_of(&record.topic, &record.destination),

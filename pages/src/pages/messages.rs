@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::WaitReason;
-use diesel_outbox::program::{self, HistoryEntry, MessageKey, MessageRecord, Searched};
+use diesel_outbox::program::{self, HistoryEntry, KeptIn, MessageKey, MessageRecord, Searched};
 use http::StatusCode;
 use maud::{Markup, html};
 
@@ -167,7 +167,7 @@ fn row((record, waits): (&MessageRecord, &Option<WaitReason>)) -> Vec<Markup> {
     let sequence = record.sequence;
     vec![
         html! {
-            @if record.kept_in == "dead" { a href={ "/dead/" (sequence) } { "#" (sequence) } }
+            @if record.kept_in == KeptIn::Dead { a href={ "/dead/" (sequence) } { "#" (sequence) } }
             @else { "#" (sequence) }
             @if let Some(whole) = record.split_from { span.quiet { ", fanned out from #" (whole) } }
             @if record.replay_of().is_some() { span.quiet { ", a replay" } }
@@ -177,7 +177,7 @@ fn row((record, waits): (&MessageRecord, &Option<WaitReason>)) -> Vec<Markup> {
             (badge(record.status))
             @if let Some(waits) = waits { " " span.quiet { (waits.to_string()) } }
         },
-        html! { (kept_in(&record.kept_in)) },
+        html! { (kept_in(record.kept_in)) },
         html! { (record.attempts) },
         html! {
             @if let Some(status) = record.http_status { "HTTP " (status) " " }
@@ -189,12 +189,11 @@ fn row((record, waits): (&MessageRecord, &Option<WaitReason>)) -> Vec<Markup> {
     ]
 }
 
-fn kept_in(place: &str) -> &str {
-    match place {
-        "live" => "the outbox",
-        "dead" => "dead letters",
-        "ledger" => "the ledger",
-        other => other,
+fn kept_in(table: KeptIn) -> &'static str {
+    match table {
+        KeptIn::Live => "the outbox",
+        KeptIn::Dead => "dead letters",
+        KeptIn::Ledger => "the ledger",
     }
 }
 

@@ -1,6 +1,7 @@
 //! A message in all tables: live rows, dead letters, and ledger entries.
 
 use diesel::PgConnection;
+use diesel::deserialize::FromSqlRow;
 use diesel::dsl::AsExprOf;
 use diesel::internal::table_macro::{BoxedSelectStatement, FromClause};
 use diesel::pg::Pg;
@@ -18,7 +19,7 @@ use uuid::Uuid;
 use crate::message::Sequence;
 use crate::message::replays::{base_of, keys_of_replays};
 use crate::name::OutboxName;
-use crate::schema::values::to_micros;
+use crate::schema::values::{texts, to_micros};
 use crate::status::Status;
 use crate::store::live;
 use crate::store::looking::looking;
@@ -28,15 +29,31 @@ use crate::store::seek::{Hit, MessageKey, live_ones, seek};
 use crate::store::sql::{Json, MaybeJson, On, coalesce, null, shown_key};
 use crate::store::statement::unprepared;
 use crate::store::table::{dead, ledger, outbox};
-use crate::words::UnknownWord;
+use crate::words::{UnknownWord, words};
+
+words! {
+    "table of messages":
+    /// A table that has rows of messages.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, FromSqlRow)]
+    pub enum KeptIn {
+        /// The outbox, whose messages are live.
+        Live = "live",
+        /// The dead letters.
+        Dead = "dead",
+        /// The ledger.
+        Ledger = "ledger",
+    }
+}
+
+texts!(KeptIn);
 
 /// One row of a message, in one table and for one destination. A message may have several rows: one for each
 /// destination, a dead letter and its ledger entry, and the rows of its replays.
 #[derive(Debug, Clone, Queryable)]
 #[non_exhaustive]
 pub struct MessageRecord {
-    /// The table that has the row: `live`, `dead` or `ledger`.
-    pub kept_in: String,
+    /// The table that has the row.
+    pub kept_in: KeptIn,
     /// The state of the message.
     pub status: Status,
     /// The sequence of the message: its place in the outbox.
@@ -227,7 +244,7 @@ macro_rules! records {
 }
 
 records! { content:
-    Text => "live".into_sql::<Text>(), "dead".into_sql::<Text>(), "ledger".into_sql::<Text>();
+    Text => kept_in(KeptIn::Live), kept_in(KeptIn::Dead), kept_in(KeptIn::Ledger);
     Text => live::status(), Status::Dead.as_str().into_sql::<Text>(), ledger::status;
     BigInt => outbox::sequence, dead::sequence, ledger::sequence;
     SqlUuid => outbox::message_id, dead::message_id, ledger::message_id;
@@ -256,6 +273,10 @@ records! { content:
         content.of(Box::new(dead::payload.nullable())), content.of(Box::new(ledger::payload));
     Bool => true.into_sql::<Bool>(), true.into_sql::<Bool>(), ledger::payload.is_not_null();
     Timestamptz => outbox::available_at, dead::dead_lettered_at, ledger::settled_at;
+}
+
+fn kept_in(table: KeptIn) -> AsExprOf<&'static str, Text> {
+    table.as_str().into_sql::<Text>()
 }
 
 /// NULL, for a time that a table does not keep.
@@ -289,13 +310,12 @@ pub(crate) fn find(
         rows.extend(replays_of(conn, name, key)?);
     }
     let identity = |row: &MessageRecord| {
-        let kept_in = row.kept_in.clone();
         let destination = row.destination.clone();
         (
             row.sequence,
             row.message_id,
             destination,
-            std::cmp::Reverse(kept_in),
+            std::cmp::Reverse(row.kept_in.as_str()),
             row.settled_at.clone(),
         )
     };

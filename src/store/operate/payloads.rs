@@ -8,6 +8,7 @@ use diesel::prelude::{ExpressionMethods, NullableExpressionMethods, QueryDsl, Ru
 use diesel::result::QueryResult;
 use uuid::Uuid;
 
+use super::messages::KeptIn;
 use crate::event::version_of;
 use crate::name::OutboxName;
 use crate::status::Status;
@@ -23,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(3600);
 #[non_exhaustive]
 pub struct StoredPayload {
     /// Where it is stored.
-    pub place: Place,
+    pub kept_in: KeptIn,
     /// The id of the message.
     pub message_id: Uuid,
     /// The topic of the message.
@@ -34,17 +35,6 @@ pub struct StoredPayload {
     pub payload: String,
 }
 
-/// Where a payload is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
-    /// In the outbox: the message is not settled.
-    Outbox,
-    /// In a dead letter.
-    Dead,
-    /// In the ledger.
-    Ledger,
-}
-
 /// Calls `each` for each stored payload, without holding more than one in memory. Needs as long as the database to read
 /// all of them.
 pub(crate) fn for_each(
@@ -53,10 +43,10 @@ pub(crate) fn for_each(
     mut each: impl FnMut(StoredPayload),
 ) -> QueryResult<()> {
     type Row = (Uuid, String, MaybeJson, JsonText);
-    let mut tell = |place: Place, (message_id, topic, headers, payload): Row| {
+    let mut tell = |kept_in: KeptIn, (message_id, topic, headers, payload): Row| {
         let headers: Option<String> = headers.into();
         each(StoredPayload {
-            place,
+            kept_in,
             message_id,
             topic,
             version: version_of(headers.as_deref()),
@@ -71,7 +61,7 @@ pub(crate) fn for_each(
             outbox::payload,
         ));
         for row in waiting.load_iter::<Row, PgRowByRowLoadingMode>(conn)? {
-            tell(Place::Outbox, row?);
+            tell(KeptIn::Live, row?);
         }
         let dead = dead::table(name.dead()).select((
             dead::message_id,
@@ -80,7 +70,7 @@ pub(crate) fn for_each(
             dead::payload,
         ));
         for row in dead.load_iter::<Row, PgRowByRowLoadingMode>(conn)? {
-            tell(Place::Dead, row?);
+            tell(KeptIn::Dead, row?);
         }
         let kept = ledger::table(name.ledger())
             .filter(ledger::payload.is_not_null())
@@ -93,7 +83,7 @@ pub(crate) fn for_each(
                 ledger::payload.assume_not_null(),
             ));
         for row in kept.load_iter::<Row, PgRowByRowLoadingMode>(conn)? {
-            tell(Place::Ledger, row?);
+            tell(KeptIn::Ledger, row?);
         }
         Ok(())
     })

@@ -9,7 +9,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Text};
 use diesel::{PgConnection, select};
 
-use super::messages::{self, Content, MessageRecord};
+use super::messages::{self, Content, KeptIn, MessageRecord};
 use crate::config::Rate;
 use crate::message::Sequence;
 use crate::name::OutboxName;
@@ -490,7 +490,7 @@ impl Facts {
         records: &[MessageRecord],
     ) -> QueryResult<Vec<Option<WaitReason>>> {
         let first = self.first_of_keys(conn, name, records)?;
-        let is_live = |record: &&MessageRecord| record.kept_in == "live";
+        let is_live = |record: &&MessageRecord| record.kept_in == KeptIn::Live;
         let reason = |record: &MessageRecord| {
             Some(record)
                 .filter(is_live)

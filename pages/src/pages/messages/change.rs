@@ -1,7 +1,7 @@
 //! Cancelling, rescheduling and settling a message by hand.
 
 use diesel_outbox::admin::{self, Note, Verdict};
-use diesel_outbox::program::MessageRecord;
+use diesel_outbox::program::{KeptIn, MessageRecord};
 use diesel_outbox::{Answer, Due, MessageRef, Sequence};
 use maud::{Markup, html};
 
@@ -119,8 +119,8 @@ pub(in crate::pages) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
 
 /// The forms that change a live or dead message.
 pub(in crate::pages) fn actions(guest: &Guest, record: &MessageRecord) -> Markup {
-    let is_waiting = record.kept_in == "live" && record.locked_by.is_none();
-    if !is_waiting && record.kept_in != "dead" && record.kept_in != "live" {
+    let is_waiting = record.kept_in == KeptIn::Live && record.locked_by.is_none();
+    if record.kept_in == KeptIn::Ledger {
         return html! {};
     }
     let to = match record.destination.as_str() {
