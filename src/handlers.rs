@@ -10,7 +10,6 @@ mod group;
 mod pool;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +26,7 @@ use crate::dispatch::{Failure, Outcome, Response};
 use crate::event::{DecodeError, Event};
 use crate::message::Message;
 use crate::name::OutboxName;
+use crate::shows::shows;
 use crate::status::ReasonCode;
 
 /// A group of handlers, one for each topic, with its own threads.
@@ -321,11 +321,4 @@ fn run(handler: &Handler, message: &Message, context: &PooledContext<'_>) -> Out
     }
 }
 
-impl fmt::Debug for Handlers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handlers")
-            .field("topics", &self.by_topic.keys())
-            .field("policy", &self.policy)
-            .finish_non_exhaustive()
-    }
-}
+shows!(Handlers: topics = [by_topic.keys()], policy);

@@ -84,6 +84,7 @@ mod registered_destination;
 mod routes;
 #[cfg(feature = "relay")]
 mod sealed;
+mod shows;
 mod status;
 mod words;
 

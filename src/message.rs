@@ -22,6 +22,7 @@ pub use self::error::MessageError;
 
 use self::error::{check_name, check_ordering_key, not_json};
 use crate::header::check_header;
+use crate::shows::shows;
 
 /// The maximum length of a payload, in bytes. The table has the same limit.
 pub const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
@@ -373,15 +374,9 @@ impl NewMessage {
     }
 }
 
-impl fmt::Debug for NewMessage {
+shows! {
     /// Omits the payload and the header values, which may be private.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NewMessage")
-            .field("message_id", &self.message_id)
-            .field("topic", &self.topic)
-            .field("payload_bytes", &self.payload.len())
-            .finish_non_exhaustive()
-    }
+    NewMessage: message_id, topic, payload_bytes = [payload.len()]
 }
 
 /// SHA-256 of topic, line feed and payload. A topic contains no line feed, so different messages never

@@ -3,7 +3,6 @@
 mod bulk;
 mod waiting;
 
-use std::fmt;
 use std::sync::Arc;
 
 use diesel::Connection;
@@ -18,6 +17,7 @@ use crate::event::IntoMessage;
 use crate::message::{NewMessage, Sequence};
 use crate::metrics::Enqueues;
 use crate::name::{BadName, OutboxName};
+use crate::shows::shows;
 use crate::store::check_transaction;
 use crate::store::pinned::is_in_transaction;
 use crate::store::write::enqueue::{NewRow, Stored, insert_or_find};
@@ -57,13 +57,7 @@ pub struct TraceContext {
     pub tracestate: Option<String>,
 }
 
-impl fmt::Debug for Outbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outbox")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+shows!(Outbox: name);
 
 /// The result of enqueueing a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

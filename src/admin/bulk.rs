@@ -1,7 +1,6 @@
 //! Changes of many messages: in steps, at a limited rate, and interrupted at any time. No step is recorded: the rows show
 //! what is left, so the same call continues.
 
-use std::fmt;
 use std::ops::ControlFlow;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use diesel::PgConnection;
 use super::Note;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::shows::shows;
 use crate::store::operate::missed::Bulked;
 use crate::store::operate::waiting::{self, Act, WaitingFilter};
 use crate::store::pinned::pinned;
@@ -41,13 +41,7 @@ pub struct Bulk<'a> {
     done: Bulked,
 }
 
-impl fmt::Debug for Bulk<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Bulk");
-        shown.field("note", &self.note).field("rate", &self.rate);
-        shown.field("is_dry", &self.is_dry).finish_non_exhaustive()
-    }
-}
+shows!(Bulk<'_>: note, rate, is_dry);
 
 impl<'a> Bulk<'a> {
     /// As fast as possible, unwatched.

@@ -1,7 +1,6 @@
 //! Sending delivered messages to another URL, in the form in which they were delivered.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use diesel::PgConnection;
@@ -11,6 +10,7 @@ use super::{DestinationError, DestinationTest, Destinations, TestAnswer};
 use crate::config::{Config, ConfigError, Destination, Proxy, Tls};
 use crate::dispatch::{Dispatcher, HttpDispatcher};
 use crate::message::{Message, replays};
+use crate::shows::shows;
 use crate::store::operate::messages::MessageRecord;
 use crate::store::operate::tail::{self, Kept};
 use crate::store::pinned::pinned;
@@ -145,8 +145,4 @@ fn message(entry: &MessageRecord, kept: Kept) -> Message {
     }
 }
 
-impl fmt::Debug for Forward<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Forward").finish_non_exhaustive()
-    }
-}
+shows!(Forward<'_>: );

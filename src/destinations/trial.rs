@@ -1,6 +1,5 @@
 //! A test of a registered destination: one immediate request, and the response.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use crate::dispatch::{Customers, Dispatcher, Failure, Outcome, Response, caught}
 use crate::message::Message;
 use crate::public_error::public_error;
 use crate::registered_destination::RegisteredDestination;
+use crate::shows::shows;
 use crate::status::ReasonCode;
 
 /// The topic of a test.
@@ -145,10 +145,4 @@ impl DestinationTest {
     }
 }
 
-impl fmt::Debug for DestinationTest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DestinationTest")
-            .field("destination", &self.message.destination)
-            .finish_non_exhaustive()
-    }
-}
+shows!(DestinationTest: destination = [message.destination]);

@@ -1,6 +1,5 @@
 //! Verifying the endpoint of a registered destination at once.
 
-use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel::PgConnection;
@@ -9,6 +8,7 @@ use super::{DestinationError, Destinations};
 use crate::config::{Config, ConfigError, Rate, Verification};
 use crate::dispatch::{Customers, NotVerified, Verifier};
 use crate::public_error::public_error;
+use crate::shows::shows;
 use crate::status::ReasonCode;
 use crate::store::destinations::AsSeen;
 use crate::store::pinned::pinned;
@@ -184,10 +184,4 @@ impl Destinations<'_> {
     }
 }
 
-impl fmt::Debug for EndpointCheck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndpointCheck")
-            .field("destination", &self.name)
-            .finish_non_exhaustive()
-    }
-}
+shows!(EndpointCheck: destination = [name]);

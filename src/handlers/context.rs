@@ -1,7 +1,6 @@
 //! The context of a handler: its message, its time limit, and database connections.
 
 use std::cell::{Cell, RefCell, RefMut};
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use metrics::Gauge;
 use super::error::HandlerError;
 use crate::inbox::{self, Once};
 use crate::message::Message;
+use crate::shows::shows;
 
 /// Provides handlers with connections of the application.
 pub(crate) type Pool = dyn Fn() -> Result<Pooled, HandlerError> + Send + Sync;
@@ -239,23 +239,9 @@ impl<'a> PooledContext<'a> {
     }
 }
 
-impl fmt::Debug for PooledContext<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PooledContext")
-            .field("message", &self.message)
-            .field("attempt", &self.attempt())
-            .finish_non_exhaustive()
-    }
-}
+shows!(PooledContext<'_>: message, attempt = [attempt()]);
 
-impl fmt::Debug for Context<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context")
-            .field("message", &self.message)
-            .field("attempt", &self.attempt())
-            .finish_non_exhaustive()
-    }
-}
+shows!(Context<'_>: message, attempt = [attempt()]);
 
 /// A connection of the application. Returned to the pool when dropped. Dereferences to `PgConnection`.
 pub struct Connection<'a>(Inner<'a>);
@@ -285,8 +271,4 @@ impl DerefMut for Connection<'_> {
     }
 }
 
-impl fmt::Debug for Connection<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").finish_non_exhaustive()
-    }
-}
+shows!(Connection<'_>: );

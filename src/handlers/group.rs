@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -21,6 +20,7 @@ use super::{Handler, Handlers, run};
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
 use crate::message::{Message, Sequence};
+use crate::shows::shows;
 use crate::spans::Span;
 use crate::status::ReasonCode;
 
@@ -309,11 +309,4 @@ impl Drop for Group {
     }
 }
 
-impl fmt::Debug for Group {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Group")
-            .field("name", &self.shared.name)
-            .field("handlers", &self.handlers)
-            .finish_non_exhaustive()
-    }
-}
+shows!(Group: name = [shared.name], handlers);

@@ -1,12 +1,12 @@
 //! A message that a relay has claimed.
 
-use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::Sequence;
+use crate::shows::shows;
 
 /// A claimed message, as a [`Dispatcher`](crate::Dispatcher), an [`Observer`](crate::Observer) or the
 /// handler of a topic receives it.
@@ -155,15 +155,7 @@ pub(crate) fn hashed_key(key: &str) -> String {
         .collect()
 }
 
-impl fmt::Debug for Message {
+shows! {
     /// Omits payload, headers and keys, which may be private.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message")
-            .field("sequence", &self.sequence)
-            .field("message_id", &self.message_id)
-            .field("topic", &self.topic)
-            .field("destination", &self.destination)
-            .field("attempts", &self.attempts)
-            .finish_non_exhaustive()
-    }
+    Message: sequence, message_id, topic, destination, attempts
 }

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::attributes::{Attributes, DATA_CONTENT_TYPE, rfc3339};
 use super::error::CloudEventError;
 use crate::event::{DecodeError, Event, VERSION_ATTRIBUTE};
+use crate::shows::shows;
 
 /// The supported version of CloudEvents, which the relay sends.
 const SPEC_VERSION: &str = "1.0";
@@ -168,16 +169,9 @@ impl CloudEvent<'_> {
     }
 }
 
-impl fmt::Debug for CloudEvent<'_> {
+shows! {
     /// Omits the data and the extensions, which may be private.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CloudEvent")
-            .field("id", &self.id)
-            .field("source", &self.source)
-            .field("event_type", &self.event_type)
-            .field("time", &self.time)
-            .finish_non_exhaustive()
-    }
+    CloudEvent<'_>: id, source, event_type, time
 }
 
 impl fmt::Debug for Data<'_> {

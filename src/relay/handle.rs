@@ -7,6 +7,7 @@ use super::custody::Waited;
 use super::shared::Shared;
 use super::{DestinationState, Health, Incarnation, ShutdownError, Stats, monitor};
 use crate::lock::lock;
+use crate::shows::shows;
 
 /// A running relay, as returned by [`RelayBuilder::start`](crate::RelayBuilder::start). The handle owns every
 /// thread of the relay. Dropping the handle shuts the relay down, within `OUTBOX_SHUTDOWN_TIMEOUT`.
@@ -260,10 +261,4 @@ impl RelayHandle {
     }
 }
 
-impl std::fmt::Debug for RelayHandle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RelayHandle")
-            .field("stats", &self.stats())
-            .finish_non_exhaustive()
-    }
-}
+shows!(RelayHandle: stats = [stats()]);

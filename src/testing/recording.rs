@@ -1,6 +1,5 @@
 //! A dispatcher for tests, which takes the place of a receiver.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::de::DeserializeOwned;
@@ -10,6 +9,7 @@ use crate::dispatch::{Dispatcher, Outcome, Response};
 use crate::event::Event;
 use crate::lock::lock;
 use crate::message::Message;
+use crate::shows::shows;
 
 /// A dispatcher that records messages, and returns outcomes that the test chooses. Defaults to delivered.
 ///
@@ -88,10 +88,4 @@ impl Dispatcher for RecordingDispatcher {
     }
 }
 
-impl fmt::Debug for RecordingDispatcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecordingDispatcher")
-            .field("messages", &self.list().len())
-            .finish_non_exhaustive()
-    }
-}
+shows!(RecordingDispatcher: messages = [list().len()]);

@@ -1,13 +1,12 @@
 //! A relay that runs in the test's own thread.
 
-use std::fmt;
-
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use crate::admin::WaitReason;
 use crate::message::{Message, Sequence};
 use crate::relay::{ByHand, Ended, Processed, RelayBuilder, StartError};
+use crate::shows::shows;
 use crate::status::{ReasonCode, Status};
 
 /// A relay without threads. It works only inside [`drain`](Self::drain), on the test's connection.
@@ -44,11 +43,7 @@ impl TestRelay {
     }
 }
 
-impl fmt::Debug for TestRelay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TestRelay").finish_non_exhaustive()
-    }
-}
+shows!(TestRelay: );
 
 /// The results of one [`TestRelay::drain`].
 #[derive(Debug, Clone, Default)]

@@ -1,7 +1,7 @@
 //! CloudEvents 1.0: events as JSON documents.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write};
+use std::fmt::Write;
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::stored::Stored;
 use crate::header::ATTRIBUTE_PREFIX;
 use crate::message::Message;
+use crate::shows::shows;
 
 /// The most bytes of a document, without the head, the payload and the topic.
 const OTHER_BYTES: usize = 256;
@@ -66,11 +67,9 @@ impl Envelope {
     }
 }
 
-impl fmt::Debug for Envelope {
+shows! {
     /// Without the header values of the destination.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Envelope").finish_non_exhaustive()
-    }
+    Envelope:
 }
 
 /// Writes a member of the document. Names are already checked, and need no escapes.

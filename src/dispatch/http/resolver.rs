@@ -4,7 +4,6 @@
 //! ureq's own resolver starts a thread for each request with a timeout, and leaks the thread if a lookup
 //! hangs.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use url::Url;
 use super::egress::Egress;
 use super::lookups::{Lookups, Name};
 use super::proxy::Via;
+use crate::shows::shows;
 
 /// The most addresses that ureq accepts.
 const MOST_ADDRESSES: usize = 16;
@@ -110,13 +110,7 @@ impl Resolver for FirstAddress {
     }
 }
 
-impl fmt::Debug for FirstAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FirstAddress")
-            .field("host", &self.host)
-            .finish_non_exhaustive()
-    }
-}
+shows!(FirstAddress: host);
 
 #[cfg(test)]
 mod tests {

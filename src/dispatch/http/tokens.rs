@@ -5,7 +5,6 @@
 //! renewed at four fifths of its life, or when the receiver refuses it.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -25,6 +24,7 @@ use super::target::Target;
 use crate::config::{Client, OAuth2};
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
+use crate::shows::shows;
 use crate::status::{ReasonCode, TOKEN_SERVER};
 
 /// The life of a token whose answer does not say it.
@@ -308,13 +308,9 @@ fn basic(id: &str, secret: &str) -> Result<HeaderValue, Failure> {
     Ok(value)
 }
 
-impl fmt::Debug for Grant {
+shows! {
     /// Without secrets and keys.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant")
-            .field("client_id", &self.oauth2.client_id)
-            .finish_non_exhaustive()
-    }
+    Grant: client_id = [oauth2.client_id]
 }
 
 #[cfg(test)]

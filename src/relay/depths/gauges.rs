@@ -9,6 +9,7 @@ use metrics::{Gauge, gauge};
 use crate::metrics::{
     MESSAGES, OLDEST_DUE_SECONDS, OTHER, REGISTERED_DESTINATIONS, describe, topic_label,
 };
+use crate::shows::shows;
 use crate::status::Status;
 use crate::store::destinations::DestinationCounts;
 use crate::store::operate::depths::Depths;
@@ -137,13 +138,7 @@ impl Drop for DepthGauges {
     }
 }
 
-impl std::fmt::Debug for DepthGauges {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DepthGauges")
-            .field("outbox", &self.outbox)
-            .finish_non_exhaustive()
-    }
-}
+shows!(DepthGauges: outbox);
 
 /// The names of the first [`WORST`] destinations.
 fn names(others: &[(Arc<str>, Shown)]) -> Vec<Arc<str>> {

@@ -1,7 +1,5 @@
 //! Enqueueing one message as a Diesel query.
 
-use std::fmt;
-
 use diesel::backend::Backend;
 use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
 use diesel::result::QueryResult;
@@ -14,6 +12,7 @@ use super::enqueue::{absolute, relative};
 use crate::message::{Due, NewMessage};
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
+use crate::shows::shows;
 
 const MICROS: i64 = 1_000_000;
 
@@ -58,14 +57,9 @@ impl When {
     }
 }
 
-impl fmt::Debug for Insert {
+shows! {
     /// Omits the payload and the header values, which may be private.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Insert")
-            .field("message_id", &self.id)
-            .field("topic", &self.topic)
-            .finish_non_exhaustive()
-    }
+    Insert: message_id = [id], topic
 }
 
 impl Insert {
