@@ -167,11 +167,6 @@ impl Turns {
 }
 
 impl Database {
-    /// One connection, for one party.
-    pub(crate) fn new(source: &Connections, outbox: &OutboxName, purpose: &'static str) -> Self {
-        Self::several(source, outbox, purpose, 1)
-    }
-
     /// With so many connections, each opened when all others are in use. One party gets at most half of them.
     pub(crate) fn several(
         source: &Connections,

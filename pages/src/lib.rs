@@ -95,7 +95,7 @@ pub enum PagesError {
 
 impl Pages {
     /// The operators' pages of the outbox in these settings. `connections`: the URL of the database, such as that of the
-    /// settings, or a function that lends a connection of the application; the pages use at most four at the same time,
+    /// settings, or a function that lends a connection of the application; the pages use at most six at the same time,
     /// each for a transaction. `relay`: the relay of this process, if it has one. The first request connects to the
     /// database.
     ///
@@ -121,14 +121,15 @@ impl Pages {
         relay: Option<Arc<RelayHandle>>,
     ) -> Result<Self, PagesError> {
         let source = &connections.into();
-        let database = |purpose| Database::new(source, &config.table, purpose);
+        let database =
+            |purpose, connections| Database::several(source, &config.table, purpose, connections);
         let destinations = program::all_destinations(config);
         let names = destinations.iter().map(|one| one.name.as_str());
         let site = Site {
             relay,
-            database: database("admin"),
-            searches: database("admin searches"),
-            changes: database("admin changes"),
+            database: database("admin", 1),
+            searches: database("admin searches", 2),
+            changes: database("admin changes", 2),
             history: Arc::default(),
             dead: Kept::default(),
             access: Access::new(program::admin(config).clone())?,
@@ -307,9 +308,9 @@ struct Site {
     relay: Option<Arc<RelayHandle>>,
     /// For the queries of the pages. With one connection, pages queue for each other and never delay the relay.
     database: Database,
-    /// For searches, which can take seconds.
+    /// For searches, which can take seconds. One page uses one connection, so a slow page delays no other.
     searches: Database,
-    /// For changes, which can take even longer.
+    /// For changes, which can take even longer. The same holds for acts.
     changes: Database,
     history: Arc<History>,
     /// Cached lists of dead letters: grouping them by cause reads all of them.

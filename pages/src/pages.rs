@@ -98,7 +98,7 @@ impl<'a> Visit<'a> {
         database: &Database,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
     ) -> anyhow::Result<T> {
-        database.within(self.act, "", statements)
+        database.within(self.act, &self.request.path, statements)
     }
 
     /// Writes a line of the audit log: now, or after the transaction that the request is.

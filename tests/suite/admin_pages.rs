@@ -759,6 +759,58 @@ fn pages_share_what_one_of_them_has_seen() {
     assert!(looks.len() as u64 <= most, "{} queries", looks.len());
 }
 
+/// R60: also if many ask for the slow page, and if a change waits for a lock.
+#[test]
+fn a_slow_page_and_a_slow_change_delay_no_others() {
+    let database = Database::new();
+    database
+        .execute("INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example')");
+    bury(&database, "order.paid", 1, 1);
+    let page = open(&database);
+    let token = page.get("/dead").form_token();
+    let form = |fields: &str| format!("form_token={token}&{fields}");
+    let (mut other, name) = (database.connect(), database.name());
+    other
+        .batch_execute(&format!(
+            "BEGIN; LOCK TABLE {name}_attempt; SELECT FROM {name}_destination FOR UPDATE"
+        ))
+        .expect("locks");
+    let waiting = || {
+        database.number("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE '%admin%'")
+    };
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| page.get("/messages?q=1"));
+        }
+        threads.spawn(|| {
+            page.post(
+                "/destination/disable",
+                "",
+                &form("name=acme&reason=they+asked"),
+            )
+        });
+        eventually("a page and a change wait for the locks", || waiting() >= 2);
+        for path in ["/", "/audit", "/ledger", "/dead"] {
+            let began = Instant::now();
+            assert_eq!(page.get(path).status, 200, "{path}");
+            assert!(
+                began.elapsed() < Duration::from_secs(1),
+                "{path}: {:?}",
+                began.elapsed()
+            );
+        }
+        let pause = form("kind=topic&name=order.paid&reason=stop");
+        let began = Instant::now();
+        assert_eq!(page.post("/pause", "", &pause).status, 303);
+        assert!(
+            began.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            began.elapsed()
+        );
+        other.batch_execute("COMMIT").expect("unlocked");
+    });
+}
+
 /// An open page does not repeat a search that takes seconds.
 #[test]
 fn a_slow_search_runs_once() {
