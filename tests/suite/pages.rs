@@ -5,13 +5,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use diesel_outbox::admin;
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox_pages::{Pages, PagesError, Rights, Visitor};
+use diesel_outbox_pages::{Pages, PagesError, Rights, Visitor, operator_pages};
 use http::{Request, Response, StatusCode};
 use secrecy::ExposeSecret;
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::support::{Database, Receiver};
+use crate::tenants::two;
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -358,4 +359,48 @@ fn without_the_right_payloads_are_on_no_page_and_in_no_search() {
         assert!(shown(Rights::all(), path).contains(secret), "{path}");
     }
     assert!(shown(masked, "/destinations?q=a.test").contains("?name=acme"));
+}
+
+/// R60: over every page.
+#[test]
+fn without_the_rights_no_page_shows_content_a_form_or_a_secret() {
+    let (database, acme, _) = two();
+    database.execute("UPDATE {o}_destination SET url = url || '/hunter2'");
+    let letter = database
+        .text("SELECT sequence || '.' || message_id FROM {o}_dead WHERE topic = 'acme.event'");
+    let letter = format!("/dead/{}", letter.expect("a letter"));
+    let (dead, tenant) = (acme.dead, acme.id);
+    let config = crate::tenants::config(&database);
+    let pages = Pages::operators(&config, &database.secret_url(), None).expect("pages");
+    let seen = |rights: Rights| {
+        let paths = operator_pages().map(str::to_owned).chain([letter.clone()]);
+        let queries = [
+            String::new(),
+            format!("?q={dead}&tenant={tenant}"),
+            format!("?name={}&tenant={tenant}", acme.endpoint),
+        ];
+        let asked = paths.flat_map(|path| queries.each_ref().map(|query| format!("{path}{query}")));
+        let shown = asked
+            .map(|path| text(&shown_to(&pages, Visitor::known("ann", rights), &path)).to_owned());
+        shown.collect::<String>()
+    };
+    let (all, look) = (seen(Rights::all()), seen(Rights::look()));
+    for hidden in ["&quot;bad&quot;", "says so", "hunter2", "method=\"post\""] {
+        assert!(all.contains(hidden) && !look.contains(hidden), "{hidden}");
+    }
+    // What an act shows.
+    let bob = || Visitor::known("bob", Rights::look().with_act(true));
+    let token = form_token(&shown_to(&pages, bob(), "/destinations/edit"));
+    let url = acme.receiver.url();
+    for (path, form) in [
+        ("/destination/test", "name=acme-hook".to_owned()),
+        ("/destination/rotate", "name=acme-hook&keep=1h".to_owned()),
+        ("/destination/put", format!("name=new&url={url}&topics=*")),
+    ] {
+        let done = send(&pages, bob(), "localhost", path, &format!("{form}&{token}"));
+        assert_eq!(done.status(), StatusCode::OK, "{path}: {}", text(&done));
+        for hidden in ["says so", "whsec_"] {
+            assert!(!text(&done).contains(hidden), "{path}: {}", text(&done));
+        }
+    }
 }
