@@ -531,6 +531,9 @@ fn links_end_and_cannot_be_forged() {
             .ok()
             .contains("href=\"/webhooks/deliveries\"")
     );
+    // Where a proxy ends TLS, the cookie stays there.
+    let by_tls = stranger.ask(Method::GET, &link, &[("x-forwarded-proto", "https")], "");
+    assert!(by_tls.cookie.ends_with("; Secure"), "{}", by_tls.cookie);
     // The token of a link is no cookie.
     let (_, token) = link.split_once('=').expect("a token");
     let name = opened.cookie.split('=').next().expect("a name");
@@ -783,6 +786,11 @@ fn an_endpoint_says_why_it_gets_nothing_and_what_to_do() {
             "verification_error = 'CONNECT: 10.0.0.7 refused'",
             "not_verified",
             "your endpoint could not be reached",
+        ),
+        (
+            "enabled = false, disabled_reason = 'NOT_VERIFIED: CONNECT: 10.0.0.7 refused'",
+            "disabled",
+            "did not confirm that it wants events",
         ),
     ] {
         database.execute(&format!(

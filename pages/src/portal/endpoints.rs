@@ -150,6 +150,7 @@ fn why_disabled(one: &RegisteredDestination, words: &Words) -> &'static str {
         BY_OWNER => words.why_disabled_here,
         reason if reason.starts_with("GONE") => words.why_disabled_gone,
         reason if reason.starts_with("has failed for ") => words.why_disabled_failing,
+        reason if reason.starts_with("NOT_VERIFIED") => words.why_disabled_not_verified,
         _ => words.why_disabled_other,
     }
 }
@@ -169,7 +170,7 @@ fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
     html! {
         span class=(class) { (name) }
         @if !why.is_empty() { span.why { (why) } }
-        @if let Some(error) = error.filter(|_| state == State::NotVerified) { span.error { (words.failure(&error)) } }
+        @if let Some(error) = error.filter(|_| !one.is_verified()) { span.error { (words.failure(&error)) } }
         @if let Some(since) = since { span.why.quiet { (words.no_success_since.replace("{}", &plain_time(&since))) } }
     }
 }

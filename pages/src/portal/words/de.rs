@@ -29,6 +29,7 @@ pub(super) const WORDS: Words = Words {
     why_failing: "Die letzten Zustellungen zeigen den Grund. Wir versuchen es weiter; sobald Ihr Endpunkt wieder funktioniert, werden die Ereignisse zugestellt.",
     why_disabled_failing: "Ihr Endpunkt wurde deaktiviert, weil Zustellungen zu lange fehlschlugen. Beheben Sie den Fehler, aktivieren Sie ihn hier und holen Sie die verpassten Ereignisse nach.",
     why_disabled_gone: "Ihr Endpunkt hat mit 410 (Gone) geantwortet und wurde deshalb deaktiviert. Aktivieren Sie ihn hier, wenn er wieder Ereignisse annimmt.",
+    why_disabled_not_verified: "Ihr Endpunkt wurde deaktiviert, weil er nicht bestätigt hat, dass er Ereignisse will. Beheben Sie den Fehler, aktivieren Sie ihn hier und bestätigen Sie ihn.",
     why_disabled_here: "Der Endpunkt wurde hier deaktiviert. Aktivieren Sie ihn, um wieder Ereignisse zu empfangen.",
     why_disabled_other: "Der Endpunkt wurde von uns deaktiviert. Bitte wenden Sie sich an unseren Support.",
     why_unusable: "Es wird nichts gesendet: Der Endpunkt ist so nicht verwendbar. Prüfen Sie die URL oder wenden Sie sich an unseren Support.",

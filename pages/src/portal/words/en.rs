@@ -29,8 +29,9 @@ pub(super) const WORDS: Words = Words {
     why_failing: "Look at the latest deliveries for the reason. We keep trying; when your endpoint works again, failed events are delivered.",
     why_disabled_failing: "Your endpoint was disabled because deliveries failed for too long. Mend it, enable it here, and recover the events that it missed.",
     why_disabled_gone: "Your endpoint answered 410 (Gone), so it was disabled. Enable it here if it accepts events again.",
+    why_disabled_not_verified: "Your endpoint was disabled because it did not confirm that it wants events. Mend it, enable it here, and verify it.",
     why_disabled_here: "The endpoint was disabled here. Enable it to receive events again.",
-    why_disabled_other: "The endpoint was disabled by our operators. Please contact our support.",
+    why_disabled_other: "The endpoint was disabled by us. Please contact our support.",
     why_unusable: "Nothing is sent: this endpoint cannot be used as it is. Check its URL, or contact our support.",
     why_not_verified: "Nothing is sent before your endpoint is verified.",
 
