@@ -253,10 +253,16 @@ impl Access {
             Response::text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
         })?;
         let until = unix_seconds() + sessions::LONGEST.as_secs();
-        let unsigned = sessions::unsigned(until, &name, &hex(&nonce));
-        let session = format!("{unsigned}.{}", self.key.signature("session", &unsigned));
+        let session = self.signed(until, &name, &hex(&nonce));
         log::info!(target: super::AUDIT, event = "admin_login", who = name, peer:% = request.visitor.peer; "{name:?} logged in to the admin page from {}", request.visitor.peer);
         Ok(self.set_cookie(request, &session, sessions::LONGEST.as_secs()))
+    }
+
+    /// A session, as its cookie says it.
+    fn signed(&self, until: u64, who: &str, nonce: &str) -> String {
+        let unsigned = sessions::unsigned(until, who, nonce);
+        let signature = self.key.signature("session", &unsigned);
+        format!("{unsigned}.{signature}")
     }
 
     /// The name and the end of a session that this or another process has begun, and that has not ended.
@@ -366,4 +372,43 @@ fn forbidden(reason: &str) -> Response {
 pub(crate) fn unix_seconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |time| time.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel_outbox::config::Config;
+    use diesel_outbox::program;
+
+    use super::*;
+
+    fn access(token: &str) -> Access {
+        let mut config = Config::default();
+        config.set("OUTBOX_ADMIN_TOKEN", token).expect("a token");
+        Access::new(program::admin(&config).clone()).expect("random bytes")
+    }
+
+    /// R60
+    #[test]
+    fn a_session_holds_until_its_end_and_for_its_token_only() {
+        let (own, other) = (access(&"a".repeat(32)), access(&"b".repeat(32)));
+        let until = unix_seconds() + 60;
+        let session = own.signed(until, "ann", "00ff");
+        assert_eq!(own.session(&session), Some(("ann".to_owned(), until)));
+        assert_eq!(other.session(&session), None);
+        assert_eq!(
+            own.session(&own.signed(unix_seconds(), "ann", "00ff")),
+            None
+        );
+        let unsigned = sessions::unsigned(until, "ann", "00ff");
+        for forged in [
+            session.replacen(&until.to_string(), &(until + 1).to_string(), 1),
+            session.replacen(&hex(b"ann"), &hex(b"bob"), 1),
+            session.replacen("00ff", "00fe", 1),
+            unsigned.clone(),
+            format!("{unsigned}.{}", own.key.signature("form", &unsigned)),
+        ] {
+            assert_ne!(forged, session);
+            assert_eq!(own.session(&forged), None, "{forged}");
+        }
+    }
 }
