@@ -62,7 +62,12 @@ fn a_relay_is_idle_only_after_the_relay_that_it_replaces() {
     let database = Database::new();
     let (held, gate) = Receiver::held();
     let receiver = Receiver::ok();
-    let relay = database.relay().url(&held.url()).start();
+    let relay = database.relay().url(&held.url());
+    // The send must last until the gate opens, also on a slow machine.
+    let relay = relay
+        .send_timeout(Duration::from_secs(20))
+        .lease(Duration::from_secs(60))
+        .start();
     let relay = relay.expect("a relay");
     database.enqueue("order.paid", json!({}));
     held.wait_for(1);
