@@ -60,14 +60,17 @@ impl Bound {
         }))
     }
 
-    /// Serves health and metrics, and no pages, until the result is dropped.
+    /// Serves health and metrics, and no pages, until the result is dropped. `measured`: the part of the metrics to show.
     ///
     /// # Errors
     ///
     /// A thread cannot be started.
-    pub(crate) fn serve_metrics(self) -> Result<Page> {
+    pub(crate) fn serve_metrics(
+        self,
+        measured: impl Fn(&str) -> String + Send + Sync + 'static,
+    ) -> Result<Page> {
         let recorder = self.recorder.clone();
-        let page = MetricsPage::new(&self.config, move || recorder.render())?;
+        let page = MetricsPage::new(&self.config, move || measured(&recorder.render()))?;
         let respond = move |request, peer| page.respond(request, Visitor::unknown(peer));
         self.serve_by("health and metrics are", respond)
     }

@@ -5,8 +5,11 @@
 //! while. So the memory and the senders belong to the databases that need them, and a database that is down, or whose
 //! receivers hang, takes nothing from the others.
 
+mod metrics;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,6 +22,7 @@ use diesel_outbox::program::{self, Work};
 use diesel_outbox::{ConfigError, Relay, RelayBuilder, RelayHandle, Stats, admin};
 use secrecy::{ExposeSecret, SecretString};
 
+use self::metrics::Relays;
 use crate::admin::Bound;
 use crate::number::whole;
 use crate::settings::SettingFlags;
@@ -71,8 +75,11 @@ pub(crate) fn run(file: &Path, options: &Options, settings: &SettingFlags) -> Re
     let databases = read(file)?;
     program::check_relay(&config)?;
     let page = Bound::new(&config)?;
-    let _page = page.map(Bound::serve_metrics).transpose()?;
-    let mut group = Group::new(config, usize::try_from(options.busy)?);
+    let relays = Arc::new(Relays::default());
+    let shown = Arc::clone(&relays);
+    let serve = |page: Bound| page.serve_metrics(move |text| shown.measured(text));
+    let _page = page.map(serve).transpose()?;
+    let mut group = Group::new(config, usize::try_from(options.busy)?, relays);
     group.serve(databases)?;
     loop {
         select! {
@@ -115,7 +122,8 @@ fn read(file: &Path) -> Result<Databases> {
     let databases: Databases = urls.map(|(name, url)| (name, url.into())).collect();
     for (name, url) in &databases {
         let bad = |why: String| ConfigError::new(format!("{}: {name}", file.display()), why);
-        if name.is_empty() || name.contains(char::is_control) {
+        // The last two would be escaped in a label of the metrics.
+        if name.is_empty() || name.contains(|c: char| c.is_control() || c == '"' || c == '\\') {
             return Err(bad("not a name".to_owned()).into());
         }
         let mut config = Config::default();
@@ -132,6 +140,7 @@ fn read(file: &Path) -> Result<Databases> {
 /// The threads of all databases.
 struct Group {
     common: Arc<Common>,
+    relays: Arc<Relays>,
     keepers: BTreeMap<String, Running>,
     /// The threads of databases that are not served any more.
     ending: Vec<JoinHandle<()>>,
@@ -152,6 +161,7 @@ struct Running {
     /// Dropped to end the thread.
     _stop: Sender<()>,
     reload: Sender<()>,
+    has_relay: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
@@ -169,7 +179,7 @@ fn settings_of_each(mut config: Config) -> Config {
 }
 
 impl Group {
-    fn new(config: Config, busy: usize) -> Self {
+    fn new(config: Config, busy: usize, relays: Arc<Relays>) -> Self {
         let free = bounded(busy);
         // As many as there is room for.
         while free.0.try_send(()).is_ok() {}
@@ -180,6 +190,7 @@ impl Group {
         };
         Self {
             common: Arc::new(common),
+            relays,
             keepers: BTreeMap::new(),
             ending: Vec::new(),
         }
@@ -204,10 +215,12 @@ impl Group {
             }
             let (stop, stopped) = bounded(0);
             let (reload, reloaded) = bounded(1);
+            let has_relay = Arc::new(AtomicBool::new(false));
             let keeper = Keeper {
                 name: name.clone(),
                 url: url.clone(),
                 common: Arc::clone(&self.common),
+                has_relay: Arc::clone(&has_relay),
                 stopped,
                 reloaded,
                 conn: None,
@@ -224,11 +237,15 @@ impl Group {
                 url,
                 _stop: stop,
                 reload,
+                has_relay,
                 thread,
             };
             self.keepers.insert(name, running);
             wait += SPREAD;
         }
+        let keepers = self.keepers.iter();
+        let relays = keepers.map(|(name, running)| (name.as_str(), &running.has_relay));
+        self.relays.serve(relays);
         log::info!(event = "databases", count = count, busy = self.common.free.0.capacity().unwrap_or(0); "serving {count} databases");
         Ok(())
     }
@@ -291,6 +308,8 @@ struct Keeper {
     name: String,
     url: SecretString,
     common: Arc<Common>,
+    /// Whether a relay runs now.
+    has_relay: Arc<AtomicBool>,
     /// Disconnected when the thread is to end.
     stopped: Receiver<()>,
     reloaded: Receiver<()>,
@@ -390,7 +409,9 @@ impl Keeper {
     /// Runs a relay as long as it has work. Returns whether it did anything.
     fn serve(&mut self, config: &Config, mut seat: Seat) -> Result<bool> {
         let relay = self.relay(config)?.start()?;
+        self.has_relay.store(true, Ordering::Release);
         let result = self.watch(&relay);
+        self.has_relay.store(false, Ordering::Release);
         seat.is_handed_over = matches!(result, Ok(End::HandedOver));
         // The end may take as long as a send, or as a database that is down.
         drop(seat);

@@ -87,6 +87,19 @@ const OF_THREADS: &str = "SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND application_name LIKE 'diesel-outbox %'
       AND application_name NOT IN ('diesel-outbox databases', 'diesel-outbox start', 'diesel-outbox relay', 'diesel-outbox heartbeat')";
 
+/// Asks the process for its metrics.
+fn metrics(process: &Running) -> impl Fn() -> String + use<> {
+    process.wait_for_log("event=admin_started");
+    let log = process.log();
+    let (_, rest) = log.split_once("address=").expect("an address");
+    let address = rest.split_whitespace().next().expect("an address");
+    let url = format!("http://{address}/metrics");
+    move || {
+        let mut response = ureq::get(&url).call().expect("metrics");
+        response.body_mut().read_to_string().expect("text")
+    }
+}
+
 /// The numbers of each key in the order in which they arrived.
 fn by_key(receiver: &Receiver, database: &FreshDatabase) -> BTreeMap<i64, Vec<i64>> {
     let mut keys = BTreeMap::<i64, Vec<i64>>::new();
@@ -188,16 +201,10 @@ fn a_database_that_is_down_harms_no_other() {
     }
     enqueue(&good, 100);
     eventually("the good one is served", || delivered(&good) == 100);
-    process.wait_for_log("event=admin_started");
+    let metrics = metrics(&process);
     let log = process.log();
-    let address = log
-        .split("address=")
-        .nth(1)
-        .and_then(|rest| rest.split_whitespace().next());
-    let url = format!("http://{}/metrics", address.expect("an address"));
     let ready = |name: &str| {
-        let mut response = ureq::get(&url).call().expect("metrics");
-        let text = response.body_mut().read_to_string().expect("text");
+        let text = metrics();
         let of_name = |line: &&str| {
             line.starts_with("diesel_outbox_ready{") && line.contains(&format!("\"{name}:outbox\""))
         };
@@ -225,6 +232,39 @@ fn a_database_that_is_down_harms_no_other() {
     eventually("the good one is served", || delivered(&good) == 110);
     closed.open();
     eventually("nothing is lost", || delivered(&closed) == 510);
+    process.signal("TERM");
+    assert_eq!(process.wait().code(), Some(0), "{}", process.log());
+}
+
+/// What nobody measures is left out: a 0 would say that no message waits.
+#[test]
+fn metrics_of_ended_relays_and_of_removed_databases_are_left_out() {
+    let receiver = Receiver::ok();
+    let [first, second] = [(); 2].map(|()| database());
+    let file = File::of(&[("first", &first.url), ("second", &second.url)]);
+    let mut command = file.run(&receiver, &["--busy", "1"]);
+    command.env("OUTBOX_ADMIN_ADDR", "127.0.0.1:0");
+    let mut process = Running::start(command);
+    let metrics = metrics(&process);
+    let shows = |begin: &str| metrics().lines().any(|line| line.starts_with(begin));
+    let [messages, ready, settled] = ["messages", "ready", "settled_total"]
+        .map(|name| format!("diesel_outbox_{name}{{outbox=\"first:outbox\""));
+
+    enqueue(&first, 10);
+    eventually("its messages are counted", || shows(&messages));
+    enqueue(&second, 10);
+    eventually("the second has delivered", || delivered(&second) == 10);
+    assert!(!shows(&messages), "{}", metrics());
+    assert!(shows(&ready) && shows(&settled), "{}", metrics());
+    enqueue(&first, 10);
+    eventually("a relay counts again", || shows(&messages));
+
+    file.write(&[("second", &second.url)]);
+    process.signal("HUP");
+    process.wait_for_log("event=reloaded");
+    let text = metrics();
+    assert!(!text.contains("first:outbox"), "{text}");
+    assert!(text.contains("second:outbox"), "{text}");
     process.signal("TERM");
     assert_eq!(process.wait().code(), Some(0), "{}", process.log());
 }
