@@ -81,26 +81,15 @@ impl<'a> Forward<'a> {
         conn: &mut PgConnection,
         name: &str,
     ) -> Result<Arc<dyn Dispatcher>, DestinationError> {
-        let configured = self.config.all_destinations().into_iter();
-        let configured = configured.chain([self.to.clone()]);
-        let registered = match self
-            .config
-            .all_destinations()
-            .iter()
-            .any(|it| it.name == name)
-        {
-            true => None,
-            false => self.destinations.ready(conn, name, self.config)?,
-        };
-        let (first, config) = match registered {
-            Some((row, secrets, config)) => (row.destination(secrets)?, config.for_registered()),
-            None => {
-                let first = configured.into_iter().find(|it| it.name == name);
-                (
-                    first.unwrap_or_else(|| self.to.clone()),
-                    self.config.clone(),
-                )
-            }
+        let configured = self.config.all_destinations();
+        let (first, config) = match configured.into_iter().find(|it| it.name == name) {
+            Some(first) => (first, self.config.clone()),
+            None => match self.destinations.ready(conn, name, self.config)? {
+                Some((row, secrets, config)) => {
+                    (row.destination(secrets)?, config.for_registered())
+                }
+                None => (self.to.clone(), self.config.clone()),
+            },
         };
         let to = Destination {
             url: self.to.url.clone(),
