@@ -132,6 +132,10 @@ fn documents(catalogue: &Catalogue) -> Value {
 #[test]
 fn the_documents_and_examples_of_a_catalogue_are_valid() {
     assert_eq!(found(&documents(&all())), "");
+    let shop = include_str!("../../examples/webhooks/catalogue.json");
+    let shop: Catalogue = serde_json::from_str(shop).expect("a catalogue");
+    assert_eq!(shop.events.len(), 2);
+    assert_eq!(found(&documents(&shop)), "");
 }
 
 /// R64: the test above can fail.
