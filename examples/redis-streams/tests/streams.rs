@@ -96,7 +96,7 @@ fn nothing_is_lost_and_keys_keep_their_order_when_relay_and_redis_are_killed() {
         });
         running.kill();
         assert!(
-            database.delivered() < ALL,
+            database.delivered() < (round + 1) * ALL / 3,
             "the kill came while messages were in flight"
         );
         running = relay();
