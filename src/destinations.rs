@@ -142,7 +142,9 @@ impl DestinationError {
                 let (_, field) = error.key().rsplit_once('.').unwrap_or(("", error.key()));
                 format!("{field}: {}", error.reason())
             }
-            Self::Refused(_) => "the URL is not allowed here".to_owned(),
+            Self::Refused(_) => {
+                "the URL is not allowed here: use https and a host with a public address".to_owned()
+            }
             Self::TooMany(_) => "no more destinations can be registered".to_owned(),
             Self::Database(_) => "the request could not be processed: try again later".to_owned(),
             Self::PayloadNotKept { .. } => "the message is no longer available".to_owned(),

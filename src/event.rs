@@ -117,10 +117,6 @@ pub trait Event: Serialize {
     ///         Some(self.customer)
     ///     }
     ///
-    ///     fn headers(&self) -> Vec<(String, String)> {
-    ///         vec![("ce-subject".to_owned(), self.order_id.to_string())]
-    ///     }
-    ///
     ///     // The customer may cancel it for a minute.
     ///     fn delay(&self) -> Option<Duration> {
     ///         Some(Duration::from_secs(60))
@@ -137,6 +133,25 @@ pub trait Event: Serialize {
 
     /// HTTP headers and CloudEvents attributes of the message, as names and values (see [`NewMessage::header`]). Defaults
     /// to none.
+    ///
+    /// ```
+    /// use diesel_outbox::Event;
+    ///
+    /// #[derive(serde::Serialize)]
+    /// struct OrderPlaced {
+    ///     order_id: i64,
+    /// }
+    ///
+    /// impl Event for OrderPlaced {
+    ///     const TOPIC: &'static str = "order.placed";
+    ///
+    ///     fn headers(&self) -> Vec<(String, String)> {
+    ///         vec![("ce-subject".to_owned(), self.order_id.to_string())]
+    ///     }
+    /// }
+    ///
+    /// assert_eq!(OrderPlaced { order_id: 7 }.headers()[0].1, "7");
+    /// ```
     fn headers(&self) -> Vec<(String, String)> {
         Vec::new()
     }

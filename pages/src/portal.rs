@@ -544,8 +544,12 @@ fn endpoint_page(name: &str) -> String {
     pages::link("/endpoint", &[("name", name)])
 }
 
-/// A time, in UTC: as a browser sends it, or RFC 3339.
+/// A time, in UTC: as a browser sends it, RFC 3339, or a duration before now.
 fn time(text: &str) -> Result<SystemTime, Refusal> {
+    let ago = humantime::parse_duration(text).ok();
+    if let Some(time) = ago.and_then(|ago| SystemTime::now().checked_sub(ago)) {
+        return Ok(time);
+    }
     let with_seconds = format!("{text}:00");
     let mut forms = [text, &with_seconds].into_iter();
     let time = forms.find_map(|text| humantime::parse_rfc3339_weak(text).ok());

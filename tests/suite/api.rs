@@ -267,6 +267,7 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     let acme = json!({ "name": "acme/1", "destination": { "url": receiver.url(), "topics": ["order.*"] } });
     let registered = program.post("/destinations", acme.clone());
     assert_eq!(registered["destination"]["topics"], json!(["order.*"]));
+    assert_eq!(registered["destination"]["old_secrets_until"], Value::Null);
     let secret = registered["secret"].as_str().expect("a secret");
     assert!(secret.starts_with("whsec_"));
     let (status, again) = program.refused(post, "/destinations", acme);
@@ -379,6 +380,15 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     assert_eq!(
         program.post("/messages/cancel?topic=other", json!({}))["changed"],
         0
+    );
+    // A variable of a script that is empty cancels nothing.
+    for all in ["/messages/cancel", "/messages/cancel?topic="] {
+        let (status, problem) = program.refused(post, all, json!({}));
+        assert_eq!(status, 422, "{problem}");
+    }
+    assert_eq!(
+        program.post("/messages/cancel", json!({ "dry_run": true }))["changed"],
+        3
     );
     assert_eq!(
         program.post("/messages/retry", json!({ "why": "mended" }))["changed"],
@@ -564,8 +574,9 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
             json!({ "url": "acme.example", "topics": ["order.paid"] }),
             json!("url"),
         ),
+        (json!({ "url": receiver.url(), "topics": [] }), Value::Null),
         (
-            json!({ "url": receiver.url(), "topics": ["internal"] }),
+            json!({ "url": receiver.url(), "topics": ["order.paid", "internal"] }),
             Value::Null,
         ),
     ] {
@@ -595,6 +606,9 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
         (&example["accepted"], &example["response"]),
         (&json!(true), &Value::Null)
     );
+    let unknown = json!({ "topic": "order.piad" });
+    let (status, problem) = program.refused(post, &format!("{one}/test"), unknown);
+    assert_eq!(status, 422, "{problem}");
     let rotated = program.post(&format!("{one}/rotate"), json!({}));
     assert_ne!(rotated["secret"], added["secret"]);
 
@@ -618,6 +632,16 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
             .0,
         422
     );
+    for wrong in ["state=gone", "cursor=x", "since=1x"] {
+        let path = format!("{one}/deliveries?{wrong}");
+        let (status, problem) = program.ask(get, &path, None);
+        let field = wrong.split('=').next();
+        assert_eq!(
+            (status.as_u16(), problem["field"].as_str()),
+            (422, field),
+            "{problem}"
+        );
+    }
     let counts = program.get(&format!("{one}/counts"));
     let counts = counts["data"].as_array().expect("steps");
     let sum = |of: &str| {
@@ -630,6 +654,8 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
     let details = program.get(&format!("{one}/deliveries/{}", ids[0]));
     assert_eq!(details["payload"], json!({ "is": "good" }));
     let since = json!({ "since": "2000-01-01T00:00:00Z", "missing": true, "dry_run": true });
+    assert_eq!(program.post(&format!("{one}/recover"), since)["changed"], 1);
+    let since = json!({ "since": "24h", "missing": true, "dry_run": true });
     assert_eq!(program.post(&format!("{one}/recover"), since)["changed"], 1);
     let (status, problem) =
         program.refused(post, &format!("{one}/recover"), json!({ "since": "x" }));

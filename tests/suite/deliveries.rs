@@ -478,7 +478,10 @@ fn a_test_that_the_settings_refuse_says_so_without_their_names() {
     let error = tested(&database, &Config::default()).expect_err("https is required");
     assert!(matches!(error, DestinationError::Refused(_)), "{error:?}");
     assert!(error.to_string().contains("OUTBOX_"), "{error}");
-    assert_eq!(error.public_error(), "the URL is not allowed here");
+    assert_eq!(
+        error.public_error(),
+        "the URL is not allowed here: use https and a host with a public address"
+    );
 }
 
 /// R46: whoever registers a URL learns nothing about the network behind it.

@@ -1,5 +1,7 @@
 //! JSON for operators: what the pages show and do, through the same functions.
 
+use std::time::SystemTime;
+
 use diesel_outbox::admin::{Bulked, DeadDepth, LaneDepth, LetterId, Pause, Unserved, Verdict};
 use diesel_outbox::config::SigningSecret;
 use diesel_outbox::destinations::{self, EndpointAnswer, RegisteredDestination, TestAnswer};
@@ -177,7 +179,7 @@ view! {
         verification_error: Option<String> = one.verification_error.clone(),
         /// Names of headers of each request.
         headers: Vec<String> = one.headers.iter().map(|(name, _)| name.clone()).collect(),
-        old_secrets_until: Option<Time> = one.old_secrets_until.map(Time::from),
+        old_secrets_until: Option<Time> = one.old_secrets_until.filter(|until| *until > SystemTime::now()).map(Time::from),
         created_at: Option<Time> = one.created_at.map(Time::from),
         updated_at: Option<Time> = one.updated_at.map(Time::from),
     }
@@ -532,7 +534,7 @@ struct Backfill {
     why: String,
 }
 
-/// The messages are those that the parameters of the query choose.
+/// The messages are those that the parameters of the query choose. To cancel needs at least one of them.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Many {
@@ -746,6 +748,11 @@ fn retry_messages(call: &Call<'_>, given: Many) -> Found<Count> {
 }
 
 fn cancel_messages(call: &Call<'_>, given: Many) -> Found<Count> {
+    // A script whose variable is empty means no message, not all of them.
+    if !given.dry_run && call.filter(waiting::NAMES).is_empty() {
+        let why = "choose the messages with a parameter of the query, such as `topic`";
+        return Err(Problem::invalid(why));
+    }
     let order = Order::Cancel(waiting_of(call)?);
     counted(call, &order, &given.why, given.dry_run)
 }
@@ -841,7 +848,9 @@ fn change_dead(call: &Call<'_>, change: DeadChange, given: &Letters) -> Found<Co
     let letters =
         letters.map_err(|error| Problem::invalid(error.to_string()).of_field("letters"))?;
     if letters.is_some() == given.all {
-        return Err(Problem::invalid("give either `letters` or `all`"));
+        return Err(Problem::invalid(
+            "give either `letters` (the `id` of each) or `all`: true",
+        ));
     }
     let asked = call.filter(dead::NAMES);
     let mut order = DeadOrder::sure(change, asked, letters);

@@ -1,6 +1,8 @@
 //! JSON for the customers of an application: what the portal shows and does, through the same functions.
 
-use diesel_outbox::admin::Bulked;
+use std::time::SystemTime;
+
+use diesel_outbox::admin::{Bulked, Place};
 use diesel_outbox::destinations::{
     self, DeliveryCount, DeliveryDetails, DestinationError, EndpointAnswer, FailedAttempt,
     RegisteredDestination, TestAnswer,
@@ -128,7 +130,7 @@ view! {
         hint: &'static str = State::of(one, words()).1,
         failing_since: Option<Time> = one.failing_since.map(Time::from),
         verification_error: Option<String> = one.public_verification_error(),
-        old_secret_until: Option<Time> = one.old_secrets_until.map(Time::from),
+        old_secret_until: Option<Time> = one.old_secrets_until.filter(|until| *until > SystemTime::now()).map(Time::from),
         created_at: Option<Time> = one.created_at.map(Time::from),
     }
 }
@@ -236,7 +238,7 @@ struct Example {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Recovery {
-    /// RFC 3339.
+    /// RFC 3339, or a duration before now such as `24h`.
     since: String,
     /// Also what the endpoint missed.
     #[serde(default)]
@@ -330,8 +332,9 @@ fn list_counts(call: &Call<'_>) -> Found<Listed<Step>> {
 }
 
 fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
-    let cursor: Option<String> = call.cursor()?;
-    let filter = deliveries::filter(|name| call.asked(name), cursor.as_deref())?;
+    let filter = deliveries::filter(|name| call.asked(name));
+    let filter = filter.map_err(|(name, refusal)| Problem::from(refusal).of_field(name))?;
+    let filter = filter.after(call.cursor::<Place>()?);
     let (_, found) = search(own(call), call.part("name"), &filter, call.limit()?)?;
     let next = found.next.map(|place| place.to_string());
     Ok(Listed {

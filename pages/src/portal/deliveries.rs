@@ -1,6 +1,7 @@
 //! What was sent to an endpoint, and what it answered.
 
 use diesel_outbox::Status;
+use diesel_outbox::admin::Place;
 use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryDetails, DeliveryFilter, DestinationFilter, FailedAttempt,
     RegisteredDestination,
@@ -53,19 +54,22 @@ fn badge(words: &Words, state: Status) -> Markup {
     html! { span class={ "badge " (kind) } { (name_of(words, state)) } }
 }
 
-/// The filter that these values of parameters choose, from a place on.
+/// The filter that these values of parameters choose. The error names the parameter.
 pub(super) fn filter<'a>(
     value: impl Fn(&str) -> Option<&'a str>,
-    after: Option<&str>,
-) -> Result<DeliveryFilter, Refusal> {
-    let invalid = |_| Refusal::Invalid(|words| words.not_found_hint);
+) -> Result<DeliveryFilter, (&'static str, Refusal)> {
+    let read = |name| {
+        let time = value(name).map(time).transpose();
+        time.map_err(|refusal| (name, refusal))
+    };
     let topic = value("topic").filter(|topic| !topic.is_empty());
+    let state = value("state").map(str::parse).transpose();
+    let state = state.map_err(|_| ("state", Refusal::Invalid(|words| words.invalid_value)))?;
     Ok(DeliveryFilter::default()
         .topic(topic.map(str::to_owned))
-        .state((value("state").map(str::parse).transpose()).map_err(invalid)?)
-        .since(value("since").map(time).transpose()?)
-        .until(value("until").map(time).transpose()?)
-        .after((after.map(str::parse).transpose()).map_err(invalid)?))
+        .state(state)
+        .since(read("since")?)
+        .until(read("until")?))
 }
 
 /// An endpoint, and a page of its deliveries.
@@ -88,7 +92,9 @@ pub(super) fn search(
 pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let words = asked.words;
     let (name, topic, state) = (asked.get("name"), asked.get("topic"), asked.get("state"));
-    let filter = filter(|name| asked.given(name), asked.given("after"))?;
+    let filter = filter(|name| asked.given(name)).map_err(|(_, refusal)| refusal)?;
+    let after = asked.given("after").map(str::parse::<Place>).transpose();
+    let filter = filter.after(after.map_err(|_| Refusal::Invalid(|words| words.invalid_value))?);
     let own = asked.own();
     let all = DestinationFilter::default();
     let mut endpoints = own.read(|conn, own| own.list(conn, &all, ENDPOINTS))?;

@@ -392,8 +392,12 @@ impl Written {
                 let mut listed = catalogue.iter();
                 listed.any(|one| one.topic == *topic) || one.topics.contains(topic)
             };
-            if let Some(topics) = self.topics {
-                one.topics = topics.into_iter().filter(is_offered).collect();
+            if let Some(mut topics) = self.topics {
+                topics.retain(|topic| !topic.is_empty());
+                if !topics.iter().all(is_offered) {
+                    return Err(Refusal::Invalid(|words| words.unknown_topic));
+                }
+                one.topics = topics;
             }
             if one.topics.is_empty() {
                 return Err(Refusal::Invalid(|words| words.choose_topic));
@@ -558,11 +562,15 @@ pub(super) fn verify(asked: &Asked<'_>) -> Result<Response, Refusal> {
 /// Sends an example of a topic. No connection is held meanwhile.
 pub(super) fn send_example(own: Own<'_>, name: &str, topic: &str) -> Result<TestAnswer, Refusal> {
     let config = &own.portal.config;
+    let mut listed = own.portal.topics.iter();
+    let example = listed.find(|one| one.topic == topic);
+    if example.is_none() && !["", TEST].contains(&topic) {
+        return Err(Refusal::Invalid(|words| words.unknown_topic));
+    }
     let test = own.send(Act::TestDestination, name, |conn, own| {
         own.test(conn, name, config)
     })?;
-    let mut listed = own.portal.topics.iter();
-    let test = match listed.find(|one| one.topic == topic) {
+    let test = match example {
         Some(one) => test.event(&one.topic, &one.example),
         None => test,
     };

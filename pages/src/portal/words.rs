@@ -42,7 +42,7 @@ words! {
     pending sending retrying dead
     your_endpoint your_token_server the_url the_token_url
     request response headers payload not_kept payload_hidden failed_attempts attempt error enqueued
-    back not_found not_found_hint invalid_request choose_topic description_too_long invalid_time too_many invalid_url url_refused
+    back not_found not_found_hint invalid_request choose_topic unknown_topic description_too_long invalid_time too_many invalid_url url_refused
     invalid_value too_often
     unavailable unavailable_hint form_expired not_allowed
     link_needed link_needed_hint link_expired link_invalid link_hint
