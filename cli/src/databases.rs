@@ -124,7 +124,8 @@ fn read(file: &Path) -> Result<Databases> {
         let bad = |why: String| ConfigError::new(format!("{}: {name}", file.display()), why);
         // The last two would be escaped in a label of the metrics.
         if name.is_empty() || name.contains(|c: char| c.is_control() || c == '"' || c == '\\') {
-            return Err(bad("not a name".to_owned()).into());
+            let why = "a name is not empty, and has no quotes, backslashes and control characters";
+            return Err(bad(why.to_owned()).into());
         }
         let mut config = Config::default();
         let set = config.set("DATABASE_URL", url.expose_secret());

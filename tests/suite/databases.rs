@@ -403,6 +403,8 @@ fn a_file_that_names_no_database_is_refused() {
         ("", "names no database"),
         ("a = 1", "invalid type"),
         ("a = \"mysql://h/d\"", ".toml: a: "),
+        ("'a\"b' = \"postgres://h/d\"", "has no quotes"),
+        ("'' = \"postgres://h/d\"", "not empty"),
     ] {
         let file = File::of(&[]);
         std::fs::write(&file.0, text).expect("a file");
