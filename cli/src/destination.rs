@@ -100,6 +100,8 @@ pub(crate) enum Action {
         /// Print the response as JSON
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        signed: Signed,
     },
     /// Ask the endpoint of a destination now whether it wants messages, as its --verification says
     Verify {
@@ -324,7 +326,14 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             }
         }
         Action::Encrypt { signed } => encrypt(conn, destinations, table, &signed.note()),
-        Action::Test { name, json } => deliveries::test(conn, destinations, name, &config, *json),
+        Action::Test { name, json, signed } => {
+            let test = deliveries::sendable(destinations.test(conn, name, &config))?;
+            let Some(test) = test else {
+                return missing(name);
+            };
+            program::audit(conn, table, &signed.note(), Act::TestDestination, name)?;
+            deliveries::tested(name, &test.send(), *json)
+        }
         Action::Verify { name, json, signed } => {
             let check = deliveries::sendable(destinations.verify(conn, name, &config))?;
             let Some(check) = check else {

@@ -157,10 +157,10 @@ fn nothing_is_sent_until_the_endpoint_repeats_the_challenge_and_then_all_that_wa
     assert!(shown["verified_at"].is_string(), "{shown}");
     assert_eq!(shown["verification_error"], json!(null));
     end(&relay);
-    let acts = "SELECT string_agg(act, ' ') FROM {o}_audit WHERE target = 'hook'";
+    let acts = "SELECT string_agg(act, ' ' ORDER BY at) FROM {o}_audit WHERE target = 'hook'";
     assert_eq!(
         database.text(acts).as_deref(),
-        Some("destination verify destination verify")
+        Some("destination verify destination test destination verify")
     );
 
     // The challenge is signed as a message is, with the secret that the receiver has brought.

@@ -3,9 +3,8 @@
 use anyhow::{Result, anyhow, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::Place;
-use diesel_outbox::config::Config;
 use diesel_outbox::destinations::{
-    Delivery, DeliveryFilter, DestinationError, Destinations, EndpointAnswer,
+    Delivery, DeliveryFilter, DestinationError, Destinations, EndpointAnswer, TestAnswer,
 };
 use diesel_outbox::{ConfigError, ReasonCode, Status};
 use serde_json::{Value, json};
@@ -111,18 +110,8 @@ pub(super) fn sent_again(
     }
 }
 
-/// Fails unless the receiver accepts the test event.
-pub(super) fn test(
-    conn: &mut PgConnection,
-    destinations: Destinations<'_>,
-    name: &str,
-    config: &Config,
-    json: bool,
-) -> Result<()> {
-    let Some(test) = sendable(destinations.test(conn, name, config))? else {
-        return super::missing(name);
-    };
-    let answer = test.send();
+/// Fails unless the receiver has accepted the test event.
+pub(super) fn tested(name: &str, answer: &TestAnswer, json: bool) -> Result<()> {
     if json {
         output::json(&json!({
             "message_id": answer.message_id.to_string(),
@@ -144,7 +133,7 @@ pub(super) fn test(
         };
         output::line(line.trim_end())?;
     }
-    match (answer.reason, answer.error) {
+    match (answer.reason, &answer.error) {
         (Some(reason), Some(error)) => bail!("the test failed: {reason} ({error})"),
         _ => Ok(()),
     }
