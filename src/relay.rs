@@ -30,6 +30,7 @@ mod janitor;
 mod job;
 mod kept_back;
 mod lease_clock;
+mod limits;
 mod listener;
 mod metrics;
 mod monitor;

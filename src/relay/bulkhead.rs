@@ -8,12 +8,11 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, never};
 
 use super::gate::{Answers, Gate};
-use super::job::{Job, Terms};
-use super::registry::Limits;
+use super::job::Job;
+use super::limits::Limits;
 use super::to::To;
 use super::turns::Turns;
-use super::verdict::Retries;
-use crate::config::{Config, DeliveryPolicy, Destination, Mode, Rate, RequestBatch};
+use crate::config::{Config, DeliveryPolicy, Destination, RequestBatch};
 use crate::dispatch::{Customers, Dispatcher};
 use crate::handlers::Group;
 use crate::message::Message;
@@ -29,8 +28,6 @@ pub(super) const REQUEST_BYTES: usize = 1024 * 1024;
 const PREFETCH: Duration = Duration::from_millis(250);
 /// The most lanes in one claim. If there are more, they take turns.
 pub(super) const MOST_LANES: usize = 64;
-/// The size of a claim before the size of messages and the time of sends are known, unless more can be sent at once.
-pub(super) const FIRST_BATCH: usize = 32;
 /// The name of the bulkhead of all registered destinations, in metrics and health. No destination can have this name.
 pub(super) const REGISTERED: &str = "registered destinations";
 /// The name of the application's own dispatcher, which takes messages that no other destination serves.
@@ -43,22 +40,11 @@ pub(crate) struct Bulkhead {
     pub(crate) number: usize,
     pub(crate) gate: Gate,
     pub(crate) serves: Serves,
-    /// The number of threads that send to the destination.
-    pub(crate) concurrency: usize,
-    /// The limits of a request in batched mode.
-    pub(crate) request_batch: Option<RequestBatch>,
-    pub(crate) retries: Retries,
-    pub(crate) terms: Terms,
-    /// The most messages of one claim.
-    pub(crate) batch: usize,
-    /// The most messages of a run.
-    pub(super) key_run: usize,
+    pub(super) limits: Limits,
     /// The destination's share of memory, in bytes.
     pub(crate) most_bytes: usize,
     /// The bytes of payloads and headers of claimed messages that are not sent yet.
     bytes: AtomicUsize,
-    /// The time limit of one send or handler call.
-    pub(crate) send_timeout: Duration,
     /// The recent mean time of a send, in microseconds; 0: no send yet.
     send_micros: AtomicU64,
     /// The queue of the destination.
@@ -97,20 +83,22 @@ impl Bulkhead {
             customers,
         } = dispatchers;
         let count = urls.len() + groups.len() + usize::from(rest.is_some());
-        let most_bytes = MOST_BYTES / count.max(1);
         let destinations = config.all_destinations();
-        let urls = destinations.iter().zip(urls);
-        let urls = urls
-            .map(|(destination, dispatcher)| Self::of(destination, config, most_bytes, dispatcher));
-        let groups = config.in_process.iter().zip(groups).map(|(local, group)| {
-            let serves = Serves::Group(group);
-            Self::plain(&local.name, &local.policy, config, most_bytes, serves)
-        });
-        let rest = rest.map(|dispatcher| {
+        let urls = destinations.iter().zip(urls).map(|(one, dispatcher)| {
+            let limits = Limits::new(&one.policy, config, Some(one.request_batch));
             let serves = Serves::Dispatcher(dispatcher);
-            let policy = DeliveryPolicy::default();
-            let rest = Self::plain(REST, &policy, config, most_bytes, serves);
-            rest.with_mode(config.mode, RequestBatch::default(), &policy, config)
+            Self::new(&one.name, Gate::new(one), limits, serves)
+        });
+        let plain = |name, policy: &DeliveryPolicy, batch, serves| {
+            let limits = Limits::new(policy, config, batch);
+            Self::new(name, Gate::open(name, policy.rate), limits, serves)
+        };
+        let groups = config.in_process.iter().zip(groups);
+        let groups = groups
+            .map(|(local, group)| plain(&local.name, &local.policy, None, Serves::Group(group)));
+        let rest = rest.map(|dispatcher| {
+            let (policy, batch) = (DeliveryPolicy::default(), Some(RequestBatch::default()));
+            plain(REST, &policy, batch, Serves::Dispatcher(dispatcher))
         });
         let registered = customers.is_some().then(|| {
             let policy = DeliveryPolicy {
@@ -118,7 +106,7 @@ impl Bulkhead {
                 timeout: Some(config.registered_timeout),
                 ..DeliveryPolicy::default()
             };
-            Self::plain(REGISTERED, &policy, config, most_bytes, Serves::Registered)
+            plain(REGISTERED, &policy, None, Serves::Registered)
         });
         let opened = urls.chain(groups).chain(rest).chain(registered).enumerate();
         opened
@@ -126,6 +114,7 @@ impl Bulkhead {
                 let (queue, jobs) = bounded(bulkhead.queue());
                 let bulkhead = Self {
                     number,
+                    most_bytes: MOST_BYTES / count.max(1),
                     jobs,
                     ..bulkhead
                 };
@@ -134,80 +123,17 @@ impl Bulkhead {
             .unzip()
     }
 
-    /// A bulkhead without a URL.
-    fn plain(
-        name: &str,
-        policy: &DeliveryPolicy,
-        config: &Config,
-        most_bytes: usize,
-        serves: Serves,
-    ) -> Self {
-        let retries = Retries {
-            max_attempts: policy.max_attempts.unwrap_or(config.max_attempts),
-            backoff: (policy.backoff.clone()).unwrap_or_else(|| config.backoff.clone()),
-        };
+    fn new(name: &str, gate: Gate, limits: Limits, serves: Serves) -> Self {
         Self {
-            gate: Gate::open(name, policy.rate),
+            gate,
             name: name.into(),
             number: 0,
             serves,
-            concurrency: policy.concurrency.unwrap_or(config.concurrency),
-            request_batch: None,
-            retries,
-            terms: Terms {
-                on_dead: policy.on_dead.unwrap_or(config.on_dead),
-                expires_after: policy.expires_after,
-            },
-            batch: policy
-                .rate
-                .map_or(config.batch, |rate| of_a_second(rate, 1, config.batch)),
-            key_run: 1,
-            most_bytes,
+            limits,
+            most_bytes: 0,
             bytes: AtomicUsize::new(0),
-            send_timeout: policy.timeout.unwrap_or(config.send_timeout),
             send_micros: AtomicU64::new(0),
             jobs: never(),
-        }
-    }
-
-    fn of(
-        destination: &Destination,
-        config: &Config,
-        most_bytes: usize,
-        dispatcher: Arc<dyn Dispatcher>,
-    ) -> Self {
-        let policy = &destination.policy;
-        let mode = policy.mode.unwrap_or(config.mode);
-        let serves = Serves::Dispatcher(dispatcher);
-        let plain = Self {
-            gate: Gate::new(destination),
-            ..Self::plain(&destination.name, policy, config, most_bytes, serves)
-        };
-        plain.with_mode(mode, destination.request_batch, policy, config)
-    }
-
-    /// With messages that are sent in this mode: in requests of several messages, if it is batched.
-    fn with_mode(
-        self,
-        mode: Mode,
-        request_batch: RequestBatch,
-        policy: &DeliveryPolicy,
-        config: &Config,
-    ) -> Self {
-        let request_batch = (mode == Mode::Batched).then_some(request_batch);
-        let per_request = request_batch.map_or(1, |batch| batch.size);
-        let batch = match policy.rate {
-            Some(rate) => of_a_second(rate, per_request, config.batch),
-            // Batched senders empty a batch quickly, and larger statements cost less for each message.
-            None if request_batch.is_some() => 2 * config.batch,
-            None => config.batch,
-        };
-        Self {
-            request_batch,
-            batch,
-            // A run in batched mode is one request.
-            key_run: (policy.key_run.min(batch)).min(request_batch.map_or(batch, |one| one.size)),
-            ..self
         }
     }
 
@@ -220,44 +146,28 @@ impl Bulkhead {
         dispatcher: Arc<dyn Dispatcher>,
         answers: &Arc<Answers>,
     ) -> Self {
-        let one = Self::of(destination, config, of_all.most_bytes, dispatcher);
+        let gate = Gate::new(destination).with_row(answers, config.registered_disable_after);
+        let limits = Limits::new(&destination.policy, config, None);
+        let serves = Serves::Dispatcher(dispatcher);
         Self {
             number: of_all.number,
-            request_batch: None,
-            key_run: destination.policy.key_run.min(one.batch),
-            gate: one.gate.with_row(answers, config.registered_disable_after),
-            ..one
+            most_bytes: of_all.most_bytes,
+            ..Self::new(&destination.name, gate, limits, serves)
         }
-    }
-
-    /// How messages are sent to a destination whose time of sends is not known yet.
-    pub(super) fn limits(&self) -> Limits {
-        Limits {
-            retries: self.retries.clone(),
-            terms: self.terms,
-            concurrency: self.concurrency,
-            prefetch: self.prefetch(),
-            key_run: self.key_run,
-        }
-    }
-
-    /// The most messages that the senders hold.
-    pub(crate) fn most_sending(&self) -> usize {
-        let of_a_request = self.request_batch.map_or(1, |limits| limits.size);
-        self.concurrency.saturating_mul(of_a_request)
     }
 
     /// The most threads that may ever send at once.
     pub(super) fn most_threads(&self) -> usize {
         match self.serves {
-            Serves::Registered => Turns::most(self.concurrency),
-            Serves::Dispatcher(_) | Serves::Group(_) => self.concurrency,
+            Serves::Registered => Turns::most(self.limits.concurrency),
+            Serves::Dispatcher(_) | Serves::Group(_) => self.limits.concurrency,
         }
     }
 
     /// The most bytes of a request, without its last message.
     pub(super) fn request_bytes(&self) -> usize {
-        self.request_batch.map_or(usize::MAX, |_| REQUEST_BYTES)
+        let limits = self.limits.request_batch;
+        limits.map_or(usize::MAX, |_| REQUEST_BYTES)
     }
 
     /// Counts the bytes of a claimed message.
@@ -314,17 +224,17 @@ impl Bulkhead {
             .unwrap_or(u64::MAX)
             .checked_div(micros)
             .map(|sends| usize::try_from(sends).unwrap_or(usize::MAX));
-        let wanted = match sends {
-            None => self.most_sending().max(FIRST_BATCH),
-            Some(sends) => self.most_sending().saturating_mul(sends.max(1)),
-        };
-        wanted.min(self.batch)
+        let Limits { batch, .. } = self.limits;
+        match sends {
+            None => self.limits.first_claim(),
+            Some(sends) => (self.limits.most_sending().saturating_mul(sends.max(1))).min(batch),
+        }
     }
 
     /// The capacity of the queue: two batches, of which one is sent while the next is claimed, and the messages that
     /// lanes may return beyond their shared batch.
     pub(crate) fn queue(&self) -> usize {
-        2 * self.batch + self.batch / 4 + MOST_LANES
+        2 * self.limits.batch + self.limits.batch / 4 + MOST_LANES
     }
 }
 
@@ -352,13 +262,4 @@ pub(super) fn claim_bytes(bulkheads: &[Bulkhead]) -> usize {
     let free = bulkheads.iter().map(Bulkhead::free_bytes).max();
     let free = free.unwrap_or_default().min(CLAIM_BYTES);
     left_bytes(bulkheads).max(free).max(1)
-}
-
-/// The most messages of a claim under a rate limit: as many as are sent in a second, so that other relays can claim the
-/// rest.
-fn of_a_second(rate: Rate, per_request: usize, batch: usize) -> usize {
-    // In range: a rate is above zero and below a million.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let requests = rate.per_second.ceil() as usize;
-    requests.saturating_mul(per_request).clamp(1, batch)
 }

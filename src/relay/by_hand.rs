@@ -206,7 +206,7 @@ impl ByHand {
             (Some(verdict), _) => verdict.clone(),
             (None, Some(bulkhead)) if !is_expired(message, Instant::now()) => {
                 let outcome = self.send(bulkhead, message, conn);
-                Verdict::of_outcome(outcome, message.attempts, &bulkhead.retries)
+                Verdict::of_outcome(outcome, message.attempts, &bulkhead.limits.retries)
             }
             (None, _) => Verdict::expired(),
         }

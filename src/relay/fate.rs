@@ -173,13 +173,13 @@ impl<'a> Ways<'a> {
         };
         let of_customer = |one: &Customer| one.limits.as_ref().map_or(of_none, |one| one.terms);
         match (to, settled) {
-            (To::Bulkhead(number), _) => self.bulkheads[number].terms,
+            (To::Bulkhead(number), _) => self.bulkheads[number].limits.terms,
             (To::Registered(id), _) => registry.get(id).map_or(of_none, |one| of_customer(one)),
             (To::Split, Some(Verdict::Split(parts))) => {
                 let of_part = |name: &String| {
                     let configured = self.bulkheads.iter().find(|one| *one.name == **name);
                     let registered = || registry.named(name).map(|one| of_customer(one));
-                    configured.map(|one| one.terms).or_else(registered)
+                    configured.map(|one| one.limits.terms).or_else(registered)
                 };
                 let mut parts = parts.to.iter().map(|name| of_part(name).unwrap_or(of_none));
                 let blocks = parts.any(|terms| terms.on_dead == OnDead::Block);
@@ -252,7 +252,7 @@ impl<'a> Ways<'a> {
                 return Fate {
                     to: To::Bulkhead(number),
                     customer: None,
-                    sent: Ok(&self.bulkheads[number].retries),
+                    sent: Ok(&self.bulkheads[number].limits.retries),
                 };
             }
             (Way::To(number), _) => vec![name(&number)],

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 
 use crossbeam_channel::{Sender, TrySendError};
 
-use super::bulkhead::{Bulkhead, FIRST_BATCH, Serves};
+use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Room;
 use super::job::Job;
+use super::limits::FIRST_BATCH;
 use super::planner::Door;
 use super::settlement::Outcomes;
 use super::shared::Shared;

@@ -284,7 +284,7 @@ fn stuck_handlers(bulkhead: &Bulkhead, late: usize) -> (ProblemKind, String) {
     let what = format!(
         "{late} handlers of {:?} have been running longer than their limit of {}: their messages wait for them, and {then}",
         bulkhead.name,
-        humantime::format_duration(bulkhead.send_timeout)
+        humantime::format_duration(bulkhead.limits.send_timeout)
     );
     (kind, what)
 }
@@ -294,7 +294,7 @@ fn stuck_sending(bulkhead: &Bulkhead, count: usize, of: usize, longest: Duration
         "{count} of {of} threads that send to {:?} have been sending for up to {}, beyond the limit of {}, because a dispatcher or an observer does not return: restart the relay",
         bulkhead.name,
         seconds(longest),
-        humantime::format_duration(bulkhead.send_timeout)
+        humantime::format_duration(bulkhead.limits.send_timeout)
     )
 }
 
@@ -306,7 +306,7 @@ fn seconds(duration: Duration) -> String {
 pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
     let state = |bulkhead: &Bulkhead| DestinationState {
         name: bulkhead.name.to_string(),
-        threads: bulkhead.concurrency,
+        threads: bulkhead.limits.concurrency,
         busy: shared.threads.busy(bulkhead.number),
         queued: bulkhead.jobs.len(),
         in_flight: in_flight_of(shared, bulkhead),
@@ -326,7 +326,7 @@ pub(crate) fn record(shared: &Shared) {
         let standing = bulkhead.gate.standing();
         count(&metrics.in_flight, in_flight_of(shared, bulkhead));
         count(&metrics.queued, bulkhead.jobs.len());
-        count(&metrics.threads, bulkhead.concurrency);
+        count(&metrics.threads, bulkhead.limits.concurrency);
         count(&metrics.threads_busy, shared.threads.busy(bulkhead.number));
         flag(&metrics.breaker_open, standing == Standing::BreakerOpen);
         flag(&metrics.paused, standing == Standing::Paused);

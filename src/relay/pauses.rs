@@ -145,7 +145,7 @@ fn probe(
     bulkhead: &Bulkhead,
 ) -> Result<(), DatabaseError> {
     // After a longer time, another relay may be the one to find out: this one may be dead.
-    let hold = 2 * bulkhead.send_timeout.min(CLOSES_AFTER) + PROBE_TIME;
+    let hold = 2 * bulkhead.limits.send_timeout.min(CLOSES_AFTER) + PROBE_TIME;
     match db.take_probe(&bulkhead.name, hold)? {
         Tried::Done((true, _)) => bulkhead.gate.begin_probe(hold),
         Tried::Done((false, rows)) => learn(shared, &rows),

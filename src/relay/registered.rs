@@ -162,7 +162,7 @@ impl Maker {
                 tenant_id: row.tenant_id,
                 filter: row.filter,
                 created_at: row.created_at,
-                limits: bulkhead.as_ref().map(Bulkhead::limits),
+                limits: bulkhead.as_ref().map(|one| one.limits.clone()),
                 refused,
                 verifier,
             });

@@ -7,9 +7,8 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
-use super::job::Terms;
+use super::limits::Limits;
 use super::to::To;
-use super::verdict::Retries;
 use crate::dispatch::Verifier;
 use crate::message::Message;
 use crate::routes::{Refuses, Routes, Way, matches_any};
@@ -40,18 +39,6 @@ pub(crate) struct Customer {
     pub(super) refused: Option<String>,
     /// Asks the endpoint, which must first show that it wants messages; `None`: it has, or need not. The messages wait.
     pub(super) verifier: Option<Arc<Verifier>>,
-}
-
-/// How messages are sent to an enabled destination.
-#[derive(Debug)]
-pub(crate) struct Limits {
-    pub(super) retries: Retries,
-    pub(super) terms: Terms,
-    pub(super) concurrency: usize,
-    /// The most messages of a claim, until the time of sends is known.
-    pub(super) prefetch: usize,
-    /// The most messages of a run.
-    pub(super) key_run: usize,
 }
 
 impl Customer {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::gate::Room;
+use super::limits::Limits;
 use super::registered::{Member, Registered};
-use super::registry::{Limits, Registry};
+use super::registry::Registry;
 
 /// One destination may have at most 1/`SHARE` of a batch in flight, and 1/`CLAIMED_SHARE` by claims of the messages that
 /// name it: a backlog that fills the whole share takes CPU from the other destinations.
@@ -105,7 +106,9 @@ impl Rooms {
             Some(_) if self.probed.contains(&id) => 1,
             Some(limits) => {
                 let known = self.held.get(&id).and_then(|held| held.prefetch);
-                known.unwrap_or(limits.prefetch).clamp(1, self.most)
+                known
+                    .unwrap_or_else(|| limits.first_claim())
+                    .clamp(1, self.most)
             }
         }
     }

@@ -34,7 +34,7 @@ impl Shared {
     /// How far the runs of the next claim go. `None`: no destination has runs.
     pub(super) fn runs(&self) -> Option<KeyRuns<'_>> {
         let registry = self.registered.registry();
-        let has_runs = registry.has_runs || self.bulkheads.iter().any(|one| one.key_run > 1);
+        let has_runs = registry.has_runs || self.bulkheads.iter().any(|one| one.limits.key_run > 1);
         (has_runs && self.limit.is_none()).then(|| KeyRuns {
             shared: self,
             rooms: self.rooms(),
@@ -69,7 +69,7 @@ impl KeyRuns<'_> {
                 // As in a queue: a batch is sent while the next one is claimed.
                 let in_flight = self.shared.custody.of_bulkhead(bulkhead.number);
                 (
-                    bulkhead.key_run,
+                    bulkhead.limits.key_run,
                     (2 * bulkhead.prefetch()).saturating_sub(in_flight),
                 )
             }

@@ -70,7 +70,7 @@ impl Running {
                 continue;
             }
             let gathering = Arc::new(Mutex::new(()));
-            for sender in 0..bulkhead.concurrency {
+            for sender in 0..bulkhead.limits.concurrency {
                 number += 1;
                 let (gathering, place) = (Arc::clone(&gathering), (bulkhead.number, sender));
                 let outcomes = outcomes.clone();

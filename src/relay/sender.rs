@@ -54,7 +54,7 @@ pub(crate) fn run(
         desk,
         sending,
     };
-    let end = match (&bulkhead.serves, bulkhead.request_batch) {
+    let end = match (&bulkhead.serves, bulkhead.limits.request_batch) {
         (Serves::Dispatcher(dispatcher), Some(limits)) => {
             sender.send_batched(&**dispatcher, limits, gathering)
         }
@@ -312,7 +312,7 @@ impl SenderThread<'_> {
             customer: None,
             registration: None,
             unsent: None,
-            terms: self.desk.bulkhead.terms,
+            terms: self.desk.bulkhead.limits.terms,
             behind: Vec::new(),
         };
         let mut messages = messages.into_iter();
@@ -337,7 +337,12 @@ impl SenderThread<'_> {
     /// Begins a send. The limit grows with `messages`, because a dispatcher may send them one after the other.
     fn begin(&self, messages: usize) -> Within<'_> {
         let messages = u32::try_from(messages).unwrap_or(u32::MAX);
-        let longest = self.desk.bulkhead.send_timeout.saturating_mul(messages);
+        let longest = self
+            .desk
+            .bulkhead
+            .limits
+            .send_timeout
+            .saturating_mul(messages);
         self.sending.within(longest.saturating_add(MARGIN))
     }
 
@@ -419,7 +424,7 @@ impl<'a> Desk<'a> {
     }
 
     fn concluded(&self, job: Job, outcome: Outcome, took: Duration) -> Settlement {
-        let (attempts, retries) = (job.message.attempts, &self.bulkhead.retries);
+        let (attempts, retries) = (job.message.attempts, &self.bulkhead.limits.retries);
         let verdict = Verdict::of_outcome(outcome, attempts, retries);
         Settlement::new(job, &self.shared.bulkheads, verdict, took)
     }

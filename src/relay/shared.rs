@@ -212,7 +212,9 @@ impl Shared {
 
     /// The number of sender threads.
     pub(crate) fn senders(&self) -> usize {
-        self.in_use().map(|bulkhead| bulkhead.concurrency).sum()
+        self.in_use()
+            .map(|bulkhead| bulkhead.limits.concurrency)
+            .sum()
     }
 
     /// Whether the deadline of a shutdown has passed. Unsettled messages are then taken over when the lease expires.
@@ -364,6 +366,6 @@ impl Shared {
 }
 
 fn most_of_a_settle(config: &Config, bulkheads: &[Bulkhead]) -> usize {
-    let of_bulkheads = bulkheads.iter().map(|bulkhead| bulkhead.batch);
+    let of_bulkheads = bulkheads.iter().map(|bulkhead| bulkhead.limits.batch);
     of_bulkheads.fold(config.batch, usize::max)
 }

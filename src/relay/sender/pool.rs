@@ -194,7 +194,7 @@ impl Worker<'_> {
             self.all.learn(sent.mean());
         }
         shared.sent_to_registered(customer.id, bulkhead);
-        Ok((sent, bulkhead.concurrency))
+        Ok((sent, bulkhead.limits.concurrency))
     }
 
     /// Admits the next message of a run. A change of the destination, a closed gate, or a long wait for the rate limit

@@ -170,7 +170,7 @@ impl Request {
         }
         let has_ended = self.jobs.is_empty();
         if has_ended && let Some((turn, member)) = self.registered.take() {
-            let most = member.bulkhead.concurrency;
+            let most = member.bulkhead.limits.concurrency;
             shared.registered.turns().ended(turn, self.sent, most);
         }
         ended.extend(self.run.take_if(|_| has_ended).and_then(Run::settlement));
@@ -208,7 +208,7 @@ impl Sending {
         if let Some(run) = self.alone.pop_front() {
             return Some(Request::of_run(run));
         }
-        let Some(limits) = bulkhead.request_batch else {
+        let Some(limits) = bulkhead.limits.request_batch else {
             let job = queue.try_recv().ok();
             return job.map(Run::begin).map(Request::of_run);
         };
@@ -554,14 +554,16 @@ impl<'w> Process<'w> {
             .find(|(one, _)| *one.name == *destination);
         match number {
             Some((bulkhead, number)) => {
-                !self.queues[number].is_empty() || self.sending[number].busy >= bulkhead.concurrency
+                !self.queues[number].is_empty()
+                    || self.sending[number].busy >= bulkhead.limits.concurrency
             }
             // Registered destinations share a few threads.
             None => {
                 let registered = &self.shared.registered;
                 let registry = registered.registry();
                 let pool = self.sending.last().zip(self.shared.bulkheads.last());
-                let is_full = pool.is_some_and(|(pool, threads)| pool.busy >= threads.concurrency);
+                let is_full =
+                    pool.is_some_and(|(pool, threads)| pool.busy >= threads.limits.concurrency);
                 let customer = registry.named(destination);
                 customer.is_some_and(|one| is_full || registered.turns().has(one.id))
             }
@@ -644,7 +646,7 @@ impl<'w> Process<'w> {
             Actor::Sender(number) => {
                 let sending = &self.sending[number];
                 let bulkhead = &self.shared.bulkheads[number];
-                let is_free = sending.busy < bulkhead.concurrency;
+                let is_free = sending.busy < bulkhead.limits.concurrency;
                 if matches!(bulkhead.serves, Serves::Registered) {
                     let registered = &self.shared.registered;
                     let is_called = !registered.bell.ear.is_empty();
@@ -1466,7 +1468,8 @@ impl<'w> Stage<'w> {
                 }
                 outcome => outcome,
             };
-            let verdict = Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.retries);
+            let verdict =
+                Verdict::of_outcome(outcome, job.message.attempts, &bulkhead.limits.retries);
             Settlement::new(job, &shared.bulkheads, verdict, took)
         };
         let this = Sent {
@@ -1505,7 +1508,7 @@ impl<'w> Stage<'w> {
         if let Some((turn, member)) = registered {
             shared.sent_to_registered(member.customer.id, bulkhead);
             if self.broken != Some(Broken::LosesTurns) {
-                let most = bulkhead.concurrency;
+                let most = bulkhead.limits.concurrency;
                 let sent = match self.broken {
                     Some(Broken::TrustsWhatFails) => Sent {
                         went_well: true,
