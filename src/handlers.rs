@@ -104,7 +104,7 @@ pub struct Handlers {
     pub(crate) policy: DeliveryPolicy,
 }
 
-setters!(Handlers: concurrency, rate, max_attempts, backoff, on_dead, expires_after);
+setters!(in_process Handlers);
 
 impl Default for Handlers {
     fn default() -> Self {

@@ -317,10 +317,7 @@ impl RegisteredDestination {
     }
 }
 
-setters!(
-    RegisteredDestination: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, key_run,
-    classes
-);
+setters!(registered RegisteredDestination);
 
 impl fmt::Debug for RegisteredDestination {
     /// Omits the values of headers, and the URL, which may contain a secret.

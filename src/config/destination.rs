@@ -146,10 +146,7 @@ impl Destination {
     }
 }
 
-setters!(
-    Destination: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, key_run,
-    classes, retry_after_cap, breaker
-);
+setters!(configured Destination);
 
 /// Setters of the destination, which can be chained. The relay checks the values when it starts.
 impl Destination {

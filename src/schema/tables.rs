@@ -304,8 +304,8 @@ macro_rules! __outbox_tables {
                 rate -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// The timeout of a send; null: the timeout of the relay's settings.
                 timeout -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
-                /// A JSON object: `max_attempts`, `backoff`, `on_dead`, `expires_after`, `key_run` and `classes`, as in
-                /// `outbox.toml`; null: the settings of the relay.
+                /// A JSON object of options without a column of their own, as in `outbox.toml`; null: the settings of the
+                /// relay.
                 policy -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
                 /// A description for people.
                 description -> diesel::sql_types::Nullable<diesel::sql_types::Text>,

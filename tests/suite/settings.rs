@@ -93,15 +93,16 @@ fn check_shows_where_each_topic_goes_and_each_destination_in_a_line() {
         "ok route order.* -> audit",
         "ok route every other topic -> default",
         "ok destination audit: http://audit.internal/, batched (up to 10 in 20ms), \
-         signed with 2 secrets, 16 threads, 0.5/s (burst 1), no breaker, on_dead continue, key_run 1, \
+         signed with 2 secrets, 16 threads, 0.5/s (burst 1), no breaker, \
          internal (any address), \
          no TLS, no proxy",
         "ok destination billing: https://billing.example/events?***, structured, \
          signed with 2 secrets, 8 threads, 50/s (burst 7), breaker opens if 25 % of at least 20 sends in \
-         1m fail, on_dead block, key_run 50, public addresses and 10.0.0.0/8 ::1/128 only, TLS from 1.3 with bundled roots, \
+         1m fail, timeout 1s, max_attempts 5, backoff 1s,2s, on_dead block, key_run 50, classes 404=dead, \
+         retry_after_cap 10m, public addresses and 10.0.0.0/8 ::1/128 only, TLS from 1.3 with bundled roots, \
          proxy http://***@proxy.example:3128/",
         "ok destination default: https://***@rest.example/?***, binary, unsigned, 16 threads, \
-         no rate limit, breaker opens if 50 % of at least 50 sends in 30s fail, on_dead continue, key_run 1, public addresses only, \
+         no rate limit, breaker opens if 50 % of at least 50 sends in 30s fail, public addresses only, \
          TLS from 1.2 with bundled roots, no proxy",
     ];
     for (line, expected) in lines[1..].iter().zip(expected) {
@@ -129,7 +130,7 @@ fn check_shows_where_each_topic_goes_and_each_destination_in_a_line() {
     assert_eq!(billing["secrets"], 2);
     assert_eq!(billing["rate"], json!({ "per_second": 50.0, "burst": 7 }));
     assert_eq!(
-        (&billing["on_dead"], &billing["key_run"]),
+        (&billing["policy"]["on_dead"], &billing["policy"]["key_run"]),
         (&json!("block"), &json!(50))
     );
     assert_eq!(billing["routed"], true);

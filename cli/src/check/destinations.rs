@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use diesel_outbox::Destination;
-use diesel_outbox::config::{Config, Mode, OnDead, Proxy, Roots};
+use diesel_outbox::config::{Config, DeliveryPolicy, Mode, Proxy, Roots};
 use diesel_outbox::program;
 use serde_json::{Value, json};
 use url::Host;
@@ -11,6 +11,8 @@ use url::Host;
 use super::{Finding, good, routes, warning};
 
 const WHAT: &str = "destination";
+/// The options that the line of a destination always has. Of the others, it has those that the destination sets.
+const SAID: [&str; 5] = ["mode", "concurrency", "rate", "burst", "breaker"];
 /// Domains of private networks.
 const PRIVATE_NAMES: [&str; 8] = [
     "localhost",
@@ -43,12 +45,10 @@ pub(super) fn as_json(config: &Config) -> Value {
             "mode": mode(d, config).to_string(),
             "secrets": secrets(d, config),
             "auth": d.auth.as_ref().map(|auth| BTreeMap::from_iter(auth.shown())),
-            "auth": d.auth.as_ref().map(|auth| auth.shown().into_iter().collect::<BTreeMap<_, _>>()),
             "concurrency": concurrency(d, config),
             "rate": d.policy.rate.map(|r| json!({ "per_second": r.per_second, "burst": r.burst })),
             "breaker": d.policy.breaker.is_some(),
-            "on_dead": on_dead(d, config).to_string(),
-            "key_run": d.policy.key_run,
+            "policy": d.policy,
             "addresses": addresses(d, config),
             "tls": tls(d, config),
             "proxy": proxy(d, config).to_string(),
@@ -95,20 +95,26 @@ fn line(destination: &Destination, config: &Config) -> String {
         Proxy::Direct => "no proxy".to_owned(),
         via => format!("proxy {via}"),
     };
-    [
+    let mut parts = vec![
         program::shown_url(destination),
         shown_mode(destination, config),
         signed,
         threads,
         rate,
         breaker,
-        format!("on_dead {}", on_dead(destination, config)),
-        format!("key_run {}", destination.policy.key_run),
+    ];
+    let others = DeliveryPolicy::OPTIONS.iter();
+    let others = others.filter(|option| !SAID.contains(&option.name));
+    parts.extend(others.filter_map(|option| {
+        let text = option.text(&destination.policy)?;
+        Some(format!("{} {text}", option.name))
+    }));
+    parts.extend([
         addresses(destination, config),
         tls(destination, config),
         proxy,
-    ]
-    .join(", ")
+    ]);
+    parts.join(", ")
 }
 
 fn warnings(destination: &Destination, config: &Config) -> Vec<&'static str> {
@@ -181,11 +187,6 @@ fn secrets(destination: &Destination, config: &Config) -> usize {
 
 fn concurrency(destination: &Destination, config: &Config) -> usize {
     destination.policy.concurrency.unwrap_or(config.concurrency)
-}
-
-/// What a dead letter does to its ordering key.
-fn on_dead(destination: &Destination, config: &Config) -> OnDead {
-    destination.policy.on_dead.unwrap_or(config.on_dead)
 }
 
 /// The addresses that the destination may resolve to.

@@ -1,7 +1,7 @@
 //! The delivery policy of a destination: limits, retries, and what responses mean.
 //!
 //! An option is written in this file only: a field of [`DeliveryPolicy`], a row of [`DeliveryPolicy::OPTIONS`], an arm
-//! of `setters`, and its range in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_destination`, the commands
+//! of `setters` and its name there, and its range in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_destination`, the commands
 //! and the pages read the rows.
 
 use std::time::Duration;
@@ -121,8 +121,18 @@ impl Default for DeliveryPolicy {
     }
 }
 
-/// Adds setters of these options to a type with a field `policy`.
+/// Adds setters of the options to a type of destinations with a field `policy`.
 macro_rules! setters {
+    (configured $holder:ty) => { setters!(
+        $holder: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, key_run, classes,
+        retry_after_cap, breaker
+    ); };
+    (registered $holder:ty) => { setters!(
+        $holder: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, key_run, classes
+    ); };
+    (in_process $holder:ty) => { setters!(
+        $holder: concurrency, rate, max_attempts, backoff, on_dead, expires_after
+    ); };
     ($holder:ty: $($option:ident),+ $(,)?) => {
         /// Setters of the delivery policy, which can be chained. The relay checks the values when it reads the
         /// destination.
