@@ -1633,7 +1633,13 @@ impl<'w> Stage<'w> {
             let held = row
                 .held
                 .is_some_and(|held| now - held.at.max(began) > micros(most));
-            held && !tables.of_people.contains(&row.sequence)
+            // A run is settled as a whole.
+            let is_with = |other: &Row| {
+                other.sequence == row.sequence
+                    || (self.history.key_run > 1 && other.held == row.held && other.has_key_of(row))
+            };
+            let mut of_people = tables.of_people.iter().filter_map(|one| tables.rows.get(one));
+            held && !of_people.any(is_with)
         };
         if let Some(row) = tables.rows.values().find(is_late) {
             self.fall(Promise::Late, || format!("{row:?} is not settled"));
