@@ -4,6 +4,7 @@ DROP FUNCTION outbox_drop(text);
 DROP FUNCTION outbox_create(text);
 DROP FUNCTION outbox_destination_limit(text, integer);
 DROP FUNCTION outbox_wake() CASCADE;
+DROP FUNCTION outbox_refuse() CASCADE;
 DROP FUNCTION outbox_destination_changes() CASCADE;
 DROP FUNCTION outbox_destination_wake() CASCADE;
 DROP FUNCTION outbox_destination_gone() CASCADE;

@@ -47,6 +47,15 @@ BEGIN
 END
 $function$;
 
+-- Refuses a new message that a rule forbids, as a CHECK constraint does. The trigger has the name of the rule.
+CREATE FUNCTION outbox_refuse() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
+BEGIN
+    RAISE EXCEPTION 'new row for relation "%" violates "%"', TG_TABLE_NAME, TG_NAME
+        USING ERRCODE = 'check_violation', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME, CONSTRAINT = TG_NAME;
+END
+$function$;
+
 -- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at. The name stays:
 -- waiting messages name the destination, and its secret may be encrypted for this name. With another tenant, the row is
 -- another registration. A destination with another URL, or that is enabled again, has not failed yet. One with another URL
@@ -188,6 +197,9 @@ DECLARE
     changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_wake');
     gone pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_gone');
     most pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_most');
+    refuse pg_catalog.regproc := pg_catalog.to_regproc('outbox_refuse');
+    rule pg_catalog.text;
+    condition pg_catalog.text;
     part pg_catalog.int4;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
@@ -207,8 +219,6 @@ BEGIN
     -- A claim changes locked_by, locked_at and, for a message taken over from a dead relay, attempts and the last
     -- error. No index and no index predicate may name these columns: then a claim is a HOT update, and fillfactor
     -- leaves room for it in each page.
-    --
-    -- A replay has the key of the first message, followed by at most 34 bytes.
     --
     -- A key is stored only if the caller gave one, and a digest only if there is a key: random keys in an index bloat
     -- a table with age.
@@ -240,15 +250,7 @@ BEGIN
             split_from      bigint,
             split_to        text COLLATE "C",
             registration    uuid,
-            CONSTRAINT %3$I PRIMARY KEY (sequence),
-            CONSTRAINT outbox_topic_is_a_word CHECK (topic <> '' AND octet_length(topic) <= 255 AND topic !~ '[[:space:][:cntrl:]]'),
-            CONSTRAINT outbox_destination_is_at_most_255_bytes CHECK (octet_length(destination) <= 255),
-            CONSTRAINT outbox_ordering_key_is_at_most_1_kib CHECK (octet_length(ordering_key) <= 1024),
-            CONSTRAINT outbox_key_is_not_empty CHECK (idempotency_key <> '' AND octet_length(idempotency_key) <= CASE WHEN idempotency_key LIKE '%%#replay-%%' THEN 289 ELSE 255 END),
-            CONSTRAINT outbox_headers_is_an_object CHECK (json_typeof(headers) = 'object'),
-            CONSTRAINT outbox_headers_are_at_most_64_kib CHECK (octet_length(headers::text) <= 65536),
-            CONSTRAINT outbox_payload_is_at_most_1_mib CHECK (octet_length(payload::text) <= 1048576),
-            CONSTRAINT outbox_attempts_is_a_count CHECK (attempts BETWEEN 0 AND 1000000000)
+            CONSTRAINT %3$I PRIMARY KEY (sequence)
         ) WITH (
             fillfactor = 45,
             autovacuum_vacuum_scale_factor = 0.02,
@@ -278,6 +280,24 @@ BEGIN
 
     EXECUTE format('CREATE TRIGGER outbox_wake AFTER INSERT ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t, wake);
+
+    -- What a new message must satisfy. CHECK constraints would also be read, compiled and evaluated by each claim, which
+    -- changes none of these columns: that took a tenth of a keyed settle. The conditions cost an INSERT the same.
+    FOR rule, condition IN VALUES
+        ('topic_is_a_word', $$NEW.topic <> '' AND octet_length(NEW.topic) <= 255 AND NEW.topic !~ '[[:space:][:cntrl:]]'$$),
+        ('destination_is_at_most_255_bytes', 'octet_length(NEW.destination) <= 255'),
+        ('ordering_key_is_at_most_1_kib', 'octet_length(NEW.ordering_key) <= 1024'),
+        -- A replay has the key of the first message, followed by at most 34 bytes.
+        ('key_is_not_empty', $$NEW.idempotency_key <> '' AND octet_length(NEW.idempotency_key)
+            <= CASE WHEN NEW.idempotency_key LIKE '%#replay-%' THEN 289 ELSE 255 END$$),
+        ('headers_is_an_object', $$json_typeof(NEW.headers) = 'object'$$),
+        ('headers_are_at_most_64_kib', 'octet_length(NEW.headers::text) <= 65536'),
+        ('payload_is_at_most_1_mib', 'octet_length(NEW.payload::text) <= 1048576'),
+        ('attempts_is_a_count', 'NEW.attempts BETWEEN 0 AND 1000000000')
+    LOOP
+        EXECUTE format('CREATE TRIGGER %3$I BEFORE INSERT ON %1$I.%2$I FOR EACH ROW WHEN (NOT (%4$s)) EXECUTE FUNCTION %5$s()',
+            s, t, 'outbox_' || rule, condition, refuse);
+    END LOOP;
 
     -- The ledger and the history are stored in a ring of parts, by time. New rows go into the open part. Rows older
     -- than the retention are removed with their whole part, by TRUNCATE. So retention deletes no single rows, and no

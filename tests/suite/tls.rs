@@ -340,7 +340,7 @@ fn an_answer_before_the_body_was_read_counts_with_tls() {
     let receiver = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
     let database = Database::new();
     // Longer than the buffers of both ends of a connection.
-    database.execute("ALTER TABLE {o} DROP CONSTRAINT outbox_payload_is_at_most_1_mib");
+    database.execute("DROP TRIGGER outbox_payload_is_at_most_1_mib ON {o}");
     database.execute(
         "INSERT INTO {o} (topic, payload)
          VALUES ('order.paid', to_json(repeat('x', 10000000)))",

@@ -180,7 +180,7 @@ fn consequence(trigger: &str) -> &'static str {
         "outbox_destination_most" | "outbox_destination_most_moved" => {
             "nothing limits the registered destinations of a tenant"
         }
-        _ => "it is one of this version's triggers",
+        _ => "messages that break this rule are not refused",
     }
 }
 

@@ -1638,7 +1638,10 @@ impl<'w> Stage<'w> {
                 other.sequence == row.sequence
                     || (self.history.key_run > 1 && other.held == row.held && other.has_key_of(row))
             };
-            let mut of_people = tables.of_people.iter().filter_map(|one| tables.rows.get(one));
+            let mut of_people = tables
+                .of_people
+                .iter()
+                .filter_map(|one| tables.rows.get(one));
             held && !of_people.any(is_with)
         };
         if let Some(row) = tables.rows.values().find(is_late) {
