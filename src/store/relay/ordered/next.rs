@@ -120,7 +120,7 @@ pub(crate) fn deliver_and_claim_next(
     let rows: Vec<BothRow> = both.load(conn)?;
     let mut done = Vec::with_capacity(rows.len());
     let mut taken = Vec::with_capacity(rows.len());
-    for (sequence, row, at, registrations, _) in rows {
+    for (sequence, row, at, registrations) in rows {
         done.extend(sequence);
         let row = row.zip(at);
         taken.extend(row.map(|(row, at)| ((row, at, registrations), TakenOver::No)));
@@ -142,12 +142,11 @@ impl<Claim> QueryId for Both<'_, Claim> {
     const HAS_STATIC_QUERY_ID: bool = false;
 }
 
-/// The sequence of a settled message, and a claimed message: the two have nothing to do with each other.
+/// The sequence of a settled message, or a claimed message.
 type BothRow = (
     Option<i64>,
     Option<LiveRow>,
     Option<PgTimestamp>,
-    Option<i64>,
     Option<i64>,
 );
 
@@ -157,8 +156,7 @@ impl<Claim: QueryFragment<Pg>> QueryFragment<Pg> for Both<'_, Claim> {
         out.push_sql("\n, taken AS (");
         self.claim.walk_ast(out.reborrow())?;
         out.push_sql(
-            ") SELECT g.sequence, t.* FROM (SELECT sequence, row_number() OVER () AS n FROM gone) g
-                 FULL JOIN (SELECT *, row_number() OVER () AS n FROM taken) t USING (n)",
+            ") SELECT g.sequence, t.* FROM gone g LEFT JOIN taken t ON false UNION ALL SELECT NULL, t.* FROM taken t",
         );
         Ok(())
     }
@@ -173,7 +171,6 @@ impl<Claim> Query for Both<'_, Claim> {
         Nullable<BigInt>,
         Nullable<SqlTypeOf<<LiveRow as Selectable<Pg>>::SelectExpression>>,
         Nullable<Timestamptz>,
-        Nullable<BigInt>,
         Nullable<BigInt>,
     );
 }
