@@ -586,7 +586,7 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
     let body = json!({ "url": receiver.url(), "topics": ["order.paid"], "description": "ours" });
     let added = program.post("/endpoints", body);
     assert!(
-        added["secret"].is_string() && added["endpoint"]["state"] == "works",
+        added["secret"].is_string() && added["endpoint"]["state"] == "active",
         "{added}"
     );
     let name = added["endpoint"]["name"].as_str().expect("a name");

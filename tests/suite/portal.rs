@@ -187,9 +187,17 @@ fn all_of_an_endpoint(database: &Database, portal: &Portal) {
         ("acme.example", "order.paid", "Enter the whole URL"),
         (&receiver.url(), "internal.audit", "There is no such event"),
     ] {
-        let refused = ann.post("/endpoints/add", &[("url", url), ("topic", topic)]);
+        let typed = [("url", url), ("description", "ours"), ("topic", topic)];
+        let refused = ann.post("/endpoints/add", &typed);
         assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY);
-        assert!(refused.text.contains(why), "{}", refused.text);
+        let text = &refused.text;
+        assert!(text.contains(why), "{text}");
+        // The form is as it was sent.
+        for (_, value) in &typed[..2] {
+            assert!(text.contains(&format!("value=\"{value}\"")), "{text}");
+        }
+        let is_chosen = text.contains("value=\"order.paid\" checked");
+        assert_eq!(is_chosen, topic == "order.paid", "{text}");
     }
     assert!(ann.get("/").ok().contains("There are no endpoints yet"));
 
@@ -268,6 +276,10 @@ fn all_of_an_endpoint(database: &Database, portal: &Portal) {
         ("url", "http://10.0.0.7/new"),
         ("topic", "order.paid"),
     ];
+    let mistyped = [name[0], ("url", "new.example"), moved[2]];
+    let refused = ann.post("/endpoint/change", &mistyped);
+    assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(refused.text.contains("value=\"new.example\""), "{refused:?}");
     ann.post("/endpoint/change", &moved);
     assert!(ann.get(&page).ok().contains("http://10.0.0.7/new"));
     ann.post("/endpoint/enable", &name);
@@ -752,7 +764,7 @@ fn an_endpoint_says_why_it_gets_nothing_and_what_to_do() {
     let ann = Browser::of(&portal, &acme, Rights::all());
     let page = format!("/endpoint?{}", encoded(&[("name", &acme.endpoint)]));
     for (row, state, words) in [
-        ("enabled = true", "works", ">works<"),
+        ("enabled = true", "active", ">active<"),
         (
             "failing = true, failing_since = now() - interval '20 min'",
             "failing",

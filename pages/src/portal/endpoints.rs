@@ -122,7 +122,7 @@ fn topics(asked: &Asked<'_>, one: &RegisteredDestination) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    Works,
+    Active,
     Failing,
     /// No relay can use its values.
     Unusable,
@@ -140,7 +140,7 @@ impl State {
             (Some(_), ..) => (Self::Unusable, words.why_unusable),
             (_, false, _) => (Self::NotVerified, words.why_not_verified),
             (_, _, true) => (Self::Failing, words.why_failing),
-            _ => (Self::Works, ""),
+            _ => (Self::Active, ""),
         }
     }
 }
@@ -162,7 +162,7 @@ fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
         State::Disabled => ("badge bad", words.disabled),
         State::Failing | State::Unusable => ("badge bad", words.failing),
         State::NotVerified => ("badge wait", words.not_verified),
-        State::Works => ("badge good", words.works),
+        State::Active => ("badge good", words.active),
     };
     let error = one.public_verification_error();
     let since = one.failing_since.filter(|_| one.enabled);
@@ -295,16 +295,44 @@ fn actions(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
 }
 
 pub(super) fn new(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    Ok(form(asked, None))
+    let status = StatusCode::OK;
+    Ok(form(asked, None, &Written::default(), status, None))
 }
 
 pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let found = get(asked.own(), asked.get("name"))?;
-    Ok(form(asked, Some(&found)))
+    let one = get(asked.own(), asked.get("name"))?;
+    let written = Written {
+        url: Some(one.url.clone()),
+        description: one.description.clone(),
+        topics: Some(one.topics.clone()),
+    };
+    Ok(form(asked, Some(&one), &written, StatusCode::OK, None))
 }
 
-/// The form for a new endpoint, or for a change of one.
-fn form(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
+/// The form once more, with what was written and why it was refused, if the visitor can mend it.
+fn again(
+    asked: &Asked<'_>,
+    one: Option<&RegisteredDestination>,
+    refusal: Refusal,
+) -> Result<Response, Refusal> {
+    let (status, why) = refusal.words(asked.words, &asked.request.path);
+    match status {
+        StatusCode::UNPROCESSABLE_ENTITY => {
+            let written = Written::of(asked);
+            Ok(form(asked, one, &written, status, Some(&why)))
+        }
+        _ => Err(refusal),
+    }
+}
+
+/// The form for a new endpoint, or for a change of one, with these values.
+fn form(
+    asked: &Asked<'_>,
+    one: Option<&RegisteredDestination>,
+    written: &Written,
+    status: StatusCode,
+    why: Option<&str>,
+) -> Response {
     let words = asked.words;
     let (title, action, back) = match one {
         None => (words.add_endpoint, "/endpoints/add", "/".to_owned()),
@@ -317,20 +345,23 @@ fn form(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
         .iter()
         .flat_map(|one| &one.topics)
         .filter(|topic| !is_listed(topic));
-    let has =
-        |topic: &str| one.is_none_or(|one| one.topics.iter().any(|own| own == topic || own == "*"));
+    let has = |topic: &str| {
+        let written = written.topics.as_ref();
+        written.is_none_or(|all| all.iter().any(|own| own == topic || own == "*"))
+    };
     let content = html! {
         section.panel {
             div.head { h1 { (title) } }
             div.body {
+                @if let Some(why) = why { p.refused role="alert" { (why) } }
                 form.stack method="post" action=(action) {
                     (asked.token())
                     @if let Some(one) = one { input type="hidden" name="name" value=(one.name); }
                     label.field { (words.url)
-                        input type="url" name="url" maxlength="2048" required value=(one.map_or("", |one| &one.url)) placeholder="https://";
+                        input type="url" name="url" maxlength="2048" required value=(written.url.as_deref().unwrap_or_default()) placeholder="https://";
                     }
                     label.field { (words.description)
-                        input name="description" maxlength=(LONGEST_DESCRIPTION) value=(one.and_then(|one| one.description.as_deref()).unwrap_or_default());
+                        input name="description" maxlength=(LONGEST_DESCRIPTION) value=(written.description.as_deref().unwrap_or_default());
                     }
                     @if !catalogue.is_empty() {
                         fieldset {
@@ -347,7 +378,7 @@ fn form(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
                                 }
                             }
                             @for pattern in others {
-                                div { label { input type="checkbox" name="topic" value=(pattern) checked; " " strong { (pattern) } } }
+                                div { label { input type="checkbox" name="topic" value=(pattern) checked[has(pattern)]; " " strong { (pattern) } } }
                             }
                         }
                     }
@@ -356,11 +387,11 @@ fn form(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
             }
         }
     };
-    asked.page(StatusCode::OK, title, &content)
+    asked.page(status, title, &content)
 }
 
 /// What a customer writes of an endpoint. Absent: as it is.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
     pub(super) url: Option<String>,
@@ -436,7 +467,10 @@ pub(super) fn register(
 }
 
 pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let (name, secret) = register(asked.own(), Written::of(asked))?;
+    let (name, secret) = match register(asked.own(), Written::of(asked)) {
+        Ok(added) => added,
+        Err(refusal) => return again(asked, None, refusal),
+    };
     match secret {
         Some(secret) => Ok(show_secret(
             asked,
@@ -460,8 +494,10 @@ pub(super) fn write(own: Own<'_>, name: &str, written: Written) -> Result<(), Re
 
 pub(super) fn change(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    write(asked.own(), name, Written::of(asked))?;
-    done(name, "changed")
+    match write(asked.own(), name, Written::of(asked)) {
+        Ok(()) => done(name, "changed"),
+        Err(refusal) => again(asked, Some(&get(asked.own(), name)?), refusal),
+    }
 }
 
 /// Makes a new secret. The old one signs for a day, too.

@@ -31,7 +31,7 @@ macro_rules! words {
 words! {
     code thousands decimal title skip_to_content endpoints deliveries read_only
     add_endpoint no_endpoints url description topics state all_topics example
-    works failing not_verified disabled no_success_since
+    active failing not_verified disabled no_success_since
     why_failing why_disabled_failing why_disabled_gone why_disabled_not_verified why_disabled_here why_disabled_other why_unusable why_not_verified
     change save cancel verify enable disable remove remove_sure rotate rotate_hint secret secret_once old_secrets_until
     send_example example_event send_example_hint test_accepted test_failed status_code took no_response

@@ -21,7 +21,7 @@ pub(super) const WORDS: Words = Words {
     all_topics: "alle Ereignisse",
     example: "Beispiel",
 
-    works: "funktioniert",
+    active: "aktiv",
     failing: "gestört",
     not_verified: "nicht bestätigt",
     disabled: "deaktiviert",

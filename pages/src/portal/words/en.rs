@@ -21,7 +21,7 @@ pub(super) const WORDS: Words = Words {
     all_topics: "all events",
     example: "Example",
 
-    works: "works",
+    active: "active",
     failing: "failing",
     not_verified: "not verified",
     disabled: "disabled",
