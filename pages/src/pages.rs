@@ -36,6 +36,7 @@ pub(super) use self::login::{login, refused};
 use diesel::PgConnection;
 use diesel_outbox::{DatabaseError, OutboxName};
 
+use self::asked::Wrong;
 use self::layout::Page;
 use super::{Guest, Site};
 use crate::database::{Act as Together, Database};
@@ -52,6 +53,8 @@ pub(crate) enum Refusal {
     Taken(String),
     /// What the operator must mend.
     Invalid(String),
+    /// The same for a value of a form.
+    Wrong(Wrong),
     /// The same for a destination.
     Destination(DestinationError),
     /// The database failed.
@@ -64,11 +67,19 @@ impl From<anyhow::Error> for Refusal {
     }
 }
 
+impl From<Wrong> for Refusal {
+    fn from(wrong: Wrong) -> Self {
+        Self::Wrong(wrong)
+    }
+}
+
 impl Refusal {
     fn page(&self, visit: &Visit<'_>) -> Response {
         match self {
             Self::Missing(words) => missing(visit, words, &html! {}),
-            Self::Taken(words) | Self::Invalid(words) => bad_request(visit, words),
+            Self::Taken(words) | Self::Invalid(words) | Self::Wrong(Wrong { what: words, .. }) => {
+                bad_request(visit, words)
+            }
             Self::Destination(error) => bad_request(visit, &format!("{error}.")),
             Self::Away(error) => database_away(visit, &format!("{error:#}")),
         }

@@ -355,6 +355,18 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
         let status = program.ask(get, &format!("/messages?{wrong}"), None).0;
         assert!(status.is_client_error(), "{wrong}");
     }
+    for (list, field) in [
+        ("/messages", "status"),
+        ("/messages", "tenant"),
+        ("/ledger", "since"),
+        ("/ledger", "until"),
+        ("/dead", "reason"),
+        ("/destinations", "state"),
+    ] {
+        let (status, problem) = program.ask(get, &format!("{list}?{field}=x"), None);
+        assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
+        assert_eq!(problem["field"], field, "{problem}");
+    }
     let known = program.get(&format!("/messages/{}", ids[0]));
     assert_eq!(known["rows"][0]["payload"], json!({ "is": "good" }));
     assert!(known["rows"][0]["waits"].is_string(), "{known}");

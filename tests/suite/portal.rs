@@ -279,7 +279,10 @@ fn all_of_an_endpoint(database: &Database, portal: &Portal) {
     let mistyped = [name[0], ("url", "new.example"), moved[2]];
     let refused = ann.post("/endpoint/change", &mistyped);
     assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY);
-    assert!(refused.text.contains("value=\"new.example\""), "{refused:?}");
+    assert!(
+        refused.text.contains("value=\"new.example\""),
+        "{refused:?}"
+    );
     ann.post("/endpoint/change", &moved);
     assert!(ann.get(&page).ok().contains("http://10.0.0.7/new"));
     ann.post("/endpoint/enable", &name);

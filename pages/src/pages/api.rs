@@ -15,8 +15,8 @@ use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::asked::Asked;
-use super::bulk::Order;
+use super::asked::{Asked, Wrong};
+use super::bulk::{Order, since};
 use super::dead::change::{Change as DeadChange, Order as DeadOrder};
 use super::messages::change::{Order as MessageOrder, due};
 use super::messages::{self, waiting};
@@ -127,6 +127,7 @@ impl From<Refusal> for Problem {
             Refusal::Missing(words) => Self::new(StatusCode::NOT_FOUND, words),
             Refusal::Taken(words) => Self::new(StatusCode::CONFLICT, words),
             Refusal::Invalid(words) => Self::invalid(words),
+            Refusal::Wrong(Wrong { field, what }) => Self::invalid(what).of_field(field),
             Refusal::Destination(Invalid(error)) => {
                 Self::invalid(error.reason()).of_setting(&error)
             }
@@ -690,17 +691,18 @@ fn counted(call: &Call<'_>, order: &Order<'_>, why: &str, dry_run: bool) -> Foun
     done.map(Count::of).ok_or_else(Problem::missing)
 }
 
-fn since(error: String) -> Problem {
-    Problem::invalid(error).of_field("since")
-}
-
 fn recover_destination(call: &Call<'_>, given: Recovery) -> Found<Count> {
     let order = Order::recover(call.part("name"), &given.since, given.missing);
-    counted(call, &order.map_err(since)?, &given.why, given.dry_run)
+    counted(
+        call,
+        &order.map_err(Refusal::Wrong)?,
+        &given.why,
+        given.dry_run,
+    )
 }
 
 fn backfill_destination(call: &Call<'_>, given: Backfill) -> Found<Count> {
-    let begin = super::bulk::time(&given.since).map_err(since)?;
+    let begin = since(&given.since).map_err(Refusal::Wrong)?;
     let order = Order::Backfill(call.part("name"), begin);
     counted(call, &order, &given.why, given.dry_run)
 }
@@ -739,7 +741,8 @@ fn records<W: ToString>(
 }
 
 fn waiting_of(call: &Call<'_>) -> Found<diesel_outbox::admin::WaitingFilter> {
-    waiting::filter(&call.request.query).map_err(Problem::invalid)
+    let filter = waiting::filter(&call.request.query);
+    filter.map_err(|wrong| Refusal::Wrong(wrong).into())
 }
 
 fn retry_messages(call: &Call<'_>, given: Many) -> Found<Count> {
@@ -816,7 +819,7 @@ fn settle_message(call: &Call<'_>, given: Settle) -> Found<Became> {
 
 fn list_ledger(call: &Call<'_>) -> Found<Listed<Entry>> {
     let filter = ledger::filter(call.filter(ledger::NAMES));
-    let mut filter = filter.map_err(Problem::invalid)?;
+    let mut filter = filter.map_err(Refusal::Wrong)?;
     filter.before = call.cursor()?;
     let (found, next) = ledger::search(&call.visit(), &filter, call.limit()?)?;
     Ok(Listed {

@@ -11,6 +11,13 @@ use super::layout::hidden;
 use super::{link, tenant};
 use crate::request::Form;
 
+/// A value that cannot be used.
+pub(crate) struct Wrong {
+    pub(crate) field: &'static str,
+    /// A message for the guest.
+    pub(crate) what: String,
+}
+
 /// The values of these fields.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'a> {
@@ -34,21 +41,33 @@ impl<'a> Asked<'a> {
         (!value.is_empty()).then(|| value.to_owned())
     }
 
-    /// The error is a message for the guest, as with the other values.
-    pub(super) fn parsed<T: FromStr<Err: Display>>(&self, name: &str) -> Result<Option<T>, String> {
-        let value = self.given(name).map(|value| value.parse());
-        value.transpose().map_err(|error: T::Err| error.to_string())
+    pub(super) fn parsed<T: FromStr<Err: Display>>(
+        &self,
+        name: &'static str,
+    ) -> Result<Option<T>, Wrong> {
+        self.read(name, |value| value.parse().map(Some))
     }
 
-    pub(super) fn reason(&self) -> Result<Option<ReasonCode>, String> {
-        let reason = self.given("reason").map(|one| one.to_uppercase().parse());
-        reason
-            .transpose()
-            .map_err(|error: diesel_outbox::UnknownWord| error.to_string())
+    /// The value as `read` reads it.
+    pub(super) fn read<T: Default, E: Display>(
+        &self,
+        name: &'static str,
+        read: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, Wrong> {
+        let value = self.given(name).map(|value| read(&value));
+        let read = value.transpose().map_err(|error| Wrong {
+            field: name,
+            what: error.to_string(),
+        });
+        read.map(Option::unwrap_or_default)
     }
 
-    pub(super) fn tenant(&self) -> Result<Option<Uuid>, String> {
-        tenant(self.get("tenant"))
+    pub(super) fn reason(&self) -> Result<Option<ReasonCode>, Wrong> {
+        self.read("reason", |word| word.to_uppercase().parse().map(Some))
+    }
+
+    pub(super) fn tenant(&self) -> Result<Option<Uuid>, Wrong> {
+        self.read("tenant", tenant)
     }
 
     pub(super) fn pairs(&self) -> Vec<(&'static str, &'a str)> {

@@ -7,7 +7,7 @@ use diesel_outbox::admin::{self, Bulk, Bulked, Note, WaitingFilter};
 use diesel_outbox::destinations::Recover;
 use maud::html;
 
-use super::asked::Asked;
+use super::asked::{Asked, Wrong};
 use super::layout::{act, dialog, hidden};
 use super::messages::waiting;
 use super::registered::on;
@@ -30,23 +30,23 @@ pub(super) enum Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    fn of(path: &str, form: &'a Form) -> Result<Self, String> {
+    fn of(path: &str, form: &'a Form) -> Result<Self, Wrong> {
         let name = form.get("name").unwrap_or_default();
         let since = form.get("since").unwrap_or_default();
         match path {
             "/messages/retry" => waiting::filter(form).map(Self::Retry),
             "/messages/cancel" => waiting::filter(form).map(Self::Cancel),
-            "/destination/backfill" => Ok(Self::Backfill(name, time(since)?)),
+            "/destination/backfill" => Ok(Self::Backfill(name, self::since(since)?)),
             _ => Self::recover(name, since, form.get("missing").is_some()),
         }
     }
 
-    pub(super) fn recover(name: &'a str, since: &str, missing: bool) -> Result<Self, String> {
+    pub(super) fn recover(name: &'a str, since: &str, missing: bool) -> Result<Self, Wrong> {
         let what = match missing {
             true => Recover::AndMissed,
             false => Recover::DeadLetters,
         };
-        Ok(Self::Recover(name, time(since)?, what))
+        Ok(Self::Recover(name, self::since(since)?, what))
     }
 
     /// The question, with the counted messages, and the word for what was done.
@@ -106,18 +106,21 @@ impl<'a> Order<'a> {
     }
 }
 
-/// A duration as the time that long ago, or RFC 3339.
-pub(super) fn time(text: &str) -> Result<SystemTime, String> {
+/// Since when: a duration as the time that long ago, or RFC 3339.
+pub(super) fn since(text: &str) -> Result<SystemTime, Wrong> {
     let text = text.trim();
     let ago = humantime::parse_duration(text).ok();
     let before = ago.and_then(|ago| SystemTime::now().checked_sub(ago));
     let time = before.or_else(|| humantime::parse_rfc3339_weak(text).ok());
-    time.ok_or_else(|| format!("{text:?} is not a time such as 24h (ago) or 2026-01-31T12:00:00Z"))
+    time.ok_or_else(|| Wrong {
+        field: "since",
+        what: format!("{text:?} is not a time such as 24h (ago) or 2026-01-31T12:00:00Z"),
+    })
 }
 
 pub(super) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let form = visit.form;
-    let order = Order::of(&visit.request.path, form).map_err(Refusal::Invalid)?;
+    let order = Order::of(&visit.request.path, form)?;
     let is_sure = form.get("sure").is_some();
     let Some(done) = order.run(visit, visit.get("reason"), !is_sure)? else {
         let nowhere = order.back(form, &[("done", "no_destination")]);

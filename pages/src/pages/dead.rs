@@ -12,7 +12,7 @@ use diesel_outbox::{ReasonCode, Sequence};
 use maud::{Markup, html};
 use uuid::Uuid;
 
-use super::asked::Asked;
+use super::asked::{Asked, Wrong};
 use super::layout::{self, section, token};
 use super::messages::QUICK;
 use super::overview::name_of;
@@ -42,8 +42,8 @@ fn in_words(asked: Asked<'_>) -> String {
     }
 }
 
-/// The filter for the database. The error is a message for the guest.
-fn filter(asked: Asked<'_>) -> Result<DeadFilter, String> {
+/// The filter for the database.
+fn filter(asked: Asked<'_>) -> Result<DeadFilter, Wrong> {
     Ok(DeadFilter::default()
         .topic(asked.given("topic"))
         .destination(asked.given("destination"))
@@ -67,7 +67,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         .and_then(|place| place.parse().ok());
     let page = visit.page("Dead letters");
     if let Err(error) = filter(asked) {
-        return Ok(page.refused(&error, &filter_form(asked)));
+        return Ok(page.refused(&error.what, &filter_form(asked)));
     }
     let began = Instant::now();
     let list = load(visit, asked, before)?;
@@ -103,7 +103,7 @@ fn load(
     }
     // Only the first page reloads, so only its list is cached.
     visit.site.dead.get(&asked.link("", &[]), || {
-        let filter = filter(asked).map_err(Refusal::Invalid)?;
+        let filter = filter(asked)?;
         let groups = visit.run(&visit.site.database, |conn, outbox| {
             program::dead_groups(conn, outbox, &filter, MOST_GROUPS)
         })?;
@@ -118,7 +118,7 @@ pub(super) fn search(
     before: Option<Place>,
     limit: usize,
 ) -> Result<(Vec<MessageRecord>, Option<String>), Refusal> {
-    let filter = filter(asked).map_err(Refusal::Invalid)?;
+    let filter = filter(asked)?;
     let mut found = match asked.get("q") {
         "" => visit.run(&visit.site.database, |conn, outbox| {
             program::dead_letters(conn, outbox, &filter.before(before), as_limit(limit) + 1)

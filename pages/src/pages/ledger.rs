@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use diesel_outbox::program::{self, LedgerFilter, MessageRecord, Searched};
 use maud::{Markup, html};
 
-use super::asked::Asked;
+use super::asked::{Asked, Wrong};
 use super::layout::list;
 use super::messages::badge;
 use super::overview::name_of;
@@ -28,7 +28,7 @@ pub(super) const NAMES: &[&str] = &[
     "until",
 ];
 
-pub(super) fn filter(asked: Asked<'_>) -> Result<LedgerFilter, String> {
+pub(super) fn filter(asked: Asked<'_>) -> Result<LedgerFilter, Wrong> {
     Ok(LedgerFilter {
         topic: asked.given("topic"),
         destination: asked.given("destination"),
@@ -36,17 +36,14 @@ pub(super) fn filter(asked: Asked<'_>) -> Result<LedgerFilter, String> {
         tenant_id: asked.tenant()?,
         status: asked.parsed("status")?,
         reason: asked.reason()?,
-        since: time(asked.get("since"))?,
-        until: time(asked.get("until"))?,
+        since: asked.read("since", time)?,
+        until: asked.read("until", time)?,
         ..LedgerFilter::default()
     })
 }
 
 /// Parses a time in UTC, as browser fields or people write it, or a duration before now.
 fn time(text: &str) -> Result<Option<SystemTime>, String> {
-    if text.is_empty() {
-        return Ok(None);
-    }
     if let Ok(ago) = humantime::parse_duration(text) {
         return Ok(SystemTime::now().checked_sub(ago));
     }
@@ -89,7 +86,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let page = visit.page("Ledger");
     let mut filter = match filter(asked) {
         Ok(filter) => filter,
-        Err(error) => return Ok(page.refused(&error, &form(asked))),
+        Err(error) => return Ok(page.refused(&error.what, &form(asked))),
     };
     filter.before = before;
     let began = SystemTime::now();

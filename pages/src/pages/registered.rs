@@ -16,7 +16,7 @@ use diesel_outbox::program;
 use diesel_outbox::{Outbox, OutboxName};
 use maud::{Markup, html};
 
-use super::asked::Asked;
+use super::asked::{Asked, Wrong};
 use super::layout::{act, hidden, list, section, token};
 use super::messages::{QUICK, badge};
 use super::overview::{held, left};
@@ -82,18 +82,15 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
 /// The fields of the filter.
 pub(super) const NAMES: &[&str] = &["q", "tenant", "state"];
 
-fn filter(asked: Asked<'_>, after: Option<&str>) -> Result<DestinationFilter, String> {
-    let (enabled, failing) = match asked.get("state") {
-        "" => (None, None),
-        "enabled" => (Some(true), None),
-        "disabled" => (Some(false), None),
-        "failing" => (Some(true), Some(true)),
-        other => {
-            return Err(format!(
-                "{other:?} is not a state: expected enabled, failing or disabled"
-            ));
-        }
-    };
+fn filter(asked: Asked<'_>, after: Option<&str>) -> Result<DestinationFilter, Wrong> {
+    let (enabled, failing) = asked.read("state", |state| match state {
+        "enabled" => Ok((Some(true), None)),
+        "disabled" => Ok((Some(false), None)),
+        "failing" => Ok((Some(true), Some(true))),
+        other => Err(format!(
+            "{other:?} is not a state: expected enabled, failing or disabled"
+        )),
+    })?;
     Ok(DestinationFilter::default()
         .search(asked.given("q"))
         .tenant_id(asked.tenant()?)
@@ -118,7 +115,7 @@ pub(super) fn search(
     after: Option<&str>,
     limit: usize,
 ) -> Result<(Vec<RegisteredDestination>, Option<String>), Refusal> {
-    let filter = filter(asked, after).map_err(Refusal::Invalid)?;
+    let filter = filter(asked, after)?;
     let text = asked.get("q").to_lowercase();
     // The database would find what is hidden, too.
     let (filter, most) = match text.is_empty() || visit.guest.rights.payloads {

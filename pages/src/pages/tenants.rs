@@ -17,7 +17,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     }
     let asked = Asked::of(visit.form, registered::NAMES);
     let (destinations, _) = registered::search(visit, asked, None, ROWS)?;
-    let filter = waiting::filter(visit.form).map_err(Refusal::Invalid)?;
+    let filter = waiting::filter(visit.form)?;
     let (waiting, waits, _) = waiting::search(visit, &filter, ROWS)?;
     let asked = Asked::of(visit.form, dead::NAMES);
     let (letters, _) = dead::search(visit, asked, None, ROWS)?;

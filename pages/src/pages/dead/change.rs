@@ -115,7 +115,7 @@ impl<'a> Order<'a> {
     /// Finds the dead letters that match, if all of them are meant. Returns how many there are.
     pub(in crate::pages) fn find(&mut self, visit: &Visit<'_>) -> Result<usize, Refusal> {
         if self.is_all {
-            let filter = filter(self.asked).map_err(Refusal::Invalid)?;
+            let filter = filter(self.asked)?;
             (self.before, self.letters) = matching(visit, self, filter)?;
         }
         Ok(self.letters.len())

@@ -8,7 +8,7 @@ use maud::{Markup, html};
 
 use super::badge;
 use crate::Guest;
-use crate::pages::asked::Asked;
+use crate::pages::asked::{Asked, Wrong};
 use crate::pages::layout::{act, list};
 use crate::pages::overview::name_of;
 use crate::pages::table::{Column, Kind, table_or};
@@ -26,13 +26,13 @@ const STATES: [MessageStatus; 3] = [
 /// The fields of the filter.
 pub(in crate::pages) const NAMES: &[&str] = &["topic", "destination", "tenant", "key", "status"];
 
-pub(in crate::pages) fn filter(form: &Form) -> Result<WaitingFilter, String> {
+pub(in crate::pages) fn filter(form: &Form) -> Result<WaitingFilter, Wrong> {
     let asked = Asked::of(form, NAMES);
-    let given = asked.get("status");
-    let status = STATES.into_iter().find(|status| status.as_str() == given);
-    if status.is_none() && !given.is_empty() {
-        return Err(format!("{given:?} is not a status of a waiting message"));
-    }
+    let status = asked.read("status", |given| {
+        let status = STATES.into_iter().find(|status| status.as_str() == given);
+        let why = || format!("{given:?} is not a status of a waiting message");
+        status.map(Some).ok_or_else(why)
+    })?;
     Ok(WaitingFilter::default()
         .topic(asked.given("topic"))
         .destination(asked.given("destination"))
@@ -70,7 +70,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Result<Markup, String>, Refusal>
     let filter = filter(visit.form).and_then(|filter| Ok(filter.after(after.parsed("after")?)));
     let filter = match filter {
         Ok(filter) => filter,
-        Err(error) => return Ok(Err(error)),
+        Err(wrong) => return Ok(Err(wrong.what)),
     };
     let (found, waits, next) = search(visit, &filter, PAGE)?;
     let content = match found.is_complete {
