@@ -174,6 +174,11 @@ impl Run {
         }
     }
 
+    /// Whether a message of the run has a result.
+    pub(super) fn is_begun(&self) -> bool {
+        self.settled.is_some()
+    }
+
     /// The results, when the run has ended.
     pub(super) fn settlement(self) -> Option<Settlement> {
         self.settled

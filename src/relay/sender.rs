@@ -156,9 +156,11 @@ impl SenderThread<'_> {
     ) -> Result<Option<Sent>, NobodyListens> {
         let (mut next, mut sends) = (Some(first), None);
         while let Some(mut job) = next {
+            // The messages behind the first may have waited for long.
+            let is_paused = run.is_begun() && self.shared.is_paused(&job.message.topic);
             let pass = match job.unsent {
-                None => admit(job.lease),
-                Some(_) => None,
+                None if !is_paused => admit(job.lease),
+                _ => None,
             };
             let (settlement, sent) = match pass {
                 Some(pass) => self.send(job, pass),

@@ -306,6 +306,11 @@ impl Shared {
         self.metrics.set_paused(&before, &topics);
     }
 
+    /// Whether an operator has paused the topic.
+    pub(super) fn is_paused(&self, topic: &str) -> bool {
+        self.custody.kept_back().topics.contains(topic)
+    }
+
     /// Asks whether nothing is due. Returns the number of the question.
     pub(super) fn ask(&self) -> u64 {
         let question = self.custody.ask();

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use diesel::connection::{AnsiTransactionManager, SimpleConnection, TransactionManager};
-use diesel_outbox::config::{Config, Mode};
+use diesel_outbox::admin::{self, Pausable};
+use diesel_outbox::config::{Breaker, Config, Mode};
 use diesel_outbox::{
     Destination, Dispatcher, Failure, Message, NewMessage, Outcome, ProblemKind, ReasonCode, Relay,
     RelayHandle, Response,
@@ -62,14 +63,19 @@ fn all_delivered(database: &Database, count: i64) {
     });
 }
 
+/// The number of messages that the receiver of [`holding`] does not accept.
+const FAILS: u64 = 500;
+
 /// A receiver that holds its responses to message `n` until the gate is opened.
 fn holding(n: u64) -> (Receiver, Gate) {
     let (gate, pass) = Gate::new();
-    let receiver = Receiver::answering(move |request| {
-        if number(request) == n {
+    let receiver = Receiver::answering(move |request| match number(request) {
+        FAILS => 500,
+        one if one == n => {
             pass();
+            200
         }
-        200
+        _ => 200,
     });
     (receiver, gate)
 }
@@ -423,6 +429,118 @@ fn a_relay_that_stops_in_a_run_releases_the_rest() {
     assert_eq!(database.count("delivered"), 2);
     let free = "SELECT count(*) FROM {o} WHERE locked_by IS NULL AND attempts = 0";
     assert_eq!(database.number(free), 3);
+}
+
+/// Enqueues five messages of one key, and has `close` end their run during the second send. The rest is free again, and
+/// no attempt of it was counted.
+fn ended_in_a_run(
+    destination: impl FnOnce(Destination) -> Destination,
+    close: impl FnOnce(&Database),
+) -> (Database, Receiver, RelayHandle) {
+    let database = Database::new();
+    let (receiver, gate) = holding(1);
+    enqueue(&database, 5);
+    let relay = started(&database, destination(self::destination(&receiver, 50)));
+    receiver.wait_for(2);
+    close(&database);
+    gate.open();
+    eventually("the run has ended", || {
+        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL") == 0
+    });
+    assert_eq!(of_the_key(&receiver), [0, 1]);
+    let free = "SELECT count(*) FROM {o} WHERE attempts = 0 AND ordering_key = 'order-7'";
+    assert_eq!(database.number(free), 3);
+    (database, receiver, relay)
+}
+
+/// The numbers of the five messages in the order of their arrival, without those of other messages.
+fn of_the_key(receiver: &Receiver) -> Vec<u64> {
+    let arrived = arrived(receiver).into_iter();
+    arrived.filter(|n| *n < 5).collect()
+}
+
+/// Waits until the relay leaves a message of this topic alone.
+fn until_paused(database: &Database, topic: &str) {
+    eventually("the relay knows of the pause", || {
+        let sequence = database.enqueue(topic, json!({ "n": 100 }));
+        let is_left = || {
+            let left = "SELECT count(*) FROM {o} WHERE locked_by IS NULL AND sequence = ";
+            database.number(&format!("{left}{sequence}")) == 1
+        };
+        let until = Instant::now() + Duration::from_secs(2);
+        while is_left() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        is_left()
+    });
+}
+
+/// R61: an operator pauses the destination, or the topic of a message of the run.
+#[test]
+fn a_pause_ends_a_run() {
+    for (kind, name) in [
+        (Pausable::Destination, "receiver"),
+        (Pausable::Topic, "order.created"),
+    ] {
+        let pause = |database: &Database| {
+            let (conn, outbox) = (&mut database.connect(), database.outbox_name());
+            admin::pause(conn, &outbox, kind, name, "a test", None).expect("paused");
+            until_paused(database, "order.created");
+        };
+        let (database, receiver, relay) = ended_in_a_run(|destination| destination, pause);
+        let (conn, outbox) = (&mut database.connect(), database.outbox_name());
+        admin::resume(conn, &outbox, kind, name).expect("resumed");
+        eventually("all is delivered", || {
+            database.number("SELECT count(*) FROM {o}") == 0
+        });
+        end(&relay);
+        assert_eq!(of_the_key(&receiver), (0..5).collect::<Vec<_>>());
+    }
+}
+
+/// R61: messages of others open the circuit breaker of the destination.
+#[test]
+fn an_open_breaker_ends_a_run() {
+    let mut breaker = Breaker::default();
+    breaker.min_sends = 3;
+    breaker.open = Duration::from_secs(2);
+    let (database, receiver, relay) = ended_in_a_run(
+        |destination| destination.breaker(Some(breaker)),
+        |database| {
+            (0..3).for_each(|_| {
+                database.enqueue("order.paid", json!({ "n": FAILS }));
+            });
+            eventually("the breaker is open", || {
+                database.number("SELECT count(*) FROM {o}_pause") == 1
+            });
+            database.execute("DELETE FROM {o} WHERE ordering_key IS NULL");
+        },
+    );
+    all_delivered(&database, 5);
+    end(&relay);
+    assert_eq!(of_the_key(&receiver), (0..5).collect::<Vec<_>>());
+}
+
+/// R61: a relay that has lost its lease sends no more of a run. The rest is claimed again.
+#[test]
+fn a_lost_lease_ends_a_run() {
+    let database = Database::new();
+    let (receiver, gate) = holding(1);
+    enqueue(&database, 5);
+    let relay = started(&database, destination(&receiver, 50));
+    receiver.wait_for(2);
+    database.execute("UPDATE {o}_lease SET expires_at = clock_timestamp()");
+    eventually("the relay has another lease", || {
+        database.number("SELECT count(*) FROM {o}_lease WHERE expires_at > clock_timestamp()") == 1
+    });
+    gate.open();
+    all_delivered(&database, 5);
+    end(&relay);
+    assert!(settles(&database) > 1, "the run had one end");
+    // The messages in flight may have been taken over before their settle.
+    let arrived = arrived(&receiver);
+    assert!(arrived.ends_with(&[2, 3, 4]), "{arrived:?}");
+    assert!(arrived.starts_with(&[0, 1]), "{arrived:?}");
 }
 
 /// R61: an expired message is dead-lettered unsent, and ends the run.
