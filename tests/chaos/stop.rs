@@ -236,6 +236,54 @@ fn a_relay_that_is_stopped_asleep_keeps_its_lock_no_longer_than_its_lease() {
     assert_eq!(sleeper.wait().code(), Some(0), "{}", sleeper.log());
 }
 
+/// R62, G2: a relay that sleeps quietly beside one that works finds messages without it, and then sleeps with the lock:
+/// the session that says that the other works ends with the lease of the other.
+#[test]
+fn a_relay_that_is_stopped_at_work_keeps_no_other_quiet_for_longer_than_its_lease() {
+    let _alone = alone();
+    let database = Database::new();
+    let awake = "SELECT count(*) FROM pg_locks
+        WHERE locktype = 'advisory' AND classid = '{o}'::regclass::oid AND objid <> 1 AND objsubid = 2
+          AND mode = 'ShareLock' AND granted";
+    let slow = Receiver::answering(|_| {
+        std::thread::sleep(Duration::from_millis(2));
+        200
+    });
+    let settings = [
+        ("OUTBOX_CONCURRENCY", "1"),
+        ("OUTBOX_LEASE", "20s"),
+        ("OUTBOX_POLL_INTERVAL", "600s"),
+    ];
+    enqueue(&database, 1, 2_000);
+    let sleeper = Running::start(relay(&database, &slow, &settings));
+    eventually("the relay says that it works", || {
+        database.number(awake) == 1
+    });
+    sleeper.stop();
+    let _other = Running::start(relay(&database, &slow, &settings));
+    eventually("the other relay has delivered what is free", || {
+        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NULL") == 0
+            && database.number(awake) == 1
+    });
+    assert!(!database.is_relay_asleep(), "inserts notify");
+    enqueue(&database, 2_001, 2_001);
+    let began = Instant::now();
+    eventually(
+        "a message is delivered, of which nobody was notified",
+        || {
+            let delivered = "SELECT count(*) FROM {o}_ledger WHERE idempotency_key = 'key-2001'";
+            database.number(delivered) == 1
+        },
+    );
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    eventually(
+        "the other relay takes over, and sleeps with the lock",
+        || database.number("SELECT count(*) FROM {o}") == 0 && database.is_relay_asleep(),
+    );
+    assert_eq!(database.number(awake), 0);
+}
+
 /// R15, G6: responses that arrived while the process was stopped count.
 #[test]
 fn answers_that_came_while_a_relay_was_stopped_count_however_long_it_was() {

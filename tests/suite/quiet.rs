@@ -1,10 +1,12 @@
 //! Relays that have nothing to do.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{TryRecvError, bounded};
+use diesel::Connection;
 use diesel::connection::SimpleConnection;
-use diesel_outbox::Relay;
+use diesel_outbox::{NewMessage, Relay};
 use serde_json::json;
 
 use crate::support::{Database, Receiver, Running, end, eventually};
@@ -139,4 +141,58 @@ fn a_relay_sleeps_quietly_while_another_is_awake() {
     database.enqueue("t", json!(1));
     eventually("a commit wakes one", is_empty);
     relays.iter().for_each(end);
+}
+
+/// R62: commits that notify wait for one another. Three relays serve the same and sleep, or stand by, beside one that
+/// delivers what 16 clients write.
+#[test]
+fn commits_of_sixteen_clients_do_not_notify_beside_a_busy_relay() {
+    for stands_by in [false, true] {
+        let database = Database::new();
+        let receiver = Receiver::ok();
+        let start = || {
+            let mut relay = database.binary(&["run"]);
+            relay
+                .env("OUTBOX_URL", receiver.url())
+                .env("OUTBOX_POLL_INTERVAL", "600s")
+                .env("OUTBOX_SINGLE_ACTIVE", stands_by.to_string());
+            Running::start(relay)
+        };
+        let _relays = [(); 4].map(|()| start());
+        let oid = database.number("SELECT '{o}'::regclass::oid::bigint");
+        let mut listening = database.connect();
+        let listen = format!("LISTEN outbox_{oid}");
+        listening.batch_execute(&listen).expect("listening");
+        let mut heard = || {
+            listening.batch_execute("SELECT 1").expect("it answers");
+            listening.notifications_iter().count()
+        };
+        let commits = AtomicUsize::new(0);
+        let (works, ended) = bounded::<()>(0);
+        std::thread::scope(|scope| {
+            let works = works;
+            for _ in 0..16 {
+                scope.spawn(|| {
+                    let (ended, conn, outbox) =
+                        (ended.clone(), &mut database.connect(), database.outbox());
+                    while ended.try_recv() == Err(TryRecvError::Empty) {
+                        let message = NewMessage::new("t", &json!(1)).expect("JSON");
+                        let enqueued = conn.transaction(|conn| outbox.enqueue(conn, message));
+                        enqueued.expect("enqueued");
+                        commits.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            // While a sleeping relay holds the lock, each commit notifies.
+            eventually("500 commits in a row notify nobody", || {
+                let (before, _) = (commits.load(Ordering::SeqCst), heard());
+                eventually("500 commits", || {
+                    commits.load(Ordering::SeqCst) >= before + 500
+                });
+                let awake = database.number(AWAKE);
+                heard() == 0 && (1..4).contains(&awake)
+            });
+            drop(works);
+        });
+    }
 }
