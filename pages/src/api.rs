@@ -437,7 +437,10 @@ pub(crate) fn answer<'a, S, V>(
     let Some(which) = at.iter().position(|(route, _)| route.method == *method) else {
         let methods: Vec<&str> = at.iter().map(|(route, _)| route.method.as_str()).collect();
         return match methods.is_empty() {
-            true => Problem::missing().into(),
+            true => {
+                let why = "there is no such path: `openapi.json` has all";
+                Problem::new(StatusCode::NOT_FOUND, why).into()
+            }
             false => {
                 let why = "this path has other methods";
                 let refused = Problem::new(StatusCode::METHOD_NOT_ALLOWED, why);

@@ -787,11 +787,14 @@ fn each_route_needs_a_token_and_each_act_the_right_and_no_forged_cookie() {
                 assert_eq!(read(&refused).0, 415, "{method} {path}");
             }
         }
-        for (method, path, status) in [
-            (Method::GET, "/nothing", 404),
-            (Method::PUT, "/openapi.json", 405),
-            (Method::GET, "", 404),
-        ] {
+        let lost = Request::get("/api/v1/nothing").header("host", "localhost");
+        let lost = lost.body(Vec::new()).expect("a request");
+        let (status, problem) = read(&program.handler.respond(lost, known(Rights::all())));
+        assert_eq!(status, 404);
+        let detail = problem["detail"].as_str().expect("what to do");
+        assert!(detail.contains("openapi.json"), "{detail}");
+        for (method, path, status) in [(Method::PUT, "/openapi.json", 405), (Method::GET, "", 404)]
+        {
             assert_eq!(
                 send(
                     &method,
