@@ -11,7 +11,7 @@ mod waiting;
 pub(super) use self::waiting::SOON;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -20,6 +20,7 @@ use super::database::{Answer, Database};
 use super::filtering::Filtering;
 use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
+use super::pace::Last;
 use super::pauses;
 use super::planner::{Claim, Planner, Report, Settings, Step, View, Wait};
 use super::registered::Bad;
@@ -47,8 +48,8 @@ pub(crate) struct Claimer<'a, D> {
     inbox: Receiver<Told>,
     /// The inbox of the thread that evaluates filters.
     to_filter: Sender<Vec<Filtering>>,
-    /// When the rows of registered destinations were last checked for changes, and how long that took.
-    rows_looked: Option<(Instant, Duration)>,
+    /// The last check of the rows of registered destinations for changes.
+    rows_looked: Option<Last>,
     /// Whether another session has locked the rows of registered destinations.
     is_locked_out: bool,
     /// Whether the pauses have been read.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 pub use self::gauges::DepthGauges;
 
 use super::monitor;
+use super::pace::{Last, Pace};
 use super::planner::Report;
 use super::session::Session;
 use super::shared::Shared;
@@ -20,19 +21,17 @@ use crate::store::operate::depths::{self, Care, Depths, LaneDepth};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::claimable::is_claimable;
 
-/// The shortest interval between two counts.
-const INTERVAL: Duration = Duration::from_secs(10);
-/// Counting takes at most 1/`SHARE` of the time.
-const SHARE: u32 = 100;
+/// Counting takes at most a hundredth of the time.
+const PACE: Pace = Pace::new(Duration::from_secs(10), 100);
+const HURRIED: Pace = Pace::new(Duration::ZERO, 100);
 /// The most lanes that are checked when the relay makes no progress.
 const MOST_PROBED: usize = 10;
 
 /// Counts messages and sets the gauges.
 pub(super) struct Counting<'a> {
     shared: &'a Shared,
-    next: Instant,
-    /// The next count is not before this time.
-    earliest: Instant,
+    last: Option<Last>,
+    pace: Pace,
     /// [`Stats::moves`](super::Stats::moves) at the last count.
     moves: u64,
     gauges: DepthGauges,
@@ -43,8 +42,8 @@ impl<'a> Counting<'a> {
     pub(super) fn new(shared: &'a Shared) -> Self {
         Self {
             shared,
-            next: Instant::now(),
-            earliest: Instant::now(),
+            last: None,
+            pace: PACE,
             moves: 0,
             gauges: DepthGauges::new(
                 &shared.metrics.outbox,
@@ -56,23 +55,23 @@ impl<'a> Counting<'a> {
 
     /// Moves the next count to the earliest permitted time.
     pub(super) fn hurry(&mut self) {
-        self.next = self.next.min(self.earliest);
+        self.pace = HURRIED;
     }
 
     /// The time of the next count.
     pub(super) fn next(&self) -> Instant {
-        self.next
+        self.last
+            .map_or_else(Instant::now, |last| self.pace.next(last))
     }
 
     /// Counts, if a count is due.
     pub(super) fn count(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let began = Instant::now();
-        if began < self.next {
+        if !self.pace.is_due(began, self.last) {
             return Ok(());
         }
         let depths = session.run(|conn, name| depths::depths(conn, name, Care::Cheap))?;
-        self.earliest = Instant::now() + SHARE * began.elapsed();
-        self.next = self.earliest.max(Instant::now() + INTERVAL);
+        (self.last, self.pace) = (Some(Last::since(began)), PACE);
         let registry = self.shared.registered.registry();
         let is_registered = |name: &str| registry.named(name).is_some();
         self.gauges.show_with(&depths, is_registered);

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::clock;
+
 /// The pace of a repeated work.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
@@ -18,6 +20,15 @@ pub(super) struct Last {
     pub(super) took: Duration,
 }
 
+impl Last {
+    /// The work began then, and ends now.
+    pub(super) fn since(began: Instant) -> Self {
+        let ended = clock::now();
+        let took = ended.saturating_duration_since(began);
+        Self { ended, took }
+    }
+}
+
 /// Searches take at most a twentieth of the time. If an old snapshot keeps a million dead entries in an index, a search
 /// may read them all.
 pub(super) const REST: u32 = 20;
@@ -25,7 +36,10 @@ pub(super) const REST: u32 = 20;
 impl Pace {
     /// The pace of a search that begins no sooner than this after its last end.
     pub(super) const fn of_search(interval: Duration) -> Self {
-        let rest = REST;
+        Self::new(interval, REST)
+    }
+
+    pub(super) const fn new(interval: Duration, rest: u32) -> Self {
         Self { interval, rest }
     }
 
@@ -47,10 +61,7 @@ mod tests {
     #[test]
     fn work_rests_for_its_interval_or_in_proportion_to_its_time() {
         let second = Duration::from_secs(1);
-        let pace = Pace {
-            interval: second,
-            rest: 20,
-        };
+        let pace = Pace::new(second, 20);
         let ended = Instant::now();
         let last = |took| Last { ended, took };
         assert!(pace.is_due(ended, None));

@@ -9,6 +9,7 @@ use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
 use crate::relay::database::{Answer, Database, Taken, Which};
 use crate::relay::filtering::Filtering;
+use crate::relay::pace::Last;
 use crate::relay::planner::{
     Brought, Claims, Finished, Found, OfKeys, Outcome, Picked, SearchKind, View,
 };
@@ -66,14 +67,8 @@ impl<D: Database> Claimer<'_, D> {
             Ok(outcome) => (outcome, Ok(())),
             Err(error) => (Outcome::Failed, Err(error)),
         };
-        let now = clock::now();
-        let took = now.saturating_duration_since(began);
-        let finished = Finished {
-            now,
-            ask,
-            outcome,
-            took,
-        };
+        let last = Last::since(began);
+        let finished = Finished { ask, outcome, last };
         self.planner.searched(by, finished);
         result
     }

@@ -6,6 +6,7 @@ use super::Claimer;
 use crate::clock;
 use crate::relay::database::{Answer, Database, Published};
 use crate::relay::doubt::{Doubt, RanBy};
+use crate::relay::pace::{Last, Pace};
 use crate::relay::pauses::{self, disable};
 use crate::relay::planner::{Report, Survey, Undo, Wait};
 use crate::relay::registry::Registry;
@@ -13,9 +14,8 @@ use crate::relay::wanted::Want;
 use crate::routes::Serves;
 use crate::store::brief::{Locks, Tried};
 
-/// The checks of the rows of registered destinations for changes take at most this part of the time, because each check
-/// reads all rows.
-const ROWS_SHARE: u32 = 20;
+/// Each check of the rows of registered destinations for changes reads all rows.
+const ROWS: Pace = Pace::of_search(Duration::ZERO);
 /// The longest time until the next check: changes must take effect within a second.
 const LONGEST_ROWS_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -70,9 +70,8 @@ impl<D: Database> Claimer<'_, D> {
         if !self.shared.registered.is_on() {
             return Ok(());
         }
-        let next = self
-            .rows_looked
-            .map(|(at, took)| at + (ROWS_SHARE * took).min(LONGEST_ROWS_INTERVAL));
+        let next = |last| ROWS.next(last).min(last.ended + LONGEST_ROWS_INTERVAL);
+        let next = self.rows_looked.map(next);
         let next = next.filter(|at| clock::now() < *at);
         self.planner.hear(Report::RowsOwed(next));
         if next.is_none() {
@@ -115,15 +114,13 @@ impl<D: Database> Claimer<'_, D> {
                 if !std::mem::replace(&mut self.is_locked_out, true) {
                     log::warn!(event = "destinations_locked"; "another session has locked the table of registered destinations, of pauses or of topics: going on with what this relay has read before");
                 }
-                let now = clock::now();
-                self.rows_looked = Some((now, now.saturating_duration_since(began)));
+                self.rows_looked = Some(Last::since(began));
                 return Ok(Tried::Locked);
             }
         };
         let applied = changes.map(|(changes, all)| registered.change(changes, all, &shared.routes));
         // Applying many changes can take longer than reading them.
-        let now = clock::now();
-        self.rows_looked = Some((now, now.saturating_duration_since(began)));
+        self.rows_looked = Some(Last::since(began));
         if let Some((bad, is_changed)) = applied {
             if is_changed {
                 let registry = registered.registry();

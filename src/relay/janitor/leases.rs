@@ -9,6 +9,7 @@ use diesel::Connection;
 use uuid::Uuid;
 
 use crate::error::DatabaseError;
+use crate::relay::pace::{Last, Pace};
 use crate::relay::planner::Report;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
@@ -27,8 +28,8 @@ const SEARCH: Duration = Duration::from_secs(60);
 const AGE: Duration = Duration::from_secs(3600);
 /// The most messages that one statement scans.
 const PART: i64 = 10_000;
-/// After `A_LITTLE` of work, the scan rests, so that it takes at most 1/`SHARE` of the time.
-const SHARE: u32 = 100;
+/// After `A_LITTLE` of work, the scan rests, so that it takes at most a hundredth of the time.
+const PACE: Pace = Pace::new(Duration::ZERO, 100);
 const A_LITTLE: Duration = Duration::from_millis(100);
 
 /// Scans the outbox part by part.
@@ -173,7 +174,7 @@ impl Leases {
             self.next = Instant::now() + INTERVAL;
             return Ok(());
         }
-        self.next = Instant::now() + SHARE * began.elapsed();
+        self.next = PACE.next(Last::since(began));
         Ok(())
     }
 }

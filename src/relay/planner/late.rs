@@ -134,7 +134,7 @@ impl Search for Late {
     }
 
     fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
-        let last = finished.last();
+        let last = finished.last;
         match finished.outcome {
             Outcome::Done(done) => {
                 let Moment { newest, writers } = done.page.moment?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::ranges::Ranges;
 use super::rounds::{Round, Rounds};
 use super::search::{EveryOther, Finished, Outcome, Pass, Search, WalkAgain};
-use crate::relay::pace::Pace;
+use crate::relay::pace::{Last, Pace};
 use crate::store::range::Range;
 use crate::store::relay::page::Place;
 use crate::store::relay::search::Ask;
@@ -14,10 +14,7 @@ use crate::store::relay::search::Ask;
 const INTERVAL: Duration = Duration::from_secs(1);
 const PACE: Pace = Pace::of_search(INTERVAL);
 /// The pace after a round that has left messages: only the patrol finds them.
-const QUICK: Pace = Pace {
-    interval: INTERVAL,
-    rest: 1,
-};
+const QUICK: Pace = Pace::new(INTERVAL, 1);
 /// How long the patrol continues after a search took too long. Other searches are tried again meanwhile.
 const MEMORY: Duration = Duration::from_secs(1800);
 
@@ -89,7 +86,7 @@ impl Search for Patrol {
     }
 
     fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
-        let (now, took) = (finished.now, finished.took);
+        let Last { ended: now, took } = finished.last;
         let Ask::Range(range) = finished.ask else {
             return None;
         };

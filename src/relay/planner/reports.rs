@@ -240,7 +240,7 @@ impl Planner<'_> {
 
     /// Takes in the outcome of a search.
     pub(in crate::relay) fn searched(&mut self, by: SearchKind, mut finished: Finished) {
-        let now = finished.now;
+        let now = finished.last.ended;
         match &finished.outcome {
             Outcome::Done(done) => {
                 self.count(now, done.claims.claimed.len(), done.claims.of_keys);
@@ -251,9 +251,16 @@ impl Planner<'_> {
         }
         if by == SearchKind::Late {
             // The query of late messages cannot have taken longer: this process stood still.
-            finished.took = finished.took.min(self.settings.moment);
+            finished.last.took = finished.last.took.min(self.settings.moment);
             if let Outcome::Done(done) = &finished.outcome {
-                self.go_back_to(&done.page.found);
+                // Those that claims have passed are found again in their lanes or by their keys.
+                let found = done.page.found.iter();
+                let passed = found.filter(|one| self.lanes.has_passed(&one.found()));
+                let (keyed, plain): (Vec<&Free>, Vec<&Free>) =
+                    passed.partition(|one| one.ordering_key.is_some());
+                let topics = plain.iter().map(|one| (one.topic(), one.available_at.0));
+                let keys = keyed.iter().filter_map(|one| one.key());
+                self.hear(Report::Returned(Returned::new(topics, keys)));
             }
         }
         match self.searches.learn(by, finished) {
@@ -261,19 +268,6 @@ impl Planner<'_> {
             Some(WalkAgain::Soon) => self.searches.walk.want_round(),
             None => {}
         }
-    }
-
-    /// Messages were found that the floors of their lanes may have passed.
-    fn go_back_to(&mut self, found: &[Free]) {
-        let passed = found
-            .iter()
-            .filter(|one| self.lanes.has_passed(&one.found()));
-        let (keyed, plain): (Vec<&Free>, Vec<&Free>) =
-            passed.partition(|one| one.ordering_key.is_some());
-        self.hear(Report::Returned(Returned::new(
-            plain.iter().map(|one| (one.topic(), one.available_at.0)),
-            keyed.iter().filter_map(|one| one.key()),
-        )));
     }
 
     /// A claim has taken this many messages.

@@ -5,7 +5,7 @@
 //! search is another file and two lines: its module, and its place in the list.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::picks::{Claims, Picked};
 use crate::relay::pace::Last;
@@ -35,10 +35,9 @@ pub(super) struct Pass {
 /// A search that has ended: its query, and the claim of what the query has found.
 #[derive(Debug)]
 pub(in crate::relay) struct Finished {
-    pub(in crate::relay) now: Instant,
     pub(in crate::relay) ask: Ask,
     pub(in crate::relay) outcome: Outcome,
-    pub(in crate::relay) took: Duration,
+    pub(in crate::relay) last: Last,
 }
 
 #[derive(Debug)]
@@ -55,15 +54,6 @@ pub(in crate::relay) struct Found {
     pub(in crate::relay) page: Page,
     pub(in crate::relay) picked: Picked,
     pub(in crate::relay) claims: Claims,
-}
-
-impl Finished {
-    pub(super) fn last(&self) -> Last {
-        Last {
-            ended: self.now,
-            took: self.took,
-        }
-    }
 }
 
 impl Found {

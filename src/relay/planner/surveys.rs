@@ -12,10 +12,7 @@ use crate::store::relay::streams::Found;
 /// A query for streams that takes longer than this reads dead index entries.
 const SLOW: Duration = Duration::from_millis(50);
 /// The pace of slow queries for all streams: they add only the news that a stream has become empty.
-const FOR_ALL: Pace = Pace {
-    interval: Duration::ZERO,
-    rest: 100,
-};
+const FOR_ALL: Pace = Pace::new(Duration::ZERO, 100);
 /// The pace of slow queries for all but the known streams.
 const BESIDE_KNOWN: Pace = Pace::of_search(Duration::ZERO);
 

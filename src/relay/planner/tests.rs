@@ -10,7 +10,7 @@ use crate::message::{Message, Sequence};
 use crate::relay::custody::InCustody;
 use crate::relay::doubt::RanBy;
 use crate::relay::kept_back::KeptBack;
-use crate::relay::pace::REST;
+use crate::relay::pace::{Last, REST};
 use crate::store::brief::Tried;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimed, Known, Position, Stream, TakenOver, Topic};
@@ -305,10 +305,12 @@ impl<'a> Ground<'a> {
             claims,
         }));
         let finished = Finished {
-            now: self.now,
             ask,
             outcome,
-            took: Duration::from_millis(1),
+            last: Last {
+                ended: self.now,
+                took: Duration::from_millis(1),
+            },
         };
         self.planner.searched(kind, finished);
         sequences
@@ -323,10 +325,12 @@ impl<'a> Ground<'a> {
             claims: Claims::default(),
         }));
         let finished = Finished {
-            now: self.now,
             ask,
             outcome,
-            took,
+            last: Last {
+                ended: self.now,
+                took,
+            },
         };
         self.planner.searched(SearchKind::Late, finished);
     }

@@ -71,7 +71,7 @@ impl Search for Unserved {
     }
 
     fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
-        let last = finished.last();
+        let last = finished.last;
         match finished.outcome {
             // The rest is behind the same position.
             Outcome::Done(done) if done.claims.of_keys.is_beaten() || done.claims.is_cut => {}
@@ -98,7 +98,7 @@ mod tests {
     use super::super::picks::Picked;
     use super::super::search::Found;
     use super::*;
-    use crate::relay::pace::REST;
+    use crate::relay::pace::{Last, REST};
     use crate::store::relay::page::Page;
 
     fn step(unserved: &mut Unserved, now: Instant) -> Option<(Stream, Position)> {
@@ -120,10 +120,9 @@ mod tests {
             claims: Claims::default(),
         }));
         unserved.learn(Finished {
-            now,
             ask,
             outcome,
-            took,
+            last: Last { ended: now, took },
         });
     }
 

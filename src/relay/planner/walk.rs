@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::rounds::Rounds;
 use super::search::{EveryOther, Finished, Outcome, Pass, Search, WalkAgain};
-use crate::relay::pace::Pace;
+use crate::relay::pace::{Last, Pace};
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::Place;
 use crate::store::relay::search::Ask;
@@ -96,7 +96,7 @@ impl Search for Walk {
     }
 
     fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
-        let (now, took) = (finished.now, finished.took);
+        let Last { ended: now, took } = finished.last;
         match finished.outcome {
             Outcome::Done(done) if done.claims.of_keys.is_beaten() => {}
             Outcome::Done(done) => {

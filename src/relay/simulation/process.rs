@@ -1699,10 +1699,9 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
                     claims: planner::Claims::default(),
                 };
                 let finished = planner::Finished {
-                    now,
                     ask,
                     outcome: planner::Outcome::Done(Box::new(found)),
-                    took,
+                    last: crate::relay::pace::Last { ended: now, took },
                 };
                 planner.searched(kind, finished);
             }
