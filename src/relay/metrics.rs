@@ -171,7 +171,7 @@ impl OfDestination {
             Kind::Retry => self.retried(settlement.failed_attempt()),
             Kind::Dead => {
                 if let Some(failure) = settlement.failure() {
-                    self.died(failure.code, &settlement.message.topic);
+                    self.dead_lettered(failure.code, &settlement.message.topic);
                 }
             }
             Kind::NoSubscriber | Kind::Deduplicated | Kind::Split | Kind::Released => {}
@@ -189,7 +189,7 @@ impl OfDestination {
     }
 
     /// Counts a dead letter. Dead letters are as rare.
-    fn died(&self, reason: ReasonCode, topic: &str) {
+    fn dead_lettered(&self, reason: ReasonCode, topic: &str) {
         let topic = names::topic_label(&self.outbox, topic);
         counter!(names::DEAD, "outbox" => Arc::clone(&self.outbox), "destination" => Arc::clone(&self.name), "reason" => reason.as_str(), "topic" => topic).increment(1);
     }

@@ -417,7 +417,7 @@ pub(super) fn failed(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<
         response: failure.response.body.as_deref().map(storable),
         took: settlement.latency,
         delay: delay.min(LONGEST_DELAY),
-        counted: i32::from(attempt == Attempt::Counted),
+        attempt,
         expires_after: (settlement.terms.expires_after).map(|after| after.min(LONGEST_DELAY)),
         blocks_key: settlement.blocks_key(),
     })

@@ -373,7 +373,7 @@ impl<'a, D: Database> Settler<'a, D> {
             return;
         }
         let missed: Vec<Trace> = conflicts.iter().map(|one| one.trace()).collect();
-        let found = self.db.whereabouts(&missed).ok();
+        let found = self.db.whereabouts(&missed);
         for settlement in conflicts {
             let is_it = |standing: &&Whereabouts| standing.sequence == settlement.sequence();
             let found = found.as_ref().map(|found| found.iter().find(is_it));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::backoff::Backoff;
 use crate::dispatch::{Failure, Outcome, Pause, Response};
 use crate::status::ReasonCode;
+pub(crate) use crate::store::relay::settle::Attempt;
 use crate::store::relay::split::Parts;
 
 /// The result to record for a message.
@@ -20,14 +21,6 @@ pub(crate) enum Verdict {
     /// Fan out: insert a message for each of these destinations.
     Split(Parts),
     Released,
-}
-
-/// Whether a failure counts as an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Attempt {
-    Counted,
-    /// Nothing was sent, or the failure is not the message's.
-    NotCounted,
 }
 
 impl Verdict {

@@ -97,11 +97,11 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             // If another message has the same key at one of the destinations, an operator must decide: the message is
             // dead-lettered.
             let in_conflict = |one: &&Settlement| done.in_conflict.contains(&one.sequence());
-            let died = group.iter().filter(in_conflict);
-            let died = died.filter_map(|one| failed(&one.in_conflict(), bulkheads));
-            let died: Vec<Failed> = died.collect();
-            if !died.is_empty() {
-                written.in_conflict = bury(conn, settle, &died)?;
+            let dead = group.iter().filter(in_conflict);
+            let dead = dead.filter_map(|one| failed(&one.in_conflict(), bulkheads));
+            let dead: Vec<Failed> = dead.collect();
+            if !dead.is_empty() {
+                written.in_conflict = bury(conn, settle, &dead)?;
                 written.changed.extend_from_slice(&written.in_conflict);
             }
             return Ok(written);

@@ -296,7 +296,7 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
     html! {
         ul.figures aria-label="The last hour" {
             (figure("delivered", "Delivered", "Delivered messages", |count| count.delivered))
-            (figure("died", "Dead-lettered", "Dead-lettered messages", |count| count.dead))
+            (figure("dead", "Dead-lettered", "Dead-lettered messages", |count| count.dead))
         }
     }
 }

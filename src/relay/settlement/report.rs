@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{Attempt, ERROR_CHARS, Kind, Settlement, Verdict, storable};
 use crate::config::Config;
+use crate::error::DatabaseError;
 use crate::message::hashed_key;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::observer::Settled;
@@ -295,12 +296,12 @@ pub(in crate::relay) fn log_settled(
 }
 
 /// Logs a line for a message whose settle changed nothing, with the discarded outcome and the current state. `now` is
-/// the state of the message: `None` if it could not be read, `Some(None)` if the message no longer exists.
+/// the state of the message: `None` if the message no longer exists.
 pub(in crate::relay) fn log_conflict(
     settlement: &Settlement,
     config: &Config,
     bulkheads: &[Bulkhead],
-    now: Option<Option<&Whereabouts>>,
+    now: Result<Option<&Whereabouts>, &DatabaseError>,
 ) {
     let message = &settlement.message;
     let key = hashed_key(&message.idempotency_key);
@@ -313,18 +314,18 @@ pub(in crate::relay) fn log_conflict(
         (None, _) => format!("the message is {} now", standing.status),
     };
     let (status, why) = match now {
-        None => (
+        Err(_) => (
             "unknown",
             "the current state of the message could not be read".to_owned(),
         ),
-        Some(None) => ("gone", "the message is no longer in the outbox".to_owned()),
-        Some(Some(other)) if other.message_id != message.message_id => (
+        Ok(None) => ("gone", "the message is no longer in the outbox".to_owned()),
+        Ok(Some(other)) if other.message_id != message.message_id => (
             "gone",
             format!("message {} has this sequence now", other.message_id),
         ),
-        Some(Some(standing)) => (standing.status.as_str(), held_by(standing)),
+        Ok(Some(standing)) => (standing.status.as_str(), held_by(standing)),
     };
-    let standing = now.flatten();
+    let standing = now.ok().flatten();
     log::warn!(
         event = "conflict",
         outbox:% = config.table,

@@ -1283,7 +1283,7 @@ impl Tables {
                         },
                         attempts: match broken {
                             Some(Broken::RetriesForFree) => row.attempts,
-                            _ => row.attempts + failed.counted,
+                            _ => row.attempts + failed.attempt as i32,
                         },
                         is_abandoned: failed.code == ReasonCode::Abandoned,
                         destination: failed.names.to_string(),
@@ -1296,11 +1296,11 @@ impl Tables {
                     let Some(failed) = failed(dying, settle.bulkheads) else {
                         continue;
                     };
-                    changes.ledger.push(entry(failed.counted, false));
+                    changes.ledger.push(entry(failed.attempt as i32, false));
                     changes.dead.push(Dead {
                         blocks_key: failed.blocks_key && row.ordering_key.is_some(),
                         row: Row {
-                            attempts: row.attempts + failed.counted,
+                            attempts: row.attempts + failed.attempt as i32,
                             destination: failed.names.to_string(),
                             registration: failed.registration.or(row.registration),
                             ..freed(&row)

@@ -139,8 +139,7 @@ pub(crate) fn open_breaker(
     if !pause::open_breaker(conn, name, destination, left, openings)? {
         return Ok(());
     }
-    let until: Option<PgTimestamp> =
-        pause::until(conn, name, Pausable::Destination, destination)?.flatten();
+    let until: Option<PgTimestamp> = pause::until(conn, name, Pausable::Destination, destination)?;
     let facts = json!({ "until": until.map(rfc3339) });
     write(conn, name, OPENED, destination, facts)
 }

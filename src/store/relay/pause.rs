@@ -199,17 +199,18 @@ pub(crate) fn open_breaker(
     Ok(!was_open && is_open(conn)?)
 }
 
-/// The end of the pause. Outer `None`: not paused. Inner `None`: paused without an end.
+/// The end of the pause. `None`: not paused, or paused without an end.
 pub(crate) fn until(
     conn: &mut PgConnection,
     name: &OutboxName,
     kind: Pausable,
     which: &str,
-) -> QueryResult<Option<Option<PgTimestamp>>> {
+) -> QueryResult<Option<PgTimestamp>> {
     QueryDsl::filter(pauses(name), is(kind, which))
         .select(pause::paused_until)
         .get_result(conn)
         .optional()
+        .map(Option::flatten)
 }
 
 /// Takes the right to probe a destination whose breaker has been open long enough. If this relay dies, other relays

@@ -69,6 +69,14 @@ pub(crate) struct Delivered {
     pub(crate) code: Option<ReasonCode>,
 }
 
+/// Whether a failure counts as an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    Counted = 1,
+    /// Nothing was sent, or the failure is not the message's.
+    NotCounted = 0,
+}
+
 /// A failed attempt.
 #[derive(Debug, Clone)]
 pub(crate) struct Failed {
@@ -87,8 +95,7 @@ pub(crate) struct Failed {
     pub(crate) took: Duration,
     /// The time until the next attempt. Unused if the message is dead-lettered.
     pub(crate) delay: Duration,
-    /// The attempts to count: 1, or 0 if nothing was sent.
-    pub(crate) counted: i32,
+    pub(crate) attempt: Attempt,
     /// How long after it became due the message expires. Unused if the message is dead-lettered.
     pub(crate) expires_after: Option<Duration>,
     /// Whether the dead letter blocks its ordering key.
@@ -244,7 +251,7 @@ impl<'a> Statement<'a> {
         fn each<'a, T>(messages: &[&'a Failed], value: impl Fn(&'a Failed) -> T) -> Vec<T> {
             messages.iter().map(|&message| value(message)).collect()
         }
-        self.bind::<Array<Integer>, _>(each(messages, |m| m.counted))
+        self.bind::<Array<Integer>, _>(each(messages, |m| m.attempt as i32))
             .bind::<Array<Text>, _>(each(messages, |m| m.code.as_str()))
             .bind::<Array<Text>, _>(each(messages, |m| m.error.as_str()))
             .bind::<Array<Nullable<Integer>>, _>(each(messages, |m| m.http_status))

@@ -64,7 +64,7 @@ fn failed(claim: Claim) -> Failed {
         response: None,
         took: Duration::from_millis(7),
         delay: Duration::ZERO,
-        counted: 1,
+        attempt: Attempt::Counted,
         expires_after: None,
         blocks_key: false,
     }
