@@ -354,19 +354,7 @@ fn list(letters: &[MessageRecord], limit: i64, as_json_array: bool) -> Result<()
 
 fn show_groups(groups: &[DeadGroup], as_json_array: bool) -> Result<()> {
     if as_json_array {
-        let group = |group: &DeadGroup| {
-            json!({
-                "reason": group.reason,
-                "topic": group.topic,
-                "destination": group.destination,
-                "count": group.count,
-                "oldest_dead_lettered_at": group.oldest_dead_lettered_at,
-                "latest_dead_lettered_at": group.latest_dead_lettered_at,
-                "example_sequence": group.example_sequence,
-                "example_error": group.example_error,
-            })
-        };
-        return output::json(&Value::Array(groups.iter().map(group).collect()));
+        return output::json(&groups);
     }
     let mut table = output::table(&[
         "dead letters",

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use diesel_outbox::Status;
 use diesel_outbox::program::{self, BlockedKey, LeaseRow, MessageRecord};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::connection::connect;
 use crate::number::whole;
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             };
             let keys = program::blocked_keys(&mut conn, &config.table, i64::from(list.limit))?;
             if list.json {
-                return output::json(&Value::Array(keys.iter().map(as_json).collect()));
+                return output::json(&keys);
             }
             if keys.is_empty() {
                 return output::line("no keys are blocked");
@@ -84,21 +84,6 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             output::line(table(&keys, keys.len()))
         }
     }
-}
-
-/// A blocked key as JSON.
-pub(crate) fn as_json(row: &BlockedKey) -> Value {
-    json!({
-        "ordering_key": row.ordering_key,
-        "destination": row.destination,
-        "sequence": row.sequence,
-        "status": row.status,
-        "reason": row.reason,
-        "waits": row.waits,
-        "seconds_left": row.seconds_left,
-        "waiting": row.waiting,
-        "waiting_is_capped": row.waiting_is_capped,
-    })
 }
 
 /// A table of the first `most` keys.

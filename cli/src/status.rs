@@ -130,7 +130,7 @@ fn as_json(seen: &Snapshot) -> Value {
             "example": row.example,
             "estimated": row.is_estimate,
         })).collect::<Vec<_>>(),
-        "blocked_keys": overview.blocked_keys.iter().map(keys::as_json).collect::<Vec<_>>(),
+        "blocked_keys": overview.blocked_keys,
         "pauses": seen.pauses.iter().map(pauses::as_json).collect::<Vec<_>>(),
         "relays": overview.leases.iter().map(leases::as_json).collect::<Vec<_>>(),
     })

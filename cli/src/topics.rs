@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel_outbox::program::{self, Act, ServedTopic};
-use serde_json::{Value, json};
 
 use crate::connection::connect;
 use crate::output;
@@ -45,7 +44,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         Action::List { json } => {
             let topics = program::served_topics(&mut conn, &config.table)?;
             if *json {
-                return output::json(&Value::Array(topics.iter().map(as_json).collect()));
+                return output::json(&topics);
             }
             output::line(shown(&topics))
         }
@@ -71,15 +70,6 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             ))
         }
     }
-}
-
-fn as_json(one: &ServedTopic) -> Value {
-    json!({
-        "pattern": one.pattern,
-        "kind": one.kind,
-        "first_served": one.first_served,
-        "last_served": one.last_served,
-    })
 }
 
 fn shown(topics: &[ServedTopic]) -> String {

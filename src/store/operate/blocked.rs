@@ -32,7 +32,7 @@ const MOST_COUNTED: i64 = 10_000;
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// An ordering key whose messages wait for a blocking message: one that is delayed, retrying, dead, or due and held up.
-#[derive(Debug, Clone, diesel::QueryableByName)]
+#[derive(Debug, Clone, diesel::QueryableByName, serde::Serialize)]
 #[non_exhaustive]
 pub struct BlockedKey {
     /// The ordering key.

@@ -11,7 +11,7 @@ use crate::store::sql::clock_timestamp;
 use crate::store::table::topic;
 
 /// Topics that a route or a handler of any relay has served.
-#[derive(Debug, Clone, PartialEq, Eq, Queryable)]
+#[derive(Debug, Clone, PartialEq, Eq, Queryable, serde::Serialize)]
 #[non_exhaustive]
 pub struct ServedTopic {
     /// The pattern of a route, or the topic of a handler.

@@ -15,7 +15,7 @@ use crate::store::statement::unprepared;
 use crate::store::table::dead;
 
 /// Dead letters of one reason, topic and destination.
-#[derive(Debug, Clone, diesel::QueryableByName)]
+#[derive(Debug, Clone, diesel::QueryableByName, serde::Serialize)]
 #[non_exhaustive]
 pub struct DeadGroup {
     /// Why the messages were dead-lettered: the name of a [`ReasonCode`](crate::ReasonCode).
