@@ -330,7 +330,7 @@ impl<'a> Ways<'a> {
             && !message.has_idempotency_key()
             && message.attempts == 0
             && registry.others_route(&message.topic).is_none()
-            && self.rooms.has_place(only.id)
+            && self.rooms.left(only.id) > 0
     }
 }
 

@@ -85,11 +85,6 @@ impl Rooms {
         self.most(id).saturating_sub(self.in_flight(id))
     }
 
-    /// Whether there is room for another message that is claimed already.
-    pub(super) fn has_place(&self, id: u32) -> bool {
-        self.left(id) > 0
-    }
-
     fn in_flight(&self, id: u32) -> usize {
         self.held.get(&id).map_or(0, |held| held.in_flight)
     }

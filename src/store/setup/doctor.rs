@@ -7,25 +7,14 @@ pub(crate) mod server;
 pub(crate) mod snapshots;
 pub(crate) mod tables;
 
-use super::inspect::parts;
+use super::inspect::{TABLES_AND_VIEW, parts};
 
-/// The suffixes of the tables of an outbox, and of the parts of its ring (ledger and history, divided by time).
+/// The suffixes of the tables of an outbox and its view, and of the parts of its ring (ledger and history, divided by
+/// time).
 pub(crate) fn suffixes() -> impl Iterator<Item = String> {
-    let tables = [
-        "",
-        "_part",
-        "_ledger",
-        "_attempt",
-        "_dead",
-        "_lease",
-        "_lock",
-        "_pause",
-        "_topic",
-        "_audit",
-        "_request",
-        "_destination",
-        "_registration",
-    ];
     let parts = parts().map(|(table, part)| format!("{table}_{part}"));
-    tables.into_iter().map(str::to_owned).chain(parts)
+    let tables = TABLES_AND_VIEW
+        .iter()
+        .map(|(suffix, _)| (*suffix).to_owned());
+    tables.chain(parts)
 }

@@ -13,9 +13,7 @@ use diesel::{PgConnection, select};
 pub(crate) use self::complete::check;
 pub(super) use self::complete::check_migrated;
 #[cfg(feature = "relay")]
-pub(super) use self::complete::parts;
-#[cfg(feature = "relay")]
-pub(super) use self::complete::{OF_OWNER, function};
+pub(super) use self::complete::{OF_OWNER, TABLES_AND_VIEW, function, parts};
 
 use crate::name::OutboxName;
 use crate::store::catalogue::{pg_attribute, pg_trigger};

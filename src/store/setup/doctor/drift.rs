@@ -92,10 +92,7 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
 
 /// The server's description of the tables and the view of an outbox. Empty if there is no outbox.
 fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<SchemaPart>> {
-    let tables: Vec<String> = suffixes()
-        .chain(["_messages".to_owned()])
-        .map(|suffix| name.suffixed(&suffix))
-        .collect();
+    let tables: Vec<String> = suffixes().map(|suffix| name.suffixed(&suffix)).collect();
     unprepared_statement(
         "WITH t AS (
             SELECT c.*, c.relnamespace::regnamespace::text || '.' AS q

@@ -22,7 +22,7 @@ use crate::store::table::{
 };
 
 /// The tables of an outbox and the view, by suffix, with the columns that this version uses.
-const COLUMNS: &[(&str, &[(&str, &str)])] = &[
+pub(in crate::store::setup) const TABLES_AND_VIEW: &[(&str, &[(&str, &str)])] = &[
     ("", outbox::COLUMNS),
     ("_part", part::COLUMNS),
     ("_ledger", ledger::COLUMNS),
@@ -248,7 +248,7 @@ fn compare(
         let wrong = "the database has the encoding SQL_ASCII, which accepts any bytes as text: UTF8 is required";
         return Err(DatabaseError::Schema(wrong.to_owned()));
     }
-    for (suffix, columns) in COLUMNS {
+    for (suffix, columns) in TABLES_AND_VIEW {
         let table = name.suffixed(suffix);
         let found = columns_of(conn, &table)?;
         if found.is_empty() {
@@ -306,7 +306,10 @@ mod tests {
     fn every_column_of_every_table_is_looked_for() {
         let outbox = Outbox::new();
         let conn = &mut outbox.connect();
-        for (suffix, columns) in COLUMNS.iter().filter(|(suffix, _)| *suffix != "_messages") {
+        for (suffix, columns) in TABLES_AND_VIEW
+            .iter()
+            .filter(|(suffix, _)| *suffix != "_messages")
+        {
             let mut expected: Vec<String> =
                 columns.iter().map(|(name, _)| (*name).to_owned()).collect();
             let found = columns_of(conn, &outbox.name.suffixed(suffix)).expect("columns");
