@@ -653,6 +653,25 @@ mod tests {
         assert_eq!(read, DeliveryPolicy::default());
     }
 
+    /// A default stands in the field and, as text, in the row.
+    #[test]
+    fn the_text_of_a_default_says_the_default() {
+        for name in ["key_run", "classes", "retry_after_cap"] {
+            let option = PolicyOption::named(name).expect(name);
+            let mut policy = full();
+            option.clear(&mut policy);
+            let cleared = policy.clone();
+            option.set(&mut policy, name, option.default).expect(name);
+            assert_eq!(policy, cleared);
+        }
+        let concurrency = PolicyOption::named("concurrency").expect("an option");
+        let of_registered = crate::config::Config::default().for_registered();
+        assert_eq!(
+            concurrency.registered_default(),
+            Some(of_registered.concurrency.to_string().as_str())
+        );
+    }
+
     /// Flags have text only.
     #[test]
     fn each_option_of_registered_destinations_is_read_from_its_text() {
