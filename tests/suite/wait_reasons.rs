@@ -16,19 +16,25 @@ fn message(topic: &str) -> NewMessage {
     NewMessage::new(topic, &json!(1)).expect("JSON")
 }
 
+/// Both ways to ask agree, as soon as the message has not moved between the two.
 fn waits(db: &Database, sequence: i64) -> WaitReason {
     let mut conn = db.connect();
-    let key = MessageKey::Sequence(sequence);
-    let found = program::message(&mut conn, &db.outbox_name(), &key).expect("a message");
-    let reasons =
-        program::wait_reasons_of(&mut conn, &db.outbox_name(), &found.rows).expect("reasons");
-    let mut reasons = reasons.into_iter().flatten();
-    let reason = reasons.next().expect("the message is live");
-    let asked = [Sequence(sequence), Sequence(0)];
-    let again = admin::wait_reasons(&mut conn, &db.outbox_name(), &asked).expect("reasons");
-    let again = again.iter().map(|one| one.as_ref().map(WaitReason::as_str));
-    assert_eq!(again.collect::<Vec<_>>(), [Some(reason.as_str()), None]);
-    reason
+    let outbox = db.outbox_name();
+    let mut reason = None;
+    eventually("both ways to ask agree", || {
+        let key = MessageKey::Sequence(sequence);
+        let found = program::message(&mut conn, &outbox, &key).expect("a message");
+        let found = program::wait_reasons_of(&mut conn, &outbox, &found.rows).expect("reasons");
+        let found = found.into_iter().flatten().next();
+        let found = found.expect("the message is live");
+        let asked = [Sequence(sequence), Sequence(0)];
+        let again = admin::wait_reasons(&mut conn, &outbox, &asked).expect("reasons");
+        let again = again.iter().map(|one| one.as_ref().map(WaitReason::as_str));
+        let is_same = again.eq([Some(found.as_str()), None]);
+        reason = Some(found);
+        is_same
+    });
+    reason.expect("a reason")
 }
 
 fn pause(db: &Database, kind: Pausable, name: &str, time: Option<Duration>) {
