@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use crate::confirm::confirmed;
 use crate::connection::connect;
 use crate::number::whole;
-use crate::output;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
+use crate::{message, output};
 
 /// The actions of `dead`.
 #[derive(Debug, clap::Subcommand)]
@@ -291,32 +291,10 @@ fn none(is_of_all: bool) -> &'static str {
 }
 
 fn as_json(letter: &MessageRecord) -> Value {
-    let mut value = json!({
-        "id": letter.sequence,
-        "sequence": letter.sequence,
-        "message_id": letter.message_id.to_string(),
-        "topic": letter.topic,
-        "destination": letter.destination,
-        "idempotency_key": letter.idempotency_key,
-        "ordering_key": letter.ordering_key,
-        "tenant_id": letter.tenant_id.map(|id| id.to_string()),
-        "reason": letter.reason,
-        "last_error": letter.last_error,
-        "http_status": letter.http_status,
-        "response": letter.response,
-        "attempts": letter.attempts,
-        "created_at": letter.created_at,
-        "occurred_at": letter.occurred_at,
-        "dead_lettered_at": letter.settled_at,
-        "place": letter.place().to_string(),
-    });
-    let parsed = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| text.clone().into());
-    if let Some(headers) = &letter.headers {
-        value["headers"] = parsed(headers);
-    }
-    if let Some(payload) = &letter.payload {
-        value["payload"] = parsed(payload);
-    }
+    let mut value = message::as_json(letter);
+    value["id"] = json!(letter.sequence);
+    value["dead_lettered_at"] = json!(letter.settled_at);
+    value["place"] = letter.place().to_string().into();
     value
 }
 
