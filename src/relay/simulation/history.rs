@@ -624,11 +624,15 @@ impl History {
                     | Event::Refuse(..)
             )
         };
+        // A relay that ends leaves messages that a person has locked to its lease's end.
+        let leaves = self.has(|event| matches!(event, Event::Lock(..)))
+            && self.has(|event| matches!(event, Event::Reload(_)));
         self.is_lawful()
             && self.troubles == 0
             && self.slow == 0
             && !self.slow_claims
             && !self.has(breaks)
+            && !leaves
     }
 
     /// Whether nothing prevents a relay from claiming due messages.

@@ -1628,14 +1628,8 @@ impl<'w> Stage<'w> {
         let tables = self.tables.borrow();
         let now = self.database_now().micros;
         let is_late = |row: &&Row| {
-            // The sends of a run follow one another. A relay that ends leaves what it cannot settle to its lease's end.
-            let is_left = self.history.has_reloads() && self.unlocked_at.get() > BEGIN;
-            let left = if is_left {
-                self.history.lease
-            } else {
-                Duration::ZERO
-            };
-            let most = HELD * u32::try_from(self.history.key_run).unwrap_or(1) + left;
+            // The sends of a run follow one another.
+            let most = HELD * u32::try_from(self.history.key_run).unwrap_or(1);
             let held = row
                 .held
                 .is_some_and(|held| now - held.at.max(began) > micros(most));
