@@ -256,14 +256,20 @@ fn a_fan_out_comes_in_once_for_each_destination() {
         .start()
         .expect("a relay");
     let first = program::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
-    for n in 0..10 {
-        db.enqueue("t", serde_json::json!(n));
-    }
+    // Before PostgreSQL 15, a session that becomes idle tells its last numbers when it ends.
+    let enqueue = format!(
+        "INSERT INTO {} (topic, payload) SELECT 't', '1' FROM generate_series(1, 10)",
+        db.name()
+    );
+    db.connect().batch_execute(&enqueue).expect("messages");
+    crate::support::eventually("twenty parts were settled", || {
+        relay.stats().delivered == 20
+    });
+    crate::support::end(&relay);
     crate::support::eventually("twenty parts have come in and were settled", || {
         let now = program::activity(&mut db.connect(), &db.outbox_name()).expect("activity");
         (now.enqueued - first.enqueued, now.settled - first.settled) == (20, 20)
     });
-    crate::support::end(&relay);
 }
 
 /// A ledger that is estimated: messages without a subscriber are no delivered ones.

@@ -13,7 +13,8 @@ use crate::store::sql::{
 };
 
 /// Rows that all relays and applications have written since PostgreSQL's statistics began. The numbers are
-/// about a second old, and include rows that were rolled back. No table is read.
+/// about a second old, and include rows that were rolled back. Before PostgreSQL 15, they lack the last rows of sessions
+/// that have become idle. No table is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Activity {
