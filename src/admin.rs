@@ -58,7 +58,7 @@ pub use self::dead_letters::{discard, matching_dead_letters, requeue};
 pub use self::depths::depths;
 pub use self::expunge::expunge;
 pub use self::forget::{Forgotten, forget};
-pub use self::migrations::{check_schema, migration_sql, roles_sql};
+pub use self::migrations::{check_schema, migration_sql};
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, replay};
 pub use self::waiting::{Note, Verdict, cancel, reschedule, retry, settle, wait_reasons};

@@ -40,10 +40,10 @@ pub(crate) use self::auth::{
     Algorithm, AuthKind, Client, ClientKey, Encoding, HeaderSignature, OAuth2, Part, Template,
 };
 pub use self::destination::{
-    Breaker, Class, Classes, DeliveryPolicy, Mode, OnDead, PolicyOption, Proxy, Rate, RequestBatch,
-    Roots, Tls, TlsVersion, Verification,
+    Breaker, Class, Classes, DeliveryPolicy, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls,
+    TlsVersion, Verification,
 };
-pub(crate) use self::destination::{Destination, setters};
+pub(crate) use self::destination::{Destination, PolicyOption, setters};
 pub use self::environment::from_env;
 pub(crate) use self::error::ConfigError;
 pub use self::ledger_payload::LedgerPayload;

@@ -12,11 +12,11 @@ use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::Note;
-use diesel_outbox::config::{Auth, Config, PolicyOption, SigningSecret, Verification};
+use diesel_outbox::config::{Auth, Config, SigningSecret, Verification};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, RegisteredDestination,
 };
-use diesel_outbox::program::{self, Act, parse_duration};
+use diesel_outbox::program::{self, Act, PolicyOption, parse_duration};
 use diesel_outbox::{ConfigError, Outbox, OutboxName};
 use diesel_outbox_pages::pause::in_words;
 use diesel_outbox_pages::text::without_user;

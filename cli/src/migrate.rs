@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel_outbox::Direction;
-use diesel_outbox::admin;
+use diesel_outbox::{admin, program};
 
 use crate::output;
 use crate::settings::SettingFlags;
@@ -26,7 +26,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     if options.roles {
-        return output::line(admin::roles_sql(&config.table).trim_end());
+        return output::line(program::roles_sql(&config.table).trim_end());
     }
     if options.print {
         let direction = if options.down {

@@ -15,8 +15,6 @@
 /// // Applications can use the error for their own settings.
 /// let error = ConfigError::new("shop.currency", "must not be empty");
 /// assert_eq!(error.to_string(), "shop.currency: must not be empty");
-/// let error = ConfigError::unknown_key("shop.curency", "curency", &["currency", "name"]);
-/// assert_eq!(error.reason(), "unknown key: did you mean currency?");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {reason}")]
@@ -41,7 +39,7 @@ impl ConfigError {
 
     /// An error of `key`, whose last part `word` is unknown. The reason names the closest `known` word or, if no word
     /// is close, all of them.
-    pub fn unknown_key(key: impl Into<String>, word: &str, known: &[&str]) -> Self {
+    pub(super) fn unknown_key(key: impl Into<String>, word: &str, known: &[&str]) -> Self {
         let reason = match nearest(word, known.iter().copied()) {
             Some(other) => format!("unknown key: did you mean {other}?"),
             None => format!("unknown key: known keys are {}", known.join(", ")),

@@ -119,7 +119,7 @@ fn the_reference_lists_every_setting_with_its_default() {
 #[test]
 fn the_reference_lists_every_option_of_a_policy() {
     let page = include_str!("../../docs/settings.md");
-    for option in DeliveryPolicy::OPTIONS {
+    for option in PolicyOption::ALL {
         let start = format!("| `{}` | ", option.name);
         let row = page.lines().find(|line| line.starts_with(&start));
         let row = row.unwrap_or_else(|| panic!("docs/settings.md has no row of {}", option.name));

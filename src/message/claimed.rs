@@ -24,7 +24,7 @@ use crate::shows::shows;
 /// fn print(message: &Message) -> Result<(), DecodeError> {
 ///     if message.topic == OrderPaid::TOPIC && message.version() == OrderPaid::VERSION {
 ///         let paid: OrderPaid = message.decode()?;
-///         println!("order {} is paid (key {})", paid.order_id, message.hashed_key());
+///         println!("order {} is paid (message {})", paid.order_id, message.message_id);
 ///     }
 ///     Ok(())
 /// }
@@ -129,11 +129,6 @@ impl Message {
         (self.sequence, self.message_id)
     }
 
-    /// The idempotency key as logs show it: the first 16 hexadecimal digits of the key's SHA-256.
-    pub fn hashed_key(&self) -> String {
-        hashed_key(&self.idempotency_key)
-    }
-
     /// Whether the application gave the message an idempotency key.
     #[cfg(feature = "relay")]
     pub(crate) fn has_idempotency_key(&self) -> bool {
@@ -147,6 +142,7 @@ impl Message {
     }
 }
 
+/// The idempotency key as logs show it: the first 16 hexadecimal digits of the key's SHA-256.
 pub(crate) fn hashed_key(key: &str) -> String {
     Sha256::digest(key)
         .iter()

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use diesel_outbox::Destination;
-use diesel_outbox::config::{Config, DeliveryPolicy, Mode, Proxy, Roots};
-use diesel_outbox::program;
+use diesel_outbox::config::{Config, Mode, Proxy, Roots};
+use diesel_outbox::program::{self, PolicyOption};
 use serde_json::{Value, json};
 use url::Host;
 
@@ -103,7 +103,7 @@ fn line(destination: &Destination, config: &Config) -> String {
         rate,
         breaker,
     ];
-    let others = DeliveryPolicy::OPTIONS.iter();
+    let others = PolicyOption::ALL.iter();
     let others = others.filter(|option| !SAID.contains(&option.name));
     parts.extend(others.filter_map(|option| {
         let text = option.text(&destination.policy)?;

@@ -2,9 +2,9 @@
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use diesel_outbox::ConfigError;
-use diesel_outbox::config::{DeliveryPolicy, PolicyOption, Verification};
+use diesel_outbox::config::{DeliveryPolicy, Verification};
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox::program::SETTINGS;
+use diesel_outbox::program::{PolicyOption, SETTINGS};
 
 /// The given options, with their values.
 #[derive(Debug, Clone, Default)]

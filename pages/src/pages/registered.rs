@@ -7,12 +7,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use diesel::PgConnection;
 use diesel_outbox::admin::{Pausable, Place};
-use diesel_outbox::config::{PolicyOption, Verification};
+use diesel_outbox::config::Verification;
 use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter,
     Destinations, RegisteredDestination,
 };
-use diesel_outbox::program;
+use diesel_outbox::program::{self, PolicyOption};
 use diesel_outbox::{Outbox, OutboxName};
 use maud::{Markup, html};
 

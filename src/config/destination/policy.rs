@@ -1,6 +1,6 @@
 //! The delivery policy of a destination: limits, retries, and what responses mean.
 //!
-//! An option is written in this file only: a field of [`DeliveryPolicy`], a row of [`DeliveryPolicy::OPTIONS`], an arm
+//! An option is written in this file only: a field of [`DeliveryPolicy`], a row of [`PolicyOption::ALL`], an arm
 //! of `setters` and its name there, and its range in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_destination`, the commands
 //! and the pages read the rows.
 
@@ -50,7 +50,7 @@ words! {
 
 /// The limits and the delivery policy of a destination: configured, registered, or a group of handlers.
 ///
-/// A field that is `None` has its default: see [`OPTIONS`](Self::OPTIONS). The destinations have a setter for each
+/// A field that is `None` has its default: see [the settings](crate::guide::settings). The destinations have a setter for each
 /// option.
 ///
 /// ```
@@ -64,12 +64,6 @@ words! {
 /// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
 /// hook.policy = billing.policy.clone();
 /// assert_eq!(hook.policy.max_attempts, Some(10));
-///
-/// for option in DeliveryPolicy::OPTIONS {
-///     if let Some(text) = option.text(&hook.policy) {
-///         println!("{}: {text} ({})", option.name, option.help);
-///     }
-/// }
 /// # Ok::<(), diesel_outbox::ConfigError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -210,23 +204,6 @@ macro_rules! setters {
 pub(crate) use setters;
 
 /// An option of a [`DeliveryPolicy`]: name, default, and what it does.
-///
-/// ```
-/// use diesel_outbox::config::{DeliveryPolicy, PolicyOption};
-///
-/// let attempts = PolicyOption::named("max_attempts").expect("an option");
-/// assert!(PolicyOption::of_registered().any(|option| option.name == attempts.name));
-/// println!("{}: {:?}", attempts.help, attempts.registered_default());
-///
-/// let mut policy = DeliveryPolicy::default();
-/// attempts.set(&mut policy, "max_attempts", 5)?;
-/// assert_eq!(policy.max_attempts, Some(5));
-/// assert!(attempts.value(&policy).is_some());
-/// assert_eq!(attempts.text(&policy).as_deref(), Some("5"));
-/// attempts.clear(&mut policy);
-/// assert_eq!(policy, DeliveryPolicy::default());
-/// # Ok::<(), diesel_outbox::ConfigError>(())
-/// ```
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PolicyOption {
@@ -284,57 +261,9 @@ macro_rules! option {
 }
 
 impl DeliveryPolicy {
-    /// All options. A row is: field, value, default, default and place of registered destinations, reader, help.
-    #[rustfmt::skip]
-    pub const OPTIONS: &'static [PolicyOption] = &[
-        option!(mode, "MODE", "OUTBOX_MODE", Registered("OUTBOX_REGISTERED_MODE", Stored::Column),
-            word::<Mode>("expected binary, structured or batched"),
-            "CloudEvents mode of requests: binary, structured or batched"),
-        option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Registered("OUTBOX_REGISTERED_TIMEOUT", Stored::Column), duration,
-            "Time limit of one send"),
-        option!(concurrency, "COUNT", "OUTBOX_CONCURRENCY", Registered("4", Stored::Column), count_or_text::<usize>,
-            "Maximum number of concurrent sends per relay, 1 to 1024 (registered: 1 to 64)"),
-        option!(rate, "RATE", "", Registered("", Stored::Column), rate,
-            "Rate limit such as 10/s, 600/min or 100/h; of a registered destination: for all relays together"),
-        PolicyOption {
-            name: "burst", value_name: "COUNT", default: "a tenth of rate, at least 1", place: Configured,
-            help: "Requests sent at once after an idle time",
-            set: |policy, key, value| {
-                let of_rate = policy.rate.as_mut();
-                let rate = of_rate.ok_or_else(|| ConfigError::new(key, "requires rate, which is not set"))?;
-                rate.burst = count_or_text(key, value)?;
-                Ok(())
-            },
-            clear: |policy| policy.rate = policy.rate.and_then(|rate| Rate::checked(rate.per_second)),
-            value: |policy| {
-                let rate = policy.rate.filter(|rate| Rate::checked(rate.per_second) != Some(*rate))?;
-                Some(rate.burst.into())
-            },
-        },
-        option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Registered("OUTBOX_REGISTERED_MAX_ATTEMPTS", Stored::Policy), count_or_text::<u32>,
-            "Failed attempts after which a message is dead-lettered"),
-        option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Registered("OUTBOX_REGISTERED_BACKOFF", Stored::Policy),
-            word::<Backoff>("expected exponential(base, cap) or a table 5s,10s,20s"),
-            "Delay between attempts: exponential(base, cap), or a table 5s,10s,20s"),
-        option!(on_dead, "WORD", "OUTBOX_ON_DEAD", Registered("OUTBOX_ON_DEAD", Stored::Policy),
-            word::<OnDead>("expected continue or block"),
-            "Whether later messages with the ordering key of a dead letter are sent or wait: continue or block"),
-        option!(expires_after, "DURATION", "", Registered("", Stored::Policy), duration,
-            "How long after it became due a message expires (EXPIRED)"),
-        option!(key_run, "COUNT", "1", Registered("1", Stored::Policy), count_or_text::<usize>,
-            "Messages of an ordering key that are claimed, sent in turn and settled together, 1 to 500"),
-        option!(classes, "CLASSES", "400=dead 410=pause 413=dead 415=dead 422=dead",
-            Registered("400=dead 410=pause 413=dead 415=dead 422=dead", Stored::Policy), classes,
-            "Meaning of 4xx responses, such as 404=dead 401=pause: retry, dead or pause"),
-        option!(retry_after_cap, "DURATION", "1h", Configured, duration,
-            "Longest wait that Retry-After may ask for"),
-        option!(breaker, "TABLE", "a table of its own defaults", Configured, breaker,
-            "Circuit breaker: false, or a table"),
-    ];
-
     /// Reads the options that a table has.
     pub(in crate::config) fn read(&mut self, section: &mut Section) -> Result<(), ConfigError> {
-        for option in Self::OPTIONS {
+        for option in PolicyOption::ALL {
             section.take(option.name, |key, value| (option.set)(self, key, value))?;
         }
         Ok(())
@@ -394,22 +323,66 @@ impl DeliveryPolicy {
 /// The options in the column `policy`.
 fn of_column() -> impl Iterator<Item = &'static PolicyOption> {
     let is_there = |option: &&PolicyOption| option.stored() == Some(Stored::Policy);
-    DeliveryPolicy::OPTIONS.iter().filter(is_there)
+    PolicyOption::ALL.iter().filter(is_there)
 }
 
 impl PolicyOption {
+    /// All options. A row is: field, value, default, default and place of registered destinations, reader, help.
+    #[rustfmt::skip]
+    pub const ALL: &'static [Self] = &[
+        option!(mode, "MODE", "OUTBOX_MODE", Registered("OUTBOX_REGISTERED_MODE", Stored::Column),
+            word::<Mode>("expected binary, structured or batched"),
+            "CloudEvents mode of requests: binary, structured or batched"),
+        option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Registered("OUTBOX_REGISTERED_TIMEOUT", Stored::Column), duration,
+            "Time limit of one send"),
+        option!(concurrency, "COUNT", "OUTBOX_CONCURRENCY", Registered("4", Stored::Column), count_or_text::<usize>,
+            "Maximum number of concurrent sends per relay, 1 to 1024 (registered: 1 to 64)"),
+        option!(rate, "RATE", "", Registered("", Stored::Column), rate,
+            "Rate limit such as 10/s, 600/min or 100/h; of a registered destination: for all relays together"),
+        PolicyOption {
+            name: "burst", value_name: "COUNT", default: "a tenth of rate, at least 1", place: Configured,
+            help: "Requests sent at once after an idle time",
+            set: |policy, key, value| {
+                let of_rate = policy.rate.as_mut();
+                let rate = of_rate.ok_or_else(|| ConfigError::new(key, "requires rate, which is not set"))?;
+                rate.burst = count_or_text(key, value)?;
+                Ok(())
+            },
+            clear: |policy| policy.rate = policy.rate.and_then(|rate| Rate::checked(rate.per_second)),
+            value: |policy| {
+                let rate = policy.rate.filter(|rate| Rate::checked(rate.per_second) != Some(*rate))?;
+                Some(rate.burst.into())
+            },
+        },
+        option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Registered("OUTBOX_REGISTERED_MAX_ATTEMPTS", Stored::Policy), count_or_text::<u32>,
+            "Failed attempts after which a message is dead-lettered"),
+        option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Registered("OUTBOX_REGISTERED_BACKOFF", Stored::Policy),
+            word::<Backoff>("expected exponential(base, cap) or a table 5s,10s,20s"),
+            "Delay between attempts: exponential(base, cap), or a table 5s,10s,20s"),
+        option!(on_dead, "WORD", "OUTBOX_ON_DEAD", Registered("OUTBOX_ON_DEAD", Stored::Policy),
+            word::<OnDead>("expected continue or block"),
+            "Whether later messages with the ordering key of a dead letter are sent or wait: continue or block"),
+        option!(expires_after, "DURATION", "", Registered("", Stored::Policy), duration,
+            "How long after it became due a message expires (EXPIRED)"),
+        option!(key_run, "COUNT", "1", Registered("1", Stored::Policy), count_or_text::<usize>,
+            "Messages of an ordering key that are claimed, sent in turn and settled together, 1 to 500"),
+        option!(classes, "CLASSES", "400=dead 410=pause 413=dead 415=dead 422=dead",
+            Registered("400=dead 410=pause 413=dead 415=dead 422=dead", Stored::Policy), classes,
+            "Meaning of 4xx responses, such as 404=dead 401=pause: retry, dead or pause"),
+        option!(retry_after_cap, "DURATION", "1h", Configured, duration,
+            "Longest wait that Retry-After may ask for"),
+        option!(breaker, "TABLE", "a table of its own defaults", Configured, breaker,
+            "Circuit breaker: false, or a table"),
+    ];
+
     /// The option of this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        DeliveryPolicy::OPTIONS
-            .iter()
-            .find(|option| option.name == name)
+        Self::ALL.iter().find(|option| option.name == name)
     }
 
     /// The options of registered destinations.
     pub fn of_registered() -> impl Iterator<Item = &'static Self> {
-        DeliveryPolicy::OPTIONS
-            .iter()
-            .filter(|option| option.stored().is_some())
+        Self::ALL.iter().filter(|option| option.stored().is_some())
     }
 
     /// The default of a registered destination: a value, or the setting that has it. `None`: registered destinations do
@@ -474,7 +447,7 @@ fn shown(value: &Value) -> String {
 impl Serialize for DeliveryPolicy {
     /// The options that are set, as `outbox.toml` has them.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let set = Self::OPTIONS.iter();
+        let set = PolicyOption::ALL.iter();
         serializer.collect_map(set.filter_map(|option| Some((option.name, option.value(self)?))))
     }
 }
@@ -629,7 +602,7 @@ mod tests {
     #[test]
     fn each_option_is_read_as_it_is_written() {
         let (full, mut read) = (full(), DeliveryPolicy::default());
-        for option in DeliveryPolicy::OPTIONS {
+        for option in PolicyOption::ALL {
             assert_eq!(option.value(&read), None, "{}", option.name);
             let value = option.value(&full).expect(option.name);
             option
@@ -645,9 +618,9 @@ mod tests {
         );
         assert_eq!(
             json.as_object().map(Map::len),
-            Some(DeliveryPolicy::OPTIONS.len())
+            Some(PolicyOption::ALL.len())
         );
-        for option in DeliveryPolicy::OPTIONS {
+        for option in PolicyOption::ALL {
             option.clear(&mut read);
         }
         assert_eq!(read, DeliveryPolicy::default());

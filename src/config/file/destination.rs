@@ -11,7 +11,7 @@ use crate::config::auth::SECRET_KEYS;
 use crate::config::section::{Section, both, shown};
 use crate::config::values::{count, duration, parsed, text, unshown, word, wrong_type};
 use crate::config::{
-    Auth, ConfigError, DeliveryPolicy, Destination, Proxy, SigningSecret, Tls, parse_secrets,
+    Auth, ConfigError, Destination, PolicyOption, Proxy, SigningSecret, Tls, parse_secrets,
 };
 use crate::message::MAX_PAYLOAD_BYTES;
 
@@ -43,7 +43,7 @@ const URL: &str = "expected a URL such as https://shop.example/events";
 
 /// The keys of a destination.
 pub(super) fn keys() -> Vec<&'static str> {
-    let options = DeliveryPolicy::OPTIONS.iter().map(|option| option.name);
+    let options = PolicyOption::ALL.iter().map(|option| option.name);
     OWN_KEYS.iter().copied().chain(options).collect()
 }
 
