@@ -147,9 +147,10 @@ settings! {
         pub concurrency: usize,
         /// Sender threads that all registered destinations share; while sends last, up to four times as many.
         pub registered_threads: usize,
-        /// Whether to refuse registered destinations without TLS.
+        /// Whether to refuse registered destinations without TLS. Defaults to `true`.
         pub registered_https_only: bool,
-        /// Whether registered destinations may resolve only to public addresses.
+        /// Whether registered destinations may resolve only to public addresses. Defaults to `true`, because their URLs come
+        /// from customers.
         pub registered_public_only: bool,
         /// The ports allowed in URLs of registered destinations. Empty: any port.
         pub registered_ports: Vec<u16>,
@@ -159,15 +160,18 @@ settings! {
         pub registered_client_cert_file: Option<PathBuf>,
         /// A PEM file with the key of this certificate.
         pub registered_client_key_file: Option<PathBuf>,
-        /// How long a registered destination may fail before the relay disables it.
+        /// How long a registered destination may fail before the relay disables it: no send has succeeded for this long, at
+        /// any relay. Defaults to 5 days.
         pub registered_disable_after: Duration,
-        /// The CloudEvents mode of requests to registered destinations.
+        /// The CloudEvents mode of requests to registered destinations. Defaults to [`Mode::Structured`], because signatures
+        /// cover no headers.
         pub registered_mode: Mode,
-        /// The time limit of one send to a registered destination.
+        /// The time limit of one send to a registered destination, at most 5 minutes. Defaults to 15 s.
         pub registered_timeout: Duration,
-        /// Failed attempts at a registered destination after which a message is dead-lettered.
+        /// Failed attempts at a registered destination after which a message is dead-lettered. Defaults to 10.
         pub registered_max_attempts: u32,
-        /// The delay between attempts at a registered destination.
+        /// The delay between attempts at a registered destination. Defaults to `5s,5m,30m,2h,5h,10h,14h,20h,24h`: ten attempts
+        /// in three days.
         pub registered_backoff: Backoff,
         /// The most messages in one claim or settle.
         pub batch: usize,
@@ -185,7 +189,8 @@ settings! {
         pub on_dead: OnDead,
         /// Whether relays stand by while an older relay of this outbox is active.
         pub single_active: bool,
-        /// Whether the relay's threads, except heartbeat and listener, use one connection in turn.
+        /// Whether the relay's threads, except heartbeat and listener, use one connection in turn: for a server with few
+        /// connections, or a process with many databases; slower under load. Defaults to `false`.
         pub share_connection: bool,
         /// Whether the relay listens for new messages. Otherwise it only polls.
         pub listener: bool,
@@ -195,7 +200,8 @@ settings! {
         pub shutdown_timeout: Duration,
         /// The age at which the relay removes ledger rows.
         pub retention: Duration,
-        /// The age at which the relay removes rows of the inbox. `None`: never.
+        /// The age at which the relay removes rows of the inbox. `None`: never, the default. If several relays clean the
+        /// inbox, the shortest time applies.
         pub inbox_retention: Option<Duration>,
         /// Whether the relay removes old ledger rows.
         pub cleaner: bool,

@@ -28,7 +28,7 @@
 //! `SELECT` and `DELETE`.
 //!
 //! The table grows by one row for each message. Call [`clean`] regularly, or let a relay do it
-//! ([`inbox_retention`](crate::RelayBuilder::inbox_retention)). Keep a row for as long as its message may
+//! ([`inbox_retention`](crate::config::Config::inbox_retention)). Keep a row for as long as its message may
 //! arrive again: until its last attempt, and longer if an operator may requeue its dead letter.
 
 use std::fmt::Display;

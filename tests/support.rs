@@ -142,9 +142,11 @@ impl Database {
             .send_timeout(Duration::from_millis(1000))
             .lease(Duration::from_secs(3))
             .backoff(Backoff::Table(vec![Duration::from_millis(50)]))
-            .registered_backoff(Backoff::Table(vec![Duration::from_millis(50)]))
-            .registered_mode(Mode::Binary)
-            .registered_timeout(Duration::from_millis(1000))
+            .configure(|config| {
+                config.registered_backoff = Backoff::Table(vec![Duration::from_millis(50)])
+            })
+            .configure(|config| config.registered_mode = Mode::Binary)
+            .configure(|config| config.registered_timeout = Duration::from_millis(1000))
     }
 
     /// A relay of registered destinations whose ledger keeps payloads.

@@ -112,8 +112,8 @@ impl Relay {
 
 /// The settings of a relay. [`start`](Self::start) reports bad settings.
 ///
-/// Each setter documents its default. [`Relay::from_config`] takes all [settings](crate::guide::settings),
-/// also the ones without a setter here.
+/// Each setter documents its default. [`configure`](Self::configure) and [`Relay::from_config`] take all
+/// [settings](crate::guide::settings), also the ones without a setter here.
 ///
 /// ```no_run
 /// use diesel_outbox::{Backoff, Relay};
@@ -181,7 +181,23 @@ impl RelayBuilder {
     /// [`set`](Self::set) for a value that needs no parsing.
     fn with(mut self, variable: &'static str, set: impl FnOnce(&mut Config)) -> Self {
         self.in_code.add(variable);
-        set(&mut self.config);
+        self.configure(set)
+    }
+
+    /// Changes the settings that have no setter here: see the fields of [`Config`].
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// // On a developer's machine, customers' webhooks are at localhost.
+    /// let relay = Relay::builder("postgres://localhost/shop").configure(|config| {
+    ///     config.registered_https_only = false;
+    ///     config.registered_public_only = false;
+    /// });
+    /// ```
+    #[must_use]
+    pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(&mut self.config);
         self
     }
 
@@ -486,7 +502,7 @@ impl RelayBuilder {
     /// let relays = ["acme", "globex"].map(|tenant| {
     ///     Relay::builder(format!("postgres://localhost/{tenant}"))
     ///         .url("https://receiver.example/events")
-    ///         .share_connection(true)
+    ///         .configure(|config| config.share_connection = true)
     ///         .label(tenant)
     ///         .start()
     /// });
@@ -555,7 +571,7 @@ impl RelayBuilder {
     /// before `start`; a later recorder misses most metrics. [The guide](crate::guide::operating) lists the metrics.
     ///
     /// The relay opens up to five connections of its own, and two more once messages have ordering keys, or two in all
-    /// with [`share_connection`](Self::share_connection) and without a listener. Handlers that
+    /// with [`share_connection`](Config::share_connection) and without a listener. Handlers that
     /// use the database ([`on_pooled`](Self::on_pooled)) have up to one more for each concurrent call. They do not come
     /// from the application's pool, so the relay and the application cannot starve each other.
     ///

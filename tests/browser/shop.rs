@@ -70,8 +70,10 @@ impl Shop {
         let dead = enqueue("stock.low", json!({ "article": "teapot", "left": 2 }));
         let relay = database
             .keeping_relay()
-            .registered_max_attempts(3)
-            .registered_backoff(Backoff::Table(vec![Duration::from_millis(50)]));
+            .configure(|config| config.registered_max_attempts = 3)
+            .configure(|config| {
+                config.registered_backoff = Backoff::Table(vec![Duration::from_millis(50)])
+            });
         let relay = relay.start().expect("a relay");
         eventually("all messages are settled", || {
             (database.count("delivered"), database.count("dead")) == (DELIVERED, 1)

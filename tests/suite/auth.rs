@@ -372,7 +372,7 @@ fn registered(database: &Database) -> RelayBuilder {
     database
         .relay()
         .registered_threads(4)
-        .registered_public_only(false)
+        .configure(|config| config.registered_public_only = false)
 }
 
 fn put(database: &Database, keys: &SecretKeys, hook: &RegisteredDestination) {
@@ -441,7 +441,7 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
     assert_eq!(get(&new).problem, None);
 
     let without = registered(&database)
-        .registered_https_only(false)
+        .configure(|config| config.registered_https_only = false)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -452,7 +452,7 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
     });
     assert_eq!((receiver.count(), server.count()), (0, 0));
     let with = registered(&database)
-        .registered_https_only(false)
+        .configure(|config| config.registered_https_only = false)
         .secret_keys(new);
     let with = with.start().expect("a relay");
     let request = receiver.wait_for(1).remove(0);
@@ -555,7 +555,7 @@ fn r59_a_customer_reads_what_to_mend_at_the_token_server() {
     let hook = RegisteredDestination::new("acme", receiver.url()).auth(auth(&oauth2(&server)));
     put(&database, &SecretKeys::default(), &hook.max_attempts(1));
     let relay = registered(&database)
-        .registered_https_only(false)
+        .configure(|config| config.registered_https_only = false)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -583,7 +583,7 @@ fn r59_a_row_that_no_relay_can_use_is_disabled_with_the_reason() {
         "UPDATE {o}_destination SET auth = '{\"type\": \"kerberos\", \"secret\": \"hunter2\"}'",
     );
     let relay = registered(&database)
-        .registered_https_only(false)
+        .configure(|config| config.registered_https_only = false)
         .start()
         .expect("a relay");
     let reason = || database.text("SELECT disabled_reason FROM {o}_destination");

@@ -31,10 +31,10 @@ fn relay(database: &Database) -> RelayBuilder {
     database
         .relay()
         .registered_threads(16)
-        .registered_https_only(false)
-        .registered_public_only(false)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
         .send_timeout(Duration::from_secs(10))
-        .registered_timeout(Duration::from_secs(10))
+        .configure(|config| config.registered_timeout = Duration::from_secs(10))
         .lease(Duration::from_secs(30))
 }
 

@@ -431,7 +431,10 @@ fn a_relay_that_shares_a_connection_keeps_order_and_retries() {
             false => 200,
         }
     });
-    let relay = database.relay().url(&receiver.url()).share_connection(true);
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .configure(|config| config.share_connection = true);
     let relay = relay.poll_interval(Duration::from_millis(50));
     let relay = relay.start().expect("the relay starts");
     for number in 0..50 {

@@ -17,9 +17,9 @@ fn relay(database: &Database) -> RelayBuilder {
     database
         .relay()
         .registered_threads(4)
-        .registered_https_only(false)
-        .registered_public_only(false)
-        .registered_max_attempts(1)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
+        .configure(|config| config.registered_max_attempts = 1)
 }
 
 fn put(database: &Database, hook: &RegisteredDestination) {
@@ -81,8 +81,8 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
     );
     let hour = std::time::Duration::from_secs(3600);
     let relay = relay(&database)
-        .registered_max_attempts(2)
-        .registered_backoff(diesel_outbox::Backoff::Table(vec![hour]))
+        .configure(|config| config.registered_max_attempts = 2)
+        .configure(|config| config.registered_backoff = diesel_outbox::Backoff::Table(vec![hour]))
         .start()
         .expect("a relay");
     let message = |n: i32| NewMessage::new("order.paid", &json!(n)).expect("JSON");

@@ -10,8 +10,8 @@ use crate::support::{Database, Receiver, end, eventually};
 
 fn started(database: &Database) -> RelayHandle {
     let relay = database.relay().registered_threads(8);
-    let relay = relay.registered_https_only(false);
-    let relay = relay.registered_public_only(false);
+    let relay = relay.configure(|config| config.registered_https_only = false);
+    let relay = relay.configure(|config| config.registered_public_only = false);
     relay.start().expect("a relay")
 }
 

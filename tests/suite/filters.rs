@@ -21,8 +21,8 @@ const NESTED: &str = "$.** ? (exists ($.** ? (@ == -1)))";
 fn started(database: &Database, plain: &Receiver) -> RelayHandle {
     (database.relay())
         .registered_threads(16)
-        .registered_https_only(false)
-        .registered_public_only(false)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
         .destination(Destination::new("plain", &plain.url()).expect("a URL"))
         .route("plain", "plain")
         .start()

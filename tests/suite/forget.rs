@@ -86,9 +86,11 @@ fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
     let relay = database
         .relay()
         .registered_threads(8)
-        .registered_https_only(false)
-        .registered_public_only(false)
-        .registered_backoff(Backoff::Table(vec![Duration::from_secs(3600)]))
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
+        .configure(|config| {
+            config.registered_backoff = Backoff::Table(vec![Duration::from_secs(3600)])
+        })
         .start()
         .expect("a relay");
     eventually("all messages are in their final state", || {
@@ -195,10 +197,10 @@ fn messages_in_flight_are_waited_for_and_their_destination_kept() {
     let relay = database
         .relay()
         .registered_threads(8)
-        .registered_https_only(false)
-        .registered_public_only(false)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
         .send_timeout(Duration::from_secs(30))
-        .registered_timeout(Duration::from_secs(30))
+        .configure(|config| config.registered_timeout = Duration::from_secs(30))
         .lease(Duration::from_secs(100))
         .start()
         .expect("a relay");

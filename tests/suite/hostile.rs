@@ -275,7 +275,7 @@ fn objects_that_others_create_in_the_search_path_are_never_called() {
             .lease(Duration::from_secs(10))
             .send_timeout(Duration::from_secs(1))
             .retention(Some(Duration::from_secs(1)))
-            .inbox_retention(Duration::from_secs(1))
+            .configure(|config| config.inbox_retention = Some(Duration::from_secs(1)))
             .start()
             .expect("a relay")
     };

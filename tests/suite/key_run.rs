@@ -358,9 +358,9 @@ fn a_registered_destination_has_runs_by_its_policy() {
     let relay = database
         .relay()
         .registered_threads(4)
-        .registered_https_only(false);
+        .configure(|config| config.registered_https_only = false);
     let relay = relay
-        .registered_public_only(false)
+        .configure(|config| config.registered_public_only = false)
         .start()
         .expect("a relay");
     all_delivered(&database, 10);

@@ -92,8 +92,8 @@ fn it_reads_each_mode_and_confirms_that_it_wants_events() {
     put("asked", &["--verification", "challenge"]);
     let relay = database.relay().registered_threads(4);
     let relay = relay
-        .registered_https_only(false)
-        .registered_public_only(false);
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false);
     let relay = relay.start().expect("a relay");
     let topics = ["binary", "structured", "batched", "asked"];
     for topic in topics {

@@ -395,9 +395,9 @@ fn messages_that_wait_for_another_customer_are_recovered() {
     let relay = db
         .relay()
         .registered_threads(4)
-        .registered_https_only(false)
-        .registered_public_only(false)
-        .registered_max_attempts(1000);
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
+        .configure(|config| config.registered_max_attempts = 1000);
     let relay = relay.start().expect("a relay");
     eventually("all are fanned out", || {
         db.number("SELECT count(*) FROM {o} WHERE split_from IS NOT NULL") == 8

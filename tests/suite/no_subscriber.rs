@@ -25,8 +25,8 @@ fn serving_registered(database: &Database) -> RelayBuilder {
     database
         .relay()
         .registered_threads(4)
-        .registered_https_only(false)
-        .registered_public_only(false)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
 }
 
 fn put(database: &Database, hook: &RegisteredDestination) {

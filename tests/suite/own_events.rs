@@ -32,8 +32,8 @@ fn relay(database: &Database, receiver: &Receiver) -> RelayBuilder {
     database
         .relay()
         .url(&receiver.url())
-        .registered_https_only(false)
-        .registered_public_only(false)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
         .own_events(true)
 }
 
@@ -266,8 +266,9 @@ fn a_destination_that_fails_is_reported_after_ten_minutes_without_another_send()
         (database.outbox().destinations().put(conn, &hook)).expect("put");
     }
     let alarms = Receiver::ok();
-    let relay =
-        relay(&database, &alarms).registered_backoff("1h".parse::<Backoff>().expect("a backoff"));
+    let relay = relay(&database, &alarms).configure(|config| {
+        config.registered_backoff = "1h".parse::<Backoff>().expect("a backoff")
+    });
     let relay = started(relay);
     for name in ["refuses", "fails"] {
         let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
@@ -325,8 +326,11 @@ fn a_failing_destination_that_relays_disable_is_reported_as_disabled_alone() {
     let hook = RegisteredDestination::new("acme", customer.url());
     (database.outbox().destinations().put(conn, &hook)).expect("put");
     let relays = [(); 3].map(|()| {
-        let relay = relay(&database, &alarms).registered_max_attempts(1_000_000);
-        started(relay.registered_disable_after(Duration::from_secs(3600)))
+        let relay = relay(&database, &alarms)
+            .configure(|config| config.registered_max_attempts = 1_000_000);
+        started(
+            relay.configure(|config| config.registered_disable_after = Duration::from_secs(3600)),
+        )
     });
     for _ in 0..5 {
         let message = NewMessage::new("order.paid", &json!({})).expect("JSON");

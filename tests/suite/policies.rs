@@ -19,10 +19,10 @@ fn started(database: &Database) -> RelayHandle {
     let relay = database
         .relay()
         .registered_threads(8)
-        .registered_max_attempts(4);
-    let relay = relay.registered_https_only(false);
+        .configure(|config| config.registered_max_attempts = 4);
+    let relay = relay.configure(|config| config.registered_https_only = false);
     relay
-        .registered_public_only(false)
+        .configure(|config| config.registered_public_only = false)
         .start()
         .expect("a relay")
 }
@@ -255,8 +255,8 @@ fn started_with_defaults(database: &Database) -> RelayHandle {
         .poll_interval(Duration::from_millis(20))
         .send_timeout(Duration::from_millis(500))
         .registered_threads(4)
-        .registered_https_only(false)
-        .registered_public_only(false)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
         .start()
         .expect("a relay")
 }

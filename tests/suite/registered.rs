@@ -22,8 +22,8 @@ fn relay(database: &Database) -> RelayBuilder {
     database
         .relay()
         .registered_threads(16)
-        .registered_https_only(false)
-        .registered_public_only(false)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
 }
 
 fn started(database: &Database) -> RelayHandle {
@@ -307,7 +307,7 @@ fn a_row_that_no_relay_can_use_is_disabled_and_a_row_against_the_settings_is_ref
     let relay = database
         .relay()
         .registered_threads(4)
-        .registered_ports([443, 8443])
+        .configure(|config| config.registered_ports = vec![443, 8443])
         .start()
         .expect("a relay");
     eventually("the unusable rows are disabled", || {
@@ -416,8 +416,8 @@ fn a_name_that_one_relay_may_not_follow_costs_its_messages_nothing() {
     let url = receiver.url().replace("127.0.0.1", "localhost");
     put(&database, &RegisteredDestination::new("acme", url));
     let strict = relay(&database)
-        .registered_public_only(true)
-        .registered_max_attempts(1);
+        .configure(|config| config.registered_public_only = true)
+        .configure(|config| config.registered_max_attempts = 1);
     let strict = strict.start().expect("a relay");
     let enqueue = |n| database.enqueue_message(of_tenant(Uuid::now_v7(), n));
     (0..5).map(enqueue).for_each(drop);
@@ -551,7 +551,7 @@ fn a_failed_send_is_retried_at_its_destination_only() {
     put(&database, &RegisteredDestination::new("good", good.url()));
     put(&database, &RegisteredDestination::new("bad", bad.url()));
     let relay = relay(&database)
-        .registered_max_attempts(3)
+        .configure(|config| config.registered_max_attempts = 3)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -573,7 +573,7 @@ fn attempts_are_counted_over_the_row_that_follows() {
         &RegisteredDestination::new("only", receiver.url()),
     );
     let relay = relay(&database)
-        .registered_max_attempts(4)
+        .configure(|config| config.registered_max_attempts = 4)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -702,7 +702,7 @@ fn hanging_destinations_leave_threads_to_the_others() {
         .registered_threads(8)
         .send_timeout(Duration::from_secs(10))
         // Longer than this test waits for anything.
-        .registered_timeout(2 * PATIENCE)
+        .configure(|config| config.registered_timeout = 2 * PATIENCE)
         .lease(Duration::from_secs(60))
         .start()
         .expect("a relay");
@@ -752,9 +752,9 @@ fn slow_successes_of_one_tenant_leave_threads_to_the_others() {
     let relay = relay(&database)
         .registered_threads(8)
         .send_timeout(Duration::from_secs(10))
-        .registered_timeout(Duration::from_secs(10))
+        .configure(|config| config.registered_timeout = Duration::from_secs(10))
         .lease(Duration::from_secs(60))
-        .registered_max_attempts(1)
+        .configure(|config| config.registered_max_attempts = 1)
         .start()
         .expect("a relay");
     database.enqueue_message(of_tenant(other, 0));
@@ -912,8 +912,8 @@ fn a_destination_that_fails_at_ordinary_traffic_is_disabled_however_it_fails() {
     hook("good", &good.url());
     let after = Duration::from_secs(3);
     let relay = relay(&database)
-        .registered_disable_after(after)
-        .registered_max_attempts(1_000_000)
+        .configure(|config| config.registered_disable_after = after)
+        .configure(|config| config.registered_max_attempts = 1_000_000)
         .start()
         .expect("a relay");
     let began = Instant::now();
@@ -1029,11 +1029,11 @@ fn a_destination_that_one_relay_alone_cannot_reach_is_not_disabled() {
     );
     let after = Duration::from_secs(3);
     let with = |timeout| {
-        let relay = relay(&database).registered_max_attempts(1_000_000);
+        let relay = relay(&database).configure(|config| config.registered_max_attempts = 1_000_000);
         let relay = relay
-            .registered_disable_after(after)
+            .configure(|config| config.registered_disable_after = after)
             .send_timeout(timeout)
-            .registered_timeout(timeout);
+            .configure(|config| config.registered_timeout = timeout);
         relay.start().expect("a relay")
     };
     let hasty = with(Duration::from_millis(100));
@@ -1247,9 +1247,9 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
         &RegisteredDestination::new("changed", "https://hooks.invalid/"),
     );
     let relay = relay(&database)
-        .registered_https_only(true)
-        .registered_public_only(true)
-        .registered_max_attempts(1_000_000)
+        .configure(|config| config.registered_https_only = true)
+        .configure(|config| config.registered_public_only = true)
+        .configure(|config| config.registered_max_attempts = 1_000_000)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -1352,7 +1352,9 @@ fn a_failed_message_names_its_destination() {
         &RegisteredDestination::new("acme", receiver.url()),
     );
     let relay = relay(&database)
-        .registered_backoff(Backoff::Table(vec![Duration::from_secs(1)]))
+        .configure(|config| {
+            config.registered_backoff = Backoff::Table(vec![Duration::from_secs(1)])
+        })
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({ "n": 1 }));
@@ -1399,7 +1401,9 @@ fn a_repeated_key_is_not_sent_again_after_a_retry() {
         &RegisteredDestination::new("acme", receiver.url()),
     );
     let relay = relay(&database)
-        .registered_backoff(Backoff::Table(vec![Duration::from_millis(10)]))
+        .configure(|config| {
+            config.registered_backoff = Backoff::Table(vec![Duration::from_millis(10)])
+        })
         .start()
         .expect("a relay");
     let message = || {
@@ -1545,7 +1549,9 @@ fn a_failed_message_stays_with_its_registration() {
     let (first, second) = (Receiver::answering(|_| 500), Receiver::ok());
     put(&database, &RegisteredDestination::new("hook", first.url()));
     let relay = relay(&database)
-        .registered_backoff(Backoff::Table(vec![Duration::from_secs(2)]))
+        .configure(|config| {
+            config.registered_backoff = Backoff::Table(vec![Duration::from_secs(2)])
+        })
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));

@@ -53,8 +53,8 @@ fn relay(database: &Database, keys: &SecretKeys) -> RelayHandle {
     let relay: RelayBuilder = database
         .relay()
         .registered_threads(4)
-        .registered_https_only(false)
-        .registered_public_only(false)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
         .secret_keys(keys.clone());
     relay.start().expect("a relay")
 }

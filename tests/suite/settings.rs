@@ -370,8 +370,8 @@ fn errors_of_the_builder_name_its_methods_and_those_of_the_environment_its_varia
             "RelayBuilder::retention: ",
         ),
         (
-            builder().inbox_retention(Duration::ZERO),
-            "RelayBuilder::inbox_retention: ",
+            builder().configure(|config| config.inbox_retention = Some(Duration::ZERO)),
+            "Config::inbox_retention: ",
         ),
     ] {
         let error = relay.start().expect_err(key).to_string();

@@ -18,9 +18,9 @@ const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 fn started(database: &Database) -> RelayHandle {
     let relay = database.relay().registered_threads(8);
-    let relay = relay.registered_https_only(false);
-    let relay = relay.registered_public_only(false);
-    let relay = relay.registered_timeout(Duration::from_secs(10));
+    let relay = relay.configure(|config| config.registered_https_only = false);
+    let relay = relay.configure(|config| config.registered_public_only = false);
+    let relay = relay.configure(|config| config.registered_timeout = Duration::from_secs(10));
     relay.own_events(true).start().expect("a relay")
 }
 

@@ -172,8 +172,8 @@ fn relay(ground: &Ground) -> RelayBuilder {
     let threads = ground.config.registered_threads;
     Relay::from_config(ground.config.clone())
         .registered_threads(threads)
-        .registered_https_only(false)
-        .registered_public_only(false)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
 }
 
 /// Registers the destinations with these numbers, each with the tenant of the same number.

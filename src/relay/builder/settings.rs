@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::RelayBuilder;
 use crate::backoff::Backoff;
-use crate::config::{Mode, SecretKeys};
+use crate::config::SecretKeys;
 
 /// The setters of settings that one field of the same name holds.
 macro_rules! setters {
@@ -34,97 +34,6 @@ setters! {
     /// Sets how long a silent relay keeps its claimed messages; after that, other relays take them over. Must be more
     /// than twice the longest send. Defaults to 60 s.
     "OUTBOX_LEASE": lease(lease: Duration);
-
-    /// Sets whether the relay's threads take turns on one connection. Only the heartbeat, and the listener if there is
-    /// one, then have their own. For a server with few connections, or a process with many databases; slower under load.
-    /// Defaults to `false`.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    ///
-    /// let relay = Relay::builder("postgres://localhost/shop").share_connection(true);
-    /// # let _ = relay;
-    /// ```
-    "OUTBOX_SHARE_CONNECTION": share_connection(is_so: bool);
-
-    /// Sets whether registered destinations without TLS are refused. Defaults to `true`.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    ///
-    /// // On a developer's machine.
-    /// let relay = Relay::builder("postgres://localhost/shop")
-    ///     .registered_https_only(false)
-    ///     .registered_public_only(false);
-    /// ```
-    "OUTBOX_REGISTERED_HTTPS_ONLY": registered_https_only(is_so: bool);
-
-    /// Sets whether registered destinations may resolve to public addresses only. Defaults to `true`, because their
-    /// URLs come from customers.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    ///
-    /// // Behind a firewall that blocks all other internal addresses.
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_public_only(false);
-    /// ```
-    "OUTBOX_REGISTERED_PUBLIC_ONLY": registered_public_only(is_so: bool);
-
-    /// Sets how long a registered destination may fail before the relay disables it: no send has succeeded for this long,
-    /// at any relay. Defaults to 5 days.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    /// use std::time::Duration;
-    ///
-    /// let day = Duration::from_secs(24 * 3600);
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_disable_after(2 * day);
-    /// ```
-    "OUTBOX_REGISTERED_DISABLE_AFTER": registered_disable_after(time: Duration);
-
-    /// Sets the CloudEvents mode of requests to registered destinations without their own mode. Defaults to
-    /// [`Mode::Structured`], because signatures cover no headers.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    /// use diesel_outbox::config::Mode;
-    ///
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_mode(Mode::Binary);
-    /// ```
-    "OUTBOX_REGISTERED_MODE": registered_mode(mode: Mode);
-
-    /// Sets the time limit of one send to a registered destination without its own limit, at most 5 minutes. Defaults
-    /// to 15 s.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    /// use std::time::Duration;
-    ///
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_timeout(Duration::from_secs(5));
-    /// ```
-    "OUTBOX_REGISTERED_TIMEOUT": registered_timeout(timeout: Duration);
-
-    /// Sets the number of failed attempts at a registered destination, 1 to 1,000,000, after which a message is
-    /// dead-lettered. Defaults to 10.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    ///
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_max_attempts(5);
-    /// ```
-    "OUTBOX_REGISTERED_MAX_ATTEMPTS": registered_max_attempts(attempts: u32);
-
-    /// Sets the delay between attempts at a registered destination. Defaults to
-    /// `5s,5m,30m,2h,5h,10h,14h,20h,24h`: ten attempts in three days.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    ///
-    /// let backoff = "5s,1m,1h".parse()?;
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_backoff(backoff);
-    /// # Ok::<(), diesel_outbox::BadBackoff>(())
-    /// ```
-    "OUTBOX_REGISTERED_BACKOFF": registered_backoff(backoff: Backoff);
 
     /// Sets the keys that encrypt the secrets of registered destinations in the database. See
     /// [`Destinations::with_keys`](crate::destinations::Destinations::with_keys). Defaults to none.
@@ -211,43 +120,12 @@ impl RelayBuilder {
         })
     }
 
-    /// Sets the ports that the URLs of registered destinations may have. Defaults to any port.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    ///
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_ports([443, 8443]);
-    /// ```
-    #[must_use]
-    pub fn registered_ports(self, ports: impl IntoIterator<Item = u16>) -> Self {
-        self.with("OUTBOX_REGISTERED_PORTS", |config| {
-            config.registered_ports = ports.into_iter().collect();
-        })
-    }
-
     /// Sets how long the ledger keeps settled messages; `None` keeps them forever. Defaults to a week.
     #[must_use]
     pub fn retention(self, retention: Option<Duration>) -> Self {
         self.with("OUTBOX_RETENTION", |config| {
             config.cleaner = retention.is_some();
             config.retention = retention.unwrap_or(config.retention);
-        })
-    }
-
-    /// Sets how long the [inbox](crate::inbox) of this database remembers handled messages. Defaults to unset: the
-    /// relay does not clean the inbox. If several relays clean the inbox, the shortest time applies.
-    ///
-    /// ```
-    /// use diesel_outbox::Relay;
-    /// use std::time::Duration;
-    ///
-    /// let relay = Relay::builder("postgres://localhost/billing")
-    ///     .inbox_retention(Duration::from_secs(30 * 24 * 3600));
-    /// ```
-    #[must_use]
-    pub fn inbox_retention(self, retention: Duration) -> Self {
-        self.with("OUTBOX_INBOX_RETENTION", |config| {
-            config.inbox_retention = Some(retention)
         })
     }
 

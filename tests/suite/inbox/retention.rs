@@ -74,7 +74,7 @@ fn the_relay_cleans_the_inbox_when_a_retention_is_set() {
             .retention(Some(Duration::from_secs(1)))
             .url(&receiver.url());
         let builder = match retention {
-            Some(retention) => builder.inbox_retention(retention),
+            Some(retention) => builder.configure(|config| config.inbox_retention = Some(retention)),
             None => builder,
         };
         builder.start().expect("a relay")
