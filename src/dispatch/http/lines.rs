@@ -169,6 +169,16 @@ impl Lines {
         lock(&self.idle).push((Instant::now(), line));
     }
 
+    /// The idle connections have been made earlier by this time.
+    #[cfg(test)]
+    pub(super) fn grow_older(&self, by: Duration) {
+        for (_, line) in &*lock(&self.idle) {
+            if let Some(connection) = &mut *lock(&line.watch.connection) {
+                connection.since -= by;
+            }
+        }
+    }
+
     fn close_idle(&self) {
         let now = Instant::now();
         let is_closed = |(since, line): &mut (Instant, Line)| !line.watch.is_usable(*since, now);

@@ -228,6 +228,11 @@ impl Target {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn lines(&self) -> &Lines {
+        &self.lines
+    }
+
     /// The part of the timeout of a send that is left.
     pub(super) fn left(&self, began: Instant) -> Duration {
         self.timeout.saturating_sub(began.elapsed())

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Answers, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -189,14 +190,20 @@ fn a_receiver_that_reads_after_an_interim_response_gets_the_whole_request() {
     assert_delivered(&outcome);
 }
 
-/// A receiver that reads a second request on a connection and closes it. Reports the connection of each request.
-fn closing() -> (SocketAddr, Answers<usize>) {
+/// A receiver that reads a second request on a connection, or only its head, and closes it. Reports the connection of
+/// each request.
+fn closing(reads_whole: bool) -> (SocketAddr, Answers<usize>) {
     let (sender, requests): (Sender<usize>, _) = channel();
     let sender = Mutex::new(sender);
     let address = listen(move |number, stream| {
-        let mut reader = BufReader::new(&stream);
+        // Closing a connection with unread bytes resets it.
+        let mut reader = BufReader::with_capacity(1, &stream);
         for is_first in [true, false] {
-            if read_request(&mut reader).is_none() {
+            let read = match is_first || reads_whole {
+                true => read_request(&mut reader),
+                false => read_head(&mut reader).map(drop),
+            };
+            if read.is_none() {
                 return;
             }
             lock(&sender).send(number).expect("the test waits");
@@ -211,13 +218,15 @@ fn closing() -> (SocketAddr, Answers<usize>) {
 #[test]
 fn a_request_that_a_reused_connection_loses_is_sent_once_more_and_then_connections_are_not_reused()
 {
-    let (address, requests) = closing();
-    let dispatcher = dispatcher(address);
-    for _ in 0..6 {
-        assert_delivered(&dispatcher.dispatch(&message("1")));
+    for reads_whole in [true, false] {
+        let (address, requests) = closing(reads_whole);
+        let dispatcher = dispatcher(address);
+        for _ in 0..6 {
+            assert_delivered(&dispatcher.dispatch(&message("1")));
+        }
+        let connections: Vec<_> = requests.try_iter().collect();
+        assert_eq!(connections, [0, 0, 1, 1, 2, 3, 4, 5]);
     }
-    let connections: Vec<_> = requests.try_iter().collect();
-    assert_eq!(connections, [0, 0, 1, 1, 2, 3, 4, 5]);
 }
 
 #[test]
@@ -282,6 +291,38 @@ fn an_idle_connection_is_closed_before_the_receiver_would_close_it() {
     let answer = b"HTTP/1.1 200 OK\r\nkeep-alive: timeout=2\r\ncontent-length: 0\r\n\r\n";
     let after = closes(answer, |_| ());
     assert!(after >= Duration::from_millis(900), "{after:?}");
+}
+
+/// The receiver has moved, and its old address still works. Its connection is never idle for long.
+#[test]
+fn a_name_that_moves_is_followed_under_load() {
+    let ((old, at_old), (new, at_new)) = (answering(OK), answering(OK));
+    let has_moved = Arc::new(AtomicBool::new(false));
+    let moved = Arc::clone(&has_moved);
+    let lookup = move |_: &str, _| {
+        Ok(vec![if moved.load(Ordering::SeqCst) {
+            new
+        } else {
+            old
+        }])
+    };
+    let mut config = config(old);
+    (config.set("OUTBOX_URL", "http://moves.example/")).expect("a URL");
+    let dispatcher = HttpDispatcher::with_lookup(&config, lookup).expect("a dispatcher");
+    assert_delivered(&dispatcher.dispatch(&message("1")));
+    assert_eq!(at_old.try_iter().count(), 1);
+    has_moved.store(true, Ordering::SeqCst);
+    let began = Instant::now();
+    // Addresses are kept for 10 s.
+    while at_new.try_recv().is_err() {
+        assert!(began.elapsed() < Duration::from_secs(30), "not followed");
+        dispatcher.places[0]
+            .target
+            .lines()
+            .grow_older(Duration::from_secs(30));
+        assert_delivered(&dispatcher.dispatch(&message("1")));
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 #[test]
