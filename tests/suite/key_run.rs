@@ -33,6 +33,14 @@ fn number(request: &Request) -> u64 {
     request.json()["n"].as_u64().expect("a number")
 }
 
+/// The numbers of a batched request.
+fn numbers(request: &Request) -> Vec<u64> {
+    let body = request.json();
+    let events = body.as_array().expect("an array").iter();
+    let number = |event: &Value| event["data"]["n"].as_u64().expect("a number");
+    events.map(number).collect()
+}
+
 /// The numbers in the order of their arrival.
 fn arrived(receiver: &Receiver) -> Vec<u64> {
     receiver.requests().iter().map(number).collect()
@@ -139,12 +147,6 @@ fn a_dead_letter_ends_its_run_and_not_its_key() {
 #[test]
 fn a_run_in_batched_mode_is_one_request() {
     let database = Database::new();
-    let numbers = |request: &Request| -> Vec<u64> {
-        let body = request.json();
-        let events = body.as_array().expect("an array").iter();
-        let number = |event: &Value| event["data"]["n"].as_u64().expect("a number");
-        events.map(number).collect()
-    };
     let receiver = Receiver::answering(move |request| match numbers(request).contains(&3) {
         true => 422,
         false => 200,
@@ -159,6 +161,26 @@ fn a_run_in_batched_mode_is_one_request() {
     let expected = [vec![all.clone()], alone.to_vec(), vec![all[4..].to_vec()]].concat();
     assert_eq!(requests, expected);
     assert_eq!(database.count("dead"), 1);
+}
+
+/// R61: a request that fails counts for the first message alone, which is then sent alone.
+#[test]
+fn a_run_in_batched_mode_fails_as_a_whole() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| match numbers(request).len() {
+        10 => 503,
+        _ => 200,
+    });
+    enqueue(&database, 10);
+    let relay = started(&database, destination(&receiver, 50).mode(Mode::Batched));
+    all_delivered(&database, 10);
+    end(&relay);
+    let requests: Vec<Vec<u64>> = receiver.requests().iter().map(numbers).collect();
+    let all: Vec<u64> = (0..10).collect();
+    assert_eq!(requests, [all.clone(), vec![0], all[1..].to_vec()]);
+    let attempts = "SELECT string_agg(attempts::text, ' ' ORDER BY sequence) FROM {o}_ledger";
+    let attempts = database.text(attempts);
+    assert_eq!(attempts.as_deref(), Some("2 1 1 1 1 1 1 1 1 1"));
 }
 
 /// A broker that has an outcome for each message, and keeps the numbers of what it has taken.
@@ -367,6 +389,26 @@ fn a_registered_destination_has_runs_by_its_policy() {
     end(&relay);
     assert_eq!(arrived(&receiver), (0..10).collect::<Vec<_>>());
     assert_eq!(settles(&database), 2);
+}
+
+/// R61: a registered destination gets one message at a time, in batched mode as an array.
+#[test]
+fn a_run_to_a_registered_destination_in_batched_mode_is_a_request_for_each_message() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let put = ["destination", "put", "acme", &receiver.url()];
+    let policy = ["--key-run", "5", "--mode", "batched"];
+    finish(database.binary(&[put.as_slice(), &policy].concat())).code(0);
+    enqueue(&database, 5);
+    let relay = database.relay().registered_threads(4);
+    let relay = relay
+        .registered_https_only(false)
+        .registered_public_only(false);
+    let relay = relay.start().expect("a relay");
+    all_delivered(&database, 5);
+    end(&relay);
+    let requests: Vec<Vec<u64>> = receiver.requests().iter().map(numbers).collect();
+    assert_eq!(requests, [0, 1, 2, 3, 4].map(|n| vec![n]));
 }
 
 /// R61: the option of a configured destination is refused outside its range.
