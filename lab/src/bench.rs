@@ -15,6 +15,7 @@ mod measures;
 mod order_checker;
 mod ordered;
 mod page;
+mod pinned;
 mod producers;
 mod registered;
 mod relay_process;
@@ -107,6 +108,11 @@ enum Scenario {
     /// Messages settled meanwhile leave dead rows in the table and its indexes. If the relay reads
     /// them again, the scenario takes much longer.
     HeldSnapshot(held_snapshot::Options),
+    /// Measure minute by minute whether a steady load grows slower beside an open transaction (2 min, 100 MB)
+    ///
+    /// A transaction with a number and an old snapshot stays open, so vacuum removes nothing that the relay settles.
+    /// Beside such a transaction, many queues get slower with each minute.
+    Pinned(pinned::Options),
     /// Measure the effect of past deliveries on rate and WAL (10 min, 8 GB)
     ///
     /// The aged outbox first inserts and delivers all past messages. Then a fresh outbox and the aged outbox take
@@ -154,6 +160,7 @@ impl Scenario {
             Self::Latency(_) => "latency",
             Self::Backlog(_) => "backlog",
             Self::HeldSnapshot(_) => "held-snapshot",
+            Self::Pinned(_) => "pinned",
             Self::Aged(_) => "aged",
             Self::Ordered(_) => "ordered",
             Self::Failing(_) => "failing",
@@ -172,6 +179,7 @@ impl Scenario {
             Self::Latency(options) => latency::measure(options, ground),
             Self::Backlog(options) => backlog::measure(options, ground),
             Self::HeldSnapshot(options) => held_snapshot::measure(options, ground),
+            Self::Pinned(options) => pinned::measure(options, ground),
             Self::Aged(options) => aged::measure(options, ground),
             Self::Ordered(options) => ordered::measure(options, ground),
             Self::Failing(options) => failing::measure(options, ground),
@@ -198,6 +206,7 @@ impl Scenario {
             Self::Latency(_) => latency::table(report),
             Self::Backlog(_) => backlog::table(report),
             Self::HeldSnapshot(_) => held_snapshot::table(report),
+            Self::Pinned(_) => pinned::table(report),
             Self::Aged(_) => aged::table(report),
             Self::Ordered(_) => ordered::table(report),
             Self::Failing(_) => failing::table(report),

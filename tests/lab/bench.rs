@@ -185,6 +185,25 @@ fn a_held_snapshot_is_held_by_a_reader_and_by_a_writer() {
 }
 
 #[test]
+fn a_steady_load_beside_an_open_transaction_is_delivered_minute_by_minute() {
+    let report = Bench::new().report(&["pinned", "--minutes=2", "--seconds=3", "--rate=100"]);
+    for run in runs(&report, "minute", &[1.into(), 2.into()]) {
+        assert_measured(
+            run,
+            &[
+                "committed_per_second",
+                "messages_per_second",
+                "own_cpu_us_per_message",
+                "claim_ms",
+                "table_mib",
+            ],
+        );
+    }
+    let dead = |minute: usize| report["runs"][minute]["dead_versions"].as_f64();
+    assert!(dead(1) > dead(0), "vacuum removes them: {report:#}");
+}
+
+#[test]
 fn an_aged_outbox_has_delivered_its_past_and_takes_turns_with_others() {
     for (arguments, keys, outboxes) in [
         ([].as_slice(), false, ["fresh", "aged"].as_slice()),
@@ -458,6 +477,7 @@ fn the_help_says_how_long_each_scenario_takes() {
         "latency",
         "backlog",
         "held-snapshot",
+        "pinned",
         "aged",
         "ordered",
         "failing",
