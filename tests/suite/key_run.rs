@@ -401,9 +401,10 @@ fn a_run_to_a_registered_destination_in_batched_mode_is_a_request_for_each_messa
     finish(database.binary(&[put.as_slice(), &policy].concat())).code(0);
     enqueue(&database, 5);
     let relay = database.relay().registered_threads(4);
-    let relay = relay
-        .registered_https_only(false)
-        .registered_public_only(false);
+    let relay = relay.configure(|config| {
+        config.registered_https_only = false;
+        config.registered_public_only = false;
+    });
     let relay = relay.start().expect("a relay");
     all_delivered(&database, 5);
     end(&relay);
