@@ -1112,7 +1112,9 @@ impl<'w> Stage<'w> {
 
     fn check_address(&self, message: &Message, customer: &Customer) {
         let tables = self.tables.borrow();
+        // A new primary may use the sequence again.
         let row = tables.rows.get(&message.sequence.0);
+        let row = row.filter(|row| row.id == number_of(message));
         let addressed = row.and_then(|row| row.registration);
         if addressed.is_some_and(|one| one != customer.registration) {
             self.fall(Promise::Address, || {
