@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter, LetterId, Note, Place};
+use diesel_outbox::admin::{self, DeadFilter, LetterId, Note};
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, DeadGroup, MessageRecord};
 use diesel_outbox::{ConfigError, ReasonCode};
@@ -16,6 +16,7 @@ use crate::connection::connect;
 use crate::number::whole;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
+use crate::values::{place, tenant};
 use crate::{message, output};
 
 /// The actions of `dead`.
@@ -164,12 +165,6 @@ fn reason_code(word: &str) -> Result<ReasonCode> {
     Ok(word.to_uppercase().parse().map_err(|_| known())?)
 }
 
-/// Parses the value of `--tenant`.
-pub(crate) fn tenant(text: &str) -> Result<uuid::Uuid> {
-    let why = || ConfigError::new("--tenant", format!("{text:?} is not a UUID"));
-    Ok(text.parse().map_err(|_| why())?)
-}
-
 impl Which {
     fn filter(&self) -> Result<DeadFilter> {
         let reason = match &self.reason {
@@ -271,16 +266,6 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             change(&mut conn, &config, which, all, "discard", admin::discard)
         }
     }
-}
-
-/// Parses a place in a list, given with `flag`.
-pub(crate) fn place(flag: &str, text: &str) -> Result<Place, ConfigError> {
-    text.parse().map_err(|_| {
-        let why = format!(
-            "{text:?} is not a place: copy the place from the line \"more: {flag} …\" at the end of a list"
-        );
-        ConfigError::new(flag, why)
-    })
 }
 
 fn none(is_of_all: bool) -> &'static str {

@@ -37,6 +37,7 @@ mod signed;
 mod status;
 mod tail;
 mod topics;
+mod values;
 
 use std::process::ExitCode;
 

@@ -17,7 +17,7 @@ use crate::confirm::confirmed;
 use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
-use crate::{bulk, dead, output, signals};
+use crate::{bulk, output, signals, values};
 
 /// Options of `replay`.
 #[derive(Debug, clap::Args)]
@@ -170,7 +170,7 @@ fn times(options: &Options) -> Result<Times> {
 }
 
 fn filter(options: &Options, (since, until): Times) -> Result<ReplayFilter> {
-    let tenant = options.tenant.as_deref().map(dead::tenant).transpose()?;
+    let tenant = options.tenant.as_deref().map(values::tenant).transpose()?;
     Ok(ReplayFilter::default()
         .since(since)
         .until(until)

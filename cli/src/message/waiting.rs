@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::with_waits;
 use crate::number::whole;
 use crate::signed::{Signed, SignedWithWhy};
-use crate::{bulk, dead, output};
+use crate::{bulk, output, values};
 
 /// Options of `message list`.
 #[derive(Debug, clap::Args)]
@@ -113,7 +113,7 @@ impl OneOrMany {
         Ok(WaitingFilter::default()
             .destination(self.destination.clone())
             .topic(self.topic.clone())
-            .tenant_id(self.tenant.as_deref().map(dead::tenant).transpose()?)
+            .tenant_id(self.tenant.as_deref().map(values::tenant).transpose()?)
             .ordering_key(self.key.clone())
             .since(since)
             .until(until))
@@ -167,11 +167,11 @@ impl Which {
 
 pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> Result<()> {
     let after = options.after.as_deref();
-    let after = after.map(|text| dead::place("--after", text));
+    let after = after.map(|text| values::place("--after", text));
     let filter = WaitingFilter::default()
         .topic(options.topic.clone())
         .destination(options.destination.clone())
-        .tenant_id(options.tenant.as_deref().map(dead::tenant).transpose()?)
+        .tenant_id(options.tenant.as_deref().map(values::tenant).transpose()?)
         .ordering_key(options.key.clone())
         .status(options.status.as_deref().map(status).transpose()?)
         .after(after.transpose()?);
