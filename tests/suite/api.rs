@@ -309,6 +309,11 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
         (&json!("Acme"), &Value::Null)
     );
     assert_eq!(program.get(acme), changed);
+    let options = r#"UPDATE {o}_destination SET concurrency = 3, policy = '{"key_run": 50}'"#;
+    database.execute(options);
+    let policy = json!({ "concurrency": 3, "key_run": 50 });
+    let changed = program.get(acme);
+    assert_eq!(changed["policy"], policy);
     assert_eq!(program.get("/destinations?q=acm")["data"], json!([changed]));
     assert_eq!(program.get("/destinations?q=globex")["data"], json!([]));
     assert_eq!(program.ask(get, "/destinations/globex", None).0, 404);

@@ -13,6 +13,7 @@ use http::{Method, StatusCode};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::asked::{Asked, Wrong};
@@ -159,6 +160,13 @@ fn seen(guest: &Guest, text: &Option<String>) -> Option<Json> {
     text.map(Json::of)
 }
 
+fn policy(one: &RegisteredDestination) -> Map<String, Value> {
+    match json!(one.policy) {
+        Value::Object(options) => options,
+        _ => Map::new(),
+    }
+}
+
 view! {
     /// A registered destination.
     Destination of (one: &RegisteredDestination, guest: &Guest) {
@@ -178,6 +186,8 @@ view! {
         verification: String = one.verification.to_string(),
         verified_at: Option<Time> = one.verified_at.map(Time::from),
         verification_error: Option<String> = one.verification_error.clone(),
+        /// The options that it has itself, as in `outbox.toml`. The settings of the relay hold for the others.
+        policy: Map<String, Value> = policy(one),
         /// Names of headers of each request.
         headers: Vec<String> = one.headers.iter().map(|(name, _)| name.clone()).collect(),
         old_secrets_until: Option<Time> = one.old_secrets_until.filter(|until| *until > SystemTime::now()).map(Time::from),
