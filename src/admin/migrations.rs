@@ -37,13 +37,6 @@ pub fn migration_sql(direction: Direction, name: &OutboxName) -> String {
 
 /// SQL that creates six roles with minimal rights on the outbox `name`: to enqueue, to cancel, to register
 /// destinations, to relay, to read, and to handle messages once with the [`inbox`](crate::inbox).
-///
-/// ```
-/// use diesel_outbox::{OutboxName, admin};
-///
-/// let sql = admin::roles_sql(&OutboxName::default());
-/// assert!(sql.contains("CREATE ROLE outbox_relay;"));
-/// ```
 pub fn roles_sql(name: &OutboxName) -> String {
     rights::printed(name)
 }
