@@ -32,8 +32,8 @@ use crate::store::relay::lease::LeaseId;
 const BEGIN: Duration = Duration::from_secs(100);
 /// The start of the database's clock.
 const EPOCH: i64 = 1_800_000_000_000_000;
-/// When all messages must have ended.
-const END: Duration = Duration::from_secs(180);
+/// When all messages must have ended. A key of hundreds of messages moves about once a second where statements are slow.
+const END: Duration = Duration::from_secs(300);
 /// How often the promises about time are checked.
 const TICK: Duration = Duration::from_millis(25);
 /// The time until a claim is on disk.
