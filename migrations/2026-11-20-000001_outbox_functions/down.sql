@@ -1,5 +1,6 @@
 -- Outboxes that the functions created stay: drop each with outbox_drop(name) before this migration. They still work
--- without the triggers, but relays find messages only by polling, and plain inserts must give a message_id.
+-- without the triggers, but relays find messages only by polling, plain inserts must give a message_id, and nothing
+-- refuses a message that no relay can send.
 DROP FUNCTION outbox_drop(text);
 DROP FUNCTION outbox_create(text);
 DROP FUNCTION outbox_destination_limit(text, integer);
