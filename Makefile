@@ -64,7 +64,7 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
 	@PATH="$$PATH:/usr/sbin"; command -v nginx >/dev/null || scripts/install-package nginx
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
-	WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) $(ARGS)
+	WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test --no-fail-fast --features $(TEST_FEATURES) $(ARGS)
 
 simulate: bootstrap ## Run histories of relays in a simulated world (SEED=, HISTORIES=, MINUTES=)
 	$(CARGO) test --release --no-run --lib --features $(TEST_FEATURES)

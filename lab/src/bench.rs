@@ -108,7 +108,7 @@ enum Scenario {
     /// Messages settled meanwhile leave dead rows in the table and its indexes. If the relay reads
     /// them again, the scenario takes much longer.
     HeldSnapshot(held_snapshot::Options),
-    /// Measure minute by minute whether a steady load grows slower beside an open transaction (2 min, 100 MB)
+    /// Measure a steady load beside an open transaction, minute by minute (2 min, 100 MB)
     ///
     /// A transaction with a number and an old snapshot stays open, so vacuum removes nothing that the relay settles.
     /// Beside such a transaction, many queues get slower with each minute.
