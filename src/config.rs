@@ -43,7 +43,7 @@ pub use self::destination::{
     Breaker, Class, Classes, DeliveryPolicy, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls,
     TlsVersion, Verification,
 };
-pub(crate) use self::destination::{Destination, PolicyOption, setters};
+pub(crate) use self::destination::{Destination, PolicyOption};
 pub use self::environment::from_env;
 pub(crate) use self::error::ConfigError;
 pub use self::ledger_payload::LedgerPayload;

@@ -21,7 +21,8 @@ pub use self::error::HandlerError;
 pub(crate) use self::group::{Group, MOST_LATE};
 pub(crate) use self::pool::{no_connection, of_url, pool_of};
 
-use crate::config::{DeliveryPolicy, setters};
+use crate::backoff::Backoff;
+use crate::config::{DeliveryPolicy, OnDead, Rate};
 use crate::dispatch::{Failure, Outcome, Response};
 use crate::event::{DecodeError, Event};
 use crate::message::Message;
@@ -103,8 +104,6 @@ pub struct Handlers {
     pub(crate) wants_pool: bool,
     pub(crate) policy: DeliveryPolicy,
 }
-
-setters!(in_process Handlers);
 
 impl Default for Handlers {
     fn default() -> Self {
@@ -272,6 +271,50 @@ impl Handlers {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.policy.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets how many calls run at once, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`.
+    #[must_use]
+    pub fn concurrency(mut self, calls: usize) -> Self {
+        self.policy.concurrency = Some(calls);
+        self
+    }
+
+    /// Sets the rate limit in calls per second. Defaults to no limit. Each relay counts its own.
+    #[must_use]
+    pub fn rate(mut self, rate: Rate) -> Self {
+        self.policy.rate = Some(rate);
+        self
+    }
+
+    /// Sets after how many failed attempts a message is dead-lettered, at least 1. Defaults to `OUTBOX_MAX_ATTEMPTS`.
+    #[must_use]
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.policy.max_attempts = Some(attempts);
+        self
+    }
+
+    /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`.
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.policy.backoff = Some(backoff);
+        self
+    }
+
+    /// Sets whether later messages with the ordering key of a dead letter are handled or wait. Defaults to
+    /// `OUTBOX_ON_DEAD`.
+    #[must_use]
+    pub fn on_dead(mut self, on_dead: OnDead) -> Self {
+        self.policy.on_dead = Some(on_dead);
+        self
+    }
+
+    /// Sets how long after it became due a message expires: it is dead-lettered (`EXPIRED`). A requeued message becomes
+    /// due again. Defaults to never.
+    #[must_use]
+    pub fn expires_after(mut self, expires_after: Duration) -> Self {
+        self.policy.expires_after = Some(expires_after);
         self
     }
 

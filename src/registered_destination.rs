@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::config::{
     Auth, ConfigError, DeliveryPolicy, Destination, LONGEST_SEND, Rate, SigningSecret,
-    Verification, parse_url, setters,
+    Verification, parse_url,
 };
 use crate::header::check_header;
 use crate::public_error::of_text;
@@ -22,7 +22,7 @@ const MOST_TOPICS: usize = 100;
 /// The relay's settings have the defaults of the delivery policy.
 ///
 /// ```
-/// use diesel_outbox::config::{Classes, Mode, OnDead, Rate, Verification};
+/// use diesel_outbox::config::{OnDead, Rate, Verification};
 /// use diesel_outbox::destinations::RegisteredDestination;
 /// use std::time::Duration;
 ///
@@ -32,19 +32,13 @@ const MOST_TOPICS: usize = 100;
 ///     .tenant(tenant)
 ///     .filter("$.total ? (@ > 100)")
 ///     .header("x-team", "billing")
-///     .verification(Verification::Challenge)
-///     .auth(r#"{"type":"header","name":"x-signature","secret":"hunter2"}"#.parse()?)
-///     .mode(Mode::Structured)
-///     .concurrency(2)
-///     .rate(Rate::per_second(10.0))
-///     .timeout(Duration::from_secs(5))
-///     .max_attempts(8)
-///     .backoff("5s,1m,10m,1h".parse()?)
-///     .on_dead(OnDead::Block)
-///     .expires_after(Duration::from_secs(24 * 3600))
-///     .key_run(10)
-///     .classes(Classes::default())
-///     .description("Acme's shop");
+///     .configure(|hook| {
+///         hook.description = Some("Acme's shop".to_owned());
+///         hook.verification = Verification::Challenge;
+///         hook.policy.rate = Some(Rate::per_second(10.0));
+///         hook.policy.timeout = Some(Duration::from_secs(5));
+///         hook.policy.on_dead = Some(OnDead::Block);
+///     });
 /// assert!(hook.check().is_ok());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -59,13 +53,14 @@ pub struct RegisteredDestination {
     pub topics: Vec<String>,
     /// Only messages of this tenant; `None`: messages of any tenant.
     pub tenant_id: Option<Uuid>,
-    /// Only messages whose payload matches this `jsonpath`, such as `$.total ? (@ > 100)`; `None`: all messages.
+    /// Only messages whose payload matches this `jsonpath`; `None`: all messages.
     pub filter: Option<String>,
     /// `false`: nothing is sent, and messages wait.
     pub enabled: bool,
     /// Headers of every request. The values are secret.
     pub headers: Vec<(String, SecretString)>,
-    /// Authentication that the receiver asks for, beside the signatures. It is encrypted in the database like the
+    /// Authentication that the receiver asks for, beside the signatures: an OAuth 2.0 token, or a signature in a header
+    /// of its own. It is encrypted in the database like the
     /// secrets; without the key, it is shown as `encrypted`, and
     /// [`put`](crate::destinations::Destinations::put) keeps it.
     pub auth: Option<Auth>,
@@ -136,6 +131,13 @@ impl RegisteredDestination {
         }
     }
 
+    /// Changes the fields of this destination.
+    #[must_use]
+    pub fn configure(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// Sets the topic patterns, as in routes: the destination gets messages whose topic matches one of them. Defaults
     /// to `*`.
     #[must_use]
@@ -166,21 +168,6 @@ impl RegisteredDestination {
         self
     }
 
-    /// Sets authentication that the receiver asks for, beside the signatures: an OAuth 2.0 token, or a signature in a
-    /// header of its own. Defaults to none.
-    #[must_use]
-    pub fn auth(mut self, auth: Auth) -> Self {
-        self.auth = Some(auth);
-        self
-    }
-
-    /// Sets how the endpoint shows that it wants messages, before the first is sent. Defaults to none.
-    #[must_use]
-    pub fn verification(mut self, verification: Verification) -> Self {
-        self.verification = verification;
-        self
-    }
-
     /// Sets a secret that the receiver brings, instead of a random one. The text is that of
     /// [Standard Webhooks](https://www.standardwebhooks.com): `whsec_` and the base64 of 24 to 64 bytes.
     ///
@@ -204,9 +191,10 @@ impl RegisteredDestination {
     /// use diesel_outbox::config::Verification;
     /// use diesel_outbox::destinations::RegisteredDestination;
     ///
-    /// let hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
+    /// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
     /// assert!(hook.is_verified());
-    /// assert!(!hook.verification(Verification::CloudEvents).is_verified());
+    /// hook.verification = Verification::CloudEvents;
+    /// assert!(!hook.is_verified());
     /// ```
     pub fn is_verified(&self) -> bool {
         self.verification == Verification::None || self.verified_at.is_some()
@@ -225,13 +213,6 @@ impl RegisteredDestination {
     /// ```
     pub fn public_verification_error(&self) -> Option<String> {
         self.verification_error.as_deref().map(of_text)
-    }
-
-    /// Sets a description for people.
-    #[must_use]
-    pub fn description(mut self, description: impl Into<String>) -> Self {
-        self.description = Some(description.into());
-        self
     }
 
     /// Converts the row into a destination. The settings of a relay may still refuse it.
@@ -316,8 +297,6 @@ impl RegisteredDestination {
         Ok(())
     }
 }
-
-setters!(registered RegisteredDestination);
 
 impl fmt::Debug for RegisteredDestination {
     /// Omits the values of headers, and the URL, which may contain a secret.

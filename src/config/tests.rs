@@ -42,7 +42,9 @@ fn a_bad_value_is_an_error_that_names_the_setting() {
 fn a_destination_made_in_code_is_checked_like_a_destination_of_the_file() {
     let mut config = Config::default();
     let destination = Destination::new("a", "http://a.example").expect("a URL");
-    config.destinations.push(destination.concurrency(0));
+    config
+        .destinations
+        .push(destination.configure(|destination| destination.policy.concurrency = Some(0)));
     let error = config.validate().expect_err("no threads");
     assert_eq!(error.key(), "destinations.a.concurrency");
 }

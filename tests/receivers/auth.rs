@@ -70,7 +70,9 @@ impl Server {
     fn destination(&self, name: &str, path: &str, auth: &Value) -> Destination {
         let url = format!("{}{path}", self.url);
         let destination = Destination::new(name, &url).expect("a URL");
-        destination.auth(auth.to_string().parse().expect("authentication"))
+        destination.configure(|destination| {
+            destination.auth = Some(auth.to_string().parse().expect("authentication"))
+        })
     }
 
     /// The client of this name, with a secret or a key.
@@ -207,7 +209,10 @@ fn r59_a_wrong_secret_or_key_is_refused_by_the_token_server() {
     });
     let relay = relay(
         &database,
-        vec![wrong.max_attempts(1), other_key.max_attempts(1)],
+        vec![
+            wrong.configure(|destination| destination.policy.max_attempts = Some(1)),
+            other_key.configure(|destination| destination.policy.max_attempts = Some(1)),
+        ],
     );
     for topic in ["client_secret_post", "ES384"] {
         database.enqueue(topic, json!({}));
@@ -235,10 +240,10 @@ fn r59_signatures_of_other_shapes_are_verified_by_the_libraries_of_github_and_st
         server.destination("stripe", "/stripe", &stripe(SECRET)),
         server
             .destination("no-github", "/github", &github("another"))
-            .max_attempts(1),
+            .configure(|destination| destination.policy.max_attempts = Some(1)),
         server
             .destination("no-stripe", "/stripe", &stripe("another"))
-            .max_attempts(1),
+            .configure(|destination| destination.policy.max_attempts = Some(1)),
     ];
     let relay = relay(&database, destinations);
     for topic in ["github", "stripe", "no-github", "no-stripe"] {

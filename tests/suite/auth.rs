@@ -58,7 +58,7 @@ fn auth(settings: &Value) -> Auth {
 
 fn destination(receiver: &Receiver, settings: &Value) -> Destination {
     let destination = Destination::new("billing", &receiver.url()).expect("a URL");
-    destination.auth(auth(settings))
+    destination.configure(|destination| destination.auth = Some(auth(settings)))
 }
 
 fn relay(database: &Database, destination: Destination) -> RelayHandle {
@@ -156,7 +156,8 @@ fn r59_a_refused_token_is_replaced_once_and_costs_no_attempt() {
 fn r59_a_receiver_that_refuses_every_token_fails_each_attempt() {
     let (database, server) = (Database::new(), token_server(3600));
     let receiver = Receiver::answering(|_| 401);
-    let destination = destination(&receiver, &oauth2(&server)).max_attempts(3);
+    let destination = destination(&receiver, &oauth2(&server))
+        .configure(|destination| destination.policy.max_attempts = Some(3));
     let relay = relay(&database, destination);
     database.enqueue("order.paid", json!({}));
     eventually("it is dead-lettered", || database.count("dead") == 1);
@@ -203,7 +204,8 @@ fn r59_a_token_server_that_issues_no_token_is_the_destinations_failure() {
         let server = answering(move |_| (status, body.clone()));
         let relay = relay(
             &database,
-            destination(&receiver, &oauth2(&server)).max_attempts(2),
+            destination(&receiver, &oauth2(&server))
+                .configure(|destination| destination.policy.max_attempts = Some(2)),
         );
         database.enqueue("order.paid", json!({}));
         eventually("it is dead-lettered", || database.count("dead") == 1);
@@ -223,9 +225,10 @@ fn r59_a_silent_token_server_takes_the_time_of_the_send_and_opens_the_breaker() 
     let (server, _gate) = Receiver::held();
     let mut breaker = Breaker::default();
     breaker.min_sends = 2;
-    let destination = destination(&receiver, &oauth2(&server))
-        .timeout(Duration::from_millis(200))
-        .breaker(breaker);
+    let destination = destination(&receiver, &oauth2(&server)).configure(|destination| {
+        destination.policy.timeout = Some(Duration::from_millis(200));
+        destination.policy.breaker = Some(breaker);
+    });
     let relay = relay(&database, destination);
     database.enqueue_many(20);
     eventually("the breaker opens", || {
@@ -264,7 +267,7 @@ fn r59_the_url_of_the_token_server_is_checked_like_that_of_the_destination() {
     put(
         &database,
         &SecretKeys::default(),
-        &hook.auth(of("https://10.0.0.7/token")),
+        &hook.configure(|hook| hook.auth = Some(of("https://10.0.0.7/token"))),
     );
     let started = registered(&database).start().expect("a relay");
     eventually("it is refused", || {
@@ -321,7 +324,8 @@ fn r59_a_signature_in_another_header_stands_beside_those_of_standard_webhooks() 
             "content": "{timestamp}.{body}",
         });
         let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
-        let destination = destination(&receiver, &settings).mode(mode);
+        let destination = destination(&receiver, &settings)
+            .configure(|destination| destination.policy.mode = Some(mode));
         let relay = relay(
             &database,
             destination.secret(secret.parse().expect("a secret")),
@@ -399,7 +403,8 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
         SecretKeys::random(),
         SecretKeys::default(),
     );
-    let hook = RegisteredDestination::new("acme", receiver.url()).auth(auth(&oauth2(&server)));
+    let hook = RegisteredDestination::new("acme", receiver.url())
+        .configure(|hook| hook.auth = Some(auth(&oauth2(&server))));
     put(&database, &none, &hook);
     assert!(stored(&database).contains("hunter2"));
     put(&database, &old, &hook);
@@ -418,7 +423,11 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
         locked.auth.as_ref().expect("it is there").to_string(),
         "encrypted"
     );
-    put(&database, &none, &locked.description("a shop"));
+    put(
+        &database,
+        &none,
+        &locked.configure(|hook| hook.description = Some("a shop".into())),
+    );
     assert_eq!(stored(&database), sealed);
     let shown = get(&old).auth.expect("it is there").to_string();
     assert!(shown.starts_with("oauth2, token_url "), "{shown}");
@@ -552,8 +561,11 @@ fn r59_commands_set_test_and_show_authentication_and_the_log_shows_no_secret() {
 fn r59_a_customer_reads_what_to_mend_at_the_token_server() {
     let (database, receiver) = (Database::new(), Receiver::ok());
     let server = answering(|_| (401, json!({ "error": "invalid_client" })));
-    let hook = RegisteredDestination::new("acme", receiver.url()).auth(auth(&oauth2(&server)));
-    put(&database, &SecretKeys::default(), &hook.max_attempts(1));
+    let hook = RegisteredDestination::new("acme", receiver.url()).configure(|hook| {
+        hook.auth = Some(auth(&oauth2(&server)));
+        hook.policy.max_attempts = Some(1);
+    });
+    put(&database, &SecretKeys::default(), &hook);
     let relay = registered(&database)
         .configure(|config| config.registered_https_only = false)
         .start()

@@ -30,17 +30,19 @@ fn a_destination_is_read_as_it_was_put() {
         .topics(["order.*", "member.joined"])
         .tenant(tenant)
         .filter("$.total ? (@ > 100)")
-        .header("x-team", "billing")
-        .mode(Mode::Structured)
-        .concurrency(2)
-        .rate(Rate::per_second(1.5))
-        .timeout(Duration::from_millis(2_500))
-        .max_attempts(3)
-        .backoff("5s,1m".parse().expect("a table"))
-        .on_dead(OnDead::Block)
-        .expires_after(HOUR)
-        .classes(gone_is_dead)
-        .description("their shop");
+        .configure(|hook| {
+            hook.policy.mode = Some(Mode::Structured);
+            hook.policy.concurrency = Some(2);
+            hook.policy.rate = Some(Rate::per_second(1.5));
+            hook.policy.timeout = Some(Duration::from_millis(2_500));
+            hook.policy.max_attempts = Some(3);
+            hook.policy.backoff = Some("5s,1m".parse().expect("a table"));
+            hook.policy.on_dead = Some(OnDead::Block);
+            hook.policy.expires_after = Some(HOUR);
+            hook.policy.classes = gone_is_dead;
+            hook.description = Some("their shop".into());
+        })
+        .header("x-team", "billing");
     destinations.put(&mut conn, &put).expect("put");
     let found = destinations.get(&mut conn, "acme").expect("an answer");
     let found = found.expect("it is there");
@@ -230,8 +232,14 @@ fn an_unusable_destination_is_refused_before_anything_is_written() {
         (hook("acme").topics(["order paid"]), "topics"),
         (hook("acme").header("webhook-id", "1"), "headers.webhook-id"),
         (hook("acme").header("x-a", "1\r\nx-b: 2"), "headers.x-a"),
-        (hook("acme").concurrency(65), "concurrency"),
-        (hook("acme").timeout(2 * HOUR), "timeout"),
+        (
+            hook("acme").configure(|hook| hook.policy.concurrency = Some(65)),
+            "concurrency",
+        ),
+        (
+            hook("acme").configure(|hook| hook.policy.timeout = Some(2 * HOUR)),
+            "timeout",
+        ),
     ] {
         let error = outbox.destinations().put(&mut conn, &bad).expect_err(key);
         let DestinationError::Invalid(error) = error else {
@@ -314,7 +322,9 @@ fn unreadable_values_are_not_replaced_by_an_update() {
             "UPDATE {{o}}_destination SET {column} = '{value}'"
         ));
         let found = destinations.get(&mut conn, "acme").expect("an answer");
-        let found = found.expect("it is there").description("their shop");
+        let found = found
+            .expect("it is there")
+            .configure(|hook| hook.description = Some("their shop".into()));
         let error = destinations.put(&mut conn, &found).expect_err(column);
         let DestinationError::Invalid(error) = error else {
             panic!("{column}: {error}");
@@ -520,7 +530,12 @@ fn a_tenant_gets_as_many_as_the_limit_says_and_replaces_those_it_has() {
     // Existing rows can still be changed, even if the limit was lowered.
     limit(&database, 1);
     destinations
-        .put(conn, &hook("b").tenant(tenant).description("new"))
+        .put(
+            conn,
+            &hook("b")
+                .tenant(tenant)
+                .configure(|hook| hook.description = Some("new".into())),
+        )
         .expect("replaced");
     assert!(destinations.disable(conn, "b", "why").expect("disabled"));
     assert!(destinations.remove(conn, "b").expect("removed"));

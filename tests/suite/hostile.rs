@@ -395,8 +395,10 @@ fn destinations_are_registered_and_removed(ground: &Ground, conn: &mut PgConnect
     let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
         .tenant(tenant)
         .filter("$.n ? (@ > 1)")
-        .header("x-team", "billing")
-        .timeout(Duration::from_secs(1));
+        .configure(|hook| {
+            hook.policy.timeout = Some(Duration::from_secs(1));
+        })
+        .header("x-team", "billing");
     let all = |conn: &mut PgConnection| {
         // A new row, and an existing row.
         plain.put(conn, &hook)?;

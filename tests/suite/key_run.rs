@@ -48,7 +48,10 @@ fn arrived(receiver: &Receiver) -> Vec<u64> {
 
 fn destination(receiver: &Receiver, key_run: usize) -> Destination {
     let destination = Destination::new("receiver", &receiver.url()).expect("a destination");
-    destination.key_run(key_run).breaker(None)
+    destination.configure(|destination| {
+        destination.policy.key_run = key_run;
+        destination.policy.breaker = None;
+    })
 }
 
 fn started(database: &Database, destination: Destination) -> RelayHandle {
@@ -152,7 +155,11 @@ fn a_run_in_batched_mode_is_one_request() {
         false => 200,
     });
     enqueue(&database, 10);
-    let relay = started(&database, destination(&receiver, 50).mode(Mode::Batched));
+    let relay = started(
+        &database,
+        destination(&receiver, 50)
+            .configure(|destination| destination.policy.mode = Some(Mode::Batched)),
+    );
     all_delivered(&database, 9);
     end(&relay);
     let requests: Vec<Vec<u64>> = receiver.requests().iter().map(numbers).collect();
@@ -172,7 +179,11 @@ fn a_run_in_batched_mode_fails_as_a_whole() {
         _ => 200,
     });
     enqueue(&database, 10);
-    let relay = started(&database, destination(&receiver, 50).mode(Mode::Batched));
+    let relay = started(
+        &database,
+        destination(&receiver, 50)
+            .configure(|destination| destination.policy.mode = Some(Mode::Batched)),
+    );
     all_delivered(&database, 10);
     end(&relay);
     let requests: Vec<Vec<u64>> = receiver.requests().iter().map(numbers).collect();
@@ -240,7 +251,10 @@ fn a_dispatcher_of_single_messages_keeps_the_order_of_a_run() {
     let broker = Broker::default();
     let destination = Destination::new("broker", "http://broker.test/").expect("a destination");
     let relay = database.relay().dispatcher(OneByOne(broker.clone()));
-    let relay = relay.destination(destination.key_run(50).mode(Mode::Batched));
+    let relay = relay.destination(destination.configure(|destination| {
+        destination.policy.key_run = 50;
+        destination.policy.mode = Some(Mode::Batched);
+    }));
     let relay = relay.route("*", "broker").start().expect("a relay");
     all_delivered(&database, 9);
     end(&relay);
@@ -284,7 +298,8 @@ fn a_batched_request_ends_before_what_cannot_be_sent() {
         .outbox()
         .enqueue_batch(conn, messages)
         .expect("enqueued");
-    let mut destination = destination(&receiver, 50).mode(Mode::Batched);
+    let mut destination = destination(&receiver, 50)
+        .configure(|destination| destination.policy.mode = Some(Mode::Batched));
     destination.max_payload_bytes = Some(100);
     let relay = started(&database, destination);
     all_delivered(&database, 2);
@@ -304,7 +319,10 @@ fn a_dispatcher_has_an_outcome_for_each_message_of_a_run() {
     let broker = Broker::default();
     let destination = Destination::new("broker", "http://broker.test/").expect("a destination");
     let relay = database.relay().dispatcher(broker.clone());
-    let relay = relay.destination(destination.key_run(50).mode(Mode::Batched));
+    let relay = relay.destination(destination.configure(|destination| {
+        destination.policy.key_run = 50;
+        destination.policy.mode = Some(Mode::Batched);
+    }));
     let relay = relay.route("*", "broker").start().expect("a relay");
     all_delivered(&database, 9);
     end(&relay);
@@ -418,7 +436,9 @@ fn a_run_has_at_most_500_messages() {
     let database = Database::new();
     for key_run in [0, 501] {
         let destination = Destination::new("a", "http://a.test/").expect("a destination");
-        let relay = database.relay().destination(destination.key_run(key_run));
+        let relay = database
+            .relay()
+            .destination(destination.configure(|destination| destination.policy.key_run = key_run));
         let error = relay.start().expect_err("out of range").to_string();
         assert!(
             error.contains("key_run") && error.contains("500"),
@@ -548,7 +568,9 @@ fn an_open_breaker_ends_a_run() {
     breaker.min_sends = 3;
     breaker.open = Duration::from_secs(2);
     let (database, receiver, relay) = ended_in_a_run(
-        |destination| destination.breaker(Some(breaker)),
+        |destination| {
+            destination.configure(|destination| destination.policy.breaker = Some(breaker))
+        },
         |database| {
             (0..3).for_each(|_| {
                 database.enqueue("order.paid", json!({ "n": FAILS }));

@@ -448,7 +448,7 @@ fn a_breaker_that_opens_is_reported_once_until_it_has_closed() {
     let relays = [(); 3].map(|()| {
         let to = |name: &str, receiver: &Receiver| {
             let to = Destination::new(name, &receiver.url()).expect("a URL");
-            to.breaker(breaker)
+            to.configure(|destination| destination.policy.breaker = Some(breaker))
         };
         let relay = database
             .relay()

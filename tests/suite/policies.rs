@@ -65,7 +65,10 @@ fn each_row_has_its_own_number_of_attempts() {
     let database = Database::new();
     let receiver = Receiver::answering(|_| 500);
     put(&database, &hook("default", &receiver));
-    put(&database, &hook("once", &receiver).max_attempts(1));
+    put(
+        &database,
+        &hook("once", &receiver).configure(|hook| hook.policy.max_attempts = Some(1)),
+    );
     database.execute(&format!(
         "INSERT INTO {{o}}_destination (name, url, policy)
          VALUES ('twice', '{}/twice', '{{\"max_attempts\": 2, \"backoff\": \"10ms\"}}')",
@@ -89,11 +92,13 @@ fn each_row_has_its_own_delay_between_attempts() {
     let receiver = Receiver::answering(|_| 500);
     put(
         &database,
-        &hook("slow", &receiver).backoff("1h".parse().expect("a table")),
+        &hook("slow", &receiver)
+            .configure(|hook| hook.policy.backoff = Some("1h".parse().expect("a table"))),
     );
     put(
         &database,
-        &hook("quick", &receiver).backoff("10ms".parse().expect("a table")),
+        &hook("quick", &receiver)
+            .configure(|hook| hook.policy.backoff = Some("10ms".parse().expect("a table"))),
     );
     let relay = started(&database);
     database.enqueue("order.paid", json!({}));
@@ -112,7 +117,10 @@ fn each_row_says_what_4xx_responses_mean() {
     let receiver = Receiver::answering(|_| 404);
     let mut classes = Classes::default();
     classes.set(404, Class::Dead).expect("a 4xx");
-    put(&database, &hook("final", &receiver).classes(classes));
+    put(
+        &database,
+        &hook("final", &receiver).configure(|hook| hook.policy.classes = classes),
+    );
     put(&database, &hook("retried", &receiver));
     database.execute(&format!(
         "INSERT INTO {{o}}_destination (name, url, policy)
@@ -138,8 +146,11 @@ fn a_dead_letter_blocks_its_key_where_the_row_says_so() {
         first if first == json!(0) => 500,
         _ => 200,
     });
-    let once = |name| hook(name, &receiver).max_attempts(1);
-    put(&database, &once("blocks").on_dead(OnDead::Block));
+    let once = |name| hook(name, &receiver).configure(|hook| hook.policy.max_attempts = Some(1));
+    put(
+        &database,
+        &once("blocks").configure(|hook| hook.policy.on_dead = Some(OnDead::Block)),
+    );
     put(&database, &once("continues"));
     for n in 0..3 {
         let message = NewMessage::new("order.paid", &json!(n)).expect("JSON");
@@ -171,12 +182,16 @@ fn a_message_expires_in_the_time_of_the_row() {
     let table = |text: &str| text.parse().expect("a table");
     put(
         &database,
-        &hook("fails", &receiver)
-            .expires_after(brief)
-            .max_attempts(1_000)
-            .backoff(table("100ms")),
+        &hook("fails", &receiver).configure(|hook| {
+            hook.policy.expires_after = Some(brief);
+            hook.policy.max_attempts = Some(1_000);
+            hook.policy.backoff = Some(table("100ms"));
+        }),
     );
-    put(&database, &hook("late", &receiver).expires_after(MOMENT));
+    put(
+        &database,
+        &hook("late", &receiver).configure(|hook| hook.policy.expires_after = Some(MOMENT)),
+    );
     put(&database, &hook("patient", &receiver));
     // Two messages wait for their destinations, as during a pause.
     for name in ["late", "patient"] {
@@ -346,7 +361,10 @@ fn a_redirect_is_not_followed_and_says_where_to() {
         let head = "HTTP/1.1 308 Permanent Redirect\r\nlocation: https://new.example/hooks\r\n";
         stream.write_all(format!("{head}content-length: 0\r\n\r\n").as_bytes())
     });
-    put(&database, &hook("moved", &receiver).max_attempts(1));
+    put(
+        &database,
+        &hook("moved", &receiver).configure(|hook| hook.policy.max_attempts = Some(1)),
+    );
     let relay = started(&database);
     database.enqueue("order.paid", json!({}));
     eventually("the message is a dead letter", || {

@@ -471,7 +471,7 @@ fn registered_destinations_have_a_proxy_of_their_own() {
             .write_all(b"HTTP/1.1 200 OK\r\nwebhook-allowed-origin: *\r\ncontent-length: 0\r\n\r\n")
     });
     let hook = RegisteredDestination::new("hook", receiver.url());
-    let hook = hook.verification(Verification::CloudEvents);
+    let hook = hook.configure(|hook| hook.verification = Verification::CloudEvents);
     let (outbox, conn) = (database.outbox(), &mut database.connect());
     outbox.destinations().put(conn, &hook).expect("put");
     database.enqueue("order.paid", json!(1));

@@ -117,7 +117,7 @@ fn a_new_secret_is_stored_encrypted_and_read_with_the_key() {
     put(
         &database,
         &none,
-        &hook("acme", &receiver).description("a shop"),
+        &hook("acme", &receiver).configure(|hook| hook.description = Some("a shop".into())),
     );
     assert_eq!(stored(&database, "acme"), both);
 }

@@ -66,7 +66,7 @@ impl Tenant {
         let hook = RegisteredDestination::new(&self.endpoint, url)
             .tenant(self.id)
             .topics([format!("{}.*", self.word)])
-            .description(format!("the server of {}", self.word));
+            .configure(|hook| hook.description = Some(format!("the server of {}", self.word)));
         let (outbox, conn) = (database.outbox(), &mut database.connect());
         outbox.destinations().put(conn, &hook).expect("put");
     }

@@ -28,7 +28,7 @@ fn register(database: &Database, url: &str, verification: Verification) {
     let hook = RegisteredDestination::new("hook", url)
         .topics(["order.*"])
         .secret(SECRET.parse().expect("a secret"))
-        .verification(verification);
+        .configure(|hook| hook.verification = verification);
     let (outbox, conn) = (database.outbox(), &mut database.connect());
     outbox.destinations().put(conn, &hook).expect("put");
 }

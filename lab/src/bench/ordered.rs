@@ -144,7 +144,9 @@ fn one(fill: &Fill, key_run: u64, ground: &mut Ground) -> Result<(Delivery, Brea
     let url = config.url.take().context("no URL of the receiver")?;
     let destination = Destination::new(DESTINATION, url.as_str())?;
     let key_run = usize::try_from(key_run)?;
-    config.destinations.push(destination.key_run(key_run));
+    config
+        .destinations
+        .push(destination.configure(|destination| destination.policy.key_run = key_run));
     config.routes.push(Route::new("*", DESTINATION));
     ground.fresh()?;
     ground.fill(fill)?;

@@ -1,8 +1,7 @@
 //! The delivery policy of a destination: limits, retries, and what responses mean.
 //!
-//! An option is written in this file only: a field of [`DeliveryPolicy`], a row of [`PolicyOption::ALL`], an arm
-//! of `setters` and its name there, and its range in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_destination`, the commands
-//! and the pages read the rows.
+//! An option is written in this file only: a field of [`DeliveryPolicy`], a row of [`PolicyOption::ALL`], and its range
+//! in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_destination`, the commands and the pages read the rows.
 
 use std::time::Duration;
 
@@ -48,19 +47,18 @@ words! {
     }
 }
 
-/// The limits and the delivery policy of a destination: configured, registered, or a group of handlers.
+/// The limits and the delivery policy of a destination: configured or registered.
 ///
-/// A field that is `None` has its default: see [the settings](crate::guide::settings). The destinations have a setter for each
-/// option.
+/// A field that is `None` has its default: see [the settings](crate::guide::settings).
 ///
 /// ```
-/// use diesel_outbox::config::{DeliveryPolicy, OnDead};
-/// use diesel_outbox::destinations::RegisteredDestination;
 /// use diesel_outbox::Destination;
+/// use diesel_outbox::config::OnDead;
+/// use diesel_outbox::destinations::RegisteredDestination;
 ///
-/// let billing = Destination::new("billing", "https://billing.example/events")?
-///     .max_attempts(10)
-///     .on_dead(OnDead::Block);
+/// let mut billing = Destination::new("billing", "https://billing.example/events")?;
+/// billing.policy.max_attempts = Some(10);
+/// billing.policy.on_dead = Some(OnDead::Block);
 /// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
 /// hook.policy = billing.policy.clone();
 /// assert_eq!(hook.policy.max_attempts, Some(10));
@@ -69,30 +67,37 @@ words! {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct DeliveryPolicy {
-    /// The CloudEvents mode of requests. Handlers have none.
+    /// The CloudEvents mode of requests. `None`: `OUTBOX_MODE`, for a registered destination
+    /// `OUTBOX_REGISTERED_MODE`.
     pub mode: Option<Mode>,
-    /// The time limit of one send, or of one call of a handler.
+    /// The time limit of one send. `None`: `OUTBOX_SEND_TIMEOUT`, for a registered destination
+    /// `OUTBOX_REGISTERED_TIMEOUT`.
     pub timeout: Option<Duration>,
-    /// The number of concurrent sends: sender threads, except for registered destinations, which share threads.
+    /// The number of concurrent sends, 1 to 1024: sender threads. `None`: `OUTBOX_CONCURRENCY`. Registered destinations
+    /// share threads: 1 to 64 sends, 4 by default.
     pub concurrency: Option<usize>,
-    /// The rate limit in requests per second. `None`: no limit.
+    /// The rate limit in requests per second. `None`: no limit. Each relay counts its own; the limit of a registered
+    /// destination is for all relays together.
     pub rate: Option<Rate>,
-    /// Failed attempts after which a message is dead-lettered.
+    /// Failed attempts after which a message is dead-lettered, at least 1. `None`: `OUTBOX_MAX_ATTEMPTS`, for a
+    /// registered destination `OUTBOX_REGISTERED_MAX_ATTEMPTS`.
     pub max_attempts: Option<u32>,
-    /// The delay between attempts.
+    /// The delay between attempts. `None`: `OUTBOX_BACKOFF`, for a registered destination `OUTBOX_REGISTERED_BACKOFF`.
     pub backoff: Option<Backoff>,
-    /// Whether later messages with the ordering key of a dead letter are sent or wait.
+    /// Whether later messages with the ordering key of a dead letter are sent or wait. `None`: `OUTBOX_ON_DEAD`.
     pub on_dead: Option<OnDead>,
-    /// How long after it became due a message expires: it is dead-lettered (`EXPIRED`). `None`: only when the message
-    /// itself says so.
+    /// How long after it became due a message expires: it is dead-lettered (`EXPIRED`). A requeued message becomes due
+    /// again. `None`: only when the message itself says so.
     pub expires_after: Option<Duration>,
-    /// How many due messages of an ordering key are claimed, sent and settled together. Handlers have none.
+    /// How many due messages of an ordering key are claimed together, sent one after the other, and settled together,
+    /// 1 to 500. With more than 1, a key is faster, and after a crash its messages may come again from the beginning of
+    /// the run.
     pub key_run: usize,
-    /// What 4xx responses mean for a message. Handlers have none.
+    /// What 4xx responses mean for a message.
     pub classes: Classes,
-    /// The longest wait that `Retry-After` may ask for.
+    /// The longest wait that `Retry-After` may ask for. Defaults to one hour.
     pub retry_after_cap: Duration,
-    /// The circuit breaker. `None`: no breaker. Handlers have none.
+    /// The circuit breaker. `None`: no breaker.
     pub breaker: Option<Breaker>,
 }
 
@@ -114,94 +119,6 @@ impl Default for DeliveryPolicy {
         }
     }
 }
-
-/// Adds setters of the options to a type of destinations with a field `policy`.
-macro_rules! setters {
-    (configured $holder:ty) => { setters!(
-        $holder: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, key_run, classes,
-        retry_after_cap, breaker
-    ); };
-    (registered $holder:ty) => { setters!(
-        $holder: mode, timeout, concurrency, rate, max_attempts, backoff, on_dead, expires_after, key_run, classes
-    ); };
-    (in_process $holder:ty) => { setters!(
-        $holder: concurrency, rate, max_attempts, backoff, on_dead, expires_after
-    ); };
-    ($holder:ty: $($option:ident),+ $(,)?) => {
-        /// Setters of the delivery policy, which can be chained. The relay checks the values when it reads the
-        /// destination.
-        impl $holder {
-            $(setters!(@ $option);)+
-        }
-    };
-    (@ mode) => { setters! {
-        /// Sets the CloudEvents mode of requests. Defaults to `OUTBOX_MODE`, for a registered destination to
-        /// `OUTBOX_REGISTERED_MODE`.
-        mode: $crate::config::Mode
-    } };
-    (@ timeout) => { setters! {
-        /// Sets the time limit of one send. Defaults to `OUTBOX_SEND_TIMEOUT`, for a registered destination to
-        /// `OUTBOX_REGISTERED_TIMEOUT`.
-        timeout: std::time::Duration
-    } };
-    (@ concurrency) => { setters! {
-        /// Sets how many sends or calls run at once, 1 to 1024. Defaults to `OUTBOX_CONCURRENCY`. For a registered
-        /// destination: 1 to 64, and 4 by default.
-        concurrency: usize
-    } };
-    (@ rate) => { setters! {
-        /// Sets the rate limit in requests or calls per second. Defaults to no limit. Each relay counts its own; the
-        /// limit of a registered destination is for all relays together.
-        rate: $crate::config::Rate
-    } };
-    (@ max_attempts) => { setters! {
-        /// Sets after how many failed attempts a message is dead-lettered, at least 1. Defaults to
-        /// `OUTBOX_MAX_ATTEMPTS`, for a registered destination to `OUTBOX_REGISTERED_MAX_ATTEMPTS`.
-        max_attempts: u32
-    } };
-    (@ backoff) => { setters! {
-        /// Sets the delay between attempts. Defaults to `OUTBOX_BACKOFF`, for a registered destination to
-        /// `OUTBOX_REGISTERED_BACKOFF`.
-        backoff: $crate::Backoff
-    } };
-    (@ on_dead) => { setters! {
-        /// Sets whether later messages with the ordering key of a dead letter are sent or wait. Defaults to
-        /// `OUTBOX_ON_DEAD`.
-        on_dead: $crate::config::OnDead
-    } };
-    (@ expires_after) => { setters! {
-        /// Sets how long after it became due a message expires: it is dead-lettered (`EXPIRED`). A requeued message
-        /// becomes due again. Defaults to never.
-        expires_after: std::time::Duration
-    } };
-    (@ key_run) => { setters! {
-        /// Sets how many due messages of an ordering key are claimed together, sent one after the other, and settled
-        /// together, 1 to 500. Defaults to 1. With more, a key is faster, and after a crash its messages may come again
-        /// from the beginning of the run.
-        key_run: usize
-    } };
-    (@ classes) => { setters! {
-        /// Sets what 4xx responses mean for a message. Defaults to [`Classes::default`](crate::config::Classes).
-        classes: $crate::config::Classes
-    } };
-    (@ retry_after_cap) => { setters! {
-        /// Sets the longest wait that `Retry-After` may ask for. Defaults to one hour.
-        retry_after_cap: std::time::Duration
-    } };
-    (@ breaker) => { setters! {
-        /// Sets the circuit breaker. `None`: no breaker. Defaults to [`Breaker::default`](crate::config::Breaker).
-        breaker: impl Into<Option<$crate::config::Breaker>>
-    } };
-    ($(#[$doc:meta])+ $option:ident: $type:ty) => {
-        $(#[$doc])+
-        #[must_use]
-        pub fn $option(mut self, $option: $type) -> Self {
-            self.policy.$option = $option.into();
-            self
-        }
-    };
-}
-pub(crate) use setters;
 
 /// An option of a [`DeliveryPolicy`]: name, default, and what it does.
 #[derive(Debug, Clone, Copy)]

@@ -353,7 +353,7 @@ mod tests {
         };
         let server = Destination::new("shop", &url)
             .expect("a URL")
-            .timeout(timeout);
+            .configure(|destination| destination.policy.timeout = Some(timeout));
         let mut common = Common::new(Box::new(system_lookup));
         let target = Target::new(server, &Config::default(), &mut common).expect("a target");
         let tokens = Tokens::new(*oauth2, target).expect("tokens");
