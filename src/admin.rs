@@ -5,13 +5,12 @@
 //! a transaction open. For example, after an outage of a receiver:
 //!
 //! ```no_run
+//! use diesel::{Connection, PgConnection};
 //! use diesel_outbox::admin::{self, DeadFilter, Pausable};
 //! use diesel_outbox::{OutboxName, ReasonCode};
-//! use std::time::Duration;
 //!
 //! let outbox: OutboxName = "outbox".parse()?;
-//! let url = std::env::var("DATABASE_URL")?.into();
-//! let mut conn = admin::connect(&url, "requeue", Duration::from_secs(30))?;
+//! let mut conn = PgConnection::establish("postgres://localhost/shop")?;
 //!
 //! // Requeue the messages that were dead-lettered because of 5xx responses …
 //! let filter = DeadFilter::default()
@@ -45,14 +44,6 @@ pub(crate) mod tail;
 pub(crate) mod topics;
 pub(crate) mod waiting;
 
-use std::time::Duration;
-
-use diesel::PgConnection;
-use secrecy::SecretString;
-
-use crate::error::DatabaseError;
-use crate::store::relay::connection;
-
 pub use self::bulk::{Bulk, cancel_all, retry_all};
 pub use self::dead_letters::{discard, matching_dead_letters, requeue};
 pub use self::depths::depths;
@@ -74,20 +65,3 @@ pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;
 pub use crate::store::relay::pause::Pausable;
 pub use crate::store::relay::served::Unserved;
-
-/// Opens a connection that limits the time of each statement, and quickly detects a lost server. Behind a
-/// pooler in transaction mode, statements have no limit, because it would also apply to other clients.
-///
-/// `purpose` is a word or two without quotes, and becomes part of the connection's `application_name`. The
-/// functions here also accept any other [`PgConnection`].
-///
-/// # Errors
-/// [`DatabaseError::Connect`]; the text omits the password of the URL.
-pub fn connect(
-    database_url: &SecretString,
-    purpose: &str,
-    statement_timeout: Duration,
-) -> Result<PgConnection, DatabaseError> {
-    let limits = connection::Limits::of_caller(statement_timeout);
-    Ok(connection::connect(database_url, purpose, limits)?.conn)
-}

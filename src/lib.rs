@@ -142,8 +142,8 @@ pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};
 #[cfg(feature = "relay")]
 pub use crate::relay::{
-    DestinationState, Health, Observer, Problem, ProblemKind, Relay, RelayBuilder, RelayHandle,
-    Settled, ShutdownError, StartError, Stats,
+    Health, Observer, Problem, ProblemKind, Relay, RelayBuilder, RelayHandle, Settled,
+    ShutdownError, StartError, Stats,
 };
 pub use crate::status::{ReasonCode, Status};
 pub use crate::store::write::insert::Insert;

@@ -6,15 +6,19 @@
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 use metrics::gauge;
+use uuid::Uuid;
 
-use crate::admin::{self, Note};
-use crate::config::{Config, ConfigError, Destination, Proxy, Route};
+use crate::admin::{self, Note, Unserved};
+use crate::config::{Auth, Config, ConfigError, Destination, Proxy, Route};
+#[cfg(feature = "http")]
+use crate::dispatch::HttpDispatcher;
 use crate::error::DatabaseError;
 use crate::metrics::READY;
 use crate::name::OutboxName;
 use crate::relay::{RelayHandle, StartError};
 use crate::store::operate::audit;
 use crate::store::pinned::pinned;
+use crate::store::write::waiting::MessageRef;
 
 pub use crate::admin::dead_letters::{dead_groups, dead_letters, dead_letters_at, dead_letters_of};
 pub use crate::admin::depths::activity;
@@ -24,7 +28,7 @@ pub use crate::admin::keys::{blocked_keys, leases, refused_destinations};
 pub use crate::admin::messages::{for_each_payload, history, key_messages, ledger, message};
 pub use crate::admin::migrations::{missing_rights, revert_migrations, roles_sql};
 pub use crate::admin::overview::{Overview, exact_overview, overview};
-pub use crate::admin::server::{WakeUp, server_version, wake_up};
+pub use crate::admin::server::{WakeUp, connect, server_version, wake_up};
 pub use crate::admin::tail::{Tail, TailFilter};
 pub use crate::admin::topics::{ForgetTopicError, LiveTopic, forget_topic, served_topics, topics};
 pub use crate::admin::waiting::{wait_reasons_of, waiting};
@@ -38,7 +42,7 @@ pub use crate::config::text::parse_duration;
 #[cfg(feature = "http")]
 pub use crate::destinations::forward::Forward;
 pub use crate::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
-pub use crate::relay::DepthGauges;
+pub use crate::relay::{DepthGauges, DestinationState};
 pub use crate::store::operate::activity::{Activity, Rates};
 pub use crate::store::operate::audit::{Act, OperatorAct, sent_lately};
 pub use crate::store::operate::blocked::BlockedKey;
@@ -106,6 +110,32 @@ pub fn shown_url(destination: &Destination) -> String {
     destination.shown_url()
 }
 
+/// The names of the destinations of messages with this topic and `destination`: the named destination or, if
+/// `destination` is empty, the destinations that the topic is routed to. Handlers in the process are not included.
+#[cfg(feature = "http")]
+pub fn destinations_of<'a>(
+    dispatcher: &'a HttpDispatcher,
+    topic: &str,
+    destination: &str,
+) -> Vec<&'a str> {
+    dispatcher.destinations_of(topic, destination)
+}
+
+/// What may be shown of authentication: the type, and the token URL and the client id, or the name of the header.
+pub fn shown_auth(auth: &Auth) -> Vec<(&'static str, String)> {
+    auth.shown()
+}
+
+/// What an operator should do about messages that no relay serves, as an imperative.
+pub fn next_step(why: &Unserved) -> String {
+    why.next_step()
+}
+
+/// Limits the reference to the message with this id, where several messages have a sequence.
+pub fn with_id(which: MessageRef, message_id: Uuid) -> MessageRef {
+    which.with_id(message_id)
+}
+
 /// Checks that a relay with these settings could start, but for its database.
 ///
 /// # Errors
@@ -128,6 +158,12 @@ pub fn record_ready(config: &Config, label: &str, is_ready: bool) {
         ..config.clone()
     };
     gauge!(READY, "outbox" => config.metrics_label()).set(f64::from(u8::from(is_ready)));
+}
+
+/// The state of each destination and each group of handlers. The entry with an empty name is the application's own
+/// dispatcher.
+pub fn destination_states(relay: &RelayHandle) -> Vec<DestinationState> {
+    relay.destinations()
 }
 
 /// Why a destination's messages are held by this relay alone.

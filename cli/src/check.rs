@@ -170,7 +170,7 @@ fn database(
     let mut conn = match config
         .database_url()
         .map_err(anyhow::Error::from)
-        .and_then(|url| Ok(admin::connect(url, "check", Duration::from_secs(30))?))
+        .and_then(|url| Ok(program::connect(url, "check", Duration::from_secs(30))?))
     {
         Ok(conn) => conn,
         Err(error) => return vec![bad("database", error.to_string())],
@@ -345,7 +345,7 @@ fn topics(
 
 fn goes(live: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
     let (topic, destination) = (&live.topic, &live.destination);
-    let found = dispatcher.destinations_of(topic, destination);
+    let found = program::destinations_of(dispatcher, topic, destination);
     if !found.is_empty() {
         return good("topic", format!("{topic} -> {}", found.join(" and ")));
     }
@@ -364,7 +364,7 @@ fn goes(live: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
     };
     let why = live.unserved.as_ref().unwrap_or(&missing);
     Finding {
-        advice: Some(why.next_step()),
+        advice: Some(program::next_step(why)),
         ..bad("topic", format!("{topic} waits (NO_ROUTE): {why}"))
     }
 }

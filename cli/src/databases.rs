@@ -361,7 +361,7 @@ impl Keeper {
         let conn = match &mut self.conn {
             Some(conn) => conn,
             none => {
-                let mut conn = admin::connect(&self.url, "databases", STATEMENT_TIMEOUT)?;
+                let mut conn = program::connect(&self.url, "databases", STATEMENT_TIMEOUT)?;
                 admin::check_schema(&mut conn, &config.table)?;
                 none.insert(conn)
             }

@@ -686,7 +686,7 @@ impl<'a> Shown<'a> {
             auth: one
                 .auth
                 .as_ref()
-                .map(|auth| BTreeMap::from_iter(auth.shown())),
+                .map(|auth| BTreeMap::from_iter(program::shown_auth(auth))),
             policy: options
                 .map(|option| (option.name, option.value(&one.policy)))
                 .collect(),

@@ -169,7 +169,7 @@ impl Left {
         table: &OutboxName,
         topics: &[String],
     ) -> Result<Self, DatabaseError> {
-        let mut conn = admin::connect(database_url, "drain", Duration::from_secs(60))?;
+        let mut conn = program::connect(database_url, "drain", Duration::from_secs(60))?;
         Ok(Self {
             due: program::due(&mut conn, table, topics)?,
             pauses: admin::pauses(&mut conn, table)?,

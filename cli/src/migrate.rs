@@ -36,7 +36,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         };
         return output::line(admin::migration_sql(direction, &config.table).trim_end());
     }
-    let mut conn = admin::connect(config.database_url()?, "migrate", Duration::from_secs(300))?;
+    let mut conn = program::connect(config.database_url()?, "migrate", Duration::from_secs(300))?;
     let done = diesel_outbox::migrate(&mut conn, &config.table)?;
     admin::check_schema(&mut conn, &config.table)?;
     if done.is_empty() {

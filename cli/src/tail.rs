@@ -7,8 +7,8 @@ use anyhow::Result;
 use diesel::PgConnection;
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::{DestinationError, TestAnswer};
-use diesel_outbox::program::{Forward, MessageRecord, Tail, TailFilter};
-use diesel_outbox::{ConfigError, DatabaseError, Outbox, ReasonCode, Status, admin};
+use diesel_outbox::program::{self, Forward, MessageRecord, Tail, TailFilter};
+use diesel_outbox::{ConfigError, DatabaseError, Outbox, ReasonCode, Status};
 use serde_json::{Value, json};
 
 use crate::connection::connect;
@@ -123,7 +123,7 @@ fn connected<'c>(
             let url = config
                 .database_url()
                 .map_err(|error: ConfigError| DatabaseError::Connect(error.to_string()))?;
-            Ok(conn.insert(admin::connect(url, "tail", PATIENCE)?))
+            Ok(conn.insert(program::connect(url, "tail", PATIENCE)?))
         }
     }
 }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
-use diesel_outbox::admin;
 use diesel_outbox::config::Config;
 use diesel_outbox::program;
 use diesel_outbox::{NewMessage, Outbox, OutboxName, Relay};
@@ -52,7 +51,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     config.routes.clear();
     config.destinations.clear();
 
-    let mut conn = admin::connect(config.database_url()?, "demo", Duration::from_secs(30))?;
+    let mut conn = program::connect(config.database_url()?, "demo", Duration::from_secs(30))?;
     conn.batch_execute(&format!(
         "DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}"
     ))

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use diesel::connection::SimpleConnection;
 use diesel::result::Error::RollbackTransaction;
 use diesel::{Connection as _, PgConnection};
-use diesel_outbox::{DatabaseError, OutboxName, admin};
+use diesel_outbox::{DatabaseError, OutboxName, program};
 use secrecy::SecretString;
 
 /// How long a page waits for its turn.
@@ -108,7 +108,7 @@ impl Connection {
     /// An own connection.
     fn open(&mut self) -> Result<Option<PgConnection>> {
         Ok(match (self.kept.take(), &self.source) {
-            (None, Source::Url(url)) => Some(admin::connect(url, self.purpose, self.timeout)?),
+            (None, Source::Url(url)) => Some(program::connect(url, self.purpose, self.timeout)?),
             (kept, _) => kept,
         })
     }

@@ -3,12 +3,30 @@
 use std::time::Duration;
 
 use diesel::PgConnection;
+use secrecy::SecretString;
 
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::store::pinned::pinned;
+use crate::store::relay::connection;
 use crate::store::relay::notifications::Listener;
 use crate::store::setup::inspect;
+
+/// Opens a connection that limits the time of each statement, and quickly detects a lost server. Behind a
+/// pooler in transaction mode, statements have no limit, because it would also apply to other clients.
+///
+/// `purpose` is a word or two without quotes, and becomes part of the connection's `application_name`.
+///
+/// # Errors
+/// [`DatabaseError::Connect`]; the text omits the password of the URL.
+pub fn connect(
+    database_url: &SecretString,
+    purpose: &str,
+    statement_timeout: Duration,
+) -> Result<PgConnection, DatabaseError> {
+    let limits = connection::Limits::of_caller(statement_timeout);
+    Ok(connection::connect(database_url, purpose, limits)?.conn)
+}
 
 /// How a relay with these settings learns of new messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -201,30 +201,12 @@ impl Template {
 
 impl Auth {
     /// The text as it was given, with its secrets.
-    ///
-    /// ```
-    /// use diesel_outbox::config::Auth;
-    /// use secrecy::ExposeSecret;
-    ///
-    /// let auth: Auth = r#"{"type":"header","name":"x-signature","secret":"hunter2"}"#.parse()?;
-    /// assert!(auth.written().expose_secret().contains("hunter2"));
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    pub fn written(&self) -> &SecretString {
+    pub(crate) fn written(&self) -> &SecretString {
         &self.written
     }
 
     /// What may be shown: the type, and the token URL and the client id, or the name of the header.
-    ///
-    /// ```
-    /// use diesel_outbox::config::Auth;
-    ///
-    /// let auth: Auth = r#"{"type":"header","name":"x-signature","secret":"hunter2"}"#.parse()?;
-    /// let shown = [("type", "header".to_owned()), ("name", "x-signature".to_owned())];
-    /// assert_eq!(auth.shown(), shown);
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    pub fn shown(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn shown(&self) -> Vec<(&'static str, String)> {
         match &self.kind {
             AuthKind::OAuth2(oauth2) => vec![
                 ("type", "oauth2".to_owned()),

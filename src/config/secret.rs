@@ -82,15 +82,7 @@ impl SigningSecret {
     }
 
     /// Whether receivers verify with a public key instead of this secret.
-    ///
-    /// ```
-    /// use diesel_outbox::config::SigningSecret;
-    ///
-    /// let secret: SigningSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
-    /// assert!(!secret.is_asymmetric());
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    pub fn is_asymmetric(&self) -> bool {
+    pub(crate) fn is_asymmetric(&self) -> bool {
         self.is_asymmetric
     }
 

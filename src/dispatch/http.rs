@@ -152,21 +152,7 @@ impl HttpDispatcher {
     /// The names of the destinations of messages with this topic and `destination`: the named destination or,
     /// if `destination` is empty, the destinations that the topic is routed to. Handlers in the process are
     /// not included.
-    ///
-    /// ```
-    /// use diesel_outbox::{Destination, HttpDispatcher, Route};
-    /// use diesel_outbox::config::Config;
-    ///
-    /// let mut config = Config::default();
-    /// config.destinations.push(Destination::new("billing", "https://billing.example/events")?);
-    /// config.routes.push(Route::new("order.*", "billing"));
-    ///
-    /// let dispatcher = HttpDispatcher::new(&config)?;
-    /// assert_eq!(dispatcher.destinations_of("order.paid", ""), ["billing"]);
-    /// assert!(dispatcher.destinations_of("member.joined", "").is_empty());
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    pub fn destinations_of(&self, topic: &str, destination: &str) -> Vec<&str> {
+    pub(crate) fn destinations_of(&self, topic: &str, destination: &str) -> Vec<&str> {
         let name = |number: &usize| {
             let place = self.places.get(*number)?;
             Some(place.target.destination.name.as_str())

@@ -157,15 +157,7 @@ impl RelayHandle {
 
     /// The state of each destination and each group of handlers. The entry with an empty name is the application's
     /// own dispatcher.
-    ///
-    /// ```
-    /// # fn example(relay: &diesel_outbox::RelayHandle) {
-    /// for one in relay.destinations() {
-    ///     println!("{}: {}, {} of {} threads busy, {} queued", one.name, one.state, one.busy, one.threads, one.queued);
-    /// }
-    /// # }
-    /// ```
-    pub fn destinations(&self) -> Vec<DestinationState> {
+    pub(crate) fn destinations(&self) -> Vec<DestinationState> {
         monitor::destinations(&self.shared())
     }
 

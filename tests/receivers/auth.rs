@@ -77,6 +77,10 @@ impl Server {
 
     /// The client of this name, with a secret or a key.
     fn client(&self, name: &str) -> Destination {
+        self.destination(name, "/events", &self.auth_of(name))
+    }
+
+    fn auth_of(&self, name: &str) -> Value {
         let mut auth = json!({
             "type": "oauth2",
             "token_url": format!("{}/token", self.url),
@@ -95,7 +99,7 @@ impl Server {
                 auth["method"] = json!(name);
             }
         }
-        self.destination(name, "/events", &auth)
+        auth
     }
 }
 
@@ -201,12 +205,9 @@ fn r59_a_wrong_secret_or_key_is_refused_by_the_token_server() {
     });
     wrong.auth = Some(settings.to_string().parse().expect("authentication"));
     let mut other_key = server.client("ES384");
-    other_key.auth = server.client("ES256").auth.map(|auth| {
-        use secrecy::ExposeSecret;
-        let written = auth.written().expose_secret();
-        let written = written.replace(r#""client_id":"ES256""#, r#""client_id":"ES384""#);
-        written.parse().expect("authentication")
-    });
+    let mut of_another = server.auth_of("ES256");
+    of_another["client_id"] = json!("ES384");
+    other_key.auth = Some(of_another.to_string().parse().expect("authentication"));
     let relay = relay(
         &database,
         vec![

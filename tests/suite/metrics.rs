@@ -8,6 +8,7 @@ use std::time::Duration;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::Breaker;
+use diesel_outbox::program;
 use diesel_outbox::{Destination, Failure, Message, NewMessage, Outcome, ReasonCode};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde_json::json;
@@ -194,7 +195,9 @@ fn takeovers_lost_leases_and_conflicts_are_counted() {
         .start()
         .expect("a relay");
     eventually("the relay sends", || {
-        relay.destinations().iter().any(|one| one.busy == 1)
+        program::destination_states(&relay)
+            .iter()
+            .any(|one| one.busy == 1)
     });
     database.execute("UPDATE {o}_lease SET expires_at = now() - interval '1 s'");
     let second = database.relay().url(&Receiver::ok().url()).start();
@@ -254,8 +257,7 @@ fn breakers_wake_ups_and_errors_are_counted() {
     assert_eq!(woken("call"), 1.0);
     relay.record_metrics();
     assert_eq!(metrics.value("diesel_outbox_breaker_open", &billing), 1.0);
-    let state = relay
-        .destinations()
+    let state = program::destination_states(&relay)
         .into_iter()
         .find(|one| one.name == "billing");
     assert_eq!(state.expect("it is there").state, "breaker_open");
@@ -377,7 +379,7 @@ fn gauges_say_what_the_relay_does_just_now() {
         database.enqueue("order.paid", json!(n));
     }
     eventually("two messages are in flight and three wait", || {
-        let all = relay.destinations();
+        let all = program::destination_states(&relay);
         all[0].busy == 2 && all[0].queued == 3
     });
     relay.record_metrics();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use diesel_outbox::config::{Mode, Proxy};
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox::{Destination, ProblemKind};
+use diesel_outbox::{Destination, ProblemKind, program};
 use serde_json::json;
 
 use crate::page::Page;
@@ -95,7 +95,11 @@ fn a_proxy_that_is_down_is_a_problem_of_this_relay_and_opens_no_breaker_for_all(
         "{what}"
     );
     assert!(relay.health().is_ready());
-    let held = || relay.destinations().iter().any(|one| one.state == "held");
+    let held = || {
+        program::destination_states(&relay)
+            .iter()
+            .any(|one| one.state == "held")
+    };
     eventually("the destination is held", held);
     assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 0);
     assert_eq!(database.number("SELECT max(attempts) FROM {o}"), 0);

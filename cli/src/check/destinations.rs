@@ -44,7 +44,7 @@ pub(super) fn as_json(config: &Config) -> Value {
             "url": program::shown_url(d),
             "mode": mode(d, config).to_string(),
             "secrets": secrets(d, config),
-            "auth": d.auth.as_ref().map(|auth| BTreeMap::from_iter(auth.shown())),
+            "auth": d.auth.as_ref().map(|auth| BTreeMap::from_iter(program::shown_auth(auth))),
             "concurrency": concurrency(d, config),
             "rate": d.policy.rate.map(|r| json!({ "per_second": r.per_second, "burst": r.burst })),
             "breaker": d.policy.breaker.is_some(),

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::admin;
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, Activity, Rates};
 use diesel_outbox::{DatabaseError, Status};
@@ -87,7 +86,7 @@ fn tick(
             let url = config
                 .database_url()
                 .map_err(|error| DatabaseError::Connect(error.to_string()))?;
-            conn.insert(admin::connect(url, "status", PATIENCE)?)
+            conn.insert(program::connect(url, "status", PATIENCE)?)
         }
     };
     let seen = read(conn, config, exact)?;

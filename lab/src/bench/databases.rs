@@ -10,7 +10,7 @@ use comfy_table::Table;
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
-use diesel_outbox::{Outbox, admin};
+use diesel_outbox::{Outbox, program};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use url::Url;
@@ -85,7 +85,7 @@ impl Databases {
 
     fn connect(&self, number: usize) -> Result<PgConnection> {
         let url = self.urls[number].1.as_str().to_owned().into();
-        Ok(admin::connect(&url, "bench", PATIENCE)?)
+        Ok(program::connect(&url, "bench", PATIENCE)?)
     }
 
     /// Connections of the process: in all, and the most of one database.

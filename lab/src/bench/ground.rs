@@ -10,7 +10,7 @@ use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::admin;
 use diesel_outbox::config::Config;
-use diesel_outbox::program::SETTINGS;
+use diesel_outbox::program::{self, SETTINGS};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
@@ -255,7 +255,7 @@ impl Ground {
 }
 
 fn connect(config: &Config) -> Result<PgConnection> {
-    Ok(admin::connect(
+    Ok(program::connect(
         config.database_url()?,
         "bench",
         STATEMENT_TIMEOUT,

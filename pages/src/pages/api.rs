@@ -2,11 +2,11 @@
 
 use std::time::SystemTime;
 
-use diesel_outbox::admin::{Bulked, DeadDepth, LaneDepth, LetterId, Pause, Unserved, Verdict};
+use diesel_outbox::admin::{Bulked, DeadDepth, LaneDepth, LetterId, Pause, Verdict};
 use diesel_outbox::config::SigningSecret;
 use diesel_outbox::destinations::{self, EndpointAnswer, RegisteredDestination, TestAnswer};
 use diesel_outbox::program::{
-    BlockedKey, HistoryEntry, LeaseRow, LiveTopic, MessageRecord, OperatorAct, ServedTopic,
+    self, BlockedKey, HistoryEntry, LeaseRow, LiveTopic, MessageRecord, OperatorAct, ServedTopic,
 };
 use diesel_outbox::{Answer, MessageRef, Sequence};
 use http::{Method, StatusCode};
@@ -378,7 +378,7 @@ view! {
         served_by: Vec<String> = one.served_by.clone(),
         /// Why no active relay serves the messages.
         unserved: Option<String> = one.unserved.as_ref().map(ToString::to_string),
-        next_step: Option<String> = one.unserved.as_ref().map(Unserved::next_step),
+        next_step: Option<String> = one.unserved.as_ref().map(program::next_step),
     }
 }
 
@@ -793,7 +793,7 @@ fn change_message(
     let sequence = call.parsed("sequence")?;
     let mut which = MessageRef::from(Sequence(sequence)).at(destination);
     if let Some(id) = message_id {
-        which = which.with_id(id);
+        which = program::with_id(which, id);
     }
     let answer = order.carry_out(&call.visit(), &which, sequence, why)?;
     let became = order.became(answer);

@@ -72,7 +72,7 @@ fn waiting(one: &LiveTopic) -> Vec<Markup> {
     let relays = match (&one.unserved, one.served_by.as_slice()) {
         (Some(why), _) => html! {
             span.badge.bad { "no relay" } " " (why) ". "
-            span.quiet { "Next step: " (why.next_step()) "." }
+            span.quiet { "Next step: " (program::next_step(why)) "." }
         },
         (None, []) => html! { span.badge.bad { "no relay" } " No relay is active." },
         (None, relays) => html! { (relays.join(", ")) },

@@ -317,13 +317,7 @@ pub enum Unserved {
 
 impl Unserved {
     /// What to do, as an imperative.
-    ///
-    /// ```
-    /// use diesel_outbox::admin::Unserved;
-    ///
-    /// assert_eq!(Unserved::NoRoute.next_step(), "add a route, or start the relay that has the handler");
-    /// ```
-    pub fn next_step(&self) -> String {
+    pub(crate) fn next_step(&self) -> String {
         match self {
             Self::NoRoute => "add a route, or start the relay that has the handler".to_owned(),
             Self::UnknownDestination { .. } => {

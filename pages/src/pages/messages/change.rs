@@ -1,7 +1,7 @@
 //! Cancelling, rescheduling and settling a message by hand.
 
 use diesel_outbox::admin::{self, Note, Verdict};
-use diesel_outbox::program::{KeptIn, MessageRecord};
+use diesel_outbox::program::{self, KeptIn, MessageRecord};
 use diesel_outbox::{Answer, Due, MessageRef, Sequence};
 use maud::{Markup, html};
 
@@ -106,7 +106,7 @@ pub(in crate::pages) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let order = Order::of(&visit.request.path, visit.form, why).map_err(Refusal::Invalid)?;
     let mut which = MessageRef::from(Sequence(sequence)).at(visit.get("destination"));
     if let Ok(id) = visit.get("id").parse() {
-        which = which.with_id(id);
+        which = program::with_id(which, id);
     }
     let became = order.became(order.carry_out(visit, &which, sequence, why)?);
     let q = match visit.get("key") {

@@ -83,8 +83,7 @@ fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
         held: None,
     };
     let mut places: Vec<Place> = match &site.relay {
-        Some(relay) => relay
-            .destinations()
+        Some(relay) => program::destination_states(relay)
             .into_iter()
             // The destination without a name holds messages without a route.
             .filter(|one| !one.name.is_empty())

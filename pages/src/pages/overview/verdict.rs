@@ -2,7 +2,7 @@
 
 use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::{DestinationCounts, LaneDepth, Pause};
-use diesel_outbox::program::{BlockedKey, Rates};
+use diesel_outbox::program::{self, BlockedKey, Rates};
 use maud::{Markup, html};
 
 use super::destinations::left;
@@ -104,7 +104,7 @@ impl Verdict {
             } else {
                 facts.failures.extend(problems);
             }
-            let destinations = relay.destinations().into_iter();
+            let destinations = program::destination_states(relay).into_iter();
             let busy = destinations.filter(|one| one.threads > 0 && one.busy == one.threads);
             facts.busy.extend(busy.map(|one| one.name));
         }
@@ -331,7 +331,7 @@ fn unrouted(lane: &LaneDepth) -> String {
     };
     let why = match &lane.unserved {
         None => String::new(),
-        Some(why) => format!(" Reason: {why}. Next step: {}.", why.next_step()),
+        Some(why) => format!(" Reason: {why}. Next step: {}.", program::next_step(why)),
     };
     format!("No relay serves the topic {topic}{to}: {many} (NO_ROUTE).{why}")
 }

@@ -44,16 +44,8 @@ impl MessageRef {
     }
 
     /// Limits the reference to the message with this id, where several messages have a sequence.
-    ///
-    /// ```
-    /// use diesel_outbox::{MessageRef, Sequence};
-    ///
-    /// fn exactly(sequence: Sequence, message_id: uuid::Uuid) -> MessageRef {
-    ///     MessageRef::from(sequence).with_id(message_id)
-    /// }
-    /// ```
     #[must_use]
-    pub fn with_id(mut self, message_id: Uuid) -> Self {
+    pub(crate) fn with_id(mut self, message_id: Uuid) -> Self {
         self.message_id = Some(message_id);
         self
     }
