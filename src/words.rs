@@ -4,7 +4,7 @@
 ///
 /// - `words! { pub enum … }` also gives it `ALL` and `as_str`.
 /// - `words! { "status": pub enum … }` also gives it `ALL`, `as_str` and `FromStr`, with `unknown status "x"` as error.
-/// - `words! { setting: pub enum … }` is for the value of a setting: `FromStr`, with the allowed words in the error.
+/// - `words! { setting: pub enum … }` is for the value of a setting: `read`, with the allowed words in the error.
 macro_rules! words {
     (
         $(#[$attribute:meta])*
@@ -81,10 +81,9 @@ macro_rules! words {
             }
         }
 
-        impl std::str::FromStr for $name {
-            type Err = String;
-
-            fn from_str(word: &str) -> Result<Self, String> {
+        impl $name {
+            /// Reads the word. The error is the reason.
+            pub(crate) fn read(word: &str) -> Result<Self, String> {
                 match word {
                     $($word => Ok(Self::$value),)+
                     _ => Err($crate::words::not_one_of(word, &[$($word),+])),

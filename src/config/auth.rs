@@ -10,7 +10,7 @@ use url::Url;
 use super::error::ConfigError;
 use super::section::Section;
 use super::text::url as parse_url;
-use super::values::{parsed, text, word};
+use super::values::{parsed, text};
 use crate::header::check_header;
 use crate::words::words;
 
@@ -300,7 +300,7 @@ impl OAuth2 {
         let key_id = section.take("key_id", text)?;
         let audience = section.take("assertion_audience", text)?;
         let takes = "expected client_secret_basic, client_secret_post or private_key_jwt";
-        let method = section.take("method", word::<Method>(takes))?;
+        let method = section.take("method", parsed(takes, Method::read))?;
         let method = method.unwrap_or(match (&secret, &private_key) {
             (None, Some(_)) => Method::Jwt,
             _ => Method::Basic,
@@ -360,9 +360,13 @@ impl HeaderSignature {
         let secret = section.required("secret", text)?.into();
         let algorithm = section.take(
             "algorithm",
-            word("expected hmac-sha256, hmac-sha512 or hmac-sha1"),
+            parsed(
+                "expected hmac-sha256, hmac-sha512 or hmac-sha1",
+                Algorithm::read,
+            ),
         )?;
-        let encoding = section.take("encoding", word("expected hex or base64"))?;
+        let encoding =
+            section.take("encoding", parsed("expected hex or base64", Encoding::read))?;
         let of_value = [
             ("timestamp", Part::Timestamp),
             ("id", Part::Id),

@@ -1,7 +1,6 @@
 //! How long the ledger keeps payloads.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use super::text::duration;
@@ -9,13 +8,11 @@ use super::text::duration;
 /// How long the ledger keeps the payloads and headers of settled messages, which can then be sent again.
 ///
 /// ```
-/// use diesel_outbox::config::LedgerPayload;
+/// use diesel_outbox::config::{Config, LedgerPayload};
 /// use std::time::Duration;
 ///
-/// let three_days: LedgerPayload = "3d".parse()?;
-/// assert_eq!(three_days, LedgerPayload::For(Duration::from_secs(3 * 24 * 3600)));
-/// assert_eq!("true".parse(), Ok(LedgerPayload::WithEntry));
-/// # Ok::<(), String>(())
+/// let mut config = Config::default();
+/// config.ledger_payload = LedgerPayload::For(Duration::from_secs(3 * 24 * 3600));
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -30,6 +27,17 @@ pub enum LedgerPayload {
 }
 
 impl LedgerPayload {
+    /// Reads the value of the setting. The error is the reason.
+    pub(super) fn read(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "false" => Ok(Self::Never),
+            "true" => Ok(Self::WithEntry),
+            other => duration(other)
+                .map(Self::For)
+                .map_err(|_| format!("{text:?} is not true, false or a duration such as 72h")),
+        }
+    }
+
     /// Whether a settle writes the payload.
     pub(crate) fn is_kept(self) -> bool {
         self != Self::Never
@@ -42,20 +50,6 @@ impl fmt::Display for LedgerPayload {
             Self::Never => f.write_str("false"),
             Self::WithEntry => f.write_str("true"),
             Self::For(age) => humantime::format_duration(*age).fmt(f),
-        }
-    }
-}
-
-impl FromStr for LedgerPayload {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.trim() {
-            "false" => Ok(Self::Never),
-            "true" => Ok(Self::WithEntry),
-            other => duration(other)
-                .map(Self::For)
-                .map_err(|_| format!("{text:?} is not true, false or a duration such as 72h")),
         }
     }
 }

@@ -2,7 +2,6 @@
 //! for errors.
 
 use std::fmt::Display;
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -81,13 +80,6 @@ pub(super) fn parsed<T, E: Display>(
         let text = text(key, value)?;
         parse(&text).map_err(|error| unshown(key, &error.to_string(), &text, takes))
     }
-}
-
-/// Text of a type with `FromStr`, such as a mode or a backoff.
-pub(super) fn word<T: FromStr<Err: Display>>(
-    takes: &str,
-) -> impl FnOnce(&str, Value) -> Result<T, ConfigError> {
-    parsed(takes, str::parse)
 }
 
 /// The error of `key`, without the refused text. If the reason shows a part of the text, the error says what the key

@@ -3,6 +3,7 @@
 //! An option is written in this file only: a field of [`DeliveryPolicy`], a row of [`PolicyOption::ALL`], and its range
 //! in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_destination`, the commands and the pages read the rows.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
@@ -14,7 +15,7 @@ use crate::backoff::Backoff;
 use crate::config::error::ConfigError;
 use crate::config::section::Section;
 use crate::config::text::{words, written};
-use crate::config::values::{count, duration, number, word, wrong_type};
+use crate::config::values::{count, duration, number, parsed, wrong_type};
 use crate::words::words;
 
 words! {
@@ -248,7 +249,7 @@ impl PolicyOption {
     #[rustfmt::skip]
     pub const ALL: &'static [Self] = &[
         option!(mode, "MODE", "OUTBOX_MODE", Registered("OUTBOX_REGISTERED_MODE", Stored::Column),
-            word::<Mode>("expected binary, structured or batched"),
+            parsed("expected binary, structured or batched", Mode::read),
             "CloudEvents mode of requests: binary, structured or batched"),
         option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Registered("OUTBOX_REGISTERED_TIMEOUT", Stored::Column), duration,
             "Time limit of one send"),
@@ -274,10 +275,10 @@ impl PolicyOption {
         option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Registered("OUTBOX_REGISTERED_MAX_ATTEMPTS", Stored::Policy), count_or_text::<u32>,
             "Failed attempts after which a message is dead-lettered"),
         option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Registered("OUTBOX_REGISTERED_BACKOFF", Stored::Policy),
-            word::<Backoff>("expected exponential(base, cap) or a table 5s,10s,20s"),
+            parsed("expected exponential(base, cap) or a table 5s,10s,20s", Backoff::from_str),
             "Delay between attempts: exponential(base, cap), or a table 5s,10s,20s"),
         option!(on_dead, "WORD", "OUTBOX_ON_DEAD", Registered("OUTBOX_ON_DEAD", Stored::Policy),
-            word::<OnDead>("expected continue or block"),
+            parsed("expected continue or block", OnDead::read),
             "Whether later messages with the ordering key of a dead letter are sent or wait: continue or block"),
         option!(expires_after, "DURATION", "", Registered("", Stored::Policy), duration,
             "How long after it became due a message expires (EXPIRED)"),
@@ -443,7 +444,7 @@ fn classes(key: &str, value: Value) -> Result<Classes, ConfigError> {
     };
     let mut classes = Classes::default();
     for (key, status, value) in Section::open(key.to_owned(), value)?.entries() {
-        let class: Class = word("expected retry, dead or pause")(&key, value)?;
+        let class = parsed("expected retry, dead or pause", Class::read)(&key, value)?;
         let status = Some(status).filter(|status| status.len() == 3);
         let status = status.and_then(|status| status.parse().ok());
         let is_set = status.is_some_and(|status| classes.set(status, class).is_ok());

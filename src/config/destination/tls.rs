@@ -46,10 +46,9 @@ impl fmt::Display for Roots {
     }
 }
 
-impl std::str::FromStr for Roots {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
+impl Roots {
+    /// Reads the value of the setting. The error is the reason.
+    pub(in crate::config) fn read(word: &str) -> Result<Self, String> {
         match word {
             "bundled" => Ok(Self::Bundled),
             "system" => Ok(Self::System),

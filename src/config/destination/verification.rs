@@ -13,11 +13,9 @@ words! {
     /// use diesel_outbox::config::Verification;
     /// use diesel_outbox::destinations::RegisteredDestination;
     ///
-    /// let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
-    ///     .verification("challenge".parse()?);
-    /// assert_eq!(hook.verification, Verification::Challenge);
+    /// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
+    /// hook.verification = Verification::Challenge;
     /// assert!(!hook.is_verified());
-    /// # Ok::<(), String>(())
     /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     #[non_exhaustive]
@@ -34,6 +32,14 @@ words! {
         CloudEvents = "cloudevents",
         /// [`CloudEvents`](Self::CloudEvents), and the destination gets no messages until then.
         CloudEventsSkip = "cloudevents:skip",
+    }
+}
+
+impl std::str::FromStr for Verification {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        Self::read(word)
     }
 }
 

@@ -9,9 +9,10 @@ use serde_json::Value;
 use super::values::{bytes, content, list, path, switch};
 use crate::config::auth::SECRET_KEYS;
 use crate::config::section::{Section, both, shown};
-use crate::config::values::{count, duration, parsed, text, unshown, word, wrong_type};
+use crate::config::values::{count, duration, parsed, text, unshown, wrong_type};
 use crate::config::{
-    Auth, ConfigError, Destination, PolicyOption, Proxy, SigningSecret, Tls, parse_secrets,
+    Auth, ConfigError, Destination, PolicyOption, Proxy, Roots, SigningSecret, Tls, TlsVersion,
+    parse_secrets,
 };
 use crate::message::MAX_PAYLOAD_BYTES;
 
@@ -177,10 +178,13 @@ fn tls(key: &str, value: Value) -> Result<Tls, ConfigError> {
             Value::Number(number) if number.is_f64() => Value::String(number.to_string()),
             other => other,
         };
-        word("expected 1.2 or 1.3")(key, value)
+        parsed("expected 1.2 or 1.3", TlsVersion::read)(key, value)
     };
     Ok(Tls {
-        roots: section.take("roots", word("expected bundled, system or a path"))?,
+        roots: section.take(
+            "roots",
+            parsed("expected bundled, system or a path", Roots::read),
+        )?,
         client_cert_file: section.take("client_cert_file", path)?,
         client_key_file: section.take("client_key_file", path)?,
         min_version: section.take("min_version", version)?.unwrap_or_default(),
