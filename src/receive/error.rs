@@ -1,7 +1,5 @@
 //! Why the events of a request cannot be read.
 
-use crate::event::reason_of;
-
 /// Why the events of a request cannot be read. The error gives the position of the problem, but no part of the
 /// payload, which may be private.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -55,16 +53,5 @@ impl CloudEventError {
     pub(super) fn attribute(name: &str, reason: &'static str) -> Self {
         let name = name.to_owned();
         Self::Attribute { name, reason }
-    }
-}
-
-impl From<serde_json::Error> for CloudEventError {
-    /// Omits the text of the error, which quotes values.
-    fn from(error: serde_json::Error) -> Self {
-        Self::Json {
-            reason: reason_of(&error),
-            line: error.line(),
-            column: error.column(),
-        }
     }
 }

@@ -12,18 +12,28 @@ use serde_json::value::RawValue;
 use super::attributes::{Attributes, check_name, is_known};
 use super::cloudevent::{CloudEvent, Data};
 use super::error::CloudEventError;
+use crate::event::reason_of;
 
 const DATA: &str = "data";
 const DATA_BASE64: &str = "data_base64";
 
+/// Reads JSON. The error omits the text of serde's error, which quotes values.
+pub(super) fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, CloudEventError> {
+    serde_json::from_str(text).map_err(|error| CloudEventError::Json {
+        reason: reason_of(&error),
+        line: error.line(),
+        column: error.column(),
+    })
+}
+
 /// Reads the event of a document.
 pub(super) fn document(text: &str) -> Result<CloudEvent<'_>, CloudEventError> {
-    serde_json::from_str::<Members<'_>>(text)?.into_event()
+    parse::<Members<'_>>(text)?.into_event()
 }
 
 /// Reads the events of an array of documents.
 pub(super) fn batch(text: &str) -> Result<Vec<CloudEvent<'_>>, CloudEventError> {
-    let documents: Vec<Members<'_>> = serde_json::from_str(text)?;
+    let documents: Vec<Members<'_>> = parse(text)?;
     documents
         .into_iter()
         .enumerate()

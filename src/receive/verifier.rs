@@ -60,6 +60,8 @@ pub struct Verifier {
     public_keys: Vec<PublicVerifyingKey>,
     tolerance: Duration,
     takes_binary: bool,
+    /// The time at which requests are verified. `None`: now.
+    at: Option<SystemTime>,
 }
 
 /// The signed headers of a verified request.
@@ -76,6 +78,8 @@ pub struct Verified<'a> {
 impl Verifier {
     /// Creates a verifier for symmetric signatures (`v1`) by any of these secrets.
     ///
+    /// For asymmetric signatures (`v1a`), or both, [parse](str::parse) a text with the public keys and secrets.
+    ///
     /// ```
     /// use diesel_outbox::config::SigningSecret;
     /// use diesel_outbox::receive::Verifier;
@@ -90,25 +94,6 @@ impl Verifier {
     /// A [`ConfigError`] if there are no secrets, or if a secret is asymmetric: only senders have private keys.
     pub fn new(secrets: &[SigningSecret]) -> Result<Self, ConfigError> {
         Self::of(secrets, &[])
-    }
-
-    /// Creates a verifier for asymmetric signatures (`v1a`) by any of these public keys.
-    ///
-    /// For both public keys and secrets, [parse](str::parse) a text that contains both.
-    ///
-    /// ```
-    /// use diesel_outbox::config::PublicKey;
-    /// use diesel_outbox::receive::Verifier;
-    ///
-    /// let key: PublicKey = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=".parse()?;
-    /// let verifier = Verifier::of_public_keys(&[key])?;
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// A [`ConfigError`] if there are no keys, or if one of them is no Ed25519 key.
-    pub fn of_public_keys(keys: &[PublicKey]) -> Result<Self, ConfigError> {
-        Self::of(&[], keys)
     }
 
     fn of(secrets: &[SigningSecret], keys: &[PublicKey]) -> Result<Self, ConfigError> {
@@ -130,6 +115,7 @@ impl Verifier {
             public_keys: keys.iter().map(public_key).collect::<Result<_, _>>()?,
             tolerance: TOLERANCE,
             takes_binary: true,
+            at: None,
         })
     }
 
@@ -173,22 +159,7 @@ impl Verifier {
         self
     }
 
-    /// Verifies a request by its headers and its body. The body must be unchanged, byte for byte.
-    ///
-    /// Only the id, the timestamp and the body are signed: see [`events`](Self::events).
-    ///
-    /// # Errors
-    /// A [`VerifyError`]. Respond with 401: the relay then retries, so no message is lost while you fix a
-    /// secret or a clock.
-    pub fn verify<'a>(
-        &self,
-        headers: &'a Headers,
-        body: &[u8],
-    ) -> Result<Verified<'a>, VerifyError> {
-        self.verify_at(headers, body, SystemTime::now())
-    }
-
-    /// [`verify`](Self::verify) at the time `now`, for tests and for stored requests.
+    /// Verifies requests at this time instead of now: for tests and for stored requests.
     ///
     /// ```
     /// use diesel_outbox::receive::{Headers, Verifier};
@@ -201,14 +172,36 @@ impl Verifier {
     ///     ("webhook-signature", "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="),
     /// ]);
     /// let then = UNIX_EPOCH + Duration::from_secs(1_614_265_400);
-    /// let verified = verifier.verify_at(&headers, br#"{"test": 2432232314}"#, then)?;
+    /// let verified = verifier.at(then).verify(&headers, br#"{"test": 2432232314}"#)?;
     /// assert_eq!(verified.id, "msg_p5jXN8AQM9LWM0D4loKWxJek");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[must_use]
+    pub fn at(mut self, time: SystemTime) -> Self {
+        self.at = Some(time);
+        self
+    }
+
+    fn now(&self) -> SystemTime {
+        self.at.unwrap_or_else(SystemTime::now)
+    }
+
+    /// Verifies a request by its headers and its body. The body must be unchanged, byte for byte.
+    ///
+    /// Only the id, the timestamp and the body are signed: see [`events`](Self::events).
     ///
     /// # Errors
-    /// A [`VerifyError`].
-    pub fn verify_at<'a>(
+    /// A [`VerifyError`]. Respond with 401: the relay then retries, so no message is lost while you fix a
+    /// secret or a clock.
+    pub fn verify<'a>(
+        &self,
+        headers: &'a Headers,
+        body: &[u8],
+    ) -> Result<Verified<'a>, VerifyError> {
+        self.verify_at(headers, body, self.now())
+    }
+
+    fn verify_at<'a>(
         &self,
         headers: &'a Headers,
         body: &[u8],
@@ -272,35 +265,10 @@ impl Verifier {
         headers: &'a Headers,
         body: &'a [u8],
     ) -> Result<Vec<CloudEvent<'a>>, ReceiveError> {
-        self.events_at(headers, body, SystemTime::now())
+        self.events_at(headers, body, self.now())
     }
 
-    /// [`events`](Self::events) at the time `now`, for tests and for stored requests.
-    ///
-    /// ```
-    /// use diesel_outbox::receive::{Headers, Verifier};
-    /// use std::time::{Duration, UNIX_EPOCH};
-    ///
-    /// let verifier: Verifier = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?;
-    /// let headers = Headers::new([
-    ///     ("content-type", "application/json"),
-    ///     ("webhook-id", "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c"),
-    ///     ("webhook-timestamp", "1795200000"),
-    ///     ("webhook-signature", "v1,BTndPL7PpPJPkcPOm29icrPnKUwdimSTF1YYn+ubk+s="),
-    ///     ("ce-specversion", "1.0"),
-    ///     ("ce-id", "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c"),
-    ///     ("ce-source", "diesel-outbox/outbox"),
-    ///     ("ce-type", "order.paid"),
-    /// ]);
-    /// let then = UNIX_EPOCH + Duration::from_secs(1_795_200_001);
-    /// let events = verifier.events_at(&headers, br#"{"order_id":7}"#, then)?;
-    /// assert_eq!(events[0].event_type, "order.paid");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// A [`ReceiveError`].
-    pub fn events_at<'a>(
+    fn events_at<'a>(
         &self,
         headers: &'a Headers,
         body: &'a [u8],
@@ -380,6 +348,7 @@ impl fmt::Debug for Verifier {
             .field("public_keys", &self.public_keys.len())
             .field("tolerance", &self.tolerance)
             .field("takes_binary", &self.takes_binary)
+            .field("at", &self.at)
             .finish()
     }
 }

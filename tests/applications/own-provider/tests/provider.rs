@@ -30,7 +30,7 @@ fn the_applications_own_tls_works_beside_the_library_which_uses_the_same_provide
     let then = UNIX_EPOCH + Duration::from_secs(1_614_265_331);
     let verifier: Verifier = PUBLIC_KEY.parse().expect("a key");
     let body = br#"{"test": 2432232314}"#;
-    assert!(verifier.verify_at(&headers, body, then).is_ok());
+    assert!(verifier.at(then).verify(&headers, body).is_ok());
 
     config.destinations =
         vec![Destination::new("billing", "https://billing.example").expect("a URL")];
