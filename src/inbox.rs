@@ -88,17 +88,13 @@ impl<T> Once<T> {
     }
 }
 
-/// A source or a message id that the inbox cannot store. Nothing was sent to the database.
-///
-/// [`once`] returns this error inside Diesel's [`QueryBuilderError`](Error::QueryBuilderError).
+/// A source or a message id that the inbox cannot store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the {field} of the message {reason}")]
-#[non_exhaustive]
-pub struct BadKey {
+struct BadKey {
     /// `source` or `id`.
-    pub field: &'static str,
-    /// Why it cannot be stored.
-    pub reason: &'static str,
+    field: &'static str,
+    reason: &'static str,
 }
 
 /// Handles a message unless it was handled before.
@@ -127,7 +123,7 @@ pub struct BadKey {
 /// - The error that `handle` returns.
 /// - Diesel's error if the database fails or the table is missing. Also if a statement in `handle` failed and
 ///   `handle` ignored the error: after a failed statement, PostgreSQL commits nothing.
-/// - A [`BadKey`], inside [`Error::QueryBuilderError`], if the source or the id is empty, is longer than
+/// - [`Error::QueryBuilderError`] if the source or the id is empty, is longer than
 ///   [`MAX_KEY_BYTES`], or contains NUL. An open transaction stays usable.
 ///
 /// # Panics

@@ -10,7 +10,7 @@ use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Integer, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::config::Mode;
-use diesel_outbox::inbox::{self, BadKey, Once};
+use diesel_outbox::inbox::{self, Once};
 use diesel_outbox::receive::{Headers, Verifier};
 use diesel_outbox::{Destination, EnqueueError, Event};
 use serde::{Deserialize, Serialize};
@@ -246,10 +246,7 @@ fn a_bad_key_is_an_error_before_sql() {
         ] {
             let error = inbox::once(conn, source, id, |_| QueryResult::Ok(())).expect_err(said);
             assert_eq!(error.to_string(), said);
-            let Error::QueryBuilderError(error) = error else {
-                panic!("{error:?}")
-            };
-            assert!(error.downcast_ref::<BadKey>().is_some());
+            assert!(matches!(error, Error::QueryBuilderError(_)), "{error:?}");
         }
         // The transaction is still usable, and the longest keys fit.
         let longest = &long[1..];
