@@ -4,7 +4,7 @@
 ///
 /// - `words! { pub enum … }` also gives it `ALL` and `as_str`.
 /// - `words! { "status": pub enum … }` also gives it `ALL`, `as_str` and `FromStr`, with `unknown status "x"` as error.
-/// - `words! { setting: pub enum … }` is for the value of a setting: `read`, with the allowed words in the error.
+/// - `words! { setting: pub enum … }` is for a value of a setting or a query: `read`, with the allowed words in the error.
 macro_rules! words {
     (
         $(#[$attribute:meta])*

@@ -25,22 +25,23 @@ use crate::shows::shows;
 /// });
 /// assert!(receiver.messages().is_empty());
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct RecordingDispatcher {
-    answer: Arc<dyn Fn(&Message) -> Outcome + Send + Sync>,
+    /// `None`: every message is delivered.
+    answer: Option<Arc<dyn Fn(&Message) -> Outcome + Send + Sync>>,
     messages: Arc<Mutex<Vec<Message>>>,
 }
 
 impl RecordingDispatcher {
     /// Creates a dispatcher that delivers every message.
     pub fn new() -> Self {
-        Self::answering(|_| Outcome::Delivered(Response::default()))
+        Self::default()
     }
 
     /// Creates a dispatcher that returns the outcomes of this function.
     pub fn answering(answer: impl Fn(&Message) -> Outcome + Send + Sync + 'static) -> Self {
         Self {
-            answer: Arc::new(answer),
+            answer: Some(Arc::new(answer)),
             messages: Arc::default(),
         }
     }
@@ -75,16 +76,13 @@ impl RecordingDispatcher {
     }
 }
 
-impl Default for RecordingDispatcher {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Dispatcher for RecordingDispatcher {
     fn dispatch(&self, message: &Message) -> Outcome {
         self.list().push(message.clone());
-        (self.answer)(message)
+        match &self.answer {
+            Some(answer) => answer(message),
+            None => Outcome::Delivered(Response::default()),
+        }
     }
 }
 

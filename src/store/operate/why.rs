@@ -128,12 +128,8 @@ pub enum WaitReason {
 }
 
 words! {
-    "state of a blocking message":
+    setting:
     /// The state of a message that blocks its ordering key.
-    ///
-    /// ```
-    /// assert_eq!(diesel_outbox::admin::Blocker::NotDue.as_str(), "not due");
-    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     #[non_exhaustive]
     pub enum Blocker {
@@ -187,7 +183,7 @@ impl fmt::Display for WaitReason {
             Self::NotDue { until: Some(until) } => write!(f, "not due until {until}"),
             Self::NotDue { until: None } => f.write_str("not due until rescheduled"),
             Self::BehindKey { sequence, blocker } => {
-                write!(f, "behind {sequence} of its key ({})", blocker.as_str())
+                write!(f, "behind {sequence} of its key ({blocker})")
             }
             Self::TopicPaused { reason, until } => {
                 write!(f, "topic paused {}: {reason}", pause(until))
@@ -559,7 +555,7 @@ impl Facts {
         .giving::<(BigInt, BigInt, Text)>()
         .load(conn)?;
         let known = |word: &str| {
-            word.parse::<Blocker>()
+            Blocker::read(word)
                 .map_err(|error| diesel::result::Error::DeserializationError(error.into()))
         };
         rows.into_iter()
@@ -753,8 +749,14 @@ mod tests {
         ] {
             assert_eq!(reason.to_string(), text);
         }
-        for one in Blocker::ALL {
-            assert_eq!(one.as_str().parse(), Ok(*one));
+        for one in [
+            Blocker::Due,
+            Blocker::Retrying,
+            Blocker::Dead,
+            Blocker::NotDue,
+            Blocker::Sending,
+        ] {
+            assert_eq!(Blocker::read(&one.to_string()), Ok(one));
         }
     }
 }

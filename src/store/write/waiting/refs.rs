@@ -98,7 +98,7 @@ pub struct Changed {
     pub parts: Vec<Part>,
     /// The reference is a sequence that several messages have, because it was used again. Nothing was changed: refer to
     /// one of them by its message id or key.
-    pub is_ambiguous: bool,
+    pub(crate) is_ambiguous: bool,
     /// Whether the search covered everything. `false`: a search without an index took too long and was stopped.
     pub is_complete: bool,
 }
