@@ -8,7 +8,7 @@ use diesel::{Connection, PgConnection};
 use metrics::gauge;
 use uuid::Uuid;
 
-use crate::admin::{self, Note, Unserved};
+use crate::admin::{DeadFilter, Note, Place, Unserved, WaitingFilter};
 use crate::config::{Auth, Config, ConfigError, Destination, Proxy, Route};
 #[cfg(feature = "http")]
 use crate::dispatch::HttpDispatcher;
@@ -126,6 +126,16 @@ pub fn shown_auth(auth: &Auth) -> Vec<(&'static str, String)> {
     auth.shown()
 }
 
+/// The filter for the next page of waiting messages: only those after this place.
+pub fn waiting_after(filter: WaitingFilter, place: impl Into<Option<Place>>) -> WaitingFilter {
+    filter.after(place)
+}
+
+/// The filter for the next page of dead letters: only those from before this place.
+pub fn dead_before(filter: DeadFilter, place: impl Into<Option<Place>>) -> DeadFilter {
+    filter.before(place)
+}
+
 /// What an operator should do about messages that no relay serves, as an imperative.
 pub fn next_step(why: &Unserved) -> String {
     why.next_step()
@@ -199,9 +209,9 @@ pub fn acts(
     conn: &mut PgConnection,
     name: &OutboxName,
     text: &str,
-    before: Option<admin::Place>,
+    before: Option<Place>,
     limit: i64,
-) -> Result<Vec<(OperatorAct, admin::Place)>, DatabaseError> {
+) -> Result<Vec<(OperatorAct, Place)>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
         audit::acts(conn, name, text, before, limit)
     })?)

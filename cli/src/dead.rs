@@ -201,7 +201,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         } => {
             let before = before.as_deref().map(|text| place("--before", text));
             let before = before.transpose()?;
-            let filter = which.filter()?.before(before);
+            let filter = program::dead_before(which.filter()?, before);
             let limit = i64::from(*limit);
             let letters = program::dead_letters(&mut conn, &config.table, &filter, limit)?;
             if letters.is_empty() && !json {

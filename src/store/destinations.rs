@@ -50,15 +50,15 @@ filter! {
     /// ```
     pub struct DestinationFilter {
         /// Only destinations of this tenant.
-        tenant_id: Uuid,
+        pub tenant_id: Uuid,
         /// `true`: only enabled destinations; `false`: only disabled destinations.
-        enabled: bool,
+        pub enabled: bool,
         /// `true`: only destinations that are failing, or were when they were disabled; `false`: only the others.
-        failing: bool,
+        pub failing: bool,
         /// Only destinations whose name, URL or description contains this text, ignoring case.
-        search: String,
+        pub search: String,
         /// Only destinations whose names sort after this name: the last name of the previous page.
-        after: String,
+        pub after: String,
     }
 }
 

@@ -1,11 +1,11 @@
 //! Filters: optional conditions that select rows, set one by one. And the conditions that the tables of messages share.
 
-/// A filter with a method for each condition. A condition that is not set selects everything.
+/// A filter with a method for each condition, public where `pub` stands. A condition that is not set selects everything.
 macro_rules! filter {
     (
         $(#[$of_filter:meta])*
         pub struct $Filter:ident {
-            $($(#[doc = $doc:literal])+ $condition:ident: $Value:ty,)+
+            $($(#[doc = $doc:literal])+ $visible:vis $condition:ident: $Value:ty,)+
         }
     ) => {
         $(#[$of_filter])*
@@ -19,7 +19,7 @@ macro_rules! filter {
             $(
                 $(#[doc = $doc])+
                 #[must_use]
-                pub fn $condition(mut self, $condition: impl Into<Option<$Value>>) -> Self {
+                $visible fn $condition(mut self, $condition: impl Into<Option<$Value>>) -> Self {
                     self.$condition = $condition.into();
                     self
                 }

@@ -29,7 +29,7 @@ fn pages_show_each_dead_letter_once() {
     let mut conn = db.connect();
     let (mut seen, mut before): (Vec<i64>, Option<Place>) = (Vec::new(), None);
     loop {
-        let filter = DeadFilter::default().before(before);
+        let filter = program::dead_before(DeadFilter::default(), before);
         let page = program::dead_letters(&mut conn, &db.outbox_name(), &filter, 4).expect("a page");
         let Some(last) = page.last() else { break };
         // The place travels through text, as in a link.

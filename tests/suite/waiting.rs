@@ -625,7 +625,7 @@ fn waiting_messages_are_listed_by_topic_destination_tenant_key_and_state() {
             break;
         };
         seen.push(row.idempotency_key.clone());
-        filter = filter.after(row.place());
+        filter = program::waiting_after(filter, row.place());
     }
     assert_eq!(seen, in_order);
 }
@@ -652,7 +652,7 @@ fn the_pages_of_many_topics_are_one_list() {
             let Some(last) = page.last() else {
                 break;
             };
-            filter = filter.after(last.place());
+            filter = program::waiting_after(filter, last.place());
             seen.extend(page.into_iter().map(|row| row.idempotency_key));
         }
         assert_eq!(Some(seen.join(" ")), in_order, "{limit}");

@@ -173,8 +173,8 @@ pub(super) fn list(conn: &mut PgConnection, config: &Config, options: &List) -> 
         .destination(options.destination.clone())
         .tenant_id(options.tenant.as_deref().map(values::tenant).transpose()?)
         .ordering_key(options.key.clone())
-        .status(options.status.as_deref().map(status).transpose()?)
-        .after(after.transpose()?);
+        .status(options.status.as_deref().map(status).transpose()?);
+    let filter = program::waiting_after(filter, after.transpose()?);
     let limit = i64::from(options.limit);
     let found = program::waiting(conn, &config.table, &filter, limit)?;
     let waits = program::wait_reasons_of(conn, &config.table, &found.rows)?;

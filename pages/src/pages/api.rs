@@ -730,7 +730,7 @@ fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
 }
 
 fn list_messages(call: &Call<'_>) -> Found<Listed<Message>> {
-    let filter = waiting_of(call)?.after(call.cursor()?);
+    let filter = program::waiting_after(waiting_of(call)?, call.cursor()?);
     let (found, waits, next) = waiting::search(&call.visit(), &filter, call.limit()?)?;
     Ok(Listed {
         data: records(call.visitor, &found.rows, &waits),

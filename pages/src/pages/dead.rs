@@ -121,7 +121,12 @@ pub(super) fn search(
     let filter = filter(asked)?;
     let mut found = match asked.get("q") {
         "" => visit.run(&visit.site.database, |conn, outbox| {
-            program::dead_letters(conn, outbox, &filter.before(before), as_limit(limit) + 1)
+            program::dead_letters(
+                conn,
+                outbox,
+                &program::dead_before(filter, before),
+                as_limit(limit) + 1,
+            )
         })?,
         q => find(visit, q, &filter)?,
     };

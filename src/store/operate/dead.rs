@@ -34,39 +34,35 @@ filter! {
     ///
     /// ```
     /// use diesel_outbox::ReasonCode;
-    /// use diesel_outbox::admin::{DeadFilter, Place};
+    /// use diesel_outbox::admin::DeadFilter;
     /// # let tenant = uuid::Uuid::nil();
-    /// # let last: Place = "0.1".parse()?;
     ///
     /// let filter = DeadFilter::default()
     ///     .topic("order.paid".to_owned())
     ///     .destination("billing".to_owned())
     ///     .reason(ReasonCode::ServerError)
     ///     .tenant_id(tenant)
-    ///     .registration(None)
     ///     .sequences(vec![7, 8])
-    ///     .since(std::time::SystemTime::UNIX_EPOCH)
-    ///     .before(last);
+    ///     .since(std::time::SystemTime::UNIX_EPOCH);
     /// # let _ = filter;
-    /// # Ok::<(), diesel_outbox::UnknownWord>(())
     /// ```
     pub struct DeadFilter {
         /// Only these sequences; empty: any.
-        sequences: Vec<i64>,
+        pub sequences: Vec<i64>,
         /// Only this topic.
-        topic: String,
+        pub topic: String,
         /// Only this reason.
-        reason: ReasonCode,
+        pub reason: ReasonCode,
         /// Only dead letters for this destination.
-        destination: String,
+        pub destination: String,
         /// Only this tenant.
-        tenant_id: Uuid,
+        pub tenant_id: Uuid,
         /// Only this registration of the destination, or none.
-        registration: Uuid,
+        pub(crate) registration: Uuid,
         /// Dead-lettered at this time or later.
-        since: SystemTime,
+        pub since: SystemTime,
         /// Only dead letters from before this place: the next page of the list.
-        before: Place,
+        pub(crate) before: Place,
     }
 }
 

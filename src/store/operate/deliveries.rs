@@ -67,17 +67,17 @@ filter! {
     /// ```
     pub struct DeliveryFilter {
         /// Only this state.
-        state: Status,
+        pub state: Status,
         /// Only this tenant.
-        tenant_id: Uuid,
+        pub tenant_id: Uuid,
         /// Only this topic.
-        topic: String,
+        pub topic: String,
         /// Only messages that were settled, or are due, at this time or later.
-        since: SystemTime,
+        pub since: SystemTime,
         /// Only messages that were settled, or are due, before this time.
-        until: SystemTime,
+        pub until: SystemTime,
         /// Only deliveries after this place: the next page ([`Deliveries::next`]).
-        after: Place,
+        pub after: Place,
     }
 }
 

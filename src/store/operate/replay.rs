@@ -53,18 +53,18 @@ filter! {
     /// ```
     pub struct ReplayFilter {
         /// Delivered at this time or later.
-        since: SystemTime,
+        pub since: SystemTime,
         /// Delivered before this time, and never after the replay began: a replay does not replay its own messages.
-        until: SystemTime,
+        pub until: SystemTime,
         /// Only this topic.
-        topic: String,
+        pub topic: String,
         /// Only messages delivered to this destination. They go there again, wherever the current routes lead. Empty: only
         /// messages that named no destination.
-        destination: String,
+        pub destination: String,
         /// Only this tenant.
-        tenant_id: Uuid,
+        pub tenant_id: Uuid,
         /// Only these idempotency keys; empty: any.
-        idempotency_keys: Vec<String>,
+        pub idempotency_keys: Vec<String>,
     }
 }
 

@@ -39,10 +39,9 @@ filter! {
     ///
     /// ```
     /// use diesel_outbox::Status;
-    /// use diesel_outbox::admin::{Place, WaitingFilter};
+    /// use diesel_outbox::admin::WaitingFilter;
     /// use std::time::{Duration, SystemTime};
     /// # let tenant = uuid::Uuid::nil();
-    /// # let last: Place = "0.1".parse()?;
     ///
     /// let filter = WaitingFilter::default()
     ///     .topic("order.paid".to_owned())
@@ -51,28 +50,26 @@ filter! {
     ///     .ordering_key("order-42".to_owned())
     ///     .status(Status::Retrying)
     ///     .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
-    ///     .until(SystemTime::now())
-    ///     .after(last);
+    ///     .until(SystemTime::now());
     /// # let _ = filter;
-    /// # Ok::<(), diesel_outbox::UnknownWord>(())
     /// ```
     pub struct WaitingFilter {
         /// Only this topic.
-        topic: String,
+        pub topic: String,
         /// Only messages that name this destination, not those that a route sends there; empty: messages that name none.
-        destination: String,
+        pub destination: String,
         /// Only this tenant.
-        tenant_id: Uuid,
+        pub tenant_id: Uuid,
         /// Only this ordering key.
-        ordering_key: String,
+        pub ordering_key: String,
         /// Only this state. Delivered and dead messages are not live.
-        status: Status,
+        pub status: Status,
         /// Enqueued at this time or later.
-        since: SystemTime,
+        pub since: SystemTime,
         /// Enqueued before this time.
-        until: SystemTime,
+        pub until: SystemTime,
         /// Only messages after this place: the next page of the list.
-        after: Place,
+        pub(crate) after: Place,
     }
 }
 

@@ -260,7 +260,7 @@ fn matching(
             let latest = program::dead_letters(conn, outbox, &filter, 1)?;
             before = latest.first().and_then(behind);
         }
-        let filter = filter.clone().before(before);
+        let filter = program::dead_before(filter.clone(), before);
         let mut letters = admin::matching_dead_letters(conn, outbox, &filter)?;
         if let Some(found) = &is_found {
             letters.retain(|letter| found.contains(letter));

@@ -67,7 +67,8 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Result<Markup, String>, Refusal>
         Asked::of(visit.form, NAMES),
         Asked::of(visit.form, &["after"]),
     );
-    let filter = filter(visit.form).and_then(|filter| Ok(filter.after(after.parsed("after")?)));
+    let filter = filter(visit.form)
+        .and_then(|filter| Ok(program::waiting_after(filter, after.parsed("after")?)));
     let filter = match filter {
         Ok(filter) => filter,
         Err(wrong) => return Ok(Err(wrong.what)),
