@@ -15,7 +15,7 @@ use crate::dispatch::HttpDispatcher;
 use crate::error::DatabaseError;
 use crate::metrics::READY;
 use crate::name::OutboxName;
-use crate::relay::{RelayHandle, StartError};
+use crate::relay::{RelayHandle, StartError, Stats};
 use crate::store::operate::audit;
 use crate::store::pinned::pinned;
 use crate::store::write::waiting::MessageRef;
@@ -174,6 +174,29 @@ pub fn record_ready(config: &Config, label: &str, is_ready: bool) {
 /// dispatcher.
 pub fn destination_states(relay: &RelayHandle) -> Vec<DestinationState> {
     relay.destinations()
+}
+
+/// What a relay's claims and settles cost since its start.
+#[derive(Debug, Clone, Copy)]
+pub struct Statements {
+    /// Claims that found messages.
+    pub claims: u64,
+    /// The time that these claims took, in microseconds.
+    pub claim_micros: u64,
+    /// Statements that settled messages.
+    pub settles: u64,
+    /// Messages claimed together with the settle of their ordering key's previous message.
+    pub continued: u64,
+}
+
+/// The statements of a relay.
+pub fn statements(stats: &Stats) -> Statements {
+    Statements {
+        claims: stats.claims,
+        claim_micros: stats.claim_micros,
+        settles: stats.settles,
+        continued: stats.continued,
+    }
 }
 
 /// Why a destination's messages are held by this relay alone.

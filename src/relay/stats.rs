@@ -25,15 +25,15 @@ pub struct Stats {
     /// Settles without effect, because another relay had claimed the message.
     pub conflicts: u64,
     /// Messages claimed together with the settle of their ordering key's previous message.
-    pub continued: u64,
+    pub(crate) continued: u64,
     /// Leases lost.
     pub leases_lost: u64,
     /// Claims that found messages.
-    pub claims: u64,
+    pub(crate) claims: u64,
     /// The time that these claims took, in microseconds.
-    pub claim_micros: u64,
+    pub(crate) claim_micros: u64,
     /// Statements that settled messages.
-    pub settles: u64,
+    pub(crate) settles: u64,
 }
 
 impl Stats {

@@ -192,8 +192,12 @@ impl Claims {
     }
 
     fn look(&mut self, stats: Stats) {
-        let claims = stats.claims - self.before.claims;
-        let micros = stats.claim_micros - self.before.claim_micros;
+        let (now, before) = (
+            program::statements(&stats),
+            program::statements(&self.before),
+        );
+        let claims = now.claims - before.claims;
+        let micros = now.claim_micros - before.claim_micros;
         if let Some(mean) = micros.checked_div(claims) {
             self.micros.saturating_record_n(mean, claims);
         }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use comfy_table::Table;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{RunQueryDsl, sql_query};
-use diesel_outbox::{Destination, NewMessage, Outbox, Route};
+use diesel_outbox::{Destination, NewMessage, Outbox, Route, program};
 use serde_json::{Value, json};
 
 use super::MOST_MESSAGES;
@@ -43,6 +43,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let wal = wal_position(&mut ground.conn)? - wal_before;
     let hot = hot_share(&mut ground.conn, &ground.schema, alone.stats)?;
     let count = options.messages as f64;
+    let statements = program::statements(&alone.stats);
     let mut report = json!({
         "messages": options.messages,
         "enqueued_per_second": count / enqueue_seconds,
@@ -51,8 +52,8 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         "own_cpu_us_per_message": alone.cpu_us_per_message(),
         "wal_bytes_per_message": wal / count,
         "hot_update_share": hot,
-        "messages_per_claim": count / alone.stats.claims as f64,
-        "messages_per_settle": count / alone.stats.settles as f64,
+        "messages_per_claim": count / statements.claims as f64,
+        "messages_per_settle": count / statements.settles as f64,
         "claim_ms": alone.claim_ms(),
         "claim_p99_ms": alone.claim_p99_ms(),
         "peak_memory_mib": peak_memory_mib()?,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::Table;
-use diesel_outbox::{Destination, HttpDispatcher, Relay, Route};
+use diesel_outbox::{Destination, HttpDispatcher, Relay, Route, program};
 use serde_json::{Value, json};
 
 use super::MOST_MESSAGES;
@@ -79,8 +79,8 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             "ratio_to_unordered": ordered.rate() / unordered.rate(),
             "claim_ms": ordered.claim_ms(),
             "claim_p99_ms": ordered.claim_p99_ms(),
-            "messages_per_claim": ordered.messages as f64 / ordered.stats.claims as f64,
-            "continued_share": ordered.stats.continued as f64 / ordered.messages as f64,
+            "messages_per_claim": ordered.messages as f64 / program::statements(&ordered.stats).claims as f64,
+            "continued_share": program::statements(&ordered.stats).continued as f64 / ordered.messages as f64,
             "own_cpu_us_per_message": ordered.cpu_us_per_message(),
             "misorders": breaches.misorders,
             "overlaps": breaches.overlaps,

@@ -9,7 +9,7 @@ use comfy_table::Table;
 use diesel::sql_types::{BigInt, Double, Text};
 use diesel::{RunQueryDsl, sql_query};
 use diesel_outbox::config::SigningSecret;
-use diesel_outbox::{Relay, RelayBuilder};
+use diesel_outbox::{Relay, RelayBuilder, program};
 use serde_json::{Value, json};
 
 use super::delivery::{Delivery, deliver_behind, deliver_with, mean_of, rate_of};
@@ -132,7 +132,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             "messages_per_second": rate_of(deliveries),
             "ratio": rate_of(deliveries) / rate_of(&configured),
             "own_cpu_us_per_message": mean_of(deliveries, Delivery::cpu_us_per_message),
-            "messages_per_claim": mean_of(deliveries, |one| one.stats.claimed as f64 / one.stats.claims as f64),
+            "messages_per_claim": mean_of(deliveries, |one| one.stats.claimed as f64 / program::statements(&one.stats).claims as f64),
             "split": deliveries.iter().map(|one| one.stats.split).sum::<u64>(),
         })
     };

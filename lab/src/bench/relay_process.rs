@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use diesel_outbox::config::Config;
-use diesel_outbox::{Relay, Stats};
+use diesel_outbox::{Relay, Stats, program};
 use serde::{Deserialize, Serialize};
 
 use super::measures::cpu_seconds;
@@ -40,11 +40,12 @@ impl Done {
     }
 
     fn of(stats: Stats) -> Result<Self> {
+        let statements = program::statements(&stats);
         Ok(Self {
             delivered: stats.delivered,
             failed: stats.retried + stats.dead,
-            claims: stats.claims,
-            claim_micros: stats.claim_micros,
+            claims: statements.claims,
+            claim_micros: statements.claim_micros,
             conflicts: stats.conflicts,
             cpu_seconds: cpu_seconds()?,
         })
