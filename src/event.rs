@@ -286,16 +286,9 @@ pub enum DecodeError {
     /// The payload is missing, or has another content type.
     #[error("no JSON payload")]
     NoJson,
-    /// The payload is not valid JSON, or has another shape.
-    #[error("{reason} at line {line}, column {column}")]
-    Payload {
-        /// Which of the two.
-        reason: &'static str,
-        /// The line, counted from 1.
-        line: usize,
-        /// The column, counted from 1; 0: before the first column.
-        column: usize,
-    },
+    /// The payload is not valid JSON, or has another shape: which of the two, and where.
+    #[error("{0}")]
+    Payload(String),
 }
 
 impl From<serde_json::Error> for DecodeError {
@@ -307,21 +300,18 @@ impl From<serde_json::Error> for DecodeError {
 impl DecodeError {
     /// Omits the text of the error, which quotes values of the payload.
     pub(crate) fn of(error: &serde_json::Error) -> Self {
-        Self::Payload {
-            reason: reason_of(error),
-            line: error.line(),
-            column: error.column(),
-        }
+        Self::Payload(unquoted(error))
     }
 }
 
-/// What is wrong with the JSON, without quoting it.
-pub(crate) fn reason_of(error: &serde_json::Error) -> &'static str {
+/// What is wrong with the JSON and where, without quoting it.
+pub(crate) fn unquoted(error: &serde_json::Error) -> String {
     use serde_json::error::Category;
-    match error.classify() {
+    let what = match error.classify() {
         Category::Data => "unexpected JSON shape",
         Category::Syntax | Category::Eof | Category::Io => "invalid JSON",
-    }
+    };
+    format!("{what} at line {}, column {}", error.line(), error.column())
 }
 
 impl NewMessage {

@@ -11,16 +11,9 @@ pub enum CloudEventError {
     /// The body is not UTF-8.
     #[error("the body is not UTF-8")]
     Utf8,
-    /// The body is not valid JSON, or not a document or an array of documents.
-    #[error("{reason} at line {line}, column {column}")]
-    Json {
-        /// Which of the two.
-        reason: &'static str,
-        /// The line, counted from 1.
-        line: usize,
-        /// The column, counted from 1; 0: before the first column.
-        column: usize,
-    },
+    /// The body is not valid JSON, or not a document or an array of documents: which of the two, and where.
+    #[error("{0}")]
+    Json(String),
     /// A required attribute is missing.
     #[error("the attribute {name} is missing")]
     Missing {

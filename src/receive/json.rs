@@ -12,18 +12,14 @@ use serde_json::value::RawValue;
 use super::attributes::{Attributes, check_name, is_known};
 use super::cloudevent::{CloudEvent, Data};
 use super::error::CloudEventError;
-use crate::event::reason_of;
+use crate::event::unquoted;
 
 const DATA: &str = "data";
 const DATA_BASE64: &str = "data_base64";
 
 /// Reads JSON. The error omits the text of serde's error, which quotes values.
 pub(super) fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, CloudEventError> {
-    serde_json::from_str(text).map_err(|error| CloudEventError::Json {
-        reason: reason_of(&error),
-        line: error.line(),
-        column: error.column(),
-    })
+    serde_json::from_str(text).map_err(|error| CloudEventError::Json(unquoted(&error)))
 }
 
 /// Reads the event of a document.
