@@ -122,7 +122,8 @@ pub(crate) fn matching(
             dead::message_id,
         ))
         .select((dead::sequence, dead::message_id));
-    unprepared(letters).load(conn)
+    let letters = unprepared(letters).load(conn)?;
+    Ok(letters.into_iter().map(LetterId::of).collect())
 }
 
 /// The dead letters with this sequence, with payload and headers.
@@ -154,12 +155,13 @@ pub(super) fn of_delivery(
     message_id: Uuid,
     to: Recipient<'_>,
 ) -> QueryResult<Vec<LetterId>> {
-    let sequences = dead::table(name.dead())
+    let letters = dead::table(name.dead())
         .filter(dead::message_id.eq(message_id))
         .filter(to.letters())
         .order(dead::sequence)
         .select((dead::sequence, dead::message_id));
-    unprepared(sequences).load(conn)
+    let letters = unprepared(letters).load(conn)?;
+    Ok(letters.into_iter().map(LetterId::of).collect())
 }
 
 /// Puts dead letters back into the outbox: due at once, with no attempts, and without an expiry that has passed.

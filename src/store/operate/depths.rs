@@ -76,20 +76,16 @@ pub struct LaneDepth {
 }
 
 /// The number of dead letters of one topic and destination.
-#[derive(Debug, Clone, Default, PartialEq, Eq, diesel::QueryableByName)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeadDepth {
     /// The topic.
-    #[diesel(sql_type = Text)]
     pub topic: String,
     /// The destination that was used; empty if none was used.
-    #[diesel(sql_type = Text)]
     pub destination: String,
     /// The number of dead letters.
-    #[diesel(sql_type = BigInt)]
     pub count: i64,
     /// The number is an estimate.
-    #[diesel(sql_type = Bool)]
     pub is_estimate: bool,
 }
 

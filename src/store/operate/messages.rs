@@ -154,12 +154,22 @@ impl MessageRecord {
 /// assert_eq!(letter.sequence.0, 42);
 /// # Ok::<(), diesel_outbox::UnknownWord>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Queryable)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LetterId {
     /// The sequence of the message.
     pub sequence: Sequence,
     /// The message id, as receivers see it.
     pub message_id: Uuid,
+}
+
+impl LetterId {
+    /// Of the columns of a row.
+    pub(super) fn of((sequence, message_id): (Sequence, Uuid)) -> Self {
+        Self {
+            sequence,
+            message_id,
+        }
+    }
 }
 
 impl std::fmt::Display for LetterId {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
 use super::{Care, DeadDepth, Lane, sample};
@@ -22,8 +23,14 @@ pub(super) fn depths(
 ) -> QueryResult<Vec<DeadDepth>> {
     let (from, factor) = sample::source(conn, &name.dead(), care)?;
     let counted = count(conn, &from)?;
+    let depth = |((topic, destination), count)| DeadDepth {
+        topic,
+        destination,
+        count,
+        is_estimate: factor.is_some(),
+    };
     let Some(factor) = factor else {
-        return Ok(counted);
+        return Ok(counted.into_iter().map(depth).collect());
     };
     let latest = count(
         conn,
@@ -33,29 +40,23 @@ pub(super) fn depths(
         ),
     )?;
     let mut lanes: BTreeMap<Lane, i64> = BTreeMap::new();
-    for row in counted {
-        let estimate = sample::times(row.count, factor);
-        lanes.insert((row.topic, row.destination), estimate);
+    for (lane, count) in counted {
+        lanes.insert(lane, sample::times(count, factor));
     }
-    for row in latest {
-        let count = lanes.entry((row.topic, row.destination)).or_default();
-        *count = row.count.max(*count);
+    for (lane, exactly) in latest {
+        let count = lanes.entry(lane).or_default();
+        *count = exactly.max(*count);
     }
-    Ok(lanes
-        .into_iter()
-        .map(|((topic, destination), count)| DeadDepth {
-            topic,
-            destination,
-            count,
-            is_estimate: true,
-        })
-        .collect())
+    Ok(lanes.into_iter().map(depth).collect())
 }
 
-fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<DeadDepth>> {
-    unprepared_statement(format!(
-        "SELECT topic, destination, count(*) AS count, false AS is_estimate FROM {from}
+fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<(Lane, i64)>> {
+    let rows = unprepared_statement(format!(
+        "SELECT topic, destination, count(*) FROM {from}
           GROUP BY 1, 2 ORDER BY topic COLLATE \"C\", destination COLLATE \"C\""
     ))
-    .load(conn)
+    .giving::<(Text, Text, BigInt)>()
+    .load(conn)?;
+    let of_lane = |(topic, destination, count)| ((topic, destination), count);
+    Ok(rows.into_iter().map(of_lane).collect())
 }
