@@ -1,7 +1,5 @@
 //! Domain events that an aggregate collects. Saving the aggregate enqueues them.
 
-use std::time::SystemTime;
-
 use crate::event::IntoMessage;
 use crate::message::{MessageError, NewMessage};
 
@@ -35,25 +33,10 @@ impl Events {
     }
 
     /// Adds an event: an [`Event`](crate::Event), or a [`NewMessage`] with more options. If the event
-    /// cannot be serialised, saving the aggregate fails.
+    /// cannot be serialised, saving the aggregate fails. Receivers see when an event occurred if
+    /// [`Event::occurred_at`](crate::Event::occurred_at) or [`NewMessage::occurred_at`] says so.
     pub fn record(&mut self, event: impl IntoMessage) {
         self.recorded.push(event.into_message());
-    }
-
-    /// Adds an event that occurred at `time`. Receivers see the time as `ce-time`.
-    ///
-    /// ```
-    /// use diesel_outbox::{Events, NewMessage};
-    /// use std::time::SystemTime;
-    ///
-    /// let mut events = Events::new();
-    /// events.record_at(SystemTime::now(), NewMessage::new("order.paid", &7)?);
-    /// # Ok::<(), diesel_outbox::MessageError>(())
-    /// ```
-    pub fn record_at(&mut self, time: SystemTime, event: impl IntoMessage) {
-        let message = event.into_message();
-        self.recorded
-            .push(message.map(|message| message.occurred_at(time)));
     }
 
     /// The number of events.

@@ -118,7 +118,7 @@ settings! {
         /// The database URL or key=value string. `None` until set.
         pub database_url: Option<SecretString>,
         /// The path of `outbox.toml`. [`from_env`] and the binary read the file.
-        pub config: Option<String>,
+        pub(crate) config: Option<String>,
         /// Whether the relay claims and sends messages.
         pub enabled: bool,
         /// The name of the outbox.

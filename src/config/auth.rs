@@ -60,7 +60,8 @@ const SEALED: &str = "sealed";
 /// });
 /// let token: Auth = token.to_string().parse()?;
 /// assert_eq!(token.to_string(), "oauth2, token_url https://login.example/token, client_id shop");
-/// let partner = Destination::new("partner", "https://partner.example/events")?.auth(token);
+/// let mut partner = Destination::new("partner", "https://partner.example/events")?;
+/// partner.auth = Some(token);
 ///
 /// // As GitHub signs: `X-Hub-Signature-256: sha256=…`.
 /// let signature = json!({

@@ -217,7 +217,7 @@ mod tests {
         let mut destination =
             Destination::new("a", "https://u:hunter2@example.com/?token=hunter2").expect("a URL");
         destination.headers = vec![("authorization".to_owned(), "hunter2".into())];
-        destination.proxy = Some(Proxy::parse("proxy", "http://u:hunter2@p:1").expect("a URL"));
+        destination.proxy = Some(Proxy::of("http://u:hunter2@p:1").expect("a URL"));
         let shown = format!("{destination:?} {:?}", destination.proxy);
         assert!(!shown.contains("hunter2"), "{shown}");
         assert!(shown.contains("authorization"), "{shown}");

@@ -295,7 +295,7 @@ fn r59_a_token_is_requested_through_the_proxy_of_the_destination() {
     let mut destination =
         Destination::new("billing", "http://billing.example/events").expect("a URL");
     let url = format!("http://{}", proxy.address);
-    destination.proxy = Some(Proxy::parse("proxy", &url).expect("a URL"));
+    destination.proxy = Some(Proxy::Via(url.parse().expect("a URL")));
     destination.auth = Some(auth(&json!({
         "type": "oauth2", "token_url": "http://login.example/token", "client_id": "a", "client_secret": "b",
     })));

@@ -299,7 +299,8 @@ fn the_time_of_an_event_is_when_it_occurred_in_each_mode_and_however_it_was_enqu
         let receiver = Receiver::ok();
         let mut station = Order::new(1);
         station.events.record(measured(3));
-        station.events.record_at(at(4), measured(0));
+        let late = NewMessage::of(&measured(0)).expect("JSON");
+        station.events.record(late.occurred_at(at(4)));
         database
             .connect()
             .transaction(|conn| {

@@ -121,7 +121,7 @@ fn secure(receiver: &Receiver) -> String {
 /// A destination behind a proxy, with short delays between attempts.
 fn behind(proxy: &str, url: &str) -> Destination {
     let mut destination = Destination::new("shop", url).expect("a URL");
-    destination.proxy = Some(Proxy::parse("proxy", proxy).expect("a URL"));
+    destination.proxy = Some(Proxy::Via(proxy.parse().expect("a URL")));
     let mut breaker = Breaker::default();
     breaker.open = Duration::from_millis(50);
     breaker.open_cap = Duration::from_millis(100);

@@ -74,7 +74,7 @@ fn a_proxy_that_is_down_is_a_problem_of_this_relay_and_opens_no_breaker_for_all(
     let receiver = Receiver::ok();
     let mut destination = Destination::new("shop", &receiver.url()).expect("a URL");
     // Nobody listens on this address.
-    destination.proxy = Some(Proxy::parse("proxy", "http://127.0.77.9:1").expect("a URL"));
+    destination.proxy = Some(Proxy::Via("http://127.0.77.9:1".parse().expect("a URL")));
     let relay = database
         .relay()
         .destination(destination)
@@ -112,7 +112,7 @@ fn messages_behind_a_proxy_that_is_down_are_tried_one_at_a_time() {
     let database = Database::new();
     let mut destination = Destination::new("shop", "http://127.0.0.1:9/").expect("a URL");
     // Nobody listens on this address.
-    destination.proxy = Some(Proxy::parse("proxy", "http://127.0.77.9:1").expect("a URL"));
+    destination.proxy = Some(Proxy::Via("http://127.0.77.9:1".parse().expect("a URL")));
     destination.policy.mode = Some(Mode::Batched);
     // The first request is one, and full. The linger ends before the hold.
     destination.request_batch.size = 100;

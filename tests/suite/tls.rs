@@ -376,7 +376,7 @@ fn tls_goes_through_the_tunnel_of_a_proxy_to_the_destination() {
         }
     });
     let mut destination = authority.known_as("relay", port);
-    destination.proxy = Some(Proxy::parse("proxy", &proxy).expect("a URL"));
+    destination.proxy = Some(Proxy::Via(proxy.parse().expect("a URL")));
     is_delivered(destination.clone());
     destination.tls.roots = Some(Roots::Bundled);
     let error = fails_for_good_by_tls(destination);

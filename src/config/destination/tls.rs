@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use url::Url;
 
-use crate::config::error::ConfigError;
 use crate::config::text::{shown_url, url};
 use crate::words::words;
 
@@ -100,23 +99,6 @@ impl fmt::Debug for Proxy {
 }
 
 impl Proxy {
-    /// Parses `direct` or the URL of a proxy, for the setting `key`.
-    ///
-    /// ```
-    /// use diesel_outbox::{Destination, config::Proxy};
-    ///
-    /// let mut billing = Destination::new("billing", "https://billing.example/events")?;
-    /// billing.proxy = Some(Proxy::parse("billing.proxy", "http://proxy.example:3128")?);
-    /// assert!(Proxy::parse("billing.proxy", "proxy.example").is_err());
-    /// # Ok::<(), diesel_outbox::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// A [`ConfigError`] names `key`. The value is neither `direct` nor a URL.
-    pub fn parse(key: &str, value: &str) -> Result<Self, ConfigError> {
-        Self::of(value).map_err(ConfigError::at(key))
-    }
-
     /// Parses `direct` or the URL of a proxy. The error is the reason.
     pub(in crate::config) fn of(text: &str) -> Result<Self, String> {
         match text {

@@ -546,7 +546,7 @@ mod tests {
             via.map(|via| via.shown())
         };
         assert_eq!(of(&destination), None);
-        destination.proxy = Some(Proxy::parse("proxy", "http://own:8080").expect("a URL"));
+        destination.proxy = Some(Proxy::Via("http://own:8080".parse().expect("a URL")));
         assert_eq!(of(&destination).as_deref(), Some("own:8080"));
         let mut other = Destination::new("other", "http://other.example").expect("a URL");
         assert_eq!(of(&other).as_deref(), Some("general:3128"));
