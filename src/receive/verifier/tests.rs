@@ -301,7 +301,7 @@ fn without_a_secret_there_is_no_verifier_and_none_is_ever_shown() {
     let verifier = verifier(FIRST);
     assert_eq!(
         format!("{verifier:?}"),
-        "Verifier { signer: Signer(1 secrets), public_keys: 0, tolerance: 300s, takes_binary: true }"
+        "Verifier { signer: Signer(1 secrets), public_keys: 0, tolerance: 300s, takes_binary: true, at: None }"
     );
     let headers = signed(FIRST, "a", &NOW.to_string(), b"{}");
     let error = result(SECOND, &headers, b"{}").expect_err("another secret");
