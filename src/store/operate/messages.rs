@@ -125,12 +125,8 @@ impl MessageRecord {
         }
     }
 
-    /// The place of the row in its list, which the next page begins at: of a waiting message when it is due
-    /// (`WaitingFilter::after`), of a dead letter or ledger entry when it was settled ([`DeadFilter::before`],
-    /// [`LedgerFilter::before`]).
-    ///
-    /// [`DeadFilter::before`]: super::dead::DeadFilter::before
-    /// [`LedgerFilter::before`]: super::ledger::LedgerFilter::before
+    /// The place of the row in its list, which the next page begins at: of a waiting message when it is due, of a dead
+    /// letter or ledger entry when it was settled.
     pub fn place(&self) -> Place {
         Place {
             micros: to_micros(self.at),

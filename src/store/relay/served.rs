@@ -283,8 +283,7 @@ impl Served {
     }
 }
 
-/// Why relays are active, but none serves the messages of a topic and destination (`NO_ROUTE`). The text says why;
-/// [`next_step`](Self::next_step) says what to do.
+/// Why relays are active, but none serves the messages of a topic and destination (`NO_ROUTE`). The text says why.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Unserved {
