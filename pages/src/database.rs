@@ -22,6 +22,7 @@ type Lent = Result<(), Box<dyn Error + Send + Sync>>;
 /// Calls the work with a connection.
 type Lend<'a> = dyn Fn(&mut dyn FnMut(&mut PgConnection)) -> Lent + 'a;
 type Lender = dyn Fn(&mut dyn FnMut(&mut PgConnection)) -> Lent + Send + Sync;
+type Statements<'a> = Box<dyn FnOnce(&mut PgConnection) -> Result<(), DatabaseError> + 'a>;
 /// A line of the audit log.
 type Line = Box<dyn FnOnce()>;
 
@@ -118,10 +119,14 @@ impl Connection {
         &mut self,
         statements: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
     ) -> Result<T> {
+        valued(statements, |statements| self.execute(statements))
+    }
+
+    fn execute(&mut self, statements: Statements<'_>) -> Result<()> {
         if let Some(mut conn) = self.open()? {
-            let value = limited(&mut conn, self.timeout, statements)?;
+            limited(&mut conn, self.timeout, statements)?;
             self.kept = Some(conn);
-            return Ok(value);
+            return Ok(());
         }
         match &self.source {
             Source::Lent(lend) => self::lent(&**lend, self.timeout, statements),
@@ -130,12 +135,22 @@ impl Connection {
     }
 }
 
-/// Runs statements with a connection that is lent.
-fn lent<T>(
-    lend: &Lend<'_>,
-    timeout: Duration,
+/// Keeps the value of the statements aside while `run` runs them, so that what surrounds statements is compiled once, not
+/// for each type of value.
+fn valued<T>(
     statements: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
+    run: impl FnOnce(Statements<'_>) -> Result<()>,
 ) -> Result<T> {
+    let mut value = None;
+    run(Box::new(|conn| {
+        value = Some(statements(conn)?);
+        Ok(())
+    }))?;
+    value.context("the statements did not run")
+}
+
+/// Runs statements with a connection that is lent.
+fn lent(lend: &Lend<'_>, timeout: Duration, statements: Statements<'_>) -> Result<()> {
     let (mut statements, mut done) = (Some(statements), None);
     lend(&mut |conn| done = statements.take().map(|run| limited(conn, timeout, run)))
         .map_err(|error| anyhow!(error))
@@ -204,10 +219,10 @@ impl Database {
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
     ) -> Result<T> {
         let statements = |conn: &mut PgConnection| statements(conn, &self.outbox);
-        match act {
+        valued(statements, |statements| match act {
             Some(act) => lent(act.lend, STATEMENT_TIMEOUT, statements),
-            None => self.turn(party)?.connection()?.run(statements),
-        }
+            None => self.turn(party)?.connection()?.execute(statements),
+        })
     }
 
     /// Carries out an act of a party in one transaction. An error of the act undoes everything.
@@ -268,11 +283,11 @@ impl Database {
 
 /// Runs statements in a transaction and limits the time of each. Settings of the session would not hold behind a
 /// pooler in transaction mode.
-fn limited<T>(
+fn limited(
     conn: &mut PgConnection,
     timeout: Duration,
-    statements: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
-) -> Result<T, DatabaseError> {
+    statements: Statements<'_>,
+) -> Result<(), DatabaseError> {
     let millis = timeout.as_millis();
     conn.transaction(|conn| {
         conn.batch_execute(&format!(

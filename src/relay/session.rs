@@ -42,6 +42,8 @@ pub(crate) enum AfterRefusal {
 /// A connection that threads of a relay use in turn. `None`: not open.
 pub(crate) type SharedConnection = Arc<Mutex<Option<InTurn>>>;
 
+type Statements<'a> = Box<dyn FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<()> + 'a>;
+
 /// An open connection between two turns.
 pub(crate) struct InTurn {
     connected: Connected,
@@ -141,12 +143,29 @@ impl Session {
         self.run_and_judge(Some(after), statements)
     }
 
-    /// Waits for the turn of this thread, if the connection is shared.
+    /// Keeps the value of the statements aside, so that what surrounds them is compiled once, not for each type of value.
     fn run_and_judge<T>(
         &mut self,
         after: Option<AfterRefusal>,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
     ) -> Result<T, DatabaseError> {
+        let mut value = None;
+        self.take_turn(
+            after,
+            Box::new(|conn, outbox| {
+                value = Some(statements(conn, outbox)?);
+                Ok(())
+            }),
+        )?;
+        Ok(value.expect("the statements have run"))
+    }
+
+    /// Waits for the turn of this thread, if the connection is shared.
+    fn take_turn(
+        &mut self,
+        after: Option<AfterRefusal>,
+        statements: Statements<'_>,
+    ) -> Result<(), DatabaseError> {
         let shared = self.shared.clone();
         let Some(mut in_turn) = shared.as_deref().map(lock) else {
             return self.run_in_turn(after, statements);
@@ -193,11 +212,11 @@ impl Session {
         Limits::of_relay(self.statement_timeout, self.plans).with_lock_timeout(self.lock_limit)
     }
 
-    fn run_in_turn<T>(
+    fn run_in_turn(
         &mut self,
         after: Option<AfterRefusal>,
-        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
-    ) -> Result<T, DatabaseError> {
+        statements: Statements<'_>,
+    ) -> Result<(), DatabaseError> {
         let (threads, post) = (Arc::clone(&self.threads), self.post);
         let limit = match &self.conn {
             Some(connected) => self.longest(connected),
@@ -219,7 +238,7 @@ impl Session {
         let has_met_lock =
             self.expects_locks && self.has_timed_out && !exceeds(self.statement_timeout);
         match &result {
-            Ok(_) => {
+            Ok(()) => {
                 self.failures = 0;
                 self.is_missing = false;
             }
@@ -282,10 +301,7 @@ impl Session {
         }
     }
 
-    fn try_run<T>(
-        &mut self,
-        statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
-    ) -> Result<T, DatabaseError> {
+    fn try_run(&mut self, statements: Statements<'_>) -> Result<(), DatabaseError> {
         let connected = match self.conn.take() {
             Some(connected) => connected,
             None => self.connect()?,
