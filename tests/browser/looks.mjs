@@ -72,6 +72,8 @@ export const audit = (isPhone) => {
 /** What the keyboard does not reach or does not show, of all that the page lets somebody do. */
 export const byKeyboard = async (page) => {
   let left = await page.evaluate(() => {
+    // Refreshing replaces the links that are being counted.
+    document.querySelector("#hold:not([hidden], [aria-pressed=true])")?.click();
     const usable = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']";
     globalThis.usable = new Set([...document.querySelectorAll(usable)].filter((one) => !one.disabled && one.checkVisibility()));
     globalThis.unseen = [];
