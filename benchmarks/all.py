@@ -136,12 +136,12 @@ def run(program, scenario, is_small):
     return json.loads(ran.stdout), time.monotonic() - began
 
 
-def kept(numbers, here, is_small, only):
-    """What stays of the numbers when only these scenarios are measured again, and why nothing stays otherwise."""
+def kept(numbers, here, is_small):
+    """What stays of the numbers when some scenarios are measured again, until they are, and why nothing stays otherwise."""
     if numbers["machine"] != here or numbers["small"] != is_small:
         was = " ".join(f"{key}: {value}." for key, value in numbers["machine"].items())
         return {}, f"the other numbers are dropped, because they come from elsewhere ({was} small: {numbers['small']}.)"
-    return {name: one for name, one in numbers["scenarios"].items() if name not in only}, None
+    return numbers["scenarios"], None
 
 
 def save(numbers):
@@ -157,7 +157,7 @@ def measure(program, only, is_small):
     here = machine(program)
     numbers = {"machine": here, "small": is_small, "scenarios": {}}
     if only and NUMBERS.exists():
-        numbers["scenarios"], why = kept(json.loads(NUMBERS.read_text()), here, is_small, only)
+        numbers["scenarios"], why = kept(json.loads(NUMBERS.read_text()), here, is_small)
         if why:
             print(f"bench-all: {why}", file=sys.stderr)
     wanted = [one for one in SCENARIOS if not only or one.name in only]

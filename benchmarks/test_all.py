@@ -62,10 +62,10 @@ class Check(unittest.TestCase):
 
 
 class Kept(unittest.TestCase):
-    def test_other_scenarios_of_the_same_machine(self):
-        scenarios, why = bench_all.kept(NUMBERS, NUMBERS["machine"], NUMBERS["small"], ["drain"])
+    def test_all_scenarios_of_the_same_machine(self):
+        scenarios, why = bench_all.kept(NUMBERS, NUMBERS["machine"], NUMBERS["small"])
         self.assertIsNone(why)
-        self.assertEqual(set(NUMBERS["scenarios"]) - set(scenarios), {"drain"})
+        self.assertEqual(scenarios, NUMBERS["scenarios"])
 
     def test_nothing_of_another_machine_or_size(self):
         for machine, is_small in [
@@ -74,7 +74,7 @@ class Kept(unittest.TestCase):
             (NUMBERS["machine"] | {"version": "0.0.0"}, NUMBERS["small"]),
             (NUMBERS["machine"], not NUMBERS["small"]),
         ]:
-            scenarios, why = bench_all.kept(NUMBERS, machine, is_small, ["drain"])
+            scenarios, why = bench_all.kept(NUMBERS, machine, is_small)
             self.assertEqual(scenarios, {})
             self.assertIn("dropped", why)
 

@@ -1,7 +1,8 @@
 //! The delivery policy of a destination: limits, retries, and what responses mean.
 //!
-//! An option is written in this file only: a field of [`DeliveryPolicy`], a row of [`PolicyOption::ALL`], and its range
+//! An option is written in this file: a field of [`DeliveryPolicy`], a row of [`PolicyOption::ALL`], and its range
 //! in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_destination`, the commands and the pages read the rows.
+//! An option that makes sense for handlers in the process has a setter of `Handlers`, too.
 
 use std::str::FromStr;
 use std::time::Duration;
