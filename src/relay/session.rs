@@ -17,7 +17,7 @@ use crate::name::OutboxName;
 use crate::store::brief::has_timed_out;
 use crate::store::pinned::{pin, pinned};
 use crate::store::relay::backend::{Backend, backend};
-use crate::store::relay::connection::{Connected, Limits, Plans, Source, lock_limit};
+use crate::store::relay::connection::{Connected, Limits, Plans, Source, keep_memory, lock_limit};
 use crate::store::setup::rights;
 
 /// How long a pooler lets a client wait for a server connection: the default of PgBouncer's `query_wait_timeout`.
@@ -334,6 +334,10 @@ impl Session {
             false => Some(backend(conn)?),
             true => None,
         };
+        // Only claims and settles need much memory. A shared connection has them all.
+        if !is_pooled && (self.plans == Plans::ByIndex || self.shared.is_some()) {
+            keep_memory(conn)?;
+        }
         conn.set_instrumentation(each_statement(&self.threads, self.post, longest));
         Ok(connected)
     }

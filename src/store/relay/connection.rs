@@ -101,7 +101,7 @@ impl Source {
             }
             Self::Manager(manager) => {
                 let mut conn = manager.connect()?;
-                limits.begin(&mut conn)?;
+                limits.set(&mut conn)?;
                 conn.batch_execute(&format!("SET application_name = 'diesel-outbox {purpose}'"))?;
                 Ok(Connected { conn, pooled: None })
             }
@@ -135,6 +135,11 @@ pub(crate) enum Plans {
     /// Always by an index, with one plan for all values. A prepared statement keeps its plan, which may be wrong once
     /// the table has grown. A new plan for each claim would cost a tenth of the claim, and more in a large table.
     ByIndex,
+}
+
+/// Lets the server process keep memory between statements.
+pub(crate) fn keep_memory(conn: &mut PgConnection) -> QueryResult<()> {
+    conn.batch_execute(KEEP_MEMORY)
 }
 
 /// How long a statement with this timeout may wait for a lock.
@@ -198,15 +203,6 @@ impl Limits {
         ]
     }
 
-    /// Sets the limits of a new session. The process of one that claims or settles keeps memory between statements.
-    fn begin(self, conn: &mut PgConnection) -> QueryResult<()> {
-        self.set(conn)?;
-        match self.plans {
-            Plans::ByIndex => conn.batch_execute(KEEP_MEMORY),
-            Plans::Any => Ok(()),
-        }
-    }
-
     /// Sets the limits until the connection closes.
     pub(crate) fn set(self, conn: &mut PgConnection) -> QueryResult<()> {
         let set = |(name, value)| format!("SET {name} = {value};");
@@ -258,7 +254,7 @@ fn connect_to(
     }
     let name = format!("diesel-outbox {purpose}");
     let mut conn = establish(url, &[("application_name", name)])?;
-    limits.begin(&mut conn)?;
+    limits.set(&mut conn)?;
     Ok(Connected { conn, pooled: None })
 }
 
