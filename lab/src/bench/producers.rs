@@ -37,6 +37,8 @@ pub(super) struct Options {
 
 /// More messages than a relay delivers in a second alongside busy clients.
 const BACKLOG_PER_SECOND: u64 = 40_000;
+/// Until a busy relay delivers, and until its last count is read.
+const STARTING: Duration = Duration::from_secs(2);
 /// The time after which an idle relay sleeps.
 const ASLEEP_AFTER: Duration = Duration::from_secs(2);
 /// The interval of checks whether a relay has begun to deliver.
@@ -160,77 +162,65 @@ fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Res
     }
     let backlog = options
         .backlog
-        .unwrap_or((options.seconds + ASLEEP_AFTER.as_secs()) * BACKLOG_PER_SECOND);
+        .unwrap_or((options.seconds + STARTING.as_secs()) * BACKLOG_PER_SECOND);
+    let is_busy = situation.relay == Presence::Busy;
+    if is_busy {
+        ground.fill(&Fill::plain(backlog))?;
+    }
+    let is_paused = is_busy || situation.relay == Presence::Asleep;
+    let table = ground.config.table.clone();
+    if is_paused {
+        admin::pause(
+            &mut ground.conn,
+            &table,
+            Pausable::Topic,
+            TOPIC,
+            "benchmark",
+            None,
+        )?;
+    }
+    ground.quiet()?;
     let stands_by = || ("OUTBOX_SINGLE_ACTIVE", "true".to_owned());
     let more = (situation.others == Others::StandBy).then(stands_by);
-    let mut relay = start_relay(situation.relay, backlog, ground, more.clone())?;
-    let mut others = Vec::new();
-    while situation.others != Others::None && others.len() < 3 {
-        let mut other = RelayProcess::start_with(ground, more.clone())?;
-        other.begin()?;
-        others.push(other);
+    let relays = match (situation.relay, situation.others) {
+        (Presence::Absent, _) => 0,
+        (_, Others::None) => 1,
+        (_, Others::Serve | Others::StandBy) => 4,
+    };
+    let mut running = Vec::new();
+    for _ in 0..relays {
+        let mut relay = RelayProcess::start_with(ground, more.clone())?;
+        relay.begin()?;
+        running.push(relay);
     }
-    if !others.is_empty() {
+    if relays > 0 {
         ground.wait(ASLEEP_AFTER)?;
     }
-    let delivered = |relay: &mut Option<RelayProcess>| match relay {
-        Some(relay) => Ok(relay.done()?.delivered),
-        None => anyhow::Ok(0),
+    let mut delivered = || {
+        running
+            .iter_mut()
+            .try_fold(0, |sum, relay| anyhow::Ok(sum + relay.done()?.delivered))
     };
-    let before = delivered(&mut relay)?;
+    // Only now, because others take a while to start, and a busy relay must still be busy when they sleep.
+    if is_busy {
+        admin::resume(&mut ground.conn, &table, Pausable::Topic, TOPIC)?;
+        let mut patience = Patience::new();
+        while delivered()? == 0 {
+            patience.look(0, 0, backlog, &ground.config)?;
+            ground.wait(TICK)?;
+        }
+    }
+    let before = delivered()?;
     let (commits, seconds) = produce(options, ground)?;
-    let after = delivered(&mut relay)?;
+    let after = delivered()?;
     ensure!(
-        situation.relay != Presence::Busy || after < backlog,
+        !is_busy || after < backlog,
         "the relay ran out of messages: raise --backlog above {backlog}"
     );
     situation.commits += commits;
     situation.seconds += seconds;
     situation.delivered += after - before;
-    for other in &mut others {
-        situation.delivered += other.done()?.delivered;
-    }
     Ok(())
-}
-
-fn start_relay(
-    presence: Presence,
-    backlog: u64,
-    ground: &mut Ground,
-    more: Option<(&'static str, String)>,
-) -> Result<Option<RelayProcess>> {
-    match presence {
-        Presence::Absent => {
-            ground.quiet()?;
-            Ok(None)
-        }
-        Presence::Asleep | Presence::KeepsUp => {
-            if presence == Presence::Asleep {
-                let (table, why) = (ground.config.table.clone(), "benchmark");
-                admin::pause(&mut ground.conn, &table, Pausable::Topic, TOPIC, why, None)?;
-            }
-            ground.quiet()?;
-            let mut relay = RelayProcess::start(ground)?;
-            relay.begin()?;
-            ground.wait(ASLEEP_AFTER)?;
-            Ok(Some(relay))
-        }
-        Presence::Busy => {
-            ground.fill(&Fill::plain(backlog))?;
-            ground.quiet()?;
-            let mut relay = RelayProcess::start_with(ground, more)?;
-            relay.begin()?;
-            let mut patience = Patience::new();
-            loop {
-                let done = relay.done()?;
-                if done.delivered > 0 {
-                    return Ok(Some(relay));
-                }
-                patience.look(done.delivered, done.failed, backlog, &ground.config)?;
-                ground.wait(TICK)?;
-            }
-        }
-    }
 }
 
 /// A client that commits as fast as it can.
