@@ -220,6 +220,10 @@ fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Res
     situation.commits += commits;
     situation.seconds += seconds;
     situation.delivered += after - before;
+    // A relay that is killed may leave a statement behind, which meets the drop of its tables in a deadlock.
+    for relay in running {
+        relay.finish()?;
+    }
     Ok(())
 }
 
