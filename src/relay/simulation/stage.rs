@@ -962,8 +962,10 @@ impl<'w> Stage<'w> {
             Happens::Unlock(rows) => {
                 let tables = &mut *self.tables.borrow_mut();
                 for row in rows {
-                    tables.locked.remove(&row);
-                    tables.of_people.remove(&row);
+                    // A server that is gone has dropped the lock, and a statement may have locked the row since.
+                    if tables.of_people.remove(&row) {
+                        tables.locked.remove(&row);
+                    }
                 }
                 tables.has_locked_pauses = false;
                 self.unlocked_at.set(self.now.get());
