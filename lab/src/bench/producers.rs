@@ -213,10 +213,6 @@ fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Res
     let before = delivered()?;
     let (commits, seconds) = produce(options, ground)?;
     let after = delivered()?;
-    ensure!(
-        !is_busy || after < backlog,
-        "the relay ran out of messages: raise --backlog above {backlog}"
-    );
     situation.commits += commits;
     situation.seconds += seconds;
     situation.delivered += after - before;
@@ -224,6 +220,10 @@ fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Res
     for relay in running {
         relay.finish()?;
     }
+    ensure!(
+        !is_busy || after < backlog,
+        "the relay ran out of messages: raise --backlog above {backlog}"
+    );
     Ok(())
 }
 
