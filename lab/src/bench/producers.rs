@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::children::RelayProcess;
 use super::delivery::Patience;
 use super::ground::{Fill, Ground, TOPIC, payload};
+use super::relay_process::Done;
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
@@ -30,7 +31,7 @@ pub(super) struct Options {
     /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
-    /// Messages that keep a relay busy [default: 40,000 per second of a run]
+    /// Messages that keep a relay busy [default: 40,000 per second of a run, and 80,000]
     #[arg(long, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     backlog: Option<u64>,
 }
@@ -196,23 +197,31 @@ fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Res
     if relays > 0 {
         ground.wait(ASLEEP_AFTER)?;
     }
-    let mut delivered = || {
-        running
-            .iter_mut()
-            .try_fold(0, |sum, relay| anyhow::Ok(sum + relay.done()?.delivered))
+    let mut done = || {
+        let mut sum = Done::default();
+        for relay in &mut running {
+            sum.add(relay.done()?);
+        }
+        anyhow::Ok(sum)
     };
     // Only now, because others take a while to start, and a busy relay must still be busy when they sleep.
     if is_busy {
         admin::resume(&mut ground.conn, &table, Pausable::Topic, TOPIC)?;
         let mut patience = Patience::new();
-        while delivered()? == 0 {
-            patience.look(0, 0, backlog, &ground.config)?;
+        loop {
+            let Done {
+                delivered, failed, ..
+            } = done()?;
+            if delivered > 0 {
+                break;
+            }
+            patience.look(delivered, failed, backlog, &ground.config)?;
             ground.wait(TICK)?;
         }
     }
-    let before = delivered()?;
+    let before = done()?.delivered;
     let (commits, seconds) = produce(options, ground)?;
-    let after = delivered()?;
+    let after = done()?.delivered;
     situation.commits += commits;
     situation.seconds += seconds;
     situation.delivered += after - before;
