@@ -79,6 +79,9 @@ pub(crate) fn open_part(name: &OutboxName) -> String {
 /// The trigger `outbox_wake` computes the same number.
 const OUTBOX_NUMBER: &str = "to_regclass($1)::oid::bigint::bit(32)::integer";
 
+/// Notifies all relays of the outbox named $1, on the channel of `outbox_wake`.
+const NOTIFY: &str = "pg_notify('outbox_' || to_regclass($1)::oid::text, '')";
+
 /// A thousand years. PostgreSQL cannot count much further back.
 const LONGEST_AGE: std::time::Duration = std::time::Duration::from_secs(1000 * 365 * 24 * 3600);
 

@@ -82,8 +82,6 @@ impl RelayHandle {
             log::error!(event = "shutdown_failed", error:% = error; "reloaded the settings, but the relay with the old settings did not shut down cleanly: {error}");
         }
         let mut state = self.state();
-        // If only one relay is active, it may be the new relay's turn.
-        state.now.shared.signals.news.ring();
         state.ending.retain(|one| !Arc::ptr_eq(one, &old));
         state.ended = state.ended.and(old.shared.stats());
         if !was_stopping {

@@ -97,7 +97,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
     ///
     /// If a check finds that the lease was shortened, because its connection was lost, the next beat renews at once.
     ///
-    /// A relay without messages asks the database less often, except while the lease of another relay ends.
+    /// A relay without messages asks the database less often, except while the lease of another relay ends, or has ended.
     pub(super) fn beat(&mut self) -> Duration {
         let shared = self.shared;
         let asked = BootTime::now();
@@ -115,11 +115,13 @@ impl<'a, D: Database> Heartbeat<'a, D> {
             Some(id) if asked < self.next => match self.db.look(id) {
                 Ok(Some(seen)) => {
                     shared.lease.seen(id, asked, seen.left);
-                    self.quiet_until = match seen.others_end {
+                    let is_its_turn = !seen.stands_by && shared.threads.state().stands_by;
+                    let has_changed = seen.others_end || is_its_turn;
+                    self.quiet_until = match has_changed {
                         true => asked,
                         false => asked.after(shared.lease.quiet_for()),
                     };
-                    if seen.others_end {
+                    if has_changed {
                         // The claimer may sleep for as long as nothing is committed.
                         shared.signals.news.ring();
                     }

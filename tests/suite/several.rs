@@ -9,14 +9,16 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, Running, eventually, finish};
 
-fn single(database: &Database, receiver: &Receiver) -> RelayHandle {
+fn single(database: &Database, receiver: &Receiver, listens: bool) -> RelayHandle {
     let mut config = Config::default();
+    config.listener = listens;
     for (variable, value) in [
         ("DATABASE_URL", database.url.as_str()),
         ("OUTBOX_TABLE", &database.name()),
         ("OUTBOX_SINGLE_ACTIVE", "true"),
         ("OUTBOX_URL", &receiver.url()),
-        ("OUTBOX_POLL_INTERVAL", "50ms"),
+        // A relay that stands by must not wait for its poll.
+        ("OUTBOX_POLL_INTERVAL", "600s"),
         ("OUTBOX_SEND_TIMEOUT", "500ms"),
         ("OUTBOX_LEASE", "3s"),
     ] {
@@ -32,7 +34,7 @@ fn single(database: &Database, receiver: &Receiver) -> RelayHandle {
 fn one_of_several_single_active_relays_works() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let mut relays: Vec<RelayHandle> = (0..3).map(|_| single(&database, &receiver)).collect();
+    let mut relays: Vec<RelayHandle> = (0..3).map(|_| single(&database, &receiver, true)).collect();
     let mut count = 0;
     while !relays.is_empty() {
         database.enqueue_many(50);
@@ -62,6 +64,19 @@ fn one_of_several_single_active_relays_works() {
         assert_eq!(stand_by, expected);
         relays.remove(0);
     }
+}
+
+/// R10: a relay that stands by sees that it is its turn, also without notifications.
+#[test]
+fn a_relay_that_hears_nothing_takes_its_turn() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let [first, second] = [(); 2].map(|()| single(&database, &receiver, false));
+    eventually("the second relay stands by", || second.stands_by());
+    first
+        .shutdown(Duration::from_secs(10))
+        .expect("the relay ends");
+    eventually("it is the turn of the second", || !second.stands_by());
 }
 
 /// R10, R12: the active relay is killed. Another relay takes over its messages within a lease, and no message is
@@ -98,6 +113,29 @@ fn another_single_active_relay_takes_over_within_a_lease() {
     });
     drop(second);
     assert_eq!(receiver.ids().len(), 2000);
+}
+
+/// R10, R12: a relay that shuts down releases messages that another relay sends at once, and not at its next poll.
+#[test]
+fn messages_of_a_relay_that_is_shut_down_do_not_wait_for_a_poll() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        200
+    });
+    let sleeping = database.sleeper(database.relay().url(&receiver.url()));
+    database.execute("ALTER TABLE {o} DISABLE TRIGGER USER");
+    database.enqueue_many(200);
+    let busy = database.relay().url(&receiver.url()).start();
+    let busy = busy.expect("the relay starts");
+    receiver.wait_for(1);
+    busy.shutdown(Duration::from_secs(10))
+        .expect("the relay ends");
+    eventually("all messages are delivered", || {
+        database.count("delivered") == 200
+    });
+    assert!(sleeping.stats().delivered > 100);
+    assert_eq!(receiver.count(), 200, "no message came twice");
 }
 
 /// R8: relays share the work, and no message is sent twice.

@@ -613,6 +613,8 @@ impl Database for Link<'_> {
     fn end(&mut self, lease: LeaseId) -> Answer<()> {
         self.ask(|tables, _, _, _| {
             tables.leases.remove(&lease.0);
-        })
+        })?;
+        self.stage.notify();
+        Ok(())
     }
 }

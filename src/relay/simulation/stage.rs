@@ -1122,16 +1122,14 @@ impl<'w> Stage<'w> {
         }
         let relays = self.relays_of(number);
         let is_alive = |number: &usize| !self.processes.borrow()[*number].is_dead;
-        let Some(alive) = relays.iter().copied().rfind(is_alive) else {
+        if !relays.iter().any(is_alive) {
             return relays
                 .into_iter()
                 .for_each(|one| self.all_sessions_end(one));
-        };
+        }
         if !leaves_lease {
             self.all_sessions_end(number);
         }
-        // It may be the new relay's turn.
-        self.processes.borrow()[alive].shared.signals.news.ring();
     }
 
     /// Either resets the connections of a process, or lets no packet through.
@@ -1282,7 +1280,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    fn notify(&self) {
+    pub(super) fn notify(&self) {
         for number in 0..self.processes.borrow().len() {
             let time = self.dice(0, 3);
             self.after(time, Happens::Notify(number));

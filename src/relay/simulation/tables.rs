@@ -283,8 +283,12 @@ impl Tables {
         let Some(mine) = self.leases.get(&lease).filter(|lease| is_valid(lease)) else {
             return false;
         };
-        let mut older = self.leases.range(..lease).map(|(_, lease)| lease);
-        !mine.is_single_active || !older.any(|one| one.is_single_active && !one.is_ended)
+        !self.stands_by(lease, mine)
+    }
+
+    fn stands_by(&self, id: i64, lease: &Lease) -> bool {
+        let mut older = self.leases.range(..id).map(|(_, lease)| lease);
+        lease.is_single_active && older.any(|one| one.is_single_active && !one.is_ended)
     }
 
     pub(super) fn has_active_relay(&self, now: i64) -> bool {
@@ -308,12 +312,14 @@ impl Tables {
         };
         let mut others = self.leases.iter().filter(|(id, _)| **id != lease);
         let others_end = others.any(|(_, other)| ends(other));
+        let stands_by = (self.leases.get(&lease)).is_some_and(|one| self.stands_by(lease, one));
         let lease = self.leases.get_mut(&lease).filter(|_| is_there)?;
         lease.locked_by = lease.locked_by.or(backend);
         Some(Seen {
             left: Duration::from_micros(u64::try_from(lease.expires_at - now).unwrap_or(0)),
             is_locked: backend.is_some() && lease.locked_by == backend,
             others_end,
+            stands_by,
         })
     }
 

@@ -29,6 +29,7 @@ use super::keyed_lock::keep_lock;
 use super::topics;
 use crate::name::OutboxName;
 use crate::routes::Serves;
+use crate::store::NOTIFY;
 use crate::store::sql::{
     Json, On, clock_timestamp, date_part, greatest, interval, now, pg_postmaster_start_time,
     pg_try_advisory_lock, pg_try_advisory_xact_lock,
@@ -225,6 +226,8 @@ pub(crate) struct Seen {
     pub(crate) is_locked: bool,
     /// Whether the lease of another relay ends, or should: a survey by the claimer decides.
     pub(crate) others_end: bool,
+    /// Whether an older relay is active instead.
+    pub(crate) stands_by: bool,
 }
 
 /// Reads a lease. `None`: the lease has expired or ended. `locks`: the session lasts, so it takes the lease's lock; it
@@ -248,8 +251,9 @@ pub(crate) fn look(
         .filter(other_lease::id.ne(id.0))
         .filter(ends)
         .select(other_lease::id);
-    let seen = ((lease::expires_at, clock_timestamp()), exists(others));
-    type Row = (((PgTimestamp, PgTimestamp), bool), bool);
+    let times = (lease::expires_at, clock_timestamp());
+    let seen = (times, exists(others), stands_by(name));
+    type Row = (((PgTimestamp, PgTimestamp), bool, bool), bool);
     let found: Option<Row> = match locks {
         true => found
             .select((seen, pg_try_advisory_lock(lease::id)))
@@ -259,18 +263,29 @@ pub(crate) fn look(
             .get_result(conn),
     }
     .optional()?;
-    Ok(found.map(|(((until, now), others_end), is_locked)| Seen {
-        left: Duration::from_micros(u64::try_from(until.0.saturating_sub(now.0)).unwrap_or(0)),
-        is_locked,
-        others_end,
-    }))
+    Ok(
+        found.map(|(((until, now), others_end, stands_by), is_locked)| Seen {
+            left: Duration::from_micros(u64::try_from(until.0.saturating_sub(now.0)).unwrap_or(0)),
+            is_locked,
+            others_end,
+            stands_by,
+        }),
+    )
 }
 
-/// Removes a lease that holds no messages any more.
+/// Removes a lease that holds no messages any more, and notifies the other relays: one that stands by may be the next,
+/// and one that sleeps takes what was released.
 pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> QueryResult<usize> {
-    delete(leases(name))
-        .filter(lease::id.eq(id.0))
-        .execute(conn)
+    conn.transaction(|conn| {
+        let ended = delete(leases(name))
+            .filter(lease::id.eq(id.0))
+            .execute(conn)?;
+        // Text: Diesel has no NOTIFY.
+        unprepared_statement(format!("SELECT {NOTIFY}"))
+            .bind::<Text, _>(name.outbox())
+            .execute(conn)?;
+        Ok(ended)
+    })
 }
 
 /// Shortens the leases of relays whose sessions are gone, and returns them. A relay that comes back renews in time.

@@ -23,13 +23,13 @@ use super::enqueue::{absolute, relative};
 use crate::message::Due;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
-use crate::store::OUTBOX_NUMBER;
 use crate::store::expired;
 use crate::store::kept_digest;
 use crate::store::open_part;
 use crate::store::sql::{clock_timestamp, latest};
 use crate::store::statement::{Statement, unprepared, unprepared_statement};
 use crate::store::table::{candidate, lease, outbox};
+use crate::store::{NOTIFY, OUTBOX_NUMBER};
 
 /// How an application or an operator ends a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -357,7 +357,7 @@ fn continues(conn: &mut PgConnection, name: &OutboxName, ordering_key: &str) -> 
 fn wake(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
     unprepared_statement(format!(
         "SELECT CASE WHEN NOT pg_try_advisory_xact_lock_shared({OUTBOX_NUMBER}, 1)
-                     THEN pg_notify('outbox_' || to_regclass($1)::oid::text, '') END"
+                     THEN {NOTIFY} END"
     ))
     .bind::<Text, _>(name.outbox())
     .execute(conn)

@@ -257,7 +257,7 @@ impl<'a, D: Database> Side<'a, D> {
             | Ask::FailOver => String::new(),
             Ask::Register(lasts, is_single_active) => self.register(*lasts, *is_single_active)?,
             Ask::Renew(by) => told(db.renew(lease, turns(*by), None, None)?),
-            Ask::IsThere => told(db.look(lease)?.is_some()),
+            Ask::IsThere => told(db.look(lease)?.map(|seen| seen.stands_by)),
             Ask::End => told(db.end(lease)?),
             Ask::Expire => {
                 let (ran_by, number) = (RanBy::Any, 1);
