@@ -81,21 +81,22 @@ screenshots: bootstrap ## Write the images of the pages for the documents into d
 	scripts/with-postgres $(CARGO) test --features $(TEST_FEATURES) --test browser -- --ignored screenshots
 
 examples: build-examples ## Test the separate projects: shops on rouille, Rocket and diesel-async, relays to Redis and Kafka, other applications
-	@$(of_each_project) WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test "$$@" || exit 1; done
+	@# Several at once: two of them wait for takeovers, and need no processor meanwhile.
+	@$(for_projects) printf '%s\n' $(PROJECTS) | WITH_POSTGRES_IN_MEMORY=1 xargs -P $(RUST_TEST_THREADS) -I '{}' sh -c \
+		'said=$$(scripts/with-postgres $(CARGO) test --manifest-path {}/Cargo.toml 2>&1) && ended=0 || ended=$$?; \
+		printf "== %s\n%s\n" {} "$$said"; exit $$ended'
 
 build-examples: needs-of-examples
-	@$(of_each_project) $(CARGO) test --no-run "$$@" || exit 1; done
+	@$(for_projects) for project in $(PROJECTS); do \
+		echo "== $$project"; \
+		$(CARGO) test --no-run --manifest-path $$project/Cargo.toml || exit 1; \
+	done
 
 needs-of-examples: bootstrap
 	@command -v redis-server >/dev/null || scripts/install-package redis
 	@pkg-config --exists rdkafka 2>/dev/null || scripts/install-package librdkafka
 
-define of_each_project
-export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0; \
-	for project in $(PROJECTS); do \
-		set -- --manifest-path $$project/Cargo.toml; \
-		echo "== $$project";
-endef
+for_projects = export CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/applications CARGO_PROFILE_DEV_DEBUG=0;
 
 test-matrix: ## Run the tests on every supported version of PostgreSQL
 	@for version in $(POSTGRES_VERSIONS); do \
