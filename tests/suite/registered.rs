@@ -1339,6 +1339,38 @@ fn claimed_messages_of_a_removed_row_are_dead_letters() {
     assert_eq!(database.number(removed), 12 - sent, "{}", ledger(&database));
 }
 
+/// R46, G2: an hour after a removal, relays forget it.
+#[test]
+fn messages_sent_again_to_a_destination_removed_long_ago_are_dead_letters() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|request| match request.json()["n"] == 1 {
+        true => 200,
+        false => 400,
+    });
+    put(
+        &database,
+        &RegisteredDestination::new("acme", receiver.url()),
+    );
+    let relay = database.keeping_relay().start().expect("a relay");
+    for n in [1, 2] {
+        database.enqueue("order.paid", json!({ "n": n }));
+    }
+    eventually("one is delivered and one is dead", || {
+        (database.count("delivered"), database.count("dead")) == (1, 1)
+    });
+    end(&relay);
+    database.execute("DELETE FROM {o}_destination");
+    database.execute("DELETE FROM {o}_pause WHERE kind = 'removed'");
+    let relay = started(&database);
+    finish(database.binary(&["dead", "requeue", "--all", "--yes"])).code(0);
+    let replay = ["replay", "--yes", "--from", "1h", "--destination", "acme"];
+    finish(database.binary(&replay)).code(0);
+    let removed = "SELECT count(*) FROM {o}_dead WHERE reason = 'DESTINATION_REMOVED'";
+    eventually("both are dead letters", || database.number(removed) == 2);
+    end(&relay);
+    assert_eq!(receiver.count(), 2);
+}
+
 /// R46: a failed message is for the destination that it failed at.
 #[test]
 fn a_failed_message_names_its_destination() {

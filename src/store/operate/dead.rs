@@ -24,6 +24,7 @@ use crate::status::ReasonCode;
 use crate::store::filter::{equal, filter, is_of_registration};
 use crate::store::open_part;
 use crate::store::place::{Place, as_micros, from_micros};
+use crate::store::relay::pause::removed_again;
 use crate::store::sql::{On, TimeAndSequence, all_of, coalesce, given};
 use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::dead;
@@ -165,7 +166,7 @@ pub(super) fn of_delivery(
 }
 
 /// Puts dead letters back into the outbox: due at once, with no attempts, and without an expiry that has passed.
-/// A letter stays dead if its idempotency key is in the outbox again. `operator`: who requeues, and why. Returns
+/// A letter stays dead if its idempotency key is in the outbox again, and is dead again if its registered destination was removed. `operator`: who requeues, and why. Returns
 /// the number of requeued letters.
 pub(crate) fn requeue(
     conn: &mut PgConnection,
@@ -289,10 +290,16 @@ fn requeue_with(
                         THEN registration END
               FROM gone {ending}
             RETURNING 1
+        ), removed AS (
+            {removed}
         )
         SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM placed)",
         attempt = name.attempt(),
         part = open_part(name),
+        removed = removed_again(
+            name,
+            "SELECT destination, registration FROM gone WHERE destination = coalesce(nullif(named_destination, ''), $3)"
+        ),
     ))
     .bind::<Array<BigInt>, _>(numbers)
     .bind::<Text, _>(operator)

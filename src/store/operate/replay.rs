@@ -27,6 +27,7 @@ use crate::store::filter::{equal, filter, is_of_registration};
 use crate::store::looking::looking;
 use crate::store::open_part;
 use crate::store::place::{Place, as_micros, from_micros};
+use crate::store::relay::pause::removed_again;
 use crate::store::sql::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
 use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::{ledger, lock};
@@ -377,7 +378,9 @@ fn insert(
                                 WHERE e.idempotency_key = r.key AND e.named_destination = {goes_to})
              ORDER BY r.n
             ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
-            RETURNING sequence, message_id, topic, destination, tenant_id
+            RETURNING sequence, message_id, topic, destination, tenant_id, registration
+         ), removed AS (
+            {removed}
          )
          INSERT INTO {attempt} (part, sequence, message_id, topic, destination, tenant_id, event, operator)
          SELECT {part}, sequence, message_id, topic, destination, tenant_id, 'replayed', $6 FROM replayed",
@@ -387,6 +390,7 @@ fn insert(
         goes_to = "coalesce(nullif(l.named_destination, ''), $7)",
         part = open_part(name),
         digest = digest_of("l"),
+        removed = removed_again(name, "SELECT destination, registration FROM replayed"),
     ))
     .bind::<Array<SqlUuid>, _>(message_ids)
     .bind::<Array<BigInt>, _>(sequences)

@@ -12,8 +12,10 @@ use diesel::query_dsl::methods::FilterDsl;
 use diesel::result::QueryResult;
 use diesel::upsert::excluded;
 use diesel::{PgConnection, delete, insert_into, select, update};
+use uuid::Uuid;
 
 use crate::name::OutboxName;
+use crate::status::ReasonCode;
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::sql::{On, clock_timestamp, interval};
 use crate::store::statement::unprepared;
@@ -80,6 +82,23 @@ pub(crate) fn removed(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
     QueryDsl::filter(pauses(name), is_removal())
         .select(pause::name)
         .load(conn)
+}
+
+/// A statement for WITH: records again that the destinations of these rows, which name a registration, were removed, unless
+/// a destination of the name exists. The removal may have been forgotten, because no message named the destination.
+pub(in crate::store) fn removed_again(name: &OutboxName, rows: &str) -> String {
+    format!(
+        "INSERT INTO {pause} AS p (kind, name, reason)
+         SELECT DISTINCT '{REMOVED}', r.destination, '{reason}' FROM ({rows}) r
+          WHERE r.registration <> '{of_route}'
+            AND NOT EXISTS (SELECT FROM {destination} d WHERE d.name = r.destination)
+          ORDER BY r.destination
+         ON CONFLICT (kind, name) DO UPDATE SET paused_at = clock_timestamp()",
+        pause = name.pause(),
+        destination = name.destination(),
+        reason = ReasonCode::DestinationRemoved.as_str(),
+        of_route = Uuid::nil(),
+    )
 }
 
 /// All pauses, including expired ones.
@@ -287,14 +306,16 @@ pub(crate) fn forget_removed(
     age: Duration,
 ) -> QueryResult<usize> {
     let mut count = forget_returned(conn, name)?;
-    let long_ago = clock_timestamp() - interval(age);
+    let is_old = || pause::paused_at.lt(clock_timestamp() - interval(age));
     let marks = QueryDsl::filter(pauses(name), is_removal());
-    let gone = QueryDsl::filter(marks, pause::paused_at.lt(long_ago)).select(pause::name);
+    let gone = QueryDsl::filter(marks, is_old()).select(pause::name);
     let gone: Vec<String> = gone.load(conn)?;
     for one in gone {
         if !is_named(conn, name, &one)? {
+            // A message may name the destination since: then the mark is new.
             count += delete(pauses(name))
                 .filter(is_removal())
+                .filter(is_old())
                 .filter(pause::name.eq(&one))
                 .execute(conn)?;
         }
@@ -344,8 +365,11 @@ pub(crate) fn is_named(
 #[cfg(test)]
 mod tests {
     use diesel::connection::SimpleConnection;
+    use diesel::dsl::sql;
+    use diesel::sql_types::Bool;
 
     use super::*;
+    use crate::store::sql::pg_backend_pid;
     use crate::store::tests::Outbox;
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -401,6 +425,37 @@ mod tests {
         conn.batch_execute(&format!("DELETE FROM {} WHERE topic = 'b'", name.outbox()))
             .expect("settled");
         assert_eq!(left(conn, Duration::ZERO), ["acme"]);
+    }
+
+    /// R46: the transaction that names the destination again commits after the question whether any message does.
+    #[test]
+    fn a_removal_that_is_recorded_again_is_not_forgotten() {
+        let outbox = Outbox::new();
+        let (conn, name) = (&mut outbox.connect(), &outbox.name);
+        let (mut other, mut watch) = (outbox.connect(), outbox.connect());
+        let record = removed_again(
+            name,
+            "SELECT 'acme' AS destination, gen_random_uuid() AS registration",
+        );
+        let long_ago = format!(
+            "{record}; UPDATE {} SET paused_at = now() - interval '1 h'",
+            name.pause()
+        );
+        conn.batch_execute(&long_ago).expect("recorded");
+        conn.batch_execute(&format!("BEGIN; {record}"))
+            .expect("recorded again");
+        let waiter: i32 = select(pg_backend_pid())
+            .get_result(&mut other)
+            .expect("a process");
+        let name = name.clone();
+        let forgets = std::thread::spawn(move || forget_removed(&mut other, &name, MINUTE));
+        let waits = sql::<Bool>(&format!("cardinality(pg_blocking_pids({waiter})) > 0"));
+        while select(waits.clone()).get_result(&mut watch) != Ok(true) {
+            assert!(!forgets.is_finished(), "the removal is forgotten at once");
+        }
+        conn.batch_execute("COMMIT").expect("committed");
+        let count = forgets.join().expect("no panic").expect("an answer");
+        assert_eq!(count, 0);
     }
 
     /// R46: a transaction that inserts the row again may not see that another transaction has removed the row.
