@@ -129,6 +129,14 @@ impl Message {
         (self.sequence, self.message_id)
     }
 
+    /// What the database's clock showed at this moment, by its time at the claim.
+    #[cfg(feature = "relay")]
+    pub(crate) fn time_of(&self, moment: Instant) -> SystemTime {
+        let since_claim = moment.saturating_duration_since(self.claimed);
+        let age = self.age.saturating_add(since_claim);
+        self.created_at.checked_add(age).unwrap_or(self.created_at)
+    }
+
     /// Whether the application gave the message an idempotency key.
     #[cfg(feature = "relay")]
     pub(crate) fn has_idempotency_key(&self) -> bool {

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::limits::Limits;
 use super::to::To;
+use crate::clock;
 use crate::dispatch::Verifier;
 use crate::message::Message;
 use crate::routes::{Refuses, Routes, Way, matches_any};
@@ -69,9 +70,12 @@ impl Customer {
     }
 
     /// Whether the message has a topic and the tenant of this destination, and is not of a transaction that began before
-    /// that of the registration.
+    /// that of the registration. If the registration is in the future, the server's clock was set back, and says nothing.
     fn wants(&self, message: &Message) -> bool {
-        if self.created_at.is_some_and(|at| message.created_at < at) {
+        let registered = self.created_at;
+        let is_earlier =
+            |at: &SystemTime| message.created_at < *at && *at <= message.time_of(clock::now());
+        if registered.as_ref().is_some_and(is_earlier) {
             return false;
         }
         let is_tenants = self

@@ -1483,6 +1483,30 @@ fn a_message_of_the_transaction_that_registers_its_destination_gets_there() {
     assert_eq!(receiver.count(), 10);
 }
 
+/// R46: the server's clock is set back after the registration, so all messages seem to be older.
+#[test]
+fn a_message_goes_to_a_destination_that_was_registered_in_the_future() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let hook = |name: &str| RegisteredDestination::new(name, receiver.url());
+    put(&database, &hook("all"));
+    put(&database, &hook("some").filter("$.n > 1"));
+    database.execute("UPDATE {o}_destination SET created_at = now() + interval '1 h'");
+    let relay = started(&database);
+    for n in [1, 2] {
+        database.enqueue("order.paid", json!({ "n": n }));
+    }
+    eventually("all messages are settled", || {
+        database.number("SELECT count(*) FROM {o}_ledger") >= 2
+            && database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    assert_eq!(
+        ledger(&database),
+        "all delivered, all delivered, some delivered"
+    );
+}
+
 /// R46, R50: the name was registered again for another tenant, or the row was given to another tenant.
 #[test]
 fn a_message_for_a_destination_of_one_tenant_never_reaches_one_of_another() {
