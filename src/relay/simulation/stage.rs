@@ -1735,7 +1735,13 @@ impl<'w> Stage<'w> {
                 let times = (entries.iter())
                     .filter(|one| one.row.destination == entry.row.destination)
                     .count();
-                let is_twice = times > 1 + of(&truth.again) as usize;
+                // A message of topic `c` that had no subscriber is replayed to those that there are by then.
+                let to_all = truth
+                    .again
+                    .get("")
+                    .filter(|_| !entry.row.destination.is_empty());
+                let again = of(&truth.again) + to_all.copied().unwrap_or_default();
+                let is_twice = times > 1 + again as usize;
                 if is_twice {
                     return self.fall(Promise::Doubled, || format!("recorded twice: {entry:?}"));
                 }
