@@ -83,7 +83,7 @@ SCENARIOS = [
         {"messages": 1_000, "keys": "20,100", "zipf-keys": 100, "hot-messages": 50},
     ),
     Scenario("relays", "relays", {"messages": 100_000}, {"messages": 2_000, "rounds": 1}),
-    Scenario("producers", "producers", {"rounds": 1}, {"seconds": 1, "clients": 4, "backlog": 20_000}),
+    Scenario("producers", "producers", {}, {"seconds": 1, "clients": 4, "rounds": 1}),
     Scenario("failing", "failing", {}, {"messages": 1_000, "rounds": 1}),
     Scenario("page", "page", {"rounds": 1}, {"messages": 20_000, "waiting": 5_000, "dead": 1_000}),
     Scenario("enqueue", "enqueue", {}, {"messages": 2_000, "rounds": 1}),
