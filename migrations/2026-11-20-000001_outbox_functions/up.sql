@@ -58,8 +58,8 @@ $function$;
 
 -- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at. The name stays:
 -- waiting messages name the destination, and its secret may be encrypted for this name. With another tenant, the row is
--- another registration. A destination with another URL, or that is enabled again, has not failed yet. One with another URL
--- or verification is not verified.
+-- another registration. A destination with another URL, or that is enabled again, has not failed yet: what its receiver has
+-- asked for, and an open breaker, do not count any more. One with another URL or verification is not verified.
 CREATE FUNCTION outbox_destination_changes() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -76,6 +76,10 @@ BEGIN
     END IF;
     IF NEW.url <> OLD.url OR NEW.enabled > OLD.enabled THEN
         NEW.failing_since := NULL;
+        -- With these reasons relays pause a destination; the others are those of operators.
+        EXECUTE format('DELETE FROM %I.%I WHERE kind = ''destination'' AND name = $1 AND reason = ANY ($2)',
+                TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_pause')
+            USING NEW.name, '{BREAKER_OPEN, RATE_LIMITED, SERVER_ERROR, CLIENT_ERROR, REJECTED, GONE, TOKEN_SERVER}'::text[];
     END IF;
     IF NEW.failing_since IS NULL THEN
         NEW.failing_reason := NULL;

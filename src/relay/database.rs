@@ -156,8 +156,13 @@ pub(super) trait Database {
     /// The current state of messages that a settle did not find.
     fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>>;
 
-    /// Records a change of a gate for other relays.
-    fn tell_pause(&mut self, destination: &str, news: News) -> Answer<Tried<()>>;
+    /// Records a change of a gate for other relays. `row`: the registered destination, which must not have changed since.
+    fn tell_pause(
+        &mut self,
+        destination: &str,
+        row: Option<AsSeen<'_>>,
+        news: News,
+    ) -> Answer<Tried<()>>;
 
     /// Whether this relay may probe a destination for the time `hold`, and the pauses.
     fn take_probe(
@@ -456,30 +461,37 @@ impl Database for Session {
         self.run(|conn, name| whereabouts(conn, name, missed))
     }
 
-    fn tell_pause(&mut self, which: &str, news: News) -> Answer<Tried<()>> {
+    fn tell_pause(
+        &mut self,
+        which: &str,
+        row: Option<AsSeen<'_>>,
+        news: News,
+    ) -> Answer<Tried<()>> {
         // The time that is left now: the database may have been unavailable meanwhile.
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let (reason, duration, openings) = match news {
-            News::Paused(code, None) if self.own_events => {
-                return self.run_without_waiting(|conn, name| {
-                    own::pause(conn, name, which, code.as_str())
-                });
-            }
-            News::Paused(code, until) => (code.as_str(), until.map(left), 0),
-            News::Opened(until, openings) if self.own_events => {
-                return self.run_without_waiting(|conn, name| {
-                    own::open_breaker(conn, name, which, left(until), openings)
-                });
-            }
-            News::Opened(until, openings) => (BREAKER_OPEN, Some(left(until)), openings),
-            News::Recovered => {
-                return self
-                    .run_without_waiting(|conn, name| pause::close_breaker(conn, name, which));
-            }
-        };
-        let kind = Pausable::Destination;
+        let own_events = self.own_events;
         self.run_without_waiting(|conn, name| {
-            pause::pause(conn, name, kind, which, reason, duration, openings).map(drop)
+            if !row.map_or(Ok(true), |row| destinations::hold_as_seen(conn, name, row))? {
+                return Ok(());
+            }
+            let kind = Pausable::Destination;
+            match news {
+                News::Paused(code, None) if own_events => {
+                    own::pause(conn, name, which, code.as_str())
+                }
+                News::Paused(code, until) => {
+                    let until = until.map(left);
+                    pause::pause(conn, name, kind, which, code.as_str(), until, 0).map(drop)
+                }
+                News::Opened(until, openings) if own_events => {
+                    own::open_breaker(conn, name, which, left(until), openings)
+                }
+                News::Opened(until, openings) => {
+                    let until = Some(left(until));
+                    pause::pause(conn, name, kind, which, BREAKER_OPEN, until, openings).map(drop)
+                }
+                News::Recovered => pause::close_breaker(conn, name, which),
+            }
         })
     }
 

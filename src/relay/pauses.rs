@@ -31,13 +31,13 @@ pub(super) fn follow_up(
     may_probe: bool,
 ) -> Result<(), DatabaseError> {
     let watched = shared.registered.watched();
-    for bulkhead in with_watched(shared, &watched) {
+    for (bulkhead, row) in with_watched(shared, &watched) {
         let gate = &bulkhead.gate;
         if gate.waits_for_row(clock::now()) {
             continue;
         }
         if let Some(news) = gate.take_news() {
-            let told = tell(shared, db, bulkhead, news);
+            let told = tell(shared, db, (bulkhead, row), news);
             if !matches!(told, Ok(Tried::Done(()))) {
                 gate.keep_news(news);
             }
@@ -98,22 +98,27 @@ fn follow_row(
     Ok(())
 }
 
+/// A bulkhead. That of a registered destination with the row that it was made from.
+type OfRow<'a> = (&'a Bulkhead, Option<AsSeen<'a>>);
+
 /// All bulkheads, including those of registered destinations whose gates are watched.
 fn with_watched<'a>(
     shared: &'a Shared,
     watched: &'a [Arc<Member>],
-) -> impl Iterator<Item = &'a Bulkhead> {
-    let of_watched = watched.iter().map(|one| &one.bulkhead);
-    shared.bulkheads.iter().chain(of_watched)
+) -> impl Iterator<Item = OfRow<'a>> {
+    let of_watched = watched.iter();
+    let of_watched = of_watched.map(|one| (&one.bulkhead, Some(one.customer.as_seen())));
+    let others = shared.bulkheads.iter().map(|one| (one, None));
+    others.chain(of_watched)
 }
 
 fn tell(
     shared: &Shared,
     db: &mut impl Database,
-    bulkhead: &Bulkhead,
+    (bulkhead, row): OfRow<'_>,
     news: News,
 ) -> Result<Tried<()>, DatabaseError> {
-    let told = db.tell_pause(&bulkhead.name, news)?;
+    let told = db.tell_pause(&bulkhead.name, row, news)?;
     if told == Tried::Done(()) && matches!(news, News::Opened(..)) {
         let metrics = &shared.metrics.destinations[bulkhead.number];
         metrics.breaker_opened.increment(1);
@@ -159,13 +164,13 @@ fn probe(
 pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
     let watched = shared.registered.watched();
     let mut tell_all = || {
-        for bulkhead in with_watched(shared, &watched) {
+        for (bulkhead, row) in with_watched(shared, &watched) {
             let mut told = Tried::Done(());
             if bulkhead.gate.has_unused_probe() {
                 told = db.release_probe(&bulkhead.name)?;
             }
             if let Some(news) = bulkhead.gate.take_news() {
-                told = tell(shared, db, bulkhead, news)?;
+                told = tell(shared, db, (bulkhead, row), news)?;
             }
             if told == Tried::Locked {
                 log::warn!(event = "pause_lost", destination:% = bulkhead.name; "could not record the pause of {} at shutdown, because another session has locked its row: other relays will discover the failing destination on their own", bulkhead.name);
@@ -194,7 +199,7 @@ pub(super) fn learn(shared: &Shared, rows: &[Paused]) {
         registered.watch(one.id);
     }
     let watched = registered.watched();
-    for bulkhead in with_watched(shared, &watched) {
+    for (bulkhead, _) in with_watched(shared, &watched) {
         let row = destinations.get(&*bulkhead.name).copied();
         bulkhead.gate.learn(row, now);
     }

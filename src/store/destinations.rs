@@ -404,6 +404,19 @@ pub(crate) fn is_as_seen(seen: AsSeen<'_>) -> On<'_, destination::table> {
     )
 }
 
+/// Keeps the row as it was seen until the end of the transaction. `false`: it has changed.
+#[cfg(feature = "relay")]
+pub(crate) fn hold_as_seen(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    seen: AsSeen<'_>,
+) -> QueryResult<bool> {
+    let row = registered(name).filter(is_as_seen(seen));
+    let row = row.select(destination::name).for_share();
+    let row = row.get_result::<String>(conn).optional()?;
+    Ok(row.is_some())
+}
+
 /// Disables the destination for this reason, if it is enabled and unchanged since it was seen and, with `failed_for`,
 /// has failed for this time. `false`: the destination has changed, is already disabled, or is gone, or a send has
 /// succeeded.

@@ -1,6 +1,8 @@
 //! Delivery to registered destinations: rows that appear, change and disappear while relays run.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use diesel::Connection;
@@ -13,7 +15,9 @@ use diesel_outbox::{
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::support::{Database, Gate, PATIENCE, Receiver, Request, end, eventually, finish};
+use crate::support::{
+    Database, Gate, PATIENCE, Receiver, Request, end, eventually, finish, status,
+};
 
 /// A committed change of a row takes effect within this time.
 const SOON: Duration = Duration::from_secs(1);
@@ -1081,6 +1085,51 @@ fn a_new_url_and_enabling_begin_without_failures() {
         database.execute(&format!("UPDATE {{o}}_destination SET {change}"));
         assert_eq!(since(), None, "{change}");
     }
+}
+
+/// R46: what the receiver of the old URL has asked for does not hold up the new one. A pause of an operator does.
+#[test]
+fn a_new_url_and_enabling_end_the_pauses_of_the_receiver() {
+    let database = Database::new();
+    let is_good = Arc::new(AtomicBool::new(false));
+    let answers = Arc::clone(&is_good);
+    let busy = Receiver::start(move |_, stream| match answers.load(Ordering::SeqCst) {
+        true => stream.write_all(&status(200)),
+        false => {
+            stream.write_all(b"HTTP/1.1 503 Busy\r\nretry-after: 600\r\ncontent-length: 0\r\n\r\n")
+        }
+    });
+    let good = Receiver::ok();
+    put(&database, &RegisteredDestination::new("acme", busy.url()));
+    let relay = started(&database);
+    let paused = "SELECT count(*) FROM {o}_pause WHERE kind = 'destination'";
+    let is_paused = || {
+        eventually("it is paused", || {
+            database.enqueue("order.paid", json!({}));
+            database.number(paused) == 1
+        });
+    };
+    // Rows are used within a second: until then the relay may send to the old URL, which asks for the same again.
+    let reaches = |receiver: &Receiver| {
+        let before = receiver.count();
+        eventually("the receiver gets messages", || {
+            database.enqueue("order.paid", json!({}));
+            receiver.count() > before
+        });
+    };
+    is_paused();
+    put(&database, &RegisteredDestination::new("acme", good.url()));
+    reaches(&good);
+    put(&database, &RegisteredDestination::new("acme", busy.url()));
+    is_paused();
+    is_good.store(true, Ordering::SeqCst);
+    database.execute("UPDATE {o}_destination SET enabled = false");
+    database.execute("UPDATE {o}_destination SET enabled = true");
+    reaches(&busy);
+    finish(database.binary(&["pause", "destination", "acme"])).code(0);
+    put(&database, &RegisteredDestination::new("acme", good.url()));
+    assert_eq!(database.number(paused), 1);
+    end(&relay);
 }
 
 /// R46: JSON that PostgreSQL stores but cannot query harms no other message.

@@ -562,7 +562,7 @@ impl Database for Link<'_> {
         self.ask(|_, _, _, _| Vec::new())
     }
 
-    fn tell_pause(&mut self, which: &str, news: News) -> Answer<Tried<()>> {
+    fn tell_pause(&mut self, which: &str, _: Option<AsSeen<'_>>, news: News) -> Answer<Tried<()>> {
         let left = |until: Instant| until.saturating_duration_since(crate::clock::now());
         let (reason, left, openings) = match news {
             News::Paused(code, until) => (code.as_str(), until.map(left), 0),

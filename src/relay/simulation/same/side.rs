@@ -393,13 +393,13 @@ impl<'a, D: Database> Side<'a, D> {
             }
             Ask::Pause(which, lasts) => {
                 let until = lasts.map(|lasts| (self.now)() + turns(lasts));
-                told(db.tell_pause(which, News::Paused(ReasonCode::RateLimited, until))?)
+                told(db.tell_pause(which, None, News::Paused(ReasonCode::RateLimited, until))?)
             }
             Ask::Open(which, lasts, openings) => {
                 let until = (self.now)() + turns(*lasts);
-                told(db.tell_pause(which, News::Opened(until, *openings))?)
+                told(db.tell_pause(which, None, News::Opened(until, *openings))?)
             }
-            Ask::Recover(which) => told(db.tell_pause(which, News::Recovered)?),
+            Ask::Recover(which) => told(db.tell_pause(which, None, News::Recovered)?),
             Ask::TakeProbe(which, hold) => told(match db.take_probe(which, turns(*hold))? {
                 Tried::Done((is_ours, pauses)) => Tried::Done((is_ours, told_pauses(pauses))),
                 Tried::Locked => Tried::Locked,
