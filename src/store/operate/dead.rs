@@ -166,8 +166,8 @@ pub(super) fn of_delivery(
 }
 
 /// Puts dead letters back into the outbox: due at once, with no attempts, and without an expiry that has passed.
-/// A letter stays dead if its idempotency key is in the outbox again, and is dead again if its registered destination was removed. `operator`: who requeues, and why. Returns
-/// the number of requeued letters.
+/// A letter stays dead if its idempotency key is in the outbox again, and is dead again if its registered destination was
+/// removed. `operator`: who requeues, and why. Returns the number of requeued letters.
 pub(crate) fn requeue(
     conn: &mut PgConnection,
     name: &OutboxName,
