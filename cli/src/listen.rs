@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use diesel_outbox::ConfigError;
+use diesel_outbox::program;
 use diesel_outbox::receive::{self, CloudEvent, Headers, ReceiveError, Verifier};
-use diesel_outbox_pages::plain;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -56,9 +56,7 @@ pub(crate) fn run(options: Options, settings: &SettingFlags) -> Result<()> {
         let most = humantime::format_duration(LONGEST_DELAY);
         return Err(ConfigError::new("--delay", format!("must be at most {most}")).into());
     }
-    let secret = settings.get("OUTBOX_SECRET").map(str::to_owned);
-    let secret = secret.or_else(|| std::env::var("OUTBOX_SECRET").ok());
-    let verifier: Option<Verifier> = secret.map(|secret| secret.parse()).transpose()?;
+    let verifier: Option<Verifier> = secrets(settings)?.map(|text| text.parse()).transpose()?;
     let address = SocketAddr::new(options.address, options.port);
     let listener = TcpListener::bind(address).map_err(|error| {
         ConfigError::new("--port", format!("cannot listen on {address}: {error}"))
@@ -88,6 +86,23 @@ pub(crate) fn run(options: Options, settings: &SettingFlags) -> Result<()> {
         seen.events, seen.repeated, seen.out_of_order, seen.refused
     );
     Ok(())
+}
+
+/// The secrets and public keys of the flag, of the variable, or of the file that the variable names.
+fn secrets(settings: &SettingFlags) -> Result<Option<String>, ConfigError> {
+    const FILE: &str = "OUTBOX_SECRET_FILE";
+    let variables = program::relevant_variables()?;
+    let value = |name: &str| {
+        let found = variables.iter().find(|(variable, _)| variable == name);
+        found.map(|(_, value)| value.clone())
+    };
+    let given = settings.get("OUTBOX_SECRET").map(str::to_owned);
+    match (given.or_else(|| value("OUTBOX_SECRET")), value(FILE)) {
+        (None, Some(path)) => std::fs::read_to_string(&path)
+            .map(Some)
+            .map_err(|error| ConfigError::new(FILE, format!("cannot read {path:?}: {error}"))),
+        (given, _) => Ok(given),
+    }
 }
 
 struct Receiver {
@@ -163,7 +178,7 @@ impl Receiver {
 
     fn answer(&self, request: &Request) -> Response {
         if request.method() != Method::POST {
-            return plain(StatusCode::OK, "diesel-outbox listen: POST events here\n");
+            return respond(200, "diesel-outbox listen: POST events here\n");
         }
         let pairs = request.headers().iter().filter_map(|(name, value)| {
             let value = value.to_str().ok()?;
@@ -218,8 +233,11 @@ impl Receiver {
     }
 }
 
-fn respond(status: u16, body: String) -> Response {
-    plain(StatusCode::from_u16(status).unwrap_or(StatusCode::OK), body)
+/// Only the status and the body: a `Retry-After`, as the pages send with 429, would pause the destination.
+fn respond(status: u16, body: impl Into<Vec<u8>>) -> Response {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
+    response
 }
 
 /// Whoever reads the output may have gone; the responses go on.

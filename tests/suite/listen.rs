@@ -1,11 +1,12 @@
 //! `diesel-outbox listen`, as somebody uses it who tries deliveries.
 
 use std::process::Command;
+use std::time::Duration;
 
-use diesel_outbox::NewMessage;
+use diesel_outbox::{Backoff, NewMessage};
 use serde_json::{Value, json};
 
-use crate::support::{Database, Running, end, eventually, finish};
+use crate::support::{Database, File, Running, end, eventually, finish};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -16,12 +17,16 @@ struct Listening {
 
 impl Listening {
     fn start(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         // The log has both outputs.
         let mut command = Command::new("sh");
         let program = env!("CARGO_BIN_EXE_diesel-outbox");
         let all_to_stderr = r#"exec "$0" "$@" >&2"#;
         command.args(["-c", all_to_stderr, program, "listen", "--port", "0"]);
-        command.args(arguments);
+        command.args(arguments).envs(variables.iter().copied());
         let process = Running::start(command);
         process.wait_for_log("listening on ");
         let log = process.log();
@@ -109,4 +114,36 @@ fn it_reads_each_mode_and_confirms_that_it_wants_events() {
         );
     }
     assert!(printed.contains("outbox.verification  "), "{printed}");
+}
+
+/// As a receiver that is merely busy: only `Retry-After` would hold back the other messages of the destination.
+#[test]
+fn a_429_on_purpose_does_not_pause_the_destination() {
+    let database = Database::new();
+    let listening = Listening::start(&["--answer", "429,204"]);
+    let soon = Backoff::Table(vec![Duration::from_millis(10)]);
+    let relay = database.relay().url(&listening.url).backoff(soon);
+    let relay = relay.start().expect("a relay");
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    eventually("the second attempt is accepted", || {
+        database.count("delivered") == 1
+    });
+    end(&relay);
+    let printed = listening.end();
+    assert!(printed.contains("{\"n\":1} -> 429"), "{printed}");
+}
+
+#[test]
+fn it_verifies_with_the_secrets_of_a_file() {
+    let database = Database::new();
+    let file = File::new(&format!("{SECRET}\n"));
+    let listening = Listening::start_with(&[], &[("OUTBOX_SECRET_FILE", file.path())]);
+    let relay = database.relay().url(&listening.url).max_attempts(1);
+    let relay = relay.start().expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    eventually("an unsigned request is refused", || {
+        database.count("dead") == 1
+    });
+    end(&relay);
+    assert!(listening.end().contains("1 refused"));
 }
