@@ -42,6 +42,9 @@ pub(crate) fn with_advice(error: &anyhow::Error) -> String {
         Some("schema") => {
             ": the role needs USAGE on this schema, and CREATE to create an outbox in it"
         }
+        Some(_) if what.as_deref() == Some("table outbox_migrations") => {
+            ": run `diesel-outbox migrate` with the role that owns the outbox"
+        }
         Some(_) => {
             "; `diesel-outbox migrate --print --roles` prints the rights of each role, `diesel-outbox check` the rights that a relay lacks"
         }

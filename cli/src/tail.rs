@@ -71,17 +71,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let signals = signals::channel()?;
     let mut first = connect(&config, "tail", PATIENCE)?;
     let mut tail = Tail::new(&mut first, filter)?;
+    // A role without the right to read, for example, never gets further.
+    let mut rows = tail.next(&mut first, &config.table)?;
     let mut conn = Some(first);
     eprintln!("following the ledger of {} (Ctrl-C ends)", config.table);
     loop {
-        let rows = connected(&mut conn, &config).and_then(|conn| tail.next(conn, &config.table));
-        let rows = match rows {
-            Ok(rows) => rows,
-            Err(error) => {
-                lost(&mut conn, &error);
-                Vec::new()
-            }
-        };
         for row in &rows {
             let forwarded = match &mut forward {
                 Some(forward) if row.status == Status::Delivered => loop {
@@ -109,6 +103,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         if rows.is_empty() && signals.recv_timeout(INTERVAL).is_ok() {
             return Ok(());
         }
+        let read = connected(&mut conn, &config).and_then(|conn| tail.next(conn, &config.table));
+        rows = read.unwrap_or_else(|error| {
+            lost(&mut conn, &error);
+            Vec::new()
+        });
     }
 }
 

@@ -465,6 +465,7 @@ fn a_reader_looks_and_sees_no_payload() {
         &["dead", "requeue", "0"],
         &["dead", "discard", "0"],
         &["pause", "topic", "t"],
+        &["tail"],
     ] {
         let refused = ground.run("reader", arguments).code(1);
         assert!(
@@ -496,6 +497,19 @@ fn only_the_owner_forgets_a_tenant_and_removes_the_content_of_a_message() {
     owner.env("DATABASE_URL", &ground.database.url);
     finish(owner).code(0);
     assert_eq!(ground.count("pending"), 0);
+}
+
+#[test]
+fn a_migration_by_another_role_than_the_owner_names_the_owner() {
+    let ground = Ground::new();
+    let mut owner = binary(&["migrate"]);
+    owner.env("DATABASE_URL", &ground.database.url);
+    finish(owner).code(0);
+    let refused = ground.run("relay", &["migrate"]).code(1).stderr;
+    assert!(
+        refused.contains("the role that owns the outbox"),
+        "{refused}"
+    );
 }
 
 #[test]
