@@ -112,7 +112,11 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
     let failed = stats.dead + stats.retried;
     if failed > 0 && stats.delivered + stats.no_subscriber + stats.deduplicated == 0 {
-        bail!("no message was delivered: all {failed} sends failed");
+        let sends = match failed {
+            1 => "the send failed".to_owned(),
+            failed => format!("all {failed} sends failed"),
+        };
+        bail!("no message was delivered: {sends}");
     }
     Ok(())
 }
@@ -264,13 +268,13 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
     let behind: u64 = routed.clone().map(|due| due.behind).sum();
     if behind > 0 {
         output::line(format!(
-            "{behind} wait behind another message of their ordering key"
+            "{behind} behind another message of the same ordering key"
         ))?;
     }
     let first = routed.map(|due| due.count).sum::<u64>() - behind;
     if first > 0 {
         output::line(format!(
-            "{first} are held back by a pause, --max-messages or a signal"
+            "{first} held back by a pause, --max-messages or a signal"
         ))?;
     }
     for pause in &left.pauses {

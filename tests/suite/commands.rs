@@ -849,8 +849,8 @@ fn drain_stops_after_max_messages_and_leaves_the_others() {
         .stdout;
     for line in [
         "4 due messages are left",
-        "2 wait behind another message of their ordering key",
-        "2 are held back by a pause, --max-messages or a signal",
+        "2 behind another message of the same ordering key",
+        "2 held back by a pause, --max-messages or a signal",
     ] {
         assert!(text.lines().any(|one| one == line), "{line}: {text}");
     }
@@ -958,7 +958,7 @@ fn drain_reports_messages_without_a_route_and_messages_that_wait_for_their_key()
     for line in [
         "5 due messages are left",
         "3 of member.joined: NO_ROUTE, no relay serves them",
-        "2 wait behind another message of their ordering key",
+        "2 behind another message of the same ordering key",
     ] {
         assert!(text.lines().any(|one| one == line), "{line}: {text}");
     }
