@@ -301,6 +301,7 @@ fn no_insert_notifies_while_no_relay_sleeps() {
     eventually("the relay sleeps again", || database.is_relay_asleep());
     let _ = heard(&mut listening);
     drop(relay);
+    eventually("its end is announced", || heard(&mut listening) == 1);
     // The server ends a session a moment after its client.
     eventually("its lock is gone", || !database.is_relay_asleep());
     database.enqueue("t", json!(3));
