@@ -229,6 +229,8 @@ impl<'a> Ways<'a> {
                         Fate::namesake(message, now)
                     }
                     Some(one) if one.is_another(message) => removed(),
+                    // Claimed as a message of a removed destination, or behind one: no thread here sends the message.
+                    Some(one) if one.is_held() => nowhere(),
                     Some(one) => Fate::of_customer(one).unwrap_or_else(nowhere),
                     None if registry.is_removed(destination) => removed(),
                     None => nowhere(),
@@ -604,6 +606,41 @@ mod tests {
             panic!("expected a dead letter");
         };
         assert_eq!(failure.code, ReasonCode::DestinationRemoved);
+    }
+
+    /// R46, G2: a relay without threads for registered destinations has claimed the message before it knew that the
+    /// destination is registered again.
+    #[test]
+    fn a_message_for_a_destination_that_this_relay_does_not_serve_is_released() {
+        let (bulkheads, ..) =
+            Bulkhead::all(&Config::default(), Dispatchers::idle(&Config::default()));
+        let of_customer = |refused: Option<String>| {
+            let mut registry = Registry::default();
+            let customer = Customer {
+                limits: bulkheads.last().map(|one| one.limits.clone()),
+                refused,
+                ..Customer::plain()
+            };
+            let name = Arc::clone(&customer.name);
+            registry.by_name.insert(name, Arc::new(customer));
+            registry.index();
+            let mut ways = Ways {
+                routes: &Routes::new(&Config::default()),
+                bulkheads: &bulkheads,
+                on_dead: OnDead::Continue,
+                registry: Arc::new(registry),
+                rooms: Rooms::default(),
+                met: Ok(Met::new()),
+                is_current: true,
+            };
+            let mut one = claimed(1, "a", None);
+            one.message.destination = "x".to_owned();
+            ways.job(one, LeaseId(1), Instant::now())
+        };
+        let served = of_customer(None);
+        assert!(served.unsent.is_none() && matches!(served.to, To::Registered(_)));
+        let refused = of_customer(Some("no threads".to_owned()));
+        assert!(matches!(refused.unsent, Some(Verdict::Released)));
     }
 
     /// R20

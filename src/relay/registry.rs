@@ -268,9 +268,17 @@ mod tests {
     use super::*;
 
     impl Customer {
-        /// An enabled destination with a filter, for tests of what is known of filters.
+        /// A destination with a filter, for tests of what is known of filters.
         pub(in crate::relay) fn filtering() -> Arc<Self> {
             Arc::new(Self {
+                filter: Some("$.a".to_owned()),
+                ..Self::plain()
+            })
+        }
+
+        /// A destination that takes all topics.
+        pub(in crate::relay) fn plain() -> Self {
+            Self {
                 id: 1,
                 registration: Uuid::nil(),
                 stamp: 1,
@@ -278,12 +286,12 @@ mod tests {
                 updated_at: None,
                 topics: vec!["*".to_owned()],
                 tenant_id: None,
-                filter: Some("$.a".to_owned()),
+                filter: None,
                 created_at: None,
                 limits: None,
                 refused: None,
                 verifier: None,
-            })
+            }
         }
     }
 
