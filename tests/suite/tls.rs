@@ -77,7 +77,8 @@ fn a_certificate_is_refused_unless_who_signed_it_is_trusted() {
     assert_eq!(
         error,
         format!(
-            "TLS handshake with localhost:{}: invalid peer certificate: UnknownIssuer",
+            "TLS handshake with localhost:{}: invalid peer certificate: UnknownIssuer (no trusted root has signed it, or \
+             the receiver does not send the whole chain: see OUTBOX_TLS_ROOTS)",
             receiver.port
         )
     );

@@ -400,9 +400,25 @@ impl<In: Transport> fmt::Debug for TlsTransport<In> {
     }
 }
 
+/// What to do about a fault whose name in rustls does not say it.
+fn advice(error: &io::Error) -> &'static str {
+    use rustls::{CertificateError, Error, InvalidMessage};
+
+    let fault = error.get_ref().and_then(|error| error.downcast_ref());
+    match fault {
+        Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            " (no trusted root has signed it, or the receiver does not send the whole chain: see OUTBOX_TLS_ROOTS)"
+        }
+        Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => {
+            " (the receiver may expect http:// on this port)"
+        }
+        _ => "",
+    }
+}
+
 /// The TLS handshake failed, so nothing was sent.
 #[derive(Debug, thiserror::Error)]
-#[error("TLS handshake with {host}: {error}")]
+#[error("TLS handshake with {host}: {error}{}", advice(.error))]
 pub(super) struct HandshakeFailed {
     /// Host and port.
     pub(super) host: String,
