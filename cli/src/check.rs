@@ -198,7 +198,13 @@ fn database(
             "rights",
             "the role has all rights that a relay needs".to_owned(),
         ),
-        Ok(missing) => bad("rights", format!("missing: {}", missing.join("; "))),
+        Ok(missing) => Finding {
+            advice: Some(
+                "GRANT the role outbox_relay, which `diesel-outbox migrate --print --roles` prints, or grant what is missing"
+                    .to_owned(),
+            ),
+            ..bad("rights", format!("missing: {}", missing.join("; ")))
+        },
         Err(error) => bad("rights", error.to_string()),
     });
     findings.push(wake_up(program::wake_up(&mut conn, config), config));

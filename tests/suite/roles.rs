@@ -474,6 +474,11 @@ fn a_reader_looks_and_sees_no_payload() {
             refused.stderr
         );
     }
+    let checked = ground.run("reader", &["check"]).code(1).stdout;
+    assert!(
+        checked.contains("-> GRANT the role outbox_relay"),
+        "{checked}"
+    );
 }
 
 /// Removing content takes more rights than any of these roles has: only the owner may do it.
