@@ -77,7 +77,7 @@ pub(crate) struct Which {
     /// Only these ids: from `dead list` (the sequence), or SEQUENCE.MESSAGE-ID where several dead letters have a sequence
     #[arg(value_name = "ID", value_parser = id)]
     ids: Vec<Id>,
-    /// Only this topic
+    /// Only this topic; patterns are not allowed
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
     /// Only this reason, such as SERVER_ERROR
@@ -479,10 +479,14 @@ fn not_dead(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<Str
         ));
     }
     let live = program::topics(conn, &config.table)?;
-    Ok(match live.iter().any(|one| one.topic == topic) {
-        true => format!(": no dead letter has the topic {topic}"),
-        false => format!(
-            ": no dead letter and no message in the outbox has the topic {topic}: check the spelling"
-        ),
-    })
+    if live.iter().any(|one| one.topic == topic) {
+        return Ok(format!(": no dead letter has the topic {topic}"));
+    }
+    let advice = match topic.contains('*') {
+        true => "give one topic, because patterns are not allowed",
+        false => "check the spelling",
+    };
+    Ok(format!(
+        ": no dead letter and no message in the outbox has the topic {topic}: {advice}"
+    ))
 }

@@ -38,7 +38,7 @@ pub(crate) struct Options {
     /// Only messages delivered before this time [default: now]
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Only this topic
+    /// Only this topic; patterns are not allowed
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
     /// Only messages delivered to this destination, to which they go again ("" for messages that named none)

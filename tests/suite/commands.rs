@@ -653,6 +653,8 @@ fn an_unknown_topic_and_an_unknown_reason_are_reported() {
         text.starts_with("requeued 0: ") && text.contains("topic aa: check the spelling"),
         "{text}"
     );
+    let text = requeue(&["--topic", "a*"]).code(0).stdout;
+    assert!(text.contains("patterns are not allowed"), "{text}");
     database.enqueue("live", json!(1));
     let text = requeue(&["--topic", "live"]).code(0).stdout;
     assert_eq!(text, "requeued 0: no dead letter has the topic live\n");

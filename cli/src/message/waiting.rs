@@ -21,7 +21,7 @@ use crate::{bulk, output, values};
 /// Options of `message list`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct List {
-    /// Only this topic
+    /// Only this topic; patterns are not allowed
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
     /// Only messages that name this destination, not those that a route sends there
@@ -70,10 +70,11 @@ pub(crate) struct OneOrMany {
     /// Idempotency key, message id or sequence of one message
     #[arg(conflicts_with_all = ["topic", "tenant", "key", "since", "until", "rate", "dry_run"])]
     which: Option<String>,
-    /// Only messages that name this destination. With WHICH: only the part of the message for this destination
+    /// Only messages that name this destination, not those that a route sends there. With WHICH: only the part of the
+    /// message for this destination
     #[arg(long, value_name = "NAME")]
     destination: Option<String>,
-    /// Only this topic
+    /// Only this topic; patterns are not allowed
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topic: Option<String>,
     /// Only this tenant (a UUID)
