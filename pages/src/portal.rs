@@ -498,6 +498,8 @@ enum Refusal {
     FormExpired,
     /// What the visitor must do, in the words of any language.
     Invalid(fn(&Words) -> &'static str),
+    /// The same of a field of the form or the body.
+    Wrong(&'static str, fn(&Words) -> &'static str),
     /// A value that cannot be used, or a limit.
     Error(DestinationError),
     /// Too many requests were sent to endpoints of the tenant in the last minute.
@@ -514,7 +516,7 @@ impl Refusal {
             Self::NotFound => (StatusCode::NOT_FOUND, words.not_found_hint.into()),
             Self::NotAllowed => (StatusCode::FORBIDDEN, words.not_allowed.into()),
             Self::FormExpired => (StatusCode::FORBIDDEN, words.form_expired.into()),
-            Self::Invalid(hint) => (INVALID, hint(words).into()),
+            Self::Invalid(hint) | Self::Wrong(_, hint) => (INVALID, hint(words).into()),
             Self::Error(DestinationError::TooMany(_)) => (INVALID, words.too_many.into()),
             Self::Error(DestinationError::Refused(_)) => (INVALID, words.url_refused.into()),
             Self::Error(DestinationError::PayloadNotKept { .. }) => {

@@ -591,10 +591,13 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
             json!({ "url": "acme.example", "topics": ["order.paid"] }),
             json!("url"),
         ),
-        (json!({ "url": receiver.url(), "topics": [] }), Value::Null),
+        (
+            json!({ "url": receiver.url(), "topics": [] }),
+            json!("topics"),
+        ),
         (
             json!({ "url": receiver.url(), "topics": ["order.paid", "internal"] }),
-            Value::Null,
+            json!("topics"),
         ),
     ] {
         let (status, problem) = program.refused(post, "/endpoints", body);

@@ -92,13 +92,16 @@ pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         let (status, words) = refusal.words(words(), "/api/v1");
-        let Refusal::Error(error) = refusal else {
-            return Self::new(status, words);
-        };
-        let problem = Self::new(status, error.public_error());
-        match &error {
-            DestinationError::Invalid(error) => problem.of_setting(error),
-            _ => problem,
+        match &refusal {
+            Refusal::Error(error) => {
+                let problem = Self::new(status, error.public_error());
+                match error {
+                    DestinationError::Invalid(error) => problem.of_setting(error),
+                    _ => problem,
+                }
+            }
+            Refusal::Wrong(field, _) => Self::new(status, words).of_field(*field),
+            _ => Self::new(status, words),
         }
     }
 }

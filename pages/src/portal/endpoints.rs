@@ -413,7 +413,9 @@ impl Written {
     fn write(self, own: Own<'_>, one: &mut RegisteredDestination) -> Result<(), Refusal> {
         if let Some(text) = self.description {
             if text.chars().count() > LONGEST_DESCRIPTION {
-                return Err(Refusal::Invalid(|words| words.description_too_long));
+                return Err(Refusal::Wrong("description", |words| {
+                    words.description_too_long
+                }));
             }
             one.description = Some(text).filter(|text| !text.is_empty());
         }
@@ -426,12 +428,12 @@ impl Written {
             if let Some(mut topics) = self.topics {
                 topics.retain(|topic| !topic.is_empty());
                 if !topics.iter().all(is_offered) {
-                    return Err(Refusal::Invalid(|words| words.unknown_topic));
+                    return Err(Refusal::Wrong("topics", |words| words.unknown_topic));
                 }
                 one.topics = topics;
             }
             if one.topics.is_empty() {
-                return Err(Refusal::Invalid(|words| words.choose_topic));
+                return Err(Refusal::Wrong("topics", |words| words.choose_topic));
             }
         }
         if let Some(url) = self.url {
@@ -601,7 +603,7 @@ pub(super) fn send_example(own: Own<'_>, name: &str, topic: &str) -> Result<Test
     let mut listed = own.portal.topics.iter();
     let example = listed.find(|one| one.topic == topic);
     if example.is_none() && !["", TEST].contains(&topic) {
-        return Err(Refusal::Invalid(|words| words.unknown_topic));
+        return Err(Refusal::Wrong("topic", |words| words.unknown_topic));
     }
     let test = own.send(Act::TestDestination, name, |conn, own| {
         own.test(conn, name, config)
