@@ -10,6 +10,7 @@ mod kill;
 mod lost_answers;
 mod memory;
 mod outage;
+mod people;
 mod shutdown;
 mod stop;
 mod takeover;
