@@ -108,7 +108,7 @@ fn act(database: &Database, receiver: &Receiver, rng: &mut Rng) {
 fn no_act_of_people_leaves_a_message_behind() {
     let _alone = alone();
     let database = Database::new();
-    let is_over = AtomicBool::new(false);
+    let has_ended = AtomicBool::new(false);
     let receiver = Receiver::answering(|_| ANSWERS[fastrand::usize(..ANSWERS.len())]);
     let seed = fastrand::u64(..);
     println!("the seed is {seed}");
@@ -125,9 +125,9 @@ fn no_act_of_people_leaves_a_message_behind() {
     let enqueued: HashSet<Uuid> = std::thread::scope(|scope| {
         for _ in 0..2 {
             let (mut rng, database, receiver) = (rng.fork(), &database, &receiver);
-            let is_over = &is_over;
+            let has_ended = &has_ended;
             scope.spawn(move || {
-                while !is_over.load(Ordering::Acquire) {
+                while !has_ended.load(Ordering::Acquire) {
                     act(database, receiver, &mut rng);
                 }
             });
@@ -139,7 +139,7 @@ fn no_act_of_people_leaves_a_message_behind() {
             enqueued.insert(message.message_id());
             database.enqueue_message(message);
         }
-        is_over.store(true, Ordering::Release);
+        has_ended.store(true, Ordering::Release);
         enqueued
     });
     eventually("no message is left", || {
