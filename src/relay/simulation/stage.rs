@@ -1735,7 +1735,7 @@ impl<'w> Stage<'w> {
                 let times = (entries.iter())
                     .filter(|one| one.row.destination == entry.row.destination)
                     .count();
-                // A message of topic `c` that had no subscriber is replayed to those that there are by then.
+                // A message of topic `c` that had no subscriber is replayed to those that are there later.
                 let to_all = truth
                     .again
                     .get("")
