@@ -111,7 +111,6 @@ fn no_act_of_people_leaves_a_message_behind() {
     let has_ended = AtomicBool::new(false);
     let receiver = Receiver::answering(|_| ANSWERS[fastrand::usize(..ANSWERS.len())]);
     let seed = fastrand::u64(..);
-    println!("the seed is {seed}");
     let mut rng = Rng::with_seed(seed);
     let relays = [0, 4].map(|threads| relay(&database, &receiver, threads));
     let conn = &mut database.connect();
@@ -142,7 +141,7 @@ fn no_act_of_people_leaves_a_message_behind() {
         has_ended.store(true, Ordering::Release);
         enqueued
     });
-    eventually("no message is left", || {
+    eventually(&format!("no message is left after the seed {seed}"), || {
         // Receivers that are gone disable their destinations, and others ask to wait.
         database.execute("UPDATE {o}_destination SET enabled = true WHERE NOT enabled");
         database.execute("DELETE FROM {o}_pause WHERE kind = 'destination'");
