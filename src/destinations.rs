@@ -316,7 +316,7 @@ impl<'a> Destinations<'a> {
             });
         let auth = auth.transpose()?;
         let auth = auth.as_ref().map(ExposeSecret::expose_secret);
-        pinned(conn, self.name, |conn, outbox| {
+        let put = pinned(conn, self.name, |conn, outbox| {
             let tenant = self.tenant;
             let put = match tenant.filter(|tenant| destination.tenant_id != Some(*tenant)) {
                 None => store::put(conn, outbox, destination, tenant, secret, auth)?,
@@ -333,6 +333,15 @@ impl<'a> Destinations<'a> {
                 store::rotate(conn, outbox, self.which(name), secret, Duration::ZERO)?;
             }
             Ok(())
+        });
+        put.map_err(|error| match error {
+            DestinationError::Database(error) => match store::refused_value(&error) {
+                Some((value, reason)) => {
+                    ConfigError::new(format!("destinations.{name}.{value}"), reason).into()
+                }
+                None => DestinationError::Database(error),
+            },
+            error => error,
         })
     }
 

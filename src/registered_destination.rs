@@ -15,6 +15,8 @@ use crate::public_error::of_text;
 
 /// The maximum number of concurrent sends to one registered destination.
 const MOST_CONCURRENCY: usize = 64;
+/// The most bytes of a URL.
+const MOST_URL_BYTES: usize = 2048;
 const MOST_TOPICS: usize = 100;
 
 /// A registered destination: a row of `outbox_destination`.
@@ -256,6 +258,21 @@ impl RegisteredDestination {
         if name.is_empty() || name.len() > 255 || name.contains(is_bad) {
             let reason = "a name has 1 to 255 bytes, without white space and control characters";
             return Err(at("name", reason.to_owned()));
+        }
+        let given = [
+            ("url", Some(&self.url)),
+            ("filter", self.filter.as_ref()),
+            ("description", self.description.as_ref()),
+        ];
+        let mut given = given.into_iter();
+        if let Some((key, _)) = given.find(|(_, text)| text.is_some_and(|text| text.contains('\0')))
+        {
+            return Err(at(key, "contains a NUL character".to_owned()));
+        }
+        if self.url.trim() != self.url || self.url.len() > MOST_URL_BYTES {
+            let reason =
+                format!("must have at most {MOST_URL_BYTES} bytes, and no white space around it");
+            return Err(at("url", reason));
         }
         let url = parse_url(&self.url).map_err(|reason| at("url", reason))?;
         if self.topics.is_empty() || self.topics.len() > MOST_TOPICS {

@@ -223,6 +223,22 @@ pub(crate) fn exceeds_limit(error: &Error) -> bool {
         if info.constraint_name() == Some("outbox_destinations_of_a_tenant"))
 }
 
+/// Which value of a destination the table has refused, and why. The names of its rules begin with the column.
+pub(crate) fn refused_value(error: &Error) -> Option<(String, String)> {
+    let Error::DatabaseError(kind, info) = error else {
+        return None;
+    };
+    if info.message().contains("jsonpath") {
+        return Some(("filter".to_owned(), info.message().to_owned()));
+    }
+    let rule = info
+        .constraint_name()
+        .filter(|_| matches!(kind, DatabaseErrorKind::CheckViolation))?;
+    let (column, rule) = rule.strip_prefix("outbox_destination_")?.split_once('_')?;
+    let reason = format!("refused by the table: {}", rule.replace('_', " "));
+    Some((column.to_owned(), reason))
+}
+
 /// Inserts the destination with this secret and this authentication in its stored form. If the name exists, replaces
 /// everything except the secrets. With a tenant: only a destination that is the tenant's. `false`: another has the name.
 pub(crate) fn put(
