@@ -185,7 +185,7 @@ fn a_session_begins_with_the_token_and_ends_with_logout() {
     assert_eq!(page.request("GET /", &[&header], "").status, 200);
     assert_eq!(page.request("GET /metrics", &[&header], "").status, 200);
     page.process.wait_for_log("admin_login");
-    assert!(page.process.log().contains("\"who\":\"ann\""));
+    page.process.wait_for_log("\"who\":\"ann\"");
     // A foreign cookie is no session, and neither is half of a cookie.
     let forged = format!("cookie: {}", &cookie[..cookie.len() - 1]);
     assert_eq!(page.request("GET /", &[&forged], "").status, 303);
@@ -482,7 +482,7 @@ fn a_script_needs_its_token_and_no_form() {
     let answer = page.request("POST /pause", &[&bearer], "kind=topic&name=a&reason=stop");
     assert_eq!(answer.status, 303, "{answer:?}");
     assert_eq!(database.number("SELECT count(*) FROM {o}_pause"), 1);
-    assert!(page.process.log().contains("\"who\":\"token\""));
+    page.process.wait_for_log("\"who\":\"token\"");
 }
 
 #[test]
