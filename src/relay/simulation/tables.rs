@@ -743,10 +743,10 @@ impl Tables {
     }
 
     fn message(&self, row: &Row, now: Now) -> Message {
-        let expires = row.expires_at.map(|at| {
-            let left = Duration::from_micros(u64::try_from(at - now.micros).unwrap_or(0));
-            now.here + left
-        });
+        let duration = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+        let expires = row
+            .expires_at
+            .map(|at| now.here + duration(at - now.micros));
         // The filters of this world read the number.
         let payload = match self.has_filters {
             true => row.id.to_string(),
@@ -764,7 +764,7 @@ impl Tables {
             tenant_id: wants::tenant_of(row.id).filter(|_| self.has_tenants),
             created_at: UNIX_EPOCH + Duration::from_micros(row.occurred_at.unsigned_abs()),
             occurred_at: Some(UNIX_EPOCH + Duration::from_micros(row.occurred_at.unsigned_abs())),
-            age: Duration::ZERO,
+            age: duration(now.micros - row.occurred_at),
             claimed: now.here,
             attempts: row.attempts.unsigned_abs(),
             expires,
