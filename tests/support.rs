@@ -659,6 +659,7 @@ impl Finished {
 pub struct Running {
     child: Child,
     log: Arc<Mutex<String>>,
+    reads: std::thread::JoinHandle<()>,
 }
 
 impl Running {
@@ -672,14 +673,14 @@ impl Running {
         let log = Arc::new(Mutex::new(String::new()));
         let stderr = child.stderr.take().expect("piped");
         let gathered = Arc::clone(&log);
-        std::thread::spawn(move || {
+        let reads = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let mut log = gathered.lock().unwrap_or_else(PoisonError::into_inner);
                 log.push_str(&line);
                 log.push('\n');
             }
         });
-        Self { child, log }
+        Self { child, log, reads }
     }
 
     pub fn log(&self) -> String {
@@ -687,6 +688,12 @@ impl Running {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// The whole log of a process that has ended, and has started no other.
+    pub fn whole_log(&self) -> String {
+        eventually("its log has ended", || self.reads.is_finished());
+        self.log()
     }
 
     pub fn wait_for_log(&self, text: &str) {
