@@ -690,12 +690,6 @@ impl Running {
             .clone()
     }
 
-    /// The whole log of a process that has ended, and has started no other.
-    pub fn whole_log(&self) -> String {
-        eventually("its log has ended", || self.reads.is_finished());
-        self.log()
-    }
-
     pub fn wait_for_log(&self, text: &str) {
         eventually(
             &format!("the log says {text:?}; it says {}", self.log()),
@@ -743,17 +737,24 @@ impl Running {
         self.child.try_wait().expect("our child").is_none()
     }
 
-    /// Waits until the process ends.
+    /// Waits until the process has ended, and its log has been read to the end.
     pub fn wait(&mut self) -> ExitStatus {
+        let ended = self.wait_for_end();
+        eventually("its log ends", || self.reads.is_finished());
+        ended
+    }
+
+    fn wait_for_end(&mut self) -> ExitStatus {
         eventually("the process ends", || {
             self.child.try_wait().expect("our child").is_some()
         });
         self.child.wait().expect("our child")
     }
 
+    /// Processes that this one has started may still write its log.
     pub fn kill(mut self) {
         self.signal("KILL");
-        self.wait();
+        self.wait_for_end();
     }
 }
 

@@ -39,7 +39,7 @@ impl Listening {
     fn end(mut self) -> String {
         self.process.signal("INT");
         assert_eq!(self.process.wait().code(), Some(0));
-        self.process.whole_log()
+        self.process.log()
     }
 }
 
