@@ -250,14 +250,19 @@ fn metrics_of_ended_relays_and_of_removed_databases_are_left_out() {
     let [messages, ready, settled] = ["messages", "ready", "settled_total"]
         .map(|name| format!("diesel_outbox_{name}{{outbox=\"first:outbox\""));
 
-    enqueue(&first, 10);
-    eventually("its messages are counted", || shows(&messages));
+    // A relay that has nothing left to do may end before it counts.
+    eventually("its messages are counted", || {
+        enqueue(&first, 1);
+        shows(&messages)
+    });
     enqueue(&second, 10);
     eventually("the second has delivered", || delivered(&second) == 10);
     assert!(!shows(&messages), "{}", metrics());
     assert!(shows(&ready) && shows(&settled), "{}", metrics());
-    enqueue(&first, 10);
-    eventually("a relay counts again", || shows(&messages));
+    eventually("a relay counts again", || {
+        enqueue(&first, 1);
+        shows(&messages)
+    });
 
     file.write(&[("second", &second.url)]);
     process.signal("HUP");
