@@ -221,7 +221,7 @@ impl RelayHandle {
     /// # }
     /// ```
     pub fn stands_by(&self) -> bool {
-        self.shared().threads.state().stands_by
+        self.shared().threads.stands_by()
     }
 
     /// Waits until no message is due and none is in flight. Returns `false` if `timeout` passes or the relay is shut down

@@ -115,7 +115,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
             Some(id) if asked < self.next => match self.db.look(id) {
                 Ok(Some(seen)) => {
                     shared.lease.seen(id, asked, seen.left);
-                    let is_its_turn = !seen.stands_by && shared.threads.state().stands_by;
+                    let is_its_turn = !seen.stands_by && shared.threads.stands_by();
                     let has_changed = seen.others_end || is_its_turn;
                     self.quiet_until = match has_changed {
                         true => asked,

@@ -357,6 +357,10 @@ impl Threads {
         self.lock().stands_by = is_so;
     }
 
+    pub(super) fn stands_by(&self) -> bool {
+        self.lock().stands_by
+    }
+
     /// Records a check by the monitor. `is_stuck`: claimed messages make no progress, unless `moves` has changed.
     /// `is_deaf`: the relay gets no notifications of new messages.
     pub(super) fn look(&self, moves: u64, is_stuck: bool, is_deaf: bool) {
