@@ -57,6 +57,8 @@ names! {
         "Wake-ups of the relay, by cause: notification, poll, call.";
     counter DATABASE_ERRORS = "diesel_outbox_database_errors_total", Count,
         "Failed statements and failed connection attempts, by thread.";
+    counter LOG_DROPPED = "diesel_outbox_log_lines_dropped_total", Count,
+        "Log lines that the program dropped because its standard error was not read.";
     histogram CLAIM_SECONDS = "diesel_outbox_claim_seconds", Seconds,
         "Duration of a claim that found messages.";
     histogram QUEUE_WAIT_SECONDS = "diesel_outbox_queue_wait_seconds", Seconds,

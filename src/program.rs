@@ -5,7 +5,7 @@
 
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
-use metrics::gauge;
+use metrics::{counter, gauge};
 use uuid::Uuid;
 
 use crate::admin::{DeadFilter, Note, Place, Unserved, WaitingFilter};
@@ -13,7 +13,7 @@ use crate::config::{Auth, Config, ConfigError, Destination, Proxy, Route};
 #[cfg(feature = "http")]
 use crate::dispatch::HttpDispatcher;
 use crate::error::DatabaseError;
-use crate::metrics::READY;
+use crate::metrics::{LOG_DROPPED, READY};
 use crate::name::OutboxName;
 use crate::relay::{RelayHandle, StartError, Stats};
 use crate::store::operate::audit;
@@ -168,6 +168,11 @@ pub fn record_ready(config: &Config, label: &str, is_ready: bool) {
         ..config.clone()
     };
     gauge!(READY, "outbox" => config.metrics_label()).set(f64::from(u8::from(is_ready)));
+}
+
+/// Sets the metric of the lines of the log that this process has dropped since its start.
+pub fn record_dropped_lines(count: u64) {
+    counter!(LOG_DROPPED).absolute(count);
 }
 
 /// The state of each destination and each group of handlers. The entry with an empty name is the application's own

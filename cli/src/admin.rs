@@ -70,7 +70,8 @@ impl Bound {
         measured: impl Fn(&str) -> String + Send + Sync + 'static,
     ) -> Result<Page> {
         let recorder = self.recorder.clone();
-        let page = MetricsPage::new(&self.config, move || measured(&recorder.render()))?;
+        let render = move || measured(&metrics::render(&recorder));
+        let page = MetricsPage::new(&self.config, render)?;
         let respond = move |request, peer| page.respond(request, Visitor::unknown(peer));
         self.serve_by("health and metrics are", respond)
     }
@@ -83,7 +84,7 @@ impl Bound {
     pub fn serve(self, relay: Option<Arc<RelayHandle>>) -> Result<Page> {
         let recorder = self.recorder.clone();
         let pages = Pages::operators(&self.config, self.config.database_url()?, relay)?;
-        let pages = pages.metrics(move || recorder.render());
+        let pages = pages.metrics(move || metrics::render(&recorder));
         let respond = move |request, peer| pages.respond(request, Visitor::unknown(peer));
         self.serve_by("the admin page is", respond)
     }
@@ -113,7 +114,7 @@ impl Bound {
 /// Options of `admin`.
 pub(crate) fn run(settings: &crate::settings::SettingFlags) -> Result<()> {
     let mut config = settings.load()?;
-    crate::logging::start(&config);
+    crate::logging::start(&config)?;
     let signals = crate::signals::channel()?;
     if program::admin(&config).addr.is_none() {
         let local = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));

@@ -69,7 +69,7 @@ const SPREAD: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(file: &Path, options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    logging::start(&config);
+    logging::start(&config)?;
     descriptors::raise_limit();
     let (signals, reload) = signals::with_reload()?;
     let databases = read(file)?;
@@ -81,14 +81,17 @@ pub(crate) fn run(file: &Path, options: &Options, settings: &SettingFlags) -> Re
     let _page = page.map(serve).transpose()?;
     let mut group = Group::new(config, usize::try_from(options.busy)?, relays);
     group.serve(databases)?;
+    let (file, settings) = (file.to_owned(), settings.clone());
+    let loads = signals::at_each(reload, move || -> Result<(Config, Databases)> {
+        let config = settings.load()?;
+        program::check_relay(&config)?;
+        Ok((config, read(&file)?))
+    })?;
     loop {
         select! {
             recv(signals) -> _ => break,
-            recv(reload) -> _ => {
-                let again = settings.load().map_err(anyhow::Error::from).and_then(|config| {
-                    program::check_relay(&config)?;
-                    Ok((config, read(file)?))
-                });
+            recv(loads) -> again => {
+                let Ok(again) = again else { break };
                 match again {
                     Ok((config, databases)) => {
                         if let Err(error) = group.reload(config, databases) {

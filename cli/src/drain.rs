@@ -46,7 +46,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    logging::start(&config);
+    logging::start(&config)?;
     descriptors::raise_limit();
     if !config.enabled {
         return output::line("OUTBOX_ENABLED is false: nothing was sent");

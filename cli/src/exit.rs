@@ -4,21 +4,26 @@ use std::process::ExitCode;
 
 use diesel_outbox::{BadBackoff, BadName, ConfigError, StartError, UnknownWord};
 
+use crate::logging;
+
 /// Failed while running.
 const FAILED: u8 = 1;
 /// Bad settings or usage. clap exits with the same code.
 const USAGE: u8 = 2;
 
-/// The exit code for the result of a command. Prints the error, after the name of the program.
+/// The exit code for the result of a command. Prints the error, after the name of the program. The last lines of the log
+/// are written, or a second passes.
 pub fn code(program: &str, result: anyhow::Result<()>) -> ExitCode {
-    match result {
+    let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{program}: {}", with_advice(&error));
+            logging::print_last(&format!("{program}: {}", with_advice(&error)));
             ExitCode::from(if is_usage(&error) { USAGE } else { FAILED })
         }
-    }
+    };
+    logging::flush();
+    code
 }
 
 /// The reader of the output closed the pipe, as `head` does: no failure.

@@ -1,37 +1,131 @@
 //! Log lines with key-value pairs, as text or JSON.
 
+mod lines;
+
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
-use std::time::SystemTime;
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
 
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, LogFormat};
+use env_logger::Target;
 use env_logger::fmt::Formatter;
-use log::Record;
 use log::kv::{Error, Key, Value, VisitSource};
+use log::{Level, Record};
 use serde_json::Map;
+
+use self::lines::Lines;
 
 /// The most bytes of a message in a log line. Names and errors come from outside, and may be long.
 const LONGEST_MESSAGE: usize = 4096;
 /// The most bytes of a value in a log line.
 const LONGEST_VALUE: usize = 1024;
 
-/// Starts logging to standard error, filtered by `RUST_LOG`. Defaults to `info`.
-pub fn start(config: &Config) {
+/// How long the last lines of the process may take.
+const LONGEST_FLUSH: Duration = Duration::from_secs(1);
+
+static LINES: Lines = Lines::new();
+/// Set once a thread writes the lines.
+static LINE: OnceLock<LineFormat> = OnceLock::new();
+
+type LineFormat = fn(&str, &Record<'_>) -> String;
+
+/// Starts logging to standard error, filtered by `RUST_LOG`. Defaults to `info`. No line waits for the reader of standard
+/// error: lines that do not fit into a bounded queue are dropped and counted.
+///
+/// # Errors
+///
+/// The thread that writes the lines cannot be started.
+pub fn start(config: &Config) -> std::io::Result<()> {
+    let line: LineFormat = match program::log_format(config) {
+        LogFormat::Json => |time, record| json_line(time, record).to_string(),
+        _ => text_line,
+    };
+    if LINE.set(line).is_err() {
+        return Ok(());
+    }
+    std::thread::Builder::new()
+        .name("log".to_owned())
+        .spawn(move || LINES.write_all(move |dropped| note(line, dropped)))?;
     let filter = env_logger::Env::default().default_filter_or("info");
     let mut builder = env_logger::Builder::from_env(filter);
-    match program::log_format(config) {
-        LogFormat::Text => builder.format(|out, record| write(out, record, text_line)),
-        LogFormat::Json => builder.format(|out, record| write(out, record, json_line)),
-        _ => &mut builder,
-    };
+    builder
+        .target(Target::Pipe(Box::new(Queue)))
+        .format(move |out, record| write(out, record, line));
     // Fails only if a logger is already installed, which then keeps getting the lines.
     let _ = builder.try_init();
-    if program::log_format(config) == LogFormat::Json {
-        std::panic::set_hook(Box::new(|panic| {
-            let thread = std::thread::current();
-            let thread = thread.name().unwrap_or("unnamed");
-            log::error!(event = "panic", thread = thread; "{panic}");
-        }));
+    // The default hook writes to standard error itself: a thread that panics would wait for the reader.
+    std::panic::set_hook(Box::new(move |panic| {
+        let backtrace = Backtrace::capture();
+        let thread = std::thread::current();
+        let thread = thread.name().unwrap_or("unnamed");
+        log::error!(event = "panic", thread = thread; "{panic}");
+        if backtrace.status() == BacktraceStatus::Captured {
+            print(&backtrace.to_string());
+        }
+        // The process may end with this thread.
+        if thread == "main" {
+            flush();
+        }
+    }));
+    Ok(())
+}
+
+/// How many lines were dropped since the start, because standard error was not read.
+pub(crate) fn dropped_lines() -> u64 {
+    LINES.lost()
+}
+
+/// Waits until the lines so far are written, for at most a second.
+pub(crate) fn flush() {
+    LINES.flush(LONGEST_FLUSH);
+}
+
+/// Prints a text to standard error, after the lines of the log.
+pub(crate) fn print_last(text: &str) {
+    match LINE.get() {
+        Some(_) => print(text),
+        None => eprintln!("{text}"),
+    }
+}
+
+fn print(text: &str) {
+    LINES.add(format!("{text}\n").as_bytes());
+}
+
+/// The line that says how many were dropped.
+fn note(line: LineFormat, dropped: u64) -> Vec<u8> {
+    let pairs = [
+        ("event", Value::from("log_dropped")),
+        ("lines", Value::from(dropped)),
+    ];
+    let plural = if dropped == 1 { "" } else { "s" };
+    let text = line(
+        &now(),
+        &Record::builder()
+            .level(Level::Warn)
+            .target(module_path!())
+            .key_values(&pairs)
+            .args(format_args!(
+                "dropped {dropped} line{plural} of the log: standard error was not read fast enough"
+            ))
+            .build(),
+    );
+    format!("{text}\n").into_bytes()
+}
+
+/// Takes whole lines.
+struct Queue;
+
+impl Write for Queue {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        LINES.add(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -45,11 +139,7 @@ fn shows_the_wire(record: &Record<'_>) -> bool {
     record.level() >= log::Level::Debug && record.target().starts_with("ureq")
 }
 
-fn write<L: std::fmt::Display>(
-    out: &mut Formatter,
-    record: &Record<'_>,
-    line: fn(&str, &Record<'_>) -> L,
-) -> std::io::Result<()> {
+fn write(out: &mut Formatter, record: &Record<'_>, line: LineFormat) -> std::io::Result<()> {
     match shows_the_wire(record) {
         true => Ok(()),
         false => writeln!(out, "{}", line(&now(), record)),

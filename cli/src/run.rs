@@ -1,10 +1,10 @@
 //! `diesel-outbox run`
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use crossbeam_channel::select;
+use anyhow::{Context, Result, bail};
+use crossbeam_channel::{Receiver, bounded, select};
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, Admin};
 use diesel_outbox::{Relay, RelayHandle};
@@ -19,7 +19,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    logging::start(&config);
+    logging::start(&config)?;
     descriptors::raise_limit();
     let (signals, reload) = signals::with_reload()?;
     let mut shutdown_timeout = config.shutdown_timeout;
@@ -27,18 +27,25 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
         log::warn!(event = "relay_disabled"; "OUTBOX_ENABLED is false: this relay claims and sends nothing");
     }
     let page = Bound::new(&config)?;
-    let relay = Arc::new(Relay::from_config(config.clone()).start()?);
+    let Some(relay) = start(&config, &signals)? else {
+        return Ok(());
+    };
     // The page stays available while the relay shuts down.
     let _page = page
         .map(|page| page.serve(Some(Arc::clone(&relay))))
         .transpose()?;
+    let (reloaded, settings) = (Arc::clone(&relay), settings.clone());
+    let reloads = signals::at_each(reload, move || {
+        reload_settings(&reloaded, &settings, &config)
+    })?;
+    // This thread does nothing else, so that nothing holds up a signal.
     loop {
         select! {
             recv(signals) -> _ => return Ok(relay.shutdown(shutdown_timeout)?),
-            recv(reload) -> _ => {
-                if let Some(config) = reload_settings(&relay, settings, &config) {
-                    shutdown_timeout = config.shutdown_timeout;
-                }
+            recv(reloads) -> settings => match settings {
+                Ok(Some(settings)) => shutdown_timeout = settings.shutdown_timeout,
+                Ok(None) => {}
+                Err(_) => break,
             },
             default(CHECK_INTERVAL) => {
                 if relay.has_failed() {
@@ -48,7 +55,28 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
         }
     }
     relay.shutdown(shutdown_timeout)?;
-    bail!("a relay thread ended unexpectedly: the log says which")
+    bail!("a thread ended unexpectedly: the log says which")
+}
+
+/// Starts the relay. `None`: a signal has come meanwhile, and the relay has ended.
+fn start(config: &Config, signals: &Receiver<i32>) -> Result<Option<Arc<RelayHandle>>> {
+    let (done, started) = bounded(1);
+    let relay = Relay::from_config(config.clone());
+    std::thread::Builder::new()
+        .name("start".to_owned())
+        .spawn(move || {
+            // Nobody reads the result while the process ends.
+            let _ = done.send(relay.start());
+        })
+        .context("cannot start a thread")?;
+    let until = select! {
+        recv(started) -> relay => return Ok(Some(Arc::new(relay.context("a thread panicked")??))),
+        recv(signals) -> _ => Instant::now() + config.shutdown_timeout,
+    };
+    if let Ok(relay) = started.recv_deadline(until) {
+        relay?.shutdown(until.saturating_duration_since(Instant::now()))?;
+    }
+    Ok(None)
 }
 
 /// Reloads the settings, and returns the new settings. If they cannot be used, logs the error and keeps the old settings.

@@ -5,6 +5,8 @@ use crossbeam_channel::{Receiver, bounded};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::logging;
+
 /// Returns [`channel`], and a second channel that receives SIGHUP: a request to reload the settings.
 pub(crate) fn with_reload() -> Result<(Receiver<i32>, Receiver<()>)> {
     let mut signals = Signals::new([SIGHUP]).context("cannot listen for signals")?;
@@ -19,6 +21,25 @@ pub(crate) fn with_reload() -> Result<(Receiver<i32>, Receiver<()>)> {
         })
         .context("cannot start a thread")?;
     Ok((channel()?, asked))
+}
+
+/// Does this work at each request, on a thread of its own, and returns the channel of the results. Signals do not wait for
+/// the work, which may read a file that never ends.
+pub(crate) fn at_each<T: Send + 'static>(
+    asked: Receiver<()>,
+    mut work: impl FnMut() -> T + Send + 'static,
+) -> Result<Receiver<T>> {
+    let (done, results) = bounded(1);
+    std::thread::Builder::new()
+        .name("reload-settings".to_owned())
+        .spawn(move || {
+            for () in asked {
+                // Nobody reads the result while the process ends.
+                let _ = done.send(work());
+            }
+        })
+        .context("cannot start a thread")?;
+    Ok(results)
 }
 
 /// A channel that receives the first SIGTERM or SIGINT. The second exits the process at once.
@@ -36,6 +57,7 @@ pub fn channel() -> Result<Receiver<i32>> {
             for signal in signals.forever() {
                 if asked {
                     log::warn!(event = "exit_now", signal = signal; "second signal: exiting now; unsettled messages are taken over when the lease expires");
+                    logging::flush();
                     std::process::exit(1);
                 }
                 asked = true;

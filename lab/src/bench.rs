@@ -223,7 +223,7 @@ impl Scenario {
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut config = settings.load()?;
     if std::env::var_os("RUST_LOG").is_some() {
-        logging::start(&config);
+        logging::start(&config)?;
     }
     if let Some(senders) = options.common.senders {
         config.set("OUTBOX_CONCURRENCY", &senders.to_string())?;

@@ -44,7 +44,7 @@ struct Seen {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let mut config = settings.load()?;
-    logging::start(&config);
+    logging::start(&config)?;
     config.table = format!("{SCHEMA}.outbox").parse()?;
     config.set("OUTBOX_BACKOFF", "300ms")?;
     config.set("OUTBOX_POLL_INTERVAL", "100ms")?;

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
+use diesel_outbox::program;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::logging;
 
 /// Upper bounds in seconds: they cover a short claim as well as a message that waits hours for its next attempt.
 const BUCKETS: &[f64] = &[
@@ -21,6 +24,12 @@ pub(super) fn install() -> Result<PrometheusHandle> {
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), BUCKETS)
         .and_then(PrometheusBuilder::install_recorder)
         .context("cannot install the metrics recorder")
+}
+
+/// The text of all metrics.
+pub(super) fn render(recorder: &PrometheusHandle) -> String {
+    program::record_dropped_lines(logging::dropped_lines());
+    recorder.render()
 }
 
 /// Aggregates recorded samples regularly. Otherwise the recorder would keep every sample until the next scrape.
