@@ -34,12 +34,13 @@
 use std::fmt::Display;
 use std::time::Duration;
 
+use diesel::PgConnection;
 use diesel::result::{Error, QueryResult};
-use diesel::{Connection, PgConnection};
 
 use crate::migrations::Direction;
 use crate::store::check_transaction;
 use crate::store::setup::migrate;
+use crate::store::whole::transaction;
 use crate::store::write::inbox;
 use crate::store::write::inbox::Forgetting;
 
@@ -127,7 +128,7 @@ struct BadKey {
 ///   [`MAX_KEY_BYTES`], or contains NUL. An open transaction stays usable.
 ///
 /// # Panics
-/// Only if `handle` panics. As after a panic in any of Diesel's transactions, the connection is then unusable.
+/// Only if `handle` panics. Its changes and the record are rolled back, and an open transaction stays usable.
 pub fn once<T, E>(
     conn: &mut PgConnection,
     source: &str,
@@ -156,7 +157,7 @@ where
     for (field, value) in [("source", source), ("id", &message_id)] {
         check(field, value).map_err(|bad| E::from(Error::QueryBuilderError(Box::new(bad))))?;
     }
-    conn.transaction(|conn| {
+    transaction(conn, |conn| {
         if let Some(patience) = patience {
             inbox::limit_lock_timeout(conn, patience)?;
         }

@@ -20,6 +20,7 @@ use crate::name::{BadName, OutboxName};
 use crate::shows::shows;
 use crate::store::check_transaction;
 use crate::store::pinned::is_in_transaction;
+use crate::store::whole::transaction;
 use crate::store::write::enqueue::{NewRow, Stored, insert_or_find};
 use crate::store::write::insert::Insert;
 
@@ -383,7 +384,7 @@ impl Outbox {
         E: From<EnqueueError> + From<diesel::result::Error>,
     {
         self.check_in_transaction(conn)?;
-        let (value, rows, enqueued) = conn.transaction(|conn| {
+        let (value, rows, enqueued) = transaction(conn, |conn| {
             let value = store(conn, aggregate)?;
             let messages = aggregate.events().messages();
             let messages =
@@ -432,7 +433,8 @@ impl Outbox {
     /// conflict. The call is fastest while keys are new: at the first repeated key PostgreSQL logs a duplicate
     /// key, and from then on the call checks each key.
     ///
-    /// Runs in a savepoint inside the caller's transaction. Relays see the messages only after the commit. For
+    /// Runs in a savepoint inside the caller's transaction. Relays see the messages only after the commit. If the iterator
+    /// panics, nothing was written, and the caller's transaction stays usable. For
     /// many millions of messages, use several transactions: each holds fewer locks and less WAL.
     ///
     /// ```no_run
@@ -470,7 +472,7 @@ impl Outbox {
         messages: impl IntoIterator<Item = impl IntoMessage>,
     ) -> Result<u64, EnqueueError> {
         self.check_in_transaction(conn)?;
-        let (new, enqueues) = conn.transaction(|conn| {
+        let (new, enqueues) = transaction(conn, |conn| {
             let mut bulk = Bulk::new(&self.name);
             for (index, message) in (0..).zip(messages) {
                 let message = message.into_message().and_then(|message| {

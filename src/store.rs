@@ -25,6 +25,7 @@ pub(crate) mod seek;
 pub(crate) mod sql;
 pub(crate) mod statement;
 pub(crate) mod table;
+pub(crate) mod whole;
 
 #[cfg(feature = "relay")]
 pub(crate) mod destinations;

@@ -2,12 +2,10 @@
 //! no message is due.
 
 use std::collections::HashMap;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use diesel::connection::{AnsiTransactionManager, TransactionManager};
-use diesel::result::{Error, QueryResult};
+use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
 use super::StartError;
@@ -32,15 +30,7 @@ use crate::store::relay::lease::{LeaseId, Registration};
 use crate::store::relay::split::Piece;
 use crate::store::relay::{lease, ordered, settle};
 use crate::store::testing;
-
-/// The depth of nested transactions.
-fn depth(conn: &mut PgConnection) -> QueryResult<u32> {
-    let status = AnsiTransactionManager::transaction_manager_status_mut(conn);
-    let depth = status.transaction_depth();
-    Ok(depth
-        .map_err(|_| Error::BrokenTransactionManager)?
-        .map_or(0, NonZeroU32::get))
-}
+use crate::store::whole::{depth, roll_back_to};
 
 /// Runs a handler inside a savepoint, so that a failed statement of the handler does not affect the rest of the test.
 /// Outside of tests, the statement would fail alone.
@@ -53,10 +43,7 @@ fn in_savepoint(
         let depth = depth(conn)?;
         outcome = Some(handle(conn));
         // A panic may have left transactions open.
-        while self::depth(conn)? > depth {
-            AnsiTransactionManager::rollback_transaction(conn)?;
-        }
-        QueryResult::Ok(())
+        roll_back_to(conn, depth)
     });
     match (outcome, kept) {
         // The handler has seen the error and reports success. Outside of tests, its other statements would be kept.

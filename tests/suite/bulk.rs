@@ -502,3 +502,30 @@ fn an_enqueue_adds_one_round_trip_to_the_transaction() {
     });
     assert_eq!(count, 5);
 }
+
+/// A panic that is caught inside the transaction: later messages must not be lost without an error.
+#[test]
+fn a_panic_of_the_messages_leaves_the_transaction_as_it_was() {
+    let database = Database::new();
+    let outbox = Outbox::new(&database.name()).expect("a name");
+    let mut conn = database.connect();
+    conn.transaction(|conn| {
+        outbox.enqueue(conn, message(1))?;
+        let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let messages = (0..MANY).map(|n| match n {
+                20_000 => panic!("no such order"),
+                n => message(n),
+            });
+            outbox.enqueue_bulk(conn, messages)
+        }));
+        let panic = panics.expect_err("the panic continues");
+        assert_eq!(panic.downcast_ref(), Some(&"no such order"));
+        outbox.enqueue(conn, message(2))
+    })
+    .expect("committed");
+    assert_eq!(stored(&database), 2, "the transaction is committed");
+    conn.transaction(|conn| outbox.enqueue(conn, message(3)))
+        .expect("committed");
+    drop(conn);
+    assert_eq!(stored(&database), 3);
+}
