@@ -19,6 +19,7 @@ pub(crate) use self::http::{Customers, Verifier, close_idle};
 #[cfg(not(feature = "http"))]
 pub(crate) use self::without_http::{Customers, HttpDispatcher, Verifier, close_idle};
 use crate::config::ConfigError;
+use crate::log;
 use crate::message::Message;
 use crate::status::ReasonCode;
 

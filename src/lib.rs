@@ -71,6 +71,8 @@ mod event;
 mod header;
 #[cfg(feature = "relay")]
 mod lock;
+#[cfg(feature = "relay")]
+mod log;
 mod message;
 mod metrics;
 mod name;

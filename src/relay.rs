@@ -32,6 +32,7 @@ mod kept_back;
 mod lease_clock;
 mod limits;
 mod listener;
+mod logins;
 mod metrics;
 mod monitor;
 mod observer;
@@ -80,6 +81,8 @@ pub use self::stats::Stats;
 use self::builder::Assembled;
 use self::bulkhead::Bulkhead;
 use self::ending::held;
+use self::heartbeat::Ending;
+use self::job::Job;
 use self::lease_clock::LeaseClock;
 use self::registered::Registered;
 use self::running::Running;
@@ -87,10 +90,11 @@ use self::shared::{Shared, Signals};
 use crate::clock::BootTime;
 use crate::config::Config;
 use crate::error::DatabaseError;
+use crate::log;
 use crate::routes::Serves;
 use crate::store::pinned::{located, pinned};
 use crate::store::relay::connection::{Limits, Plans, Source};
-use crate::store::relay::lease::{self, Registration};
+use crate::store::relay::lease::{self, LeaseId, Registration};
 use crate::store::setup::rights;
 
 /// Checks the settings of a relay.
@@ -104,12 +108,25 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// A relay from its start to its end. A reload makes a new incarnation.
 struct Incarnation {
     shared: Arc<Shared>,
-    /// A channel that holds `Running`, except while a thread shuts the relay down.
-    running: (Sender<Running>, Receiver<Running>),
+    /// A channel that holds `Running`, except while a thread starts the threads or shuts the relay down.
+    running: Arc<(Sender<Running>, Receiver<Running>)>,
+    /// The process that has the threads.
+    process: u32,
+}
+
+/// What the threads of a relay need, before they start.
+struct Launch {
+    queues: Vec<Sender<Job>>,
+    registration: Registration,
+    lease_id: LeaseId,
+    ending: Receiver<Ending>,
+    relay_name: String,
+    summary: String,
 }
 
 impl Incarnation {
-    fn start(assembled: Assembled) -> Result<Self, StartError> {
+    /// A relay with a lease, and without threads.
+    fn prepare(assembled: Assembled) -> Result<(Self, Launch), StartError> {
         let Assembled {
             mut config,
             manager,
@@ -153,28 +170,49 @@ impl Incarnation {
         (shared.is_one_shot, shared.claim_limit) = (is_one_shot, claim_limit);
         let shared = Arc::new(shared);
         let (ending, ending_signal) = bounded(1);
-        let mut running = Running {
+        let running = Running {
             stop: Some(stop),
             abandon: Some(abandon),
             ending,
             threads: Vec::new(),
+            log: None,
         };
-        if let Err(error) =
-            running.spawn_all(&shared, queues, registration, lease_id, ending_signal)
-        {
-            let handle = Self {
-                shared,
-                running: held(running),
-            };
+        let launch = Launch {
+            queues,
+            registration,
+            lease_id,
+            ending: ending_signal,
+            relay_name,
+            summary,
+        };
+        let prepared = Self {
+            shared,
+            running: Arc::new(held(running)),
+            process: std::process::id(),
+        };
+        Ok((prepared, launch))
+    }
+
+    /// Starts the threads. If the relay has been shut down since it was prepared, they claim nothing, and a shutdown ends
+    /// them.
+    fn launch(&self, launch: Launch) -> Result<(), StartError> {
+        let (back, running) = &*self.running;
+        let Ok(mut running) = running.recv() else {
+            return Ok(());
+        };
+        let (lease_id, table) = (launch.lease_id, &self.shared.config.table);
+        let (relay, summary) = (launch.relay_name.clone(), launch.summary.clone());
+        let _log = self.shared.log.enter();
+        let launched = running.spawn_all(&self.shared, launch);
+        // Never full: the channel has one place, and `running` was taken from it.
+        let _ = back.try_send(running);
+        if let Err(error) = launched {
             // Ends the threads that have started. The caller gets the error that stopped the start.
-            let _ = handle.shutdown(START_TIMEOUT);
+            let _ = self.shutdown(START_TIMEOUT);
             return Err(error);
         }
-        log::info!(event = "relay_started", outbox:% = shared.config.table, lease = lease_id.0, relay = relay_name; "relay started: {summary}");
-        Ok(Self {
-            shared,
-            running: held(running),
-        })
+        log::info!(event = "relay_started", outbox:% = table, lease = lease_id.0, relay = relay; "relay started: {summary}");
+        Ok(())
     }
 }
 

@@ -19,6 +19,7 @@ use super::context::{Connections, Lent, PooledContext};
 use super::{Handler, Handlers, run};
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
+use crate::log;
 use crate::message::{Message, Sequence};
 use crate::shows::shows;
 use crate::spans::Span;

@@ -18,13 +18,14 @@ use self::in_code::InCode;
 use super::groups::HANDLERS;
 use super::observer::{Observer, Observers};
 use super::shared::CLAIM_LIMIT;
-use super::{Incarnation, RelayHandle, StartError};
+use super::{Incarnation, Launch, RelayHandle, StartError};
 use crate::config::{Config, ConfigError, Destination, Route};
 use crate::dispatch::Dispatcher;
 use crate::event::Event;
 use crate::handlers::{
     Context, HandlerError, Handlers, Pool, PooledContext, no_connection, of_url, pool_of,
 };
+use crate::log;
 use crate::message::Message;
 use crate::store::relay::connection::Manager;
 
@@ -579,12 +580,14 @@ impl RelayBuilder {
     /// A [`StartError`] if a setting is bad, the database cannot be reached, the outbox is missing or has another
     /// version, the role lacks a right, or a thread cannot be started. No thread is left running.
     pub fn start(self) -> Result<RelayHandle, StartError> {
-        self.incarnation().map(RelayHandle::new)
+        let (incarnation, launch) = self.prepare()?;
+        incarnation.launch(launch)?;
+        Ok(RelayHandle::new(incarnation))
     }
 
-    pub(super) fn incarnation(mut self) -> Result<Incarnation, StartError> {
+    fn prepare(mut self) -> Result<(Incarnation, Launch), StartError> {
         self.give_connections()?;
-        Incarnation::start(self.assemble()?)
+        Incarnation::prepare(self.assemble()?)
     }
 
     /// Gives handlers that use the database a pool of their own, unless the application has set a source.
@@ -636,10 +639,9 @@ impl RelayHandle {
     /// A [`StartError`], as from [`RelayBuilder::start`]. If the old relay does not shut down cleanly, the relay only
     /// logs the error.
     pub fn reload(&self, builder: RelayBuilder, deadline: Duration) -> Result<(), StartError> {
-        let next = builder
-            .incarnation()
-            .inspect_err(|error| self.reload_failed(error))?;
-        self.replace(next, deadline);
-        Ok(())
+        let prepared = builder.prepare();
+        prepared
+            .and_then(|next| self.replace(next, deadline))
+            .inspect_err(|error| self.reload_failed(error))
     }
 }

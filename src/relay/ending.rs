@@ -1,5 +1,6 @@
 //! The shutdown of a relay.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -8,13 +9,14 @@ use super::heartbeat::Ending;
 use super::running::{HEARTBEAT, Running};
 use super::threads::State;
 use super::{Incarnation, ShutdownError, monitor};
+use crate::log;
 
 impl Incarnation {
     /// See [`RelayHandle::shutdown`](super::RelayHandle::shutdown).
     pub(super) fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
         let until = Instant::now().checked_add(deadline);
         self.shared.begin_stop();
-        let (back, running) = &self.running;
+        let (back, running) = &*self.running;
         let running = match until {
             Some(until) => running.recv_deadline(until).ok(),
             None => running.recv().ok(),
@@ -25,10 +27,22 @@ impl Incarnation {
                 threads: "another thread that shuts the relay down".to_owned(),
             });
         };
+        let _log = self.shared.log.enter();
         let ended = self.end(&mut running, deadline, until);
+        if ended.is_ok() {
+            log::info!(event = "relay_stopped", outbox:% = self.shared.config.table; "relay stopped ({})", self.shared.config.table);
+        }
+        if running.threads.is_empty() {
+            running.end_log(&self.shared, until);
+        }
         // Never full: the channel has one place, and `running` was taken from it.
         let _ = back.try_send(running);
         ended
+    }
+
+    /// Whether this process is a fork of the relay's, which has the threads.
+    pub(super) fn is_forked(&self) -> bool {
+        self.process != std::process::id()
     }
 
     fn end(
@@ -82,19 +96,26 @@ impl Incarnation {
                 threads: threads.join(" "),
             });
         }
-        log::info!(event = "relay_stopped", outbox:% = self.shared.config.table; "relay stopped ({})", self.shared.config.table);
         Ok(())
     }
 }
 
 impl Drop for Incarnation {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // The threads, their channels and their connections belong to the other process.
+            std::mem::forget(Arc::clone(&self.running));
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
+        let (back, running) = &*self.running;
         // No other thread can hold `running` now.
-        let has_ended = self.running.1.try_recv().is_ok_and(|running| {
+        let has_ended = running.try_recv().is_ok_and(|running| {
             let has_ended = running.stop.is_none();
-            let _ = self.running.0.try_send(running);
+            let _ = back.try_send(running);
             has_ended
         });
+        let _log = self.shared.log.enter();
         if !has_ended && let Err(error) = self.shutdown(self.shared.config.shutdown_timeout) {
             log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped, but did not shut down cleanly: {error}");
         }

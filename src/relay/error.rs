@@ -41,4 +41,9 @@ pub enum ShutdownError {
         /// The name of the thread.
         thread: String,
     },
+    /// This process is a fork of the process that runs the relay, and has none of its threads. The relay was not touched.
+    #[error(
+        "this process is a fork: the relay runs in the process that started the relay, and continues there"
+    )]
+    Forked,
 }

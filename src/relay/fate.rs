@@ -18,6 +18,7 @@ use super::verdict::{Attempt, Retries, Verdict};
 use crate::clock;
 use crate::config::OnDead;
 use crate::dispatch::Failure;
+use crate::log;
 use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::lock::lock;
+use crate::log;
 use crate::message::Message;
 use crate::store::filters::Unfinished;
 

@@ -20,6 +20,7 @@ use crate::clock;
 use crate::config::{Breaker, DeliveryPolicy, Destination, Rate};
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::lock::lock;
+use crate::log;
 use crate::status::ReasonCode;
 use crate::words::words;
 
@@ -296,14 +297,14 @@ impl Gate {
         }
         self.count_good(&mut state, now);
         let before = state.phase;
-        let mut can_send_again = false;
+        let (mut can_send_again, mut is_held) = (false, false);
         // The row of a registered destination that is gone is disabled; a configured destination is paused.
         let is_ended = state.failing.is_some() && is_gone(outcome);
         let pause = pause_of(outcome).filter(|_| !is_ended);
         let news = match (pause, own_trouble(outcome)) {
             (Some((pause, failure)), _) => state.pause(pause, failure.code, now),
             (None, Some(failure)) => {
-                self.hold(&mut state, failure, now);
+                is_held = hold(&mut state, failure, now);
                 None
             }
             (None, None) => {
@@ -320,28 +321,10 @@ impl Gate {
         if let Some(news) = news {
             self.say(news, sign(outcome), now);
         }
-        has_news || can_send_again
-    }
-
-    /// Holds the gate for a while, because this relay could not send. The destination has not failed.
-    fn hold(&self, state: &mut State, failure: &Failure, now: Instant) {
-        if matches!(state.phase, Phase::Closed { .. } | Phase::Held { .. }) {
-            return;
-        }
-        let times = state.trouble.as_ref().map_or(0, |trouble| trouble.times);
-        if times == 0 {
+        if is_held && let Some(failure) = own_trouble(outcome) {
             log::warn!(event = "send_held", destination:% = self.name, reason = failure.code.as_str(), error = failure.error; "cannot send to {} ({}: {}): holding its messages, no attempts used, trying again soon", self.name, failure.code, failure.error);
         }
-        state.trouble = Some(Trouble {
-            code: failure.code,
-            what: failure.error.clone(),
-            times: times.saturating_add(1),
-        });
-        // The right to probe stays with this relay: no send was made.
-        let then_probe = matches!(state.phase, Phase::Probing { .. });
-        let hold = SHORTEST_HOLD.saturating_mul(2_u32.saturating_pow(times.min(16)));
-        let until = later(now, hold.min(LONGEST_HOLD));
-        state.phase = Phase::Held { until, then_probe };
+        has_news || can_send_again
     }
 
     /// Why this relay cannot send to the destination, for reasons of its own.
@@ -476,6 +459,26 @@ impl Gate {
 const UNUSED_PROBE: Phase = Phase::Probing {
     is_in_flight: false,
 };
+
+/// Holds the gate for a while, because this relay could not send. The destination has not failed. Returns whether this is
+/// news.
+fn hold(state: &mut State, failure: &Failure, now: Instant) -> bool {
+    if matches!(state.phase, Phase::Closed { .. } | Phase::Held { .. }) {
+        return false;
+    }
+    let times = state.trouble.as_ref().map_or(0, |trouble| trouble.times);
+    state.trouble = Some(Trouble {
+        code: failure.code,
+        what: failure.error.clone(),
+        times: times.saturating_add(1),
+    });
+    // The right to probe stays with this relay: no send was made.
+    let then_probe = matches!(state.phase, Phase::Probing { .. });
+    let hold = SHORTEST_HOLD.saturating_mul(2_u32.saturating_pow(times.min(16)));
+    let until = later(now, hold.min(LONGEST_HOLD));
+    state.phase = Phase::Held { until, then_probe };
+    times == 0
+}
 
 impl State {
     /// Whether a change must be recorded in a table.

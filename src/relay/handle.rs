@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::custody::Waited;
 use super::shared::Shared;
-use super::{DestinationState, Health, Incarnation, ShutdownError, Stats, monitor};
+use super::{
+    DestinationState, Health, Incarnation, Launch, ShutdownError, StartError, Stats, monitor,
+};
 use crate::lock::lock;
+use crate::log;
 use crate::shows::shows;
 
 /// A running relay, as returned by [`RelayBuilder::start`](crate::RelayBuilder::start). The handle owns every
@@ -41,8 +44,8 @@ pub struct RelayHandle(Mutex<State>);
 
 struct State {
     now: Arc<Incarnation>,
-    /// The relays that `now` has replaced and that are still shutting down.
-    ending: Vec<Arc<Incarnation>>,
+    /// The relays that begin to replace `now`, and those that `now` has replaced and that are still shutting down.
+    others: Vec<Arc<Incarnation>>,
     /// The statistics of the replaced relays that have ended.
     ended: Stats,
 }
@@ -51,7 +54,7 @@ impl RelayHandle {
     pub(super) fn new(now: Incarnation) -> Self {
         Self(Mutex::new(State {
             now: Arc::new(now),
-            ending: Vec::new(),
+            others: Vec::new(),
             ended: Stats::default(),
         }))
     }
@@ -64,29 +67,51 @@ impl RelayHandle {
         Arc::clone(&self.state().now.shared)
     }
 
-    /// Replaces the current relay with `next` and shuts the old relay down. If the current relay is already
-    /// shutting down, shuts `next` down instead.
-    pub(super) fn replace(&self, next: Incarnation, deadline: Duration) {
+    /// Launches `next`, replaces the current relay with it, and shuts the current relay down. If the current relay is
+    /// already shutting down, shuts `next` down instead.
+    pub(super) fn replace(
+        &self,
+        (next, launch): (Incarnation, Launch),
+        deadline: Duration,
+    ) -> Result<(), StartError> {
         let next = Arc::new(next);
-        let (old, was_stopping) = {
+        {
+            // From here on `shutdown` covers the next relay: its threads, which do not exist yet, will claim nothing.
             let mut state = self.state();
-            let was_stopping = state.now.shared.is_stopping();
-            let old = match was_stopping {
-                true => next,
-                false => std::mem::replace(&mut state.now, next),
+            if state.now.shared.is_stopping() {
+                next.shared.begin_stop();
+            }
+            state.others.push(Arc::clone(&next));
+        }
+        let launched = next.launch(launch);
+        let old = {
+            let mut state = self.state();
+            let is_stopping = launched.is_err() || state.now.shared.is_stopping();
+            let old = match is_stopping {
+                true => Arc::clone(&next),
+                false => std::mem::replace(&mut state.now, Arc::clone(&next)),
             };
-            state.ending.push(Arc::clone(&old));
-            (old, was_stopping)
+            old.shared.begin_stop();
+            state.others.retain(|one| !Arc::ptr_eq(one, &next));
+            state.others.push(Arc::clone(&old));
+            old
         };
-        if let Err(error) = old.shutdown(deadline) {
+        let is_reloaded = !Arc::ptr_eq(&old, &next);
+        let ended = old.shutdown(deadline);
+        {
+            let mut state = self.state();
+            state.others.retain(|one| !Arc::ptr_eq(one, &old));
+            state.ended = state.ended.and(old.shared.stats());
+        }
+        launched?;
+        let _log = self.shared().log.enter();
+        if let Err(error) = ended {
             log::error!(event = "shutdown_failed", error:% = error; "reloaded the settings, but the relay with the old settings did not shut down cleanly: {error}");
         }
-        let mut state = self.state();
-        state.ending.retain(|one| !Arc::ptr_eq(one, &old));
-        state.ended = state.ended.and(old.shared.stats());
-        if !was_stopping {
+        if is_reloaded {
             log::info!(event = "reloaded"; "reloaded the settings");
         }
+        Ok(())
     }
 
     /// Records that new settings could not be loaded, so that [`health`](Self::health) and the metric
@@ -97,8 +122,8 @@ impl RelayHandle {
     }
 
     /// Shuts the relay down: stops claiming, lets the current sends finish and settles their results, releases unsent
-    /// messages without counting an attempt, ends the lease, and joins every thread. Takes at most `deadline`. After
-    /// an error, call again to continue the shutdown.
+    /// messages without counting an attempt, ends the lease, and joins every thread. During a [`reload`](Self::reload),
+    /// this covers both relays. Takes at most `deadline`. After an error, call again to continue the shutdown.
     ///
     /// ```
     /// use diesel_outbox::{RelayHandle, ShutdownError};
@@ -117,15 +142,31 @@ impl RelayHandle {
     /// ```
     ///
     /// # Errors
-    /// A [`ShutdownError`] if the deadline passes first or a thread has panicked. No message is lost.
+    /// A [`ShutdownError`] if the deadline passes first, a thread has panicked, or this process is a fork. No message is
+    /// lost.
     pub fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownError> {
-        let now = {
+        let until = Instant::now().checked_add(deadline);
+        let all = {
             let state = self.state();
+            if state.now.is_forked() {
+                return Err(ShutdownError::Forked);
+            }
+            let others = state.others.iter().cloned();
+            let all: Vec<_> = std::iter::once(Arc::clone(&state.now))
+                .chain(others)
+                .collect();
             // From here on `replace` no longer replaces this relay.
-            state.now.shared.begin_stop();
-            Arc::clone(&state.now)
+            all.iter().for_each(|one| one.shared.begin_stop());
+            all
         };
-        now.shutdown(deadline)
+        // Another thread ends the others at the same time.
+        let left = || {
+            until.map_or(deadline, |until| {
+                until.saturating_duration_since(Instant::now())
+            })
+        };
+        let ended: Vec<_> = all.iter().map(|one| one.shutdown(left())).collect();
+        ended.into_iter().collect()
     }
 
     /// Makes the relay poll for messages now, without waiting for the poll interval. Cheap. Useful right after a
@@ -206,8 +247,8 @@ impl RelayHandle {
     /// ```
     pub fn stats(&self) -> Stats {
         let state = self.state();
-        let ending = state.ending.iter().map(|one| one.shared.stats());
-        ending.fold(state.ended.and(state.now.shared.stats()), Stats::and)
+        let others = state.others.iter().map(|one| one.shared.stats());
+        others.fold(state.ended.and(state.now.shared.stats()), Stats::and)
     }
 
     /// Whether this relay stands by because an older relay with `OUTBOX_SINGLE_ACTIVE` is active. `false` until the
@@ -233,12 +274,12 @@ impl RelayHandle {
     pub fn wait_until_idle(&self, timeout: Duration) -> bool {
         let until = Instant::now().checked_add(timeout);
         loop {
-            let (now, replaced) = {
+            let (now, others) = {
                 let state = self.state();
-                (Arc::clone(&state.now), state.ending.clone())
+                (Arc::clone(&state.now), state.others.clone())
             };
             // First, because the current relay sends what the replaced relays release.
-            let mut replaced = replaced.iter();
+            let mut replaced = others.iter().filter(|one| one.shared.is_stopping());
             if !replaced.all(|one| one.shared.threads.wait_for_ends(until, None)) {
                 return false;
             }

@@ -8,6 +8,7 @@ use super::database::Database;
 use super::shared::Shared;
 use super::threads::Post;
 use crate::clock::BootTime;
+use crate::log;
 use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::{LeaseId, Registration};
 

@@ -17,6 +17,7 @@ use super::shared::Shared;
 use super::threads::Post;
 use crate::config::LedgerPayload;
 use crate::error::DatabaseError;
+use crate::log;
 use crate::store::relay::clean::{self, Blanking};
 use crate::store::relay::connection::Plans;
 use crate::store::relay::{failing, own};

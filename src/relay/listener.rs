@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use super::logins::Logins;
 use super::shared::Shared;
 use super::threads::{Cause, MARGIN, Post};
 use crate::error::DatabaseError;
+use crate::log;
 use crate::store::relay::notifications::{Listener, Lock};
 
 /// The time limit of each statement of the listener, and how long it waits for the answer.
@@ -36,12 +38,22 @@ pub(crate) fn run(shared: &Shared, serves: &str) {
         let _ = shared.signals.stop.recv();
         return;
     };
+    let is_direct = shared.config.listener_url.is_some();
+    let own = Logins::default();
+    let logins = match is_direct {
+        true => &own,
+        false => &shared.threads.logins,
+    };
     while !shared.is_stopping() {
+        let Ok(attempt) = logins.begin(Instant::now()) else {
+            shared.pause(logins.wait(Instant::now()).unwrap_or_default());
+            continue;
+        };
         let connected = asking(shared, || {
-            let is_direct = shared.config.listener_url.is_some();
             let name = &shared.config.table;
             Listener::connect(url, name, STATEMENT_TIMEOUT, is_direct, serves)
         });
+        attempt.end(&connected, Instant::now());
         let end = match connected {
             Ok(Some(listener)) => {
                 if listener.is_pooled {
@@ -64,7 +76,8 @@ pub(crate) fn run(shared: &Shared, serves: &str) {
                 shared.threads.failed(Post::Listener, &error, Cause::Other);
                 // Messages committed while the listener is disconnected cause no notification.
                 shared.signals.news.ring();
-                shared.pause(RECONNECT);
+                let wait = logins.wait(Instant::now()).unwrap_or_default();
+                shared.pause(wait.max(RECONNECT));
             }
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dispatch::Outcome;
+use crate::log;
 use crate::message::Message;
 use crate::status::{ReasonCode, Status};
 

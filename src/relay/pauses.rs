@@ -14,6 +14,7 @@ use super::registered::Member;
 use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
+use crate::log;
 use crate::store::brief::Tried;
 use crate::store::destinations::AsSeen;
 use crate::store::relay::pause::{Pausable, Paused};

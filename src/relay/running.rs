@@ -2,20 +2,20 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use super::bulkhead::Serves;
 use super::claimer::Claimer;
 use super::filters::{self, Filters};
 use super::heartbeat::{self, Ending};
-use super::job::Job;
 use super::settlement::Outcomes;
 use super::shared::Shared;
 use super::threads::{Post, State};
-use super::{StartError, janitor, listener, monitor, sender, settler};
+use super::{Launch, StartError, janitor, listener, monitor, sender, settler};
+use crate::log::{self, LONGEST_FLUSH};
 use crate::store::relay::connection::Plans;
-use crate::store::relay::lease::{LeaseId, Registration};
 
 /// The name of the thread that ends last.
 pub(super) const HEARTBEAT: &str = "relay-heartbeat";
@@ -28,6 +28,35 @@ pub(super) struct Running {
     pub(super) abandon: Option<Sender<()>>,
     pub(super) ending: Sender<Ending>,
     pub(super) threads: Vec<(Arc<str>, JoinHandle<()>)>,
+    /// Passes the lines of the other threads to the logger.
+    pub(super) log: Option<LogThread>,
+}
+
+pub(super) struct LogThread {
+    /// Dropped to end the thread after the last line.
+    open: Sender<()>,
+    thread: JoinHandle<()>,
+    /// Disconnected when the thread has ended.
+    ended: Receiver<()>,
+}
+
+impl LogThread {
+    fn start(shared: &Shared) -> std::io::Result<Self> {
+        let (open, closed) = bounded(0);
+        let (end, ended) = bounded(0);
+        let queue = shared.log.clone();
+        let thread = std::thread::Builder::new()
+            .name(shared.config.thread_name("relay-log"))
+            .spawn(move || {
+                let _end: Sender<()> = end;
+                queue.pass_on(&closed);
+            })?;
+        Ok(Self {
+            open,
+            thread,
+            ended,
+        })
+    }
 }
 
 impl Running {
@@ -35,11 +64,16 @@ impl Running {
     pub(super) fn spawn_all(
         &mut self,
         shared: &Arc<Shared>,
-        queues: Vec<Sender<Job>>,
-        registration: Registration,
-        lease_id: LeaseId,
-        ending: Receiver<Ending>,
+        launch: Launch,
     ) -> Result<(), StartError> {
+        let Launch {
+            queues,
+            registration,
+            lease_id,
+            ending,
+            ..
+        } = launch;
+        self.log = Some(LogThread::start(shared)?);
         // The number of claimed messages is bounded, so a send into either channel never blocks for long.
         let most = 2 * shared.batch() + shared.senders();
         let (plain, plain_queue) = bounded(most);
@@ -118,10 +152,31 @@ impl Running {
             .name(thread_name)
             .spawn(move || {
                 let _guard = guard;
+                let _log = shared.log.enter();
                 work(&shared);
             })?;
         self.threads.push((name, thread));
         Ok(())
+    }
+
+    /// Ends the thread that passes the lines to the logger, after the other threads. A logger that hangs is not waited for.
+    pub(super) fn end_log(&mut self, shared: &Shared, until: Option<Instant>) {
+        let Some(LogThread {
+            open,
+            thread,
+            ended,
+        }) = self.log.take()
+        else {
+            return;
+        };
+        shared.log.close();
+        drop(open);
+        let longest = Instant::now() + LONGEST_FLUSH;
+        let until = until.map_or(longest, |until| until.min(longest));
+        if ended.recv_deadline(until) == Err(RecvTimeoutError::Disconnected) {
+            // The thread catches what a logger panics with.
+            let _ = thread.join();
+        }
     }
 
     /// Joins the threads that have ended; the others stay.

@@ -24,6 +24,7 @@ use crate::config::RequestBatch;
 use crate::dispatch::{Dispatcher, Failure, Outcome, caught, fence};
 use crate::handlers::Group;
 use crate::lock::lock;
+use crate::log;
 use crate::message::Message;
 use crate::spans::{Span, Spans};
 use crate::status::ReasonCode;

@@ -223,6 +223,10 @@ impl Session {
             None => LONGEST_CONNECT,
         };
         let is_new = self.conn.is_none();
+        // No failure of this thread: another thread's try has failed, or is not over.
+        if is_new && let Some(error) = threads.logins.refusal(Instant::now()) {
+            return Err(error);
+        }
         self.began = Instant::now();
         let in_database = threads.in_database(post);
         let _within = in_database.within(limit);
@@ -322,7 +326,10 @@ impl Session {
             Some(_) => "relay",
             None => self.post.as_str(),
         };
-        let mut connected = self.source.connect(purpose, self.limits())?;
+        let attempt = self.threads.logins.begin(Instant::now())?;
+        let connected = self.source.connect(purpose, self.limits());
+        attempt.end(&connected, Instant::now());
+        let mut connected = connected?;
         let longest = self.longest(&connected);
         let is_pooled = connected.pooled.is_some();
         let conn = &mut connected.conn;
@@ -342,8 +349,14 @@ impl Session {
         Ok(connected)
     }
 
-    /// How long to wait before the next attempt: longer after each consecutive failure.
+    /// How long to wait before the next attempt: longer after each consecutive failure. If the relay cannot connect, all
+    /// its threads wait for the same try.
     pub(crate) fn wait(&self) -> Duration {
+        if self.conn.is_none()
+            && let Some(wait) = self.threads.logins.wait(Instant::now())
+        {
+            return wait;
+        }
         FIRST_WAIT
             .saturating_mul(2_u32.saturating_pow(self.failures.saturating_sub(1)))
             .min(LONGEST_WAIT)

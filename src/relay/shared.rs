@@ -25,6 +25,7 @@ use super::told::Told;
 use super::unrouted::Unrouted;
 use crate::config::Config;
 use crate::lock::lock;
+use crate::log::{self, Queue};
 use crate::routes::Routes;
 use crate::store::relay::backend::Backend;
 use crate::store::relay::connection::{Plans, Source};
@@ -84,6 +85,8 @@ pub(crate) struct Shared {
     stats: Mutex<Stats>,
     pub(crate) metrics: Metrics,
     pub(crate) threads: Arc<Threads>,
+    /// The lines of the threads on their way to the logger.
+    pub(super) log: Queue,
     pub(super) custody: Custody,
     pub(super) filter_troubles: Troubles,
     published: Mutex<Published>,
@@ -149,6 +152,7 @@ impl Shared {
             observers: Observers::default(),
             routes: Routes::new(&config),
             threads: Arc::new(Threads::new(&metrics, &bulkheads)),
+            log: Queue::new(),
             metrics,
             bulkheads,
             registered,

@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 use metrics::Counter;
 
 use super::bulkhead::Bulkhead;
+use super::logins::Logins;
 use super::metrics::Metrics;
 use crate::error::DatabaseError;
 use crate::lock::lock;
+use crate::log;
 use crate::words::words;
 
 /// How long a stay may exceed its limit before it counts as stuck. The loss of a server is noticed after 20 s, and
@@ -121,6 +123,8 @@ pub(crate) struct Threads {
     errors: [Counter; Post::ALL.len()],
     /// By bulkhead and sender. Inside while the sender sends.
     pub(super) senders: Vec<Vec<Stay>>,
+    /// When the threads may connect.
+    pub(super) logins: Logins,
     state: Mutex<State>,
     /// A thread has ended.
     changed: Condvar,
@@ -270,6 +274,7 @@ impl Threads {
             in_database: Default::default(),
             errors: std::array::from_fn(|post| metrics.database_errors(Post::ALL[post].as_str())),
             senders: bulkheads.iter().map(senders).collect(),
+            logins: Logins::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         }

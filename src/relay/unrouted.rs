@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use crate::log;
 use crate::store::operate::depths::Depths;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::served::Unserved;

@@ -357,7 +357,7 @@ fn threads(prefix: &str) -> usize {
 }
 
 /// Runs the test of this name in a separate process. Returns `true` inside that process.
-fn in_a_process_of_its_own(test: &str) -> bool {
+pub(crate) fn in_a_process_of_its_own(test: &str) -> bool {
     const MARK: &str = "A_PROCESS_OF_ITS_OWN";
     if std::env::var_os(MARK).is_some() {
         return true;

@@ -97,6 +97,7 @@ mod typed_queries;
 mod verification;
 mod wait_reasons;
 mod waiting;
+mod waits;
 mod wake;
 mod watch;
 mod wire;

@@ -249,7 +249,9 @@ fn a_relay_with_a_manager_says_so_and_that_it_cannot_listen() {
         .start()
         .expect("started");
     let started = format!("database=managed url={}", receiver.url());
-    assert!(logged::is_logged("relay_started", &started));
+    eventually("the line is logged", || {
+        logged::is_logged("relay_started", &started)
+    });
     eventually("the relay logs that it cannot listen", || {
         logged::is_logged("listener_without_url", "poll_interval=54ms")
     });

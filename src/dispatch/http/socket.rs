@@ -19,6 +19,7 @@ use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport}
 
 use super::shortage::Shortage;
 use crate::dispatch::fence;
+use crate::log;
 
 /// How long to wait for an address before the next is tried as well (RFC 8305, 5).
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);

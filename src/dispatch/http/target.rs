@@ -25,6 +25,7 @@ use super::{USER_AGENT, blame};
 use crate::config::{Config, ConfigError, Destination};
 use crate::dispatch::{Failure, Outcome, Response};
 use crate::lock::lock;
+use crate::log;
 use crate::status::ReasonCode;
 
 /// The most bytes to read of a response body. The connection of a longer response cannot be reused.

@@ -24,6 +24,7 @@ use super::target::Target;
 use crate::config::{Client, OAuth2};
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
+use crate::log;
 use crate::shows::shows;
 use crate::status::{ReasonCode, TOKEN_SERVER};
 
@@ -121,13 +122,15 @@ impl Tokens {
                 let Some(old) = old else {
                     return Err(outcome);
                 };
+                old.renew_at = now + (old.expires_at - now) / 5;
+                let old = old.clone();
+                drop(state);
                 if let Outcome::Retry(failure) | Outcome::Wait(failure) | Outcome::Dead(failure) =
                     outcome
                 {
                     log::warn!(event = "token_not_renewed", destination = self.target.destination.name.as_str(); "cannot renew the token of destination {}: {}; using the old token while it is valid", self.target.destination.name, failure.error);
                 }
-                old.renew_at = now + (old.expires_at - now) / 5;
-                Ok(old.clone())
+                Ok(old)
             }
         }
     }

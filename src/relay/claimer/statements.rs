@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Claimer;
 use crate::clock;
+use crate::log;
 use crate::relay::database::{Answer, Database, Published};
 use crate::relay::doubt::{Doubt, RanBy};
 use crate::relay::pace::{Last, Pace};

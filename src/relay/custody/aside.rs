@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::clock;
+use crate::log;
 use crate::relay::to::To;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::settle::Claim;

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::{Gate, LOCKED_ROW, News, Phase, later};
+use crate::log;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
 impl Gate {

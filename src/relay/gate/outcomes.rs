@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Gate, News, Pass, Phase, State, UNUSED_PROBE, later};
 use crate::dispatch::Pause;
+use crate::log;
 use crate::relay::breaker::{Sign, open_time};
 use crate::status::ReasonCode;
 

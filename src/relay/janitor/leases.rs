@@ -9,6 +9,7 @@ use diesel::Connection;
 use uuid::Uuid;
 
 use crate::error::DatabaseError;
+use crate::log;
 use crate::relay::pace::{Last, Pace};
 use crate::relay::planner::Report;
 use crate::relay::session::Session;

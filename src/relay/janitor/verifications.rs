@@ -12,6 +12,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use crate::config::Rate;
 use crate::dispatch::NotVerified;
 use crate::error::DatabaseError;
+use crate::log;
 use crate::relay::registry::{Customer, Registry};
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
@@ -109,7 +110,9 @@ impl Verifications {
             return;
         };
         let thread = Builder::new().name(shared.config.thread_name("relay-verify"));
+        let log = shared.log.clone();
         let try_it = move || {
+            let _log = log.enter();
             let result = verifier.ask();
             // The janitor holds the receiver until this thread has ended.
             let _ = ended.send(Ended { customer, result });

@@ -1,5 +1,6 @@
 //! The leases of other relays whose messages may be taken over.
 
+use crate::log;
 use crate::store::relay::lease::LeaseId;
 
 #[derive(Debug, Default)]

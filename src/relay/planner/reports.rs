@@ -12,6 +12,7 @@ use super::searches::SearchKind;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::{Part, Undoing};
 use super::{Awaited, Planner, Stage};
+use crate::log;
 use crate::relay::doubt::Doubt;
 use crate::relay::registry::Registry;
 use crate::relay::to::To;

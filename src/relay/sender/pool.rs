@@ -11,6 +11,7 @@ use crossbeam_channel::select;
 
 use super::{Desk, SenderThread};
 use crate::clock;
+use crate::log;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::gate::{Admission, Pass, Standing};
 use crate::relay::job::Job;
@@ -57,6 +58,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
                 let thread = thread::Builder::new().name(shared.config.thread_name(&name));
                 let work = move || {
                     let _guard = shared.threads.begin(&name);
+                    let _log = shared.log.enter();
                     shared.lease.fence().enter();
                     worker.run();
                 };

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Attempt, ERROR_CHARS, Kind, Settlement, Verdict, storable};
 use crate::config::Config;
 use crate::error::DatabaseError;
+use crate::log;
 use crate::message::hashed_key;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::observer::Settled;

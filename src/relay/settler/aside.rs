@@ -9,6 +9,7 @@ use super::splits::Unfinished;
 use super::{GivenUp, Settler, each_once};
 use crate::clock;
 use crate::error::DatabaseError;
+use crate::log;
 use crate::relay::database::Database;
 use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::{Kind, Settlement};

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::{Keys, Settler};
 use crate::error::DatabaseError;
+use crate::log;
 use crate::relay::bulkhead::left_bytes;
 use crate::relay::database::Database;
 use crate::relay::fate::Unasked;

@@ -1,0 +1,147 @@
+//! When the threads of a relay may connect, after a connection has failed: one thread at a time, and less and less often.
+//! A password that has changed, or a server that is down, is tried by the relay as a whole.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::error::DatabaseError;
+use crate::lock::lock;
+
+/// The first wait after a failure, and the wait for the thread that tries.
+const SHORTEST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// The wait is this part of the time since the first failure. So a relay is back soon after a short outage.
+const PART: u32 = 5;
+
+#[derive(Debug, Default)]
+pub(super) struct Logins(Mutex<Option<Failing>>);
+
+#[derive(Debug)]
+struct Failing {
+    since: Instant,
+    next: Instant,
+    is_tried: bool,
+    error: String,
+}
+
+impl Failing {
+    fn wait(&self, now: Instant) -> Duration {
+        match self.is_tried {
+            true => SHORTEST_WAIT,
+            false => self.next.saturating_duration_since(now),
+        }
+    }
+}
+
+/// A try to connect. Its end must be reported.
+#[must_use]
+pub(super) struct Attempt<'a>(&'a Logins);
+
+impl Logins {
+    /// The last error, if it is too early for the next try.
+    pub(super) fn refusal(&self, now: Instant) -> Option<DatabaseError> {
+        let failing = lock(&self.0);
+        let failing = failing.as_ref().filter(|one| !one.wait(now).is_zero())?;
+        Some(DatabaseError::Connect(failing.error.clone()))
+    }
+
+    /// Begins a try.
+    ///
+    /// # Errors
+    /// The last error, if it is too early.
+    pub(super) fn begin(&self, now: Instant) -> Result<Attempt<'_>, DatabaseError> {
+        if let Some(failing) = &mut *lock(&self.0) {
+            if !failing.wait(now).is_zero() {
+                return Err(DatabaseError::Connect(failing.error.clone()));
+            }
+            failing.is_tried = true;
+        }
+        Ok(Attempt(self))
+    }
+
+    /// How long to wait for the next try. `None`: the last try has succeeded.
+    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
+        Some(lock(&self.0).as_ref()?.wait(now))
+    }
+}
+
+impl Attempt<'_> {
+    /// Reports the end of the try.
+    pub(super) fn end<T>(self, result: &Result<T, DatabaseError>, now: Instant) {
+        let mut state = lock(&self.0.0);
+        let Err(error) = result else {
+            *state = None;
+            return;
+        };
+        let since = state.as_ref().map_or(now, |failing| failing.since);
+        let wait = now.saturating_duration_since(since) / PART;
+        *state = Some(Failing {
+            since,
+            next: now + wait.clamp(SHORTEST_WAIT, LONGEST_WAIT),
+            is_tried: false,
+            error: match error {
+                DatabaseError::Connect(error) => error.clone(),
+                other => other.to_string(),
+            },
+        });
+    }
+}
+
+impl Drop for Attempt<'_> {
+    /// After a panic, others may try.
+    fn drop(&mut self) {
+        if let Some(failing) = &mut *lock(&self.0.0) {
+            failing.is_tried = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused() -> Result<(), DatabaseError> {
+        Err(DatabaseError::Connect("refused".to_owned()))
+    }
+
+    #[test]
+    fn while_logins_fail_one_thread_tries_at_a_time() {
+        let (logins, now) = (Logins::default(), Instant::now());
+        let (first, second) = (logins.begin(now), logins.begin(now));
+        let (first, second) = (
+            first.expect("the first"),
+            second.expect("at the start, all"),
+        );
+        first.end(&refused(), now);
+        second.end(&refused(), now);
+        assert!(logins.refusal(now).is_some());
+        let later = now + SHORTEST_WAIT;
+        let attempt = logins.begin(later).expect("it is time");
+        assert!(logins.begin(later).is_err());
+        assert_eq!(logins.wait(later), Some(SHORTEST_WAIT));
+        attempt.end(&Ok(()), later);
+        assert_eq!(logins.wait(later), None);
+        assert!(logins.begin(later).is_ok() && logins.begin(later).is_ok());
+    }
+
+    #[test]
+    fn a_login_that_fails_for_an_hour_is_tried_less_than_400_times_and_works_soon_after_a_short_outage()
+     {
+        let (logins, began) = (Logins::default(), Instant::now());
+        let mut now = began;
+        let mut waits = Vec::new();
+        while now - began < Duration::from_secs(3600) {
+            logins.begin(now).expect("it is time").end(&refused(), now);
+            let wait = logins.wait(now).expect("failing");
+            waits.push((now - began, wait));
+            now += wait;
+        }
+        assert!(waits.len() < 400, "{}", waits.len());
+        for (lasted, wait) in waits {
+            assert!(
+                wait <= SHORTEST_WAIT.max(lasted / PART),
+                "{lasted:?}: {wait:?}"
+            );
+        }
+    }
+}
