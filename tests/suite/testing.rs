@@ -331,6 +331,35 @@ fn handlers_run_in_the_tests_thread_and_transaction() {
     );
 }
 
+/// The guide shows this test (docs/application.md). R33
+#[test]
+fn a_message_that_is_enqueued_twice_calls_the_handler_twice_and_once_works_once() {
+    let database = Database::new();
+    let outbox = database.outbox();
+    let conn = &mut in_test(&database);
+    let relay = relay(&database).on_pooled::<OrderPaid>(|event, context| {
+        Outbox::default().enqueue(&mut *context.connection()?, paid(event.order_id + 100))?;
+        context.once(|conn| {
+            Outbox::default().enqueue(conn, MailSent { order_id: 7 })?;
+            Ok(())
+        })?;
+        Ok(())
+    });
+    let relay = TestRelay::new(relay).expect("a relay");
+    let message = NewMessage::of(&paid(7)).expect("JSON");
+    outbox.enqueue(conn, message.clone()).expect("enqueued");
+    outbox.enqueue(conn, message).expect("enqueued");
+    let drained = relay.drain(conn).expect("drained");
+    drained.assert_all_delivered();
+    assert_eq!(drained.delivered.len(), 2, "the handler is called twice");
+    let mut of = |topic| {
+        let topics = testing::messages(conn, &Outbox::default()).expect("messages");
+        topics.iter().filter(|one| one.topic == topic).count()
+    };
+    assert_eq!(of("order.paid"), 2, "work outside of `once` is done twice");
+    assert_eq!(of("mail.sent"), 1, "work inside of `once` is done once");
+}
+
 /// R33
 #[test]
 fn a_handler_that_panics_in_its_transaction_leaves_the_tests_connection_usable() {
