@@ -66,6 +66,21 @@ fn the_sql_of_the_guide_runs() {
     assert!(count >= 8, "{count} blocks");
 }
 
+/// The example is built and tested as a project of its own.
+#[test]
+fn the_mount_for_rocket_in_the_guide_is_that_of_the_example() {
+    let example = include_str!("../../examples/rocket-shop/src/pages.rs");
+    let (_, webhooks) = pages()
+        .into_iter()
+        .find(|(name, _)| name == "webhooks.md")
+        .expect("the page");
+    let block = blocks(&webhooks, "rust,ignore")
+        .into_iter()
+        .find(|block| block.contains("impl Handler for Mounted"))
+        .expect("the mount");
+    assert!(example.ends_with(&block), "{block}");
+}
+
 #[test]
 fn messages_that_the_guide_copies_arrive_in_their_order() {
     let database = FreshDatabase::new();

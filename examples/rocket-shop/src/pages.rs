@@ -15,6 +15,9 @@ use rocket::{Data, Request, Response, async_trait};
 
 use crate::staff::Staff;
 
+/// Rocket's Shield sets these itself, and warns of each response that has them. The policy of the pages refuses frames, too.
+const SET_BY_SHIELD: [&str; 2] = ["x-content-type-options", "x-frame-options"];
+
 #[derive(Clone)]
 pub enum Mounted {
     ForStaff(Arc<Pages>),
@@ -46,7 +49,9 @@ impl Handler for Mounted {
         response.status(Status::new(status));
         response.sized_body(body.len(), Cursor::new(body));
         for (name, value) in headers {
-            response.raw_header_adjoin(name, value);
+            if !SET_BY_SHIELD.contains(&name.to_lowercase().as_str()) {
+                response.raw_header_adjoin(name, value);
+            }
         }
         Outcome::Success(response.finalize())
     }
