@@ -416,6 +416,9 @@ BEGIN
                 END IF;
                 RETURN;
             END IF;
+            -- The clock was ahead, and was set back: without this, the parts of that time would be kept until then.
+            UPDATE %1$I.%3$I SET opened_at = clock_timestamp() WHERE opened_at > clock_timestamp();
+            UPDATE %1$I.%3$I SET closed_at = clock_timestamp() WHERE closed_at > clock_timestamp();
             FOR old IN SELECT part FROM %1$I.%3$I WHERE closed_at <= clock_timestamp() - retention ORDER BY closed_at LOOP
                 BEGIN
                     EXECUTE format('TRUNCATE %%I.%%I, %%I.%%I', %4$L, %5$L || old, %4$L, %6$L || old);

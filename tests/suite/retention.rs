@@ -39,6 +39,34 @@ fn enter(database: &Database, part: &str, n: i64, ago: &str) {
 
 const OPEN: &str = "(SELECT part FROM {o}_part WHERE opened_at IS NOT NULL AND closed_at IS NULL)";
 
+/// R26: the server's clock was 30 days ahead for a moment.
+#[test]
+fn parts_of_the_future_are_kept_no_longer_than_others() {
+    let database = with_old_parts(&[3]);
+    database.execute("UPDATE {o}_part SET opened_at = now() + interval '30 days' WHERE part = 0");
+    enter(&database, "5", 1, "1 second");
+    database.execute(
+        "UPDATE {o}_part SET opened_at = now() + interval '29 days', closed_at = now() + interval '30 days'
+          WHERE part = 5",
+    );
+    assert_eq!(
+        database.number("SELECT emptied FROM {o}_rotate('1 hour')"),
+        1,
+        "part 3"
+    );
+    let ahead =
+        "SELECT count(*) FROM {o}_part WHERE greatest(opened_at, closed_at) > clock_timestamp()";
+    assert_eq!(database.number(ahead), 0);
+    database.execute(
+        "UPDATE {o}_part SET opened_at = opened_at - interval '2 hours', closed_at = closed_at - interval '2 hours'",
+    );
+    assert_eq!(
+        database.number("SELECT emptied FROM {o}_rotate('1 hour')"),
+        1,
+        "part 5"
+    );
+}
+
 /// R26.
 #[test]
 fn a_long_report_on_the_ledger_delays_retention_and_nothing_else() {
