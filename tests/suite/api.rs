@@ -1297,6 +1297,42 @@ fn run_client(document: &str, script: &str, arguments: &[&str]) -> String {
     said
 }
 
+/// R60, R66: the server of the program reads each method that the document names.
+#[test]
+fn the_program_serves_every_method_of_its_document() {
+    let database = Database::new();
+    let command = database.binary(&["admin"]);
+    let page = Page::start(command.with("OUTBOX_ADMIN_TOKEN", TOKEN));
+    let bearer = format!("authorization: Bearer {TOKEN}");
+    let document = page.request("GET /api/v1/openapi.json", &[&bearer], "");
+    let document: Value = serde_json::from_str(&document.body).expect("a document");
+    let mut tried = 0;
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        let filled = path.split('/').map(|part| match part.starts_with('{') {
+            true => "none",
+            false => part,
+        });
+        let filled = filled.collect::<Vec<_>>().join("/");
+        let methods = methods.as_object().expect("methods").keys();
+        for method in
+            methods.filter(|one| ["get", "post", "patch", "delete", "put"].contains(&one.as_str()))
+        {
+            let line = format!("{} /api/v1{filled}", method.to_uppercase());
+            let request = format!(
+                "{line} HTTP/1.1\r\nhost: {}\r\n{bearer}\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}",
+                page.address
+            );
+            let answer = page.raw(request.as_bytes());
+            assert!(![405, 501].contains(&answer.status), "{line}: {answer:?}");
+            tried += usize::from(["patch", "delete"].contains(&method.as_str()));
+        }
+    }
+    assert!(tried >= 3, "{tried} of PATCH and DELETE");
+    let answer = page.request("DELETE /", &[&bearer], "");
+    assert_eq!(answer.status, 405);
+    assert_eq!(answer.header("allow"), Some("GET, HEAD, POST"));
+}
+
 /// R60: in another language, over a real socket.
 #[test]
 fn a_client_that_was_made_from_the_document_registers_lists_and_recovers() {

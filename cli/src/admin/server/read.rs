@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use diesel_outbox_pages::plain;
 use http::header::{ALLOW, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
-use http::{Method, StatusCode};
+use http::StatusCode;
 
 use super::{Request, Response};
 
@@ -16,6 +16,9 @@ const MOST_HEADERS: usize = 64;
 const DRAIN_TIME: Duration = Duration::from_millis(500);
 const DRAIN_BYTES: usize = 1024 * 1024;
 
+/// The methods of the routes: the pages answer which of them a path has.
+const SUPPORTED: &str = "GET, HEAD, POST, PATCH, DELETE";
+
 /// Why a request is not read to its end.
 pub(super) struct Refusal(StatusCode, String);
 
@@ -23,7 +26,7 @@ impl From<Refusal> for Response {
     fn from(Refusal(status, reason): Refusal) -> Self {
         let mut response = plain(status, reason);
         if status == StatusCode::METHOD_NOT_ALLOWED {
-            let allowed = HeaderValue::from_static("GET, HEAD, POST");
+            let allowed = HeaderValue::from_static(SUPPORTED);
             response.headers_mut().insert(ALLOW, allowed);
         }
         response
@@ -71,16 +74,13 @@ pub(super) fn read(
 
 /// The request without its body.
 fn of_head(head: &httparse::Request<'_, '_>) -> Result<Request, Refusal> {
-    let method = match head.method {
-        Some("GET") => Method::GET,
-        Some("HEAD") => Method::HEAD,
-        Some("POST") => Method::POST,
-        _ => {
-            return Err(refusal(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "only GET, HEAD and POST are supported",
-            ));
-        }
+    let mut supported = SUPPORTED.split(", ");
+    let asked = head
+        .method
+        .filter(|asked| supported.any(|one| one == *asked));
+    let Some(method) = asked else {
+        let why = format!("only {SUPPORTED} are supported");
+        return Err(refusal(StatusCode::METHOD_NOT_ALLOWED, &why));
     };
     let target = head.path.unwrap_or_default();
     if !target.starts_with('/') {
