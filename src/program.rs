@@ -20,7 +20,10 @@ use crate::store::operate::audit;
 use crate::store::pinned::pinned;
 use crate::store::write::waiting::MessageRef;
 
-pub use crate::admin::dead_letters::{dead_groups, dead_letters, dead_letters_at, dead_letters_of};
+pub use crate::admin::dead_letters::{
+    Change, change as change_dead_letters, dead_groups, dead_letters, dead_letters_at,
+    dead_letters_of,
+};
 pub use crate::admin::depths::activity;
 pub use crate::admin::diagnose::{Finding, Severity, diagnose};
 pub use crate::admin::due::{DueTopic, count_due, due, work};

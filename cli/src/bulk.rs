@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use anyhow::{Result, bail};
 use diesel_outbox::ConfigError;
-use diesel_outbox::admin::{Bulk, Bulked};
+use diesel_outbox::admin::{Bulk, Bulked, Note};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -13,15 +13,22 @@ use crate::number::whole;
 use crate::signed::Signed;
 use crate::{output, signals};
 
-/// The options of a change of many messages.
+/// How fast, or only how many.
 #[derive(Debug, clap::Args)]
-pub(crate) struct How {
+pub(crate) struct Pace {
     /// Most messages in a second
     #[arg(long, value_name = "NUMBER", value_parser = whole(1..=1_000_000_u32))]
     rate: Option<u32>,
     /// Only count the messages
     #[arg(long)]
-    dry_run: bool,
+    pub(crate) dry_run: bool,
+}
+
+/// The options of a change of many messages.
+#[derive(Debug, clap::Args)]
+pub(crate) struct How {
+    #[command(flatten)]
+    pace: Pace,
     /// Skip the confirmation
     #[arg(long)]
     yes: bool,
@@ -49,7 +56,7 @@ pub(crate) fn carry_out(
     let Words { verb, done, which } = words;
     let note = how.signed.note();
     let found = act(Bulk::new(&note).dry_run())?;
-    if how.dry_run || found.changed == 0 {
+    if how.pace.dry_run || found.changed == 0 {
         return tell(how, words, &found, &Bulked::default(), false);
     }
     let question = format!("{verb} {} {which}?", output::messages(found.changed));
@@ -57,28 +64,41 @@ pub(crate) fn carry_out(
     if !how.yes && !confirmed(&question, &hint)? {
         bail!("nothing was {done}");
     }
+    let (changed, is_stopped) = perform(found.changed, &how.pace, &note, TO_CONTINUE, act)?;
+    tell(how, words, &found, &changed, is_stopped)?;
+    if is_stopped {
+        bail!("stopped by a signal; {TO_CONTINUE}");
+    }
+    Ok(())
+}
+
+/// How a change continues that was stopped.
+pub(crate) const TO_CONTINUE: &str = "to continue, repeat the command";
+
+/// Changes the messages with a progress bar, at the rate of the options. Returns the totals, and whether a signal has
+/// stopped the change.
+pub(crate) fn perform(
+    messages: u64,
+    pace: &Pace,
+    note: &Note,
+    to_continue: &str,
+    mut act: impl FnMut(Bulk<'_>) -> Result<Bulked>,
+) -> Result<(Bulked, bool)> {
     let signals = signals::channel()?;
-    let bar = ProgressBar::new(found.changed);
+    let bar = ProgressBar::new(messages);
     bar.set_style(ProgressStyle::with_template(
         "{bar:40} {pos}/{len} {per_sec} {eta}",
     )?);
-    let bulk = Bulk::new(&note).rate(how.rate).progress(|so_far| {
+    let bulk = Bulk::new(note).rate(pace.rate).progress(|so_far| {
         bar.set_position(so_far.changed + so_far.skipped);
         signals.is_empty()
     });
     let changed = act(bulk);
     bar.finish_and_clear();
-    let to_continue = "to continue, repeat the command";
-    let changed = match changed {
-        Ok(changed) => changed,
+    match changed {
+        Ok(changed) => Ok((changed, !signals.is_empty())),
         Err(error) => bail!("{error:#}; {to_continue}"),
-    };
-    let is_stopped = !signals.is_empty();
-    tell(how, words, &found, &changed, is_stopped)?;
-    if is_stopped {
-        bail!("stopped by a signal; {to_continue}");
     }
-    Ok(())
 }
 
 fn tell(
@@ -103,7 +123,7 @@ fn tell(
             output::messages(found.without_payload)
         ))?;
     }
-    if how.dry_run {
+    if how.pace.dry_run {
         return output::line(format!(
             "{} {which} would be {done}",
             output::messages(found.changed)

@@ -5,12 +5,13 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DeadFilter, LetterId, Note};
+use diesel_outbox::admin::{self, Bulked, DeadFilter, LetterId};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, DeadGroup, MessageRecord};
+use diesel_outbox::program::{self, Change, DeadGroup, MessageRecord};
 use diesel_outbox::{ConfigError, ReasonCode};
 use serde_json::{Value, json};
 
+use crate::bulk::{self, Pace, TO_CONTINUE};
 use crate::confirm::confirmed;
 use crate::connection::connect;
 use crate::number::whole;
@@ -96,6 +97,8 @@ pub(crate) struct All {
     /// Select all dead letters; asks for confirmation
     #[arg(long)]
     all: bool,
+    #[command(flatten)]
+    pace: Pace,
     /// Skip the confirmation
     #[arg(long)]
     yes: bool,
@@ -259,12 +262,8 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 }
             }
         }
-        Action::Requeue { which, all } => {
-            change(&mut conn, &config, which, all, "requeue", admin::requeue)
-        }
-        Action::Discard { which, all } => {
-            change(&mut conn, &config, which, all, "discard", admin::discard)
-        }
+        Action::Requeue { which, all } => change(&mut conn, &config, which, all, Change::Requeue),
+        Action::Discard { which, all } => change(&mut conn, &config, which, all, Change::Discard),
     }
 }
 
@@ -383,14 +382,12 @@ fn change(
     config: &Config,
     which: &Which,
     all: &All,
-    verb: &str,
-    action: fn(
-        &mut PgConnection,
-        &diesel_outbox::OutboxName,
-        &[LetterId],
-        &Note,
-    ) -> Result<usize, diesel_outbox::DatabaseError>,
+    change: Change,
 ) -> Result<()> {
+    let (verb, ending) = match change {
+        Change::Requeue => ("requeue", "requeued"),
+        Change::Discard => ("discard", "discarded"),
+    };
     if which.is_empty() && !all.all {
         return Err(ConfigError::new(
             format!("dead {verb}"),
@@ -431,6 +428,13 @@ fn change(
             missing.join(", ")
         );
     }
+    if all.pace.dry_run {
+        if all.json {
+            return output::json(&json!({ "matched": found.len(), "changed": 0 }));
+        }
+        let letters = output::dead_letters(found.len());
+        return output::line(format!("{letters} would be {ending}"));
+    }
     let question = format!(
         "{verb} all {} of the outbox {}?",
         output::dead_letters(found.len()),
@@ -446,19 +450,40 @@ fn change(
     {
         bail!("nothing was changed");
     }
-    let changed = action(conn, &config.table, &found, &all.signed.note())?;
+    let note = all.signed.note();
+    let (done, is_stopped) =
+        bulk::perform(found.len() as u64, &all.pace, &note, TO_CONTINUE, |bulk| {
+            Ok(program::change_dead_letters(
+                conn,
+                &config.table,
+                &found,
+                change,
+                bulk,
+            )?)
+        })?;
     if all.json {
-        return output::json(&json!({ "matched": found.len(), "changed": changed }));
-    }
-    let ending = if verb == "requeue" {
-        "requeued"
+        output::json(&json!({ "matched": found.len(), "changed": done.changed }))?;
     } else {
-        "discarded"
-    };
-    let kept = found.len() - changed;
-    if kept > 0 {
+        tell(conn, config, which, &found, (ending, &done))?;
+    }
+    if is_stopped {
+        bail!("stopped by a signal; {TO_CONTINUE}");
+    }
+    Ok(())
+}
+
+fn tell(
+    conn: &mut PgConnection,
+    config: &Config,
+    which: &Which,
+    found: &[LetterId],
+    (ending, done): (&str, &Bulked),
+) -> Result<()> {
+    let changed = done.changed;
+    if done.skipped > 0 {
         return output::line(format!(
-            "{ending} {changed}; {kept} unchanged: their idempotency keys are in the outbox again, or another operator was faster"
+            "{ending} {changed}; {} unchanged: their idempotency keys are in the outbox again, or another operator was faster",
+            done.skipped
         ));
     }
     let why = match &which.topic {

@@ -10,14 +10,14 @@ use diesel_outbox::admin::{self, Bulk, Bulked, ReplayFilter, ReplayIds, ReplayRu
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::{ConfigError, Status};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
+use crate::bulk::{self, Pace};
 use crate::confirm::confirmed;
 use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
-use crate::{bulk, output, signals, values};
+use crate::{output, values};
 
 /// Options of `replay`.
 #[derive(Debug, clap::Args)]
@@ -55,9 +55,8 @@ pub(crate) struct Options {
     run: Option<String>,
     #[command(flatten)]
     signed: Signed,
-    /// Only count the messages
-    #[arg(long)]
-    dry_run: bool,
+    #[command(flatten)]
+    pace: Pace,
     /// Skip the confirmation
     #[arg(long)]
     yes: bool,
@@ -95,7 +94,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             found.without_payload
         ))?;
     }
-    if options.dry_run || found.changed == 0 {
+    if options.pace.dry_run || found.changed == 0 {
         return end(options, &found, &Bulked::default(), None);
     }
     let question = format!(
@@ -116,26 +115,17 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     {
         bail!("nothing was replayed");
     }
-    let signals = signals::channel()?;
-    let bar = ProgressBar::new(found.changed);
-    bar.set_style(ProgressStyle::with_template(
-        "{bar:40} {pos}/{len} {per_sec} {eta}",
-    )?);
-    let mut is_stopped = false;
-    let replayed = replay(Bulk::new(&note).progress(|so_far| {
-        bar.set_position(so_far.changed + so_far.skipped);
-        is_stopped = !signals.is_empty();
-        !is_stopped
-    }));
-    bar.finish_and_clear();
     let how_to_continue = format!(
         "to continue, repeat the command with --run {run}{}",
         fixed_times(options, times)
     );
-    let replayed = match replayed {
-        Ok(replayed) => replayed,
-        Err(error) => bail!("{error}; {how_to_continue}"),
-    };
+    let (replayed, is_stopped) = bulk::perform(
+        found.changed,
+        &options.pace,
+        &note,
+        &how_to_continue,
+        |bulk| Ok(replay(bulk)?),
+    )?;
     end(options, &found, &replayed, Some(&run))?;
     if is_stopped {
         bail!("stopped by a signal; {how_to_continue}");
@@ -211,7 +201,7 @@ fn end(options: &Options, found: &Bulked, done: &Bulked, run: Option<&ReplayRun>
             "skipped": done.skipped,
         }));
     }
-    if options.dry_run {
+    if options.pace.dry_run {
         return output::line(format!(
             "{} would be replayed",
             output::messages(found.changed)

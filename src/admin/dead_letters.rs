@@ -3,16 +3,13 @@
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
-use super::Note;
+use super::{Bulk, Bulked, Note};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::operate::audit::Act;
 use crate::store::operate::dead::{self, DeadFilter, DeadGroup};
 use crate::store::operate::messages::{LetterId, MessageRecord};
 use crate::store::pinned::pinned;
-
-/// Dead letters that one statement moves.
-const BATCH: usize = 1000;
 
 /// Dead letters without payloads, latest first, at most `limit`.
 ///
@@ -128,14 +125,7 @@ pub fn requeue(
     letters: &[LetterId],
     note: &Note,
 ) -> Result<usize, DatabaseError> {
-    let mut requeued = 0;
-    for batch in letters.chunks(BATCH) {
-        requeued += pinned(conn, name, |conn, name| {
-            let count = dead::requeue(conn, name, batch, note.as_str())?;
-            audited(conn, name, note, Act::RequeueDead, (batch, count))
-        })?;
-    }
-    Ok(requeued)
+    change(conn, name, letters, Change::Requeue, Bulk::new(note)).map(count)
 }
 
 /// Deletes dead letters for good. The ledger keeps their entries; the history records who discarded the letters
@@ -163,14 +153,60 @@ pub fn discard(
     letters: &[LetterId],
     note: &Note,
 ) -> Result<usize, DatabaseError> {
-    let mut discarded = 0;
-    for batch in letters.chunks(BATCH) {
-        discarded += pinned(conn, name, |conn, name| {
-            let count = dead::discard(conn, name, batch, note.as_str())?;
-            audited(conn, name, note, Act::DiscardDead, (batch, count))
-        })?;
+    change(conn, name, letters, Change::Discard, Bulk::new(note)).map(count)
+}
+
+/// What an operator does with dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// As by [`requeue`].
+    Requeue,
+    /// As by [`discard`].
+    Discard,
+}
+
+/// Requeues or discards dead letters in steps, at a limited rate.
+///
+/// # Errors
+/// A [`DatabaseError`]; completed steps stay.
+pub fn change(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    letters: &[LetterId],
+    change: Change,
+    mut bulk: Bulk<'_>,
+) -> Result<Bulked, DatabaseError> {
+    if bulk.is_dry() {
+        return Ok(Bulked::of(letters.len(), letters.len()));
     }
-    Ok(discarded)
+    let (note, mut rest) = (bulk.note(), letters);
+    // The end is what the totals say, whoever ended the steps.
+    let _ = bulk.steps(|most| {
+        let (batch, later) = rest.split_at(most.min(rest.len()));
+        if batch.is_empty() {
+            return Ok(None);
+        }
+        rest = later;
+        let count = pinned(conn, name, |conn, name| {
+            let (act, count) = match change {
+                Change::Requeue => {
+                    let count = dead::requeue(conn, name, batch, note.as_str())?;
+                    (Act::RequeueDead, count)
+                }
+                Change::Discard => {
+                    let count = dead::discard(conn, name, batch, note.as_str())?;
+                    (Act::DiscardDead, count)
+                }
+            };
+            audited(conn, name, note, act, (batch, count))
+        })?;
+        Ok::<_, DatabaseError>(Some(Bulked::of(batch.len(), count)))
+    })?;
+    Ok(bulk.done())
+}
+
+fn count(done: Bulked) -> usize {
+    usize::try_from(done.changed).unwrap_or(usize::MAX)
 }
 
 /// Records an act on some of these dead letters, if there are any. Returns their number.

@@ -45,6 +45,33 @@ fn pages_show_each_dead_letter_once() {
     assert_eq!(seen, all);
 }
 
+/// R55, R67: an operator can see how many before, and how fast.
+#[test]
+fn dead_letters_are_counted_before_and_requeued_at_a_rate() {
+    let db = Database::new();
+    fill(&db);
+    let dead = |arguments: &[&str]| {
+        let arguments = [&["dead"], arguments].concat();
+        finish(db.binary(&arguments)).code(0).stdout
+    };
+    let counted = dead(&["requeue", "--all", "--dry-run"]);
+    assert_eq!(counted, "25 dead letters would be requeued\n");
+    let counted = dead(&["discard", "--topic", "t1", "--dry-run", "--json"]);
+    let counted: serde_json::Value = serde_json::from_str(&counted).expect("JSON");
+    assert_eq!(counted, serde_json::json!({ "matched": 13, "changed": 0 }));
+    assert_eq!(db.count("dead"), 25, "nothing was changed");
+    let began = std::time::Instant::now();
+    let done = dead(&["requeue", "--topic", "t1", "--rate", "10"]);
+    assert_eq!(done, "requeued 13\n");
+    let took = began.elapsed();
+    assert!(took >= std::time::Duration::from_millis(1_300), "{took:?}");
+    assert_eq!(db.count("dead"), 12);
+    let done = dead(&["discard", "--all", "--yes", "--rate", "1000"]);
+    assert_eq!(done, "discarded 12\n");
+    let acts = "SELECT count(*) FROM {o}_audit WHERE act LIKE '%dead%'";
+    assert_eq!(db.number(acts), 3, "each step is one act");
+}
+
 /// R25: many dead letters form a few groups, the largest first, each with an example.
 #[test]
 fn groups_count_dead_letters_by_reason() {
