@@ -48,7 +48,7 @@ use crate::status::ReasonCode;
 /// relay, as long as this relay renews its lease, which requires only the database.
 ///
 /// A relay can lose its lease while a call runs: if it is cut off from the database for longer than a
-/// takeover takes (7.5 s by default), while another relay is not. The call continues, and the other relay
+/// takeover takes (8.5 s by default), while another relay is not. The call continues, and the other relay
 /// may start the message as well. The lease id then fences the result: only the result of the relay that
 /// holds the message counts. Work in [`PooledContext::once`] is done once. Other work, such as sending a
 /// mail, may be done twice.

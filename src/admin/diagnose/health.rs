@@ -277,11 +277,7 @@ pub(super) fn ledger(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
             advice,
         );
     }
-    Ok(found.or_ok(format!(
-        "{}, nothing older than {}",
-        kept.size,
-        span(config.retention)
-    )))
+    Ok(found.or_ok(format!("{}, nothing older than {}", kept.size, span(age))))
 }
 
 pub(super) fn inbox(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {

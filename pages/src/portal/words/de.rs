@@ -62,7 +62,7 @@ pub(super) const WORDS: Words = Words {
     since: "Seit",
     until: "Bis",
     recover_hint: "Fehlgeschlagene Ereignisse seit dieser Zeit werden erneut gesendet, die ältesten zuerst. Zeiten sind in UTC.",
-    missing_too: "auch Ereignisse, die verpasst wurden, während der Endpunkt deaktiviert war",
+    missing_too: "auch Ereignisse dieser Zeit, die dieser Endpunkt nie bekommen hat, weil er deaktiviert war oder noch nicht bestand",
 
     last_day: "letzte 24 Stunden",
     delivered: "zugestellt",

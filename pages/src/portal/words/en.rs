@@ -62,7 +62,7 @@ pub(super) const WORDS: Words = Words {
     since: "Since",
     until: "Until",
     recover_hint: "Failed events since this time are sent again, oldest first. Times are in UTC.",
-    missing_too: "also events that were missed while the endpoint was disabled",
+    missing_too: "also events of that time that this endpoint never got, because it was disabled or did not exist yet",
 
     last_day: "last 24 hours",
     delivered: "delivered",
