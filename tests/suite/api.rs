@@ -1297,7 +1297,7 @@ fn run_client(document: &str, script: &str, arguments: &[&str]) -> String {
     said
 }
 
-/// R60, R66: the server of the program reads each method that the document names.
+/// R60: the server of the program reads each method that the document names.
 #[test]
 fn the_program_serves_every_method_of_its_document() {
     let database = Database::new();

@@ -45,7 +45,7 @@ fn pages_show_each_dead_letter_once() {
     assert_eq!(seen, all);
 }
 
-/// R55, R67: an operator can see how many before, and how fast.
+/// R55: an operator can see how many before, and how fast.
 #[test]
 fn dead_letters_are_counted_before_and_requeued_at_a_rate() {
     let db = Database::new();

@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use diesel_outbox_pages::plain;
-use http::header::{ALLOW, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::StatusCode;
+use http::header::{ALLOW, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 
 use super::{Request, Response};
 
