@@ -17,6 +17,7 @@ mod pinned;
 mod proxy;
 mod resolver;
 mod response;
+mod retry_after;
 mod shortage;
 pub(crate) mod signature;
 mod socket;

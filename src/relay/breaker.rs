@@ -44,7 +44,8 @@ impl Window {
         let (since, failures) = self.run.get_or_insert((now, 0));
         *failures = failures.saturating_add(1);
         let lasts = now.saturating_duration_since(*since);
-        let is_long = *failures >= RUN_FAILURES && lasts >= self.settings.window * RUN_WINDOWS;
+        let is_long =
+            *failures >= RUN_FAILURES && lasts >= self.settings.window.saturating_mul(RUN_WINDOWS);
         is_long || self.is_tripped()
     }
 
@@ -129,7 +130,7 @@ pub(super) fn sign(outcome: &Outcome) -> Sign {
             // With a `Retry-After`, the pause applies instead of the breaker.
             ReasonCode::RateLimited if failure.pause.is_none() => Sign::Bad,
             ReasonCode::ClientError => match failure.response.status {
-                Some(408 | 409 | 425) => Sign::None,
+                Some(408 | 409 | 413 | 425) => Sign::None,
                 _ => Sign::Bad,
             },
             _ => Sign::None,

@@ -12,8 +12,12 @@ const LONGEST_LINE: usize = 8 * 1024;
 /// The most spaces before a status.
 const MOST_SPACES: usize = 8;
 /// The fields whose first value is kept.
-const KEPT: [&str; 4] = [
+const KEPT: [&str; 8] = [
     "retry-after",
+    "date",
+    "ratelimit-reset",
+    "x-ratelimit-reset",
+    "ratelimit",
     "location",
     "webhook-allowed-origin",
     "webhook-allowed-rate",

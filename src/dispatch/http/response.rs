@@ -1,9 +1,10 @@
 //! What the status of a response means for the message.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use ::http::header::{LOCATION, RETRY_AFTER};
+use ::http::header::LOCATION;
 
+use super::retry_after::{reset, retry_after};
 use super::target::Answer;
 use crate::config::{Class, Destination, shown_url};
 use crate::dispatch::{Failure, Outcome, Pause};
@@ -12,11 +13,15 @@ use crate::status::{REDIRECTS_TO, ReasonCode};
 /// The outcome of a response.
 pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime) -> Outcome {
     let status = answer.response.status.unwrap_or_default();
+    let asked = retry_after(&answer.headers, now);
     let class = match status {
         200..=299 => return Outcome::Delivered(answer.response),
         400..=499 => destination.policy.classes.of(status),
         _ => Class::Retry,
     };
+    // With a time, the receiver says that it refuses the message only for now (RFC 9110, 15.5.14).
+    let is_for_now = status == 413 && class == Class::Dead && asked.is_some();
+    let class = if is_for_now { Class::Retry } else { class };
     let code = match (status, class) {
         (300..=399, _) => ReasonCode::Redirect,
         (410, _) => ReasonCode::Gone,
@@ -26,11 +31,12 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
         (500..=599, _) => ReasonCode::ServerError,
         _ => ReasonCode::Protocol,
     };
-    let may_ask_to_wait = matches!(status, 408 | 409 | 425 | 429 | 500..=599);
-    let retry_after = (answer.header(RETRY_AFTER))
-        .filter(|_| may_ask_to_wait)
-        .and_then(|value| parse_retry_after(value, now))
-        .map(|wait| wait.min(destination.policy.retry_after_cap));
+    let asked = match status {
+        408 | 409 | 413 | 425 | 500..=599 => asked,
+        429 => asked.or_else(|| reset(&answer.headers, now)),
+        _ => None,
+    };
+    let retry_after = asked.map(|wait| wait.min(destination.policy.retry_after_cap));
     let pause = match (class, status) {
         (Class::Pause, _) => Some(Pause::UntilResumed),
         // The receiver asks for a pause of the whole destination, not only of this message.
@@ -60,46 +66,11 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
     }
 }
 
-/// Longer waits are cut to this duration.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
-/// Parses both forms of `Retry-After` (RFC 9110, 10.2.3): seconds, or a date. Of what else receivers write (`30.5`,
-/// `30, 30`, `30s`, `500ms`) it takes the first number, rounded up.
-pub(super) fn parse_retry_after(value: &str, now: SystemTime) -> Option<Duration> {
-    let value = value.trim();
-    let is_digit = |byte: &char| byte.is_ascii_digit();
-    let digits = value.chars().take_while(is_digit).count();
-    if digits == 0 {
-        let date = httpdate::parse_http_date(value).ok()?;
-        return Some(date.duration_since(now).unwrap_or_default());
-    }
-    let (whole, rest) = value.split_at(digits);
-    let fraction: String = match rest.strip_prefix('.') {
-        Some(rest) => rest.chars().take_while(is_digit).collect(),
-        None => String::new(),
-    };
-    let unit = rest.trim_start_matches(|c: char| c == '.' || c.is_ascii_digit());
-    let unit = unit.trim_start();
-    // Another form of date or time.
-    if unit.starts_with(['-', ':', '/']) {
-        return None;
-    }
-    // A number that overflows exceeds the longest wait, too.
-    let wait = whole
-        .parse()
-        .map_or(LONGEST, Duration::from_secs)
-        .min(LONGEST);
-    let has_fraction = fraction.contains(|digit| digit != '0');
-    let wait = wait + Duration::from_secs(u64::from(has_fraction));
-    match unit.to_ascii_lowercase().starts_with("ms") {
-        true => Some(Duration::from_secs(wait.as_secs().div_ceil(1000))),
-        false => Some(wait.min(LONGEST)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use ::http::header::HeaderName;
+    use std::time::Duration;
+
+    use ::http::header::{HeaderName, RETRY_AFTER};
     use proptest::prelude::{any, prop_assert, proptest};
 
     use super::*;
@@ -153,12 +124,45 @@ mod tests {
             assert_eq!(failure.retry_after, waits, "{status}");
             assert_eq!(failure.pause, pause, "{status}");
         }
-        for status in [400, 413, 415, 422] {
-            let Outcome::Dead(failure) = outcome_of(status, Some("7"), &destination) else {
+        for (status, asks) in [
+            (400, Some("7")),
+            (413, None),
+            (415, Some("7")),
+            (422, Some("7")),
+        ] {
+            let Outcome::Dead(failure) = outcome_of(status, asks, &destination) else {
                 panic!("{status} is not final");
             };
             assert_eq!(failure.code, ReasonCode::Rejected, "{status}");
         }
+    }
+
+    /// RFC 9110, 15.5.14: it is too large for now.
+    #[test]
+    fn a_413_that_says_until_when_is_retried_then() {
+        let outcome = outcome_of(413, Some("7"), &destination());
+        let Outcome::Retry(failure) = outcome else {
+            panic!("it is not retried: {outcome:?}");
+        };
+        assert_eq!(failure.retry_after, Some(Duration::from_secs(7)));
+        assert_eq!(
+            (failure.code, failure.pause),
+            (ReasonCode::ClientError, None)
+        );
+    }
+
+    #[test]
+    fn a_429_with_the_reset_of_a_rate_limit_alone_waits_until_then() {
+        let of = |status| {
+            let reset = HeaderName::from_static("ratelimit-reset");
+            let answer = answer(status, Some((reset, "7")));
+            match outcome(answer, &destination(), SystemTime::now()) {
+                Outcome::Retry(failure) => failure.retry_after,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(of(429), Some(Duration::from_secs(7)));
+        assert_eq!(of(500), None, "the header is in every response");
     }
 
     #[test]
@@ -239,37 +243,6 @@ mod tests {
         };
         assert_eq!(failure.retry_after, Some(Duration::from_secs(3)));
         assert_eq!(failure.pause, Some(Pause::For(Duration::from_secs(3))));
-    }
-
-    #[test]
-    fn retry_after_is_read_in_both_forms() {
-        let now = SystemTime::now();
-        let in_a_minute = httpdate::fmt_http_date(now + Duration::from_secs(60));
-        let wait = parse_retry_after(&in_a_minute, now).expect("a date");
-        assert!(wait > Duration::from_secs(58) && wait <= Duration::from_secs(60));
-        assert_eq!(parse_retry_after(" 2 ", now), Some(Duration::from_secs(2)));
-        assert_eq!(
-            parse_retry_after("99999999999999999999999", now),
-            Some(LONGEST)
-        );
-        let long_ago = "Sun, 06 Nov 1994 08:49:37 GMT";
-        assert_eq!(parse_retry_after(long_ago, now), Some(Duration::ZERO));
-        for (odd, seconds) in [
-            ("30.5", 31),
-            ("30.0", 30),
-            ("30, 30", 30),
-            ("30,60", 30),
-            ("30s", 30),
-            ("30 seconds", 30),
-            ("30; x", 30),
-            ("1500ms", 2),
-        ] {
-            let wait = Some(Duration::from_secs(seconds));
-            assert_eq!(parse_retry_after(odd, now), wait, "{odd}");
-        }
-        for nonsense in ["", "-1", "soon", ".5", "2026-11-25T10:00:00Z", "10:30"] {
-            assert_eq!(parse_retry_after(nonsense, now), None, "{nonsense}");
-        }
     }
 
     proptest! {
