@@ -27,6 +27,7 @@ sentences! {
     FOR_ANOTHER_NAME = "the certificate of {} is for another name";
     NOT_TRUSTED = "the certificate of {} is from no trusted authority, or its chain is incomplete";
     REVOKED = "the certificate of {} is revoked";
+    UNSUPPORTED = "the certificate of {}, or of an authority above it, is signed in a way that is not supported (for example with P-521)";
     NO_TLS_TO = "no secure connection to {} was possible";
     NO_TLS = "no secure connection was possible";
     TOO_SLOW = "your endpoint did not answer within {}";
@@ -59,7 +60,7 @@ pub const TOKEN_WORDS: [(&str, &str); 2] = [
 ];
 
 /// What TLS says of a certificate, and the sentence for it, with the name of the host.
-const CERTIFICATES: [(&str, &str); 8] = [
+const CERTIFICATES: [(&str, &str); 9] = [
     ("certificate expired", HAS_EXPIRED),
     ("Expired", HAS_EXPIRED),
     ("certificate not valid yet", NOT_YET_VALID),
@@ -68,6 +69,7 @@ const CERTIFICATES: [(&str, &str); 8] = [
     ("NotValidForName", FOR_ANOTHER_NAME),
     ("UnknownIssuer", NOT_TRUSTED),
     ("Revoked", REVOKED),
+    ("UnsupportedSignatureAlgorithm", UNSUPPORTED),
 ];
 
 /// The text for a reason code, a colon and an error.

@@ -91,6 +91,32 @@ fn a_certificate_is_refused_unless_who_signed_it_is_trusted() {
     assert!(error.contains("invalid peer certificate"), "{error}");
 }
 
+/// R54: the cryptography that this program has knows no P-521, and the customer reads it.
+#[test]
+fn a_certificate_of_an_authority_with_p_521_is_refused_with_this_reason() {
+    let authority = Authority::new();
+    authority.openssl("req -x509 -days 2 -subj /CN=p521 -newkey ec -pkeyopt ec_paramgen_curve:secp521r1 -nodes -keyout ca.key -out ca.pem");
+    authority.sign("server", "subjectAltName=DNS:localhost,IP:127.0.0.1");
+    let server = OpensslServer::start(&authority, "-tls1_3");
+    let database = Database::new();
+    let url = format!("https://localhost:{}/", server.port);
+    let hook = RegisteredDestination::new("hook", url);
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    outbox.destinations().put(conn, &hook).expect("put");
+    let mut config = Config::default();
+    config.registered_public_only = false;
+    config.tls_roots = Roots::File(authority.path("ca.pem"));
+    let test = outbox.destinations().test(conn, "hook", &config);
+    let answer = test.expect("ready").expect("it is there").send();
+    assert_eq!(
+        answer.public_error().as_deref(),
+        Some(
+            "the certificate of localhost, or of an authority above it, is signed in a way that is not supported (for example with P-521)"
+        ),
+        "{answer:?}"
+    );
+}
+
 #[test]
 fn a_certificate_for_another_name_is_refused() {
     let authority = Authority::new();

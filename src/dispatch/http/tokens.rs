@@ -9,18 +9,18 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use ::http::Method;
-use ::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use ::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use secrecy::ExposeSecret;
-use serde::Deserialize;
-use serde_json::Value;
-use url::form_urlencoded::{Serializer, byte_serialize};
+use serde_json::{Map, Value};
+use url::form_urlencoded::{self, Serializer, byte_serialize};
 
 use super::assertion::Assertions;
 use super::form::Request;
-use super::response::parse_retry_after;
+use super::retry_after::retry_after;
 use super::target::Target;
+use crate::clock;
 use crate::config::{Client, OAuth2};
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
@@ -30,6 +30,9 @@ use crate::status::{ReasonCode, TOKEN_SERVER};
 
 /// The life of a token whose answer does not say it.
 const DEFAULT_LIFE: Duration = Duration::from_secs(300);
+/// A token is kept for at least this long, so that messages do not wait for a request each: the receiver refuses a token
+/// that has ended before, and gets a new one at once.
+const SHORTEST_LIFE: Duration = Duration::from_secs(10);
 /// The longest life of a token.
 const LONGEST_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// The longest token.
@@ -148,14 +151,13 @@ impl Tokens {
         let requested_at = Instant::now();
         let answer = self.target.post(began, || self.grant.request());
         let answer = answer.map_err(failed)?;
-        let retry_after = answer.header(RETRY_AFTER);
-        let wait = retry_after.and_then(|value| parse_retry_after(value, SystemTime::now()));
+        let wait = retry_after(&answer.headers, SystemTime::now());
         let response = answer.response;
         let body = response.body.unwrap_or_default();
         let answered = match response.status.unwrap_or_default() {
-            200 => match token(&body, requested_at) {
+            status @ 200..=299 => match token(&body, requested_at) {
                 Ok(token) => return Ok(token),
-                Err(reason) => format!("answered 200, but {reason}"),
+                Err(reason) => format!("answered {status}, but {reason}"),
             },
             status => match error_code(&body) {
                 Some(code) => format!("answered {status} ({code})"),
@@ -197,53 +199,60 @@ fn failed(outcome: Outcome) -> Outcome {
     }
 }
 
-/// A successful answer (RFC 6749, 5.1). Some servers write the seconds as text.
-#[derive(Deserialize)]
-struct Issued {
-    access_token: String,
-    token_type: Option<String>,
-    expires_in: Option<Value>,
+/// The members of an answer: a JSON object (RFC 6749, 5.1) or, from old servers, a form. The last of several members of
+/// a name counts.
+fn members(body: &str) -> Map<String, Value> {
+    let body = body.trim_start_matches('\u{feff}').trim();
+    serde_json::from_str(body).unwrap_or_else(|_| {
+        let pairs = form_urlencoded::parse(body.as_bytes());
+        pairs
+            .map(|(name, value)| (name.into_owned(), value.into()))
+            .collect()
+    })
 }
 
 /// The token of an answer. The error is the reason, without the answer.
 fn token(body: &str, requested_at: Instant) -> Result<Token, &'static str> {
-    let issued: Issued =
-        serde_json::from_str(body).map_err(|_| "the answer holds no access_token")?;
-    let is_bearer = |kind: &str| kind.eq_ignore_ascii_case("bearer");
-    if !issued.token_type.as_deref().is_none_or(is_bearer) {
+    let issued = members(body);
+    let kind = issued
+        .get("token_type")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let kind = kind.trim().to_ascii_lowercase();
+    if !matches!(kind.as_str(), "" | "bearer" | "bearertoken") {
         return Err("the token is of another type than Bearer");
     }
-    let token = issued.access_token;
+    let token = issued.get("access_token").and_then(Value::as_str);
+    let token = token.ok_or("the answer holds no access_token")?;
     if token.is_empty() || token.len() > MOST_BYTES {
         return Err("the token is empty, or longer than 16 KiB");
     }
     let header = HeaderValue::try_from(format!("Bearer {token}"));
     let mut header = header.map_err(|_| "the token cannot be sent in a header")?;
     header.set_sensitive(true);
-    let seconds = match issued.expires_in {
+    // Some servers write the seconds as text, and zero for a token that does not expire.
+    let seconds = match issued.get("expires_in") {
         Some(Value::Number(seconds)) => seconds.as_f64(),
-        Some(Value::String(seconds)) => seconds.parse().ok(),
+        Some(Value::String(seconds)) => seconds.trim().parse().ok(),
         _ => None,
     };
-    let life = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let life = life.unwrap_or(DEFAULT_LIFE).min(LONGEST_LIFE);
+    let life = seconds.and_then(|seconds: f64| Duration::try_from_secs_f64(seconds).ok());
+    let life = life.filter(|life| !life.is_zero()).unwrap_or(DEFAULT_LIFE);
+    let life = life.clamp(SHORTEST_LIFE, LONGEST_LIFE);
     Ok(Token {
         header,
         requested_at,
-        renew_at: requested_at + life * 4 / 5,
-        expires_at: requested_at + life,
+        renew_at: clock::after(requested_at, life * 4 / 5),
+        expires_at: clock::after(requested_at, life),
     })
 }
 
 /// The error code of an answer (RFC 6749, 5.2), if it can be shown.
 fn error_code(body: &str) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Refused {
-        error: String,
-    }
-    let Refused { error } = serde_json::from_str(body).ok()?;
+    let members = members(body);
+    let error = members.get("error")?.as_str()?;
     let is_code = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-    (error.len() <= LONGEST_ERROR && error.bytes().all(is_code)).then_some(error)
+    (error.len() <= LONGEST_ERROR && error.bytes().all(is_code)).then(|| error.to_owned())
 }
 
 /// The requests for tokens.
@@ -444,6 +453,47 @@ mod tests {
         }
     }
 
+    /// R59: as servers write it that are older than the standard, or read it loosely.
+    #[test]
+    fn a_token_is_read_in_each_form_in_which_servers_send_it() {
+        for (status, body) in [
+            (201, r#"{"access_token":"t1","token_type":"Bearer"}"#),
+            (
+                200,
+                r#"{"access_token":"t1","token_type":"BearerToken","expires_in":"3600"}"#,
+            ),
+            (200, r#"{"access_token":"t1","token_type":""}"#),
+            (200, r#"{"access_token":"t1","token_type":null}"#),
+            (200, "\u{feff} {\"access_token\":\"t1\"}"),
+            (200, "access_token=t1&token_type=bearer&expires_in=3600"),
+            (
+                200,
+                r#"{"access_token":"old","token_type":"bearer","access_token":"t1"}"#,
+            ),
+        ] {
+            let (tokens, requests) = tokens(HOUR);
+            let got = scope(|scope| {
+                let first = scope.spawn(|| get(&tokens));
+                answer(requests.recv().expect("a request"), status, body);
+                first.join().expect("no panic")
+            });
+            assert_eq!(got, Ok("Bearer t1".to_owned()), "{body}");
+        }
+        for (body, why) in [
+            ("<p>welcome</p>", "holds no access_token"),
+            ("", "holds no access_token"),
+            ("[1]", "holds no access_token"),
+            (r#"{"access_token":7}"#, "holds no access_token"),
+            (
+                r#"{"access_token":"t","token_type":"DPoP"}"#,
+                "another type",
+            ),
+        ] {
+            let error = token(body, Instant::now()).expect_err("no token");
+            assert!(error.contains(why), "{body}: {error}");
+        }
+    }
+
     /// R59
     #[test]
     fn while_one_sender_renews_the_token_others_use_the_old_one() {
@@ -541,7 +591,12 @@ mod tests {
         for (expires, seconds) in [
             (r#","expires_in":3600"#, 3600),
             (r#","expires_in":"3600""#, 3600),
-            (r#","expires_in":0"#, 0),
+            // Each message would cost a request otherwise, one after another.
+            (r#","expires_in":0"#, 300),
+            (r#","expires_in":"0""#, 300),
+            (r#","expires_in":1e-308"#, 300),
+            (r#","expires_in":1"#, 10),
+            (r#","expires_in":60"#, 60),
             (r#","expires_in":1e300"#, 300),
             (r#","expires_in":999999999"#, 24 * 3600),
             (r#","expires_in":-1"#, 300),

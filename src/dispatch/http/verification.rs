@@ -99,7 +99,7 @@ impl Verifier {
         let rate = answer.header("webhook-allowed-rate").map(str::trim);
         match rate.filter(|rate| *rate != "*") {
             None => Ok(None),
-            Some(rate) => format!("{rate}/min").parse().map(Some).map_err(|_| {
+            Some(rate) => Rate::asked(&format!("{rate}/min")).map(Some).map_err(|_| {
                 let error = format!("the response has the WebHook-Allowed-Rate {rate:?}, which is no number of requests per minute");
                 again(Failure::new(ReasonCode::Protocol, error))
             }),
@@ -142,10 +142,11 @@ fn token() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the body is the token, or a JSON object whose `challenge` is the token.
+/// Whether the body is the token, as text or as a JSON text, or a JSON object whose `challenge` is the token.
 fn repeats(body: &str, token: &str) -> bool {
+    let body = body.trim_start_matches('\u{feff}').trim();
     let json = serde_json::from_str::<Value>(body);
-    body.trim() == token || json.is_ok_and(|json| json["challenge"] == token)
+    body == token || json.is_ok_and(|json| json == token || json["challenge"] == token)
 }
 
 #[cfg(test)]
@@ -155,10 +156,16 @@ mod tests {
     /// R59.
     #[test]
     fn a_challenge_is_repeated_as_the_body_or_as_a_field() {
-        for body in ["abc", " abc\n", r#"{"challenge": "abc", "more": 1}"#] {
+        for body in [
+            "abc",
+            " abc\n",
+            "\u{feff}abc",
+            "\"abc\"",
+            r#"{"challenge": "abc", "more": 1}"#,
+        ] {
             assert!(repeats(body, "abc"), "{body}");
         }
-        for body in ["", "abcd", "\"abc\"", r#"{"challenge": "ab"}"#, "[1]"] {
+        for body in ["", "abcd", "\"ab\"", r#"{"challenge": "ab"}"#, "[1]"] {
             assert!(!repeats(body, "abc"), "{body}");
         }
         assert_ne!(token(), token());

@@ -168,6 +168,10 @@ pub(super) const WORDS: Words = Words {
             "das Zertifikat von {} ist für einen anderen Namen ausgestellt",
         ),
         (
+            "the certificate of {}, or of an authority above it, is signed in a way that is not supported (for example with P-521)",
+            "das Zertifikat von {} oder das einer Stelle darüber ist auf eine Weise signiert, die nicht unterstützt wird (zum Beispiel mit P-521)",
+        ),
+        (
             "the certificate of {} is from no trusted authority, or its chain is incomplete",
             "das Zertifikat von {} stammt von keiner vertrauenswürdigen Stelle, oder seine Kette ist unvollständig",
         ),
