@@ -7,9 +7,9 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use diesel_outbox::config::{Breaker, Proxy, Verification};
+use diesel_outbox::config::{Breaker, Config, Proxy, Verification};
 use diesel_outbox::destinations::RegisteredDestination;
-use diesel_outbox::{Destination, HttpDispatcher, RelayBuilder};
+use diesel_outbox::{Destination, HttpDispatcher, ProblemKind, RelayBuilder};
 use serde_json::json;
 
 use crate::support::{Database, Receiver, Running, end, eventually};
@@ -373,16 +373,131 @@ fn a_destination_that_the_proxy_cannot_reach_costs_attempts() {
 }
 
 #[test]
-fn a_proxy_that_does_not_answer_costs_attempts_because_the_fault_is_unknown() {
-    let silent = ConnectProxy::treating(|_, mut stream| {
+fn a_proxy_that_answers_but_opens_no_tunnel_costs_attempts() {
+    let slow = ConnectProxy::treating(|head, mut stream| {
+        if !head.starts_with("CONNECT ") {
+            return stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
+        }
         let _ = stream.read(&mut [0]);
         Ok(())
     });
-    let error = is_dead_lettered_behind(&silent, "TIMEOUT");
+    let error = is_dead_lettered_behind(&slow, "TIMEOUT");
     assert!(
         error.ends_with("opened no tunnel to the destination in time"),
         "{error}"
     );
+}
+
+/// R50: a customer would read that the endpoint did not answer in time, and it was never asked.
+#[test]
+fn a_proxy_that_answers_nothing_costs_no_attempt() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let hangs = ConnectProxy::treating(|_, mut stream| {
+        let _ = stream.read(&mut [0]);
+        Ok(())
+    });
+    let relay = relay(&database, behind(&hangs.url(), &secure(&receiver)))
+        .send_timeout(Duration::from_millis(100))
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    let connects = || {
+        let heads = hangs.heads();
+        heads
+            .iter()
+            .filter(|head| head.starts_with("CONNECT "))
+            .count()
+    };
+    eventually("it was tried more often than it has attempts", || {
+        connects() > 4
+    });
+    let error = last_error(&database).expect("an error");
+    assert!(error.ends_with("answers nothing"), "{error}");
+    assert_eq!(database.number("SELECT attempts FROM {o}"), 0);
+    let health = relay.health();
+    let mut problems = health.problems().iter();
+    assert!(
+        problems.any(|one| one.kind == ProblemKind::Proxy),
+        "{health}"
+    );
+    end(&relay);
+}
+
+/// R50: RFC 9112, 2.2.
+#[test]
+fn a_tunnel_is_opened_by_an_answer_that_ends_its_lines_with_a_line_feed_alone() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&seen);
+    let proxy = ConnectProxy::treating(move |_, mut stream| {
+        stream.write_all(b"HTTP/1.1 200 Connection established\nvia: test\n\n")?;
+        let mut first = [0; 3];
+        stream.read_exact(&mut first)?;
+        noted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(first);
+        Ok(())
+    });
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let relay = relay(&database, behind(&proxy.url(), &secure(&receiver)))
+        .start()
+        .expect("a relay");
+    database.enqueue("order.paid", json!(1));
+    // The record of a TLS handshake (RFC 8446, 5.1).
+    eventually("TLS begins in the tunnel", || {
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter().any(|first| first[..2] == [0x16, 0x03])
+    });
+    end(&relay);
+}
+
+/// R46: the customer sees responses, and the proxy may reach servers that the customer must not read.
+#[test]
+fn a_response_that_came_through_a_proxy_to_a_registered_destination_is_not_kept() {
+    let database = Database::new();
+    let proxy = ConnectProxy::like_squid();
+    let inner = Receiver::start(|_, stream| {
+        stream.write_all(b"HTTP/1.1 500 No\r\ncontent-length: 6\r\n\r\nsecret")
+    });
+    let hook = RegisteredDestination::new("hook", inner.url());
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    outbox.destinations().put(conn, &hook).expect("put");
+    let through = |via: &str| {
+        let via = via.to_owned();
+        (database.relay())
+            .registered_threads(4)
+            .configure(|config| config.registered_https_only = false)
+            .configure(|config| config.registered_public_only = false)
+            .configure(move |config| {
+                let proxy = config.set("OUTBOX_REGISTERED_PROXY", &via);
+                proxy.expect("a URL");
+            })
+            .start()
+            .expect("a relay")
+    };
+    let responses = "SELECT count(response) FROM {o}_attempt";
+    let attempts = "SELECT count(*) FROM {o}_attempt WHERE http_status = 500";
+    let relay = through(&proxy.url());
+    database.enqueue("order.paid", json!(1));
+    eventually("an attempt has failed", || database.number(attempts) > 0);
+    end(&relay);
+    assert_eq!(database.number(responses), 0);
+    let mut config = Config::default();
+    (config.registered_https_only, config.registered_public_only) = (false, false);
+    let proxied = config.set("OUTBOX_REGISTERED_PROXY", &proxy.url());
+    proxied.expect("a URL");
+    let test = outbox.destinations().test(conn, "hook", &config);
+    let answer = test.expect("ready").expect("it is there").send();
+    assert_eq!((answer.http_status, answer.body), (Some(500), None));
+
+    database.execute("UPDATE {o} SET available_at = now()");
+    let relay = through("direct");
+    eventually("a response that came directly is kept", || {
+        database.number(responses) > 0
+    });
+    end(&relay);
 }
 
 #[test]

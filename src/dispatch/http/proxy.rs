@@ -6,7 +6,7 @@
 //! (RFC 9112, 3.2.2), because many proxies allow CONNECT to port 443 only.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use ::http::header::{HeaderMap, HeaderValue, PROXY_AUTHENTICATE};
@@ -65,7 +65,7 @@ pub(super) enum ProxyFailed {
     /// The proxy does not allow the destination.
     #[error("proxy {proxy} does not allow the destination: it returned {status} to CONNECT")]
     Denied { proxy: String, status: u16 },
-    /// The proxy was reached but did not respond in time: the proxy or the destination is slow.
+    /// The proxy answers, but not to the request for this tunnel: the destination is slow.
     #[error("proxy {proxy} opened no tunnel to the destination in time")]
     Silent { proxy: String },
 }
@@ -207,9 +207,12 @@ impl Via {
         let mut stream = TransportAdapter::new(to_proxy, Arc::clone(&details.current_time));
         stream.set_timeout(left(details));
         let answer = ask(connect, &mut stream).map_err(|error| match error.into() {
-            Error::Timeout(_) => Error::Other(Box::new(ProxyFailed::Silent {
-                proxy: self.shown(),
-            })),
+            Error::Timeout(_) => match details.addrs.first().is_some_and(|at| answers(*at)) {
+                true => Error::Other(Box::new(ProxyFailed::Silent {
+                    proxy: self.shown(),
+                })),
+                false => self.itself("answers nothing"),
+            },
             error if is_shortage(&error) => error,
             Error::Io(error) => self.itself(format!("opened no tunnel: {error}")),
             other => self.itself(format!("opened no tunnel: {other}")),
@@ -235,6 +238,31 @@ impl Via {
             },
         };
         Err(Error::Other(Box::new(failed)))
+    }
+}
+
+/// How long a proxy has to answer a request that needs no other server.
+const QUICKLY: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Whether the proxy answers anything at all. It has opened no tunnel in time: then either the destination is slow, or the
+/// proxy hangs, and that costs no message an attempt. A request for the proxy itself tells which: each proxy answers one,
+/// if only with an error.
+fn answers(proxy: SocketAddr) -> bool {
+    let asked = || -> io::Result<usize> {
+        let mut stream = TcpStream::connect_timeout(&proxy, QUICKLY)?;
+        stream.set_write_timeout(Some(QUICKLY))?;
+        stream.set_read_timeout(Some(QUICKLY))?;
+        let request = format!("GET / HTTP/1.1\r\nHost: {proxy}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
+        stream.read(&mut [0])
+    };
+    // A proxy that closes the connection is alive, too.
+    match asked() {
+        Ok(_) => true,
+        Err(error) => matches!(
+            error.kind(),
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+        ),
     }
 }
 
@@ -273,7 +301,8 @@ fn ask(connect: &SecretString, stream: &mut (impl Read + Write)) -> io::Result<A
             return Err(io::Error::other("the proxy closed the connection"));
         }
         head.push(byte[0]);
-        if !head.ends_with(b"\r\n\r\n") {
+        // Some proxies end lines with a line feed alone.
+        if !(head.ends_with(b"\n\r\n") || head.ends_with(b"\n\n")) {
             continue;
         }
         match status_of(&head) {
