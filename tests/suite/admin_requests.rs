@@ -72,12 +72,50 @@ fn an_invalid_request_gets_a_response_that_says_so() {
             400,
         ),
         (
-            "POST /pause HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-            411,
+            "POST /pause HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            501,
+        ),
+        (
+            "POST /pause HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (
+            "POST /pause HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\nabcdefg\r\n0\r\n\r\n",
+            400,
+        ),
+        (
+            "POST /pause HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\nabc",
+            400,
+        ),
+        (
+            "POST /pause HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nffffffffffff\r\nabc",
+            413,
         ),
     ] {
         assert_eq!(page.raw(request.as_bytes()).status, status, "{request}");
     }
+}
+
+/// RFC 9112, 7.1: as .NET sends JSON.
+#[test]
+fn a_body_in_chunks_is_read_like_one_with_a_length() {
+    let database = Database::new();
+    let page = open(&database);
+    let ask = |rest: &str| {
+        let head = "POST /pause HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-www-form-urlencoded\r\n";
+        let answer = page.raw(format!("{head}{rest}").as_bytes());
+        (answer.status, answer.body)
+    };
+    let plain = ask("content-length: 16\r\n\r\nkind=topic&name=");
+    for chunks in [
+        "10\r\nkind=topic&name=\r\n0\r\n\r\n",
+        "5\r\nkind=\r\n5;a=\"b\"\r\ntopic\r\n6\r\n&name=\r\n0\r\nx: y\r\n\r\n",
+        "05\r\nkind=\r\n0b\r\ntopic&name=\r\n000\r\n\r\n",
+    ] {
+        let chunked = ask(&format!("Transfer-Encoding: Chunked\r\n\r\n{chunks}"));
+        assert_eq!(chunked, plain, "{chunks}");
+    }
+    assert!(!matches!(plain.0, 411 | 501), "{plain:?}");
 }
 
 #[test]

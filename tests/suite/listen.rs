@@ -1,5 +1,7 @@
 //! `diesel-outbox listen`, as somebody uses it who tries deliveries.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
@@ -146,4 +148,28 @@ fn it_verifies_with_the_secrets_of_a_file() {
     });
     end(&relay);
     assert!(listening.end().contains("1 refused"));
+}
+
+/// RFC 9112, 7.1: as .NET sends JSON.
+#[test]
+fn an_event_in_chunks_is_received() {
+    let listening = Listening::start(&["--json"]);
+    let address = listening.url.trim_start_matches("http://");
+    let address = address.trim_end_matches('/');
+    let event = r#"{"specversion":"1.0","id":"1","source":"/","type":"order.paid","data":{"n":7}}"#;
+    let (one, other) = event.split_at(30);
+    let mut stream = TcpStream::connect(address).expect("connected");
+    write!(
+        stream,
+        "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/cloudevents+json\r\n\
+         transfer-encoding: chunked\r\n\r\n{:x}\r\n{one}\r\n",
+        one.len()
+    )
+    .expect("sent");
+    write!(stream, "{:x}\r\n{other}\r\n0\r\n\r\n", other.len()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let printed = listening.end();
+    assert!(printed.contains(r#""data":{"n":7}"#), "{printed}");
 }

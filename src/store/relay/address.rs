@@ -44,11 +44,23 @@ pub(super) fn with_parameters(database_url: &str, parameters: &[(&str, String)])
     if !is_url {
         return format!("{ours} {database_url}");
     }
-    match database_url.split_once('?') {
+    match query_at(database_url).map(|at| (&database_url[..at], &database_url[at + 1..])) {
         None => format!("{database_url}?{ours}"),
         Some((before, "")) => format!("{before}?{ours}"),
         Some((before, theirs)) => format!("{before}?{ours}&{theirs}"),
     }
+}
+
+/// Where the question mark before the parameters of a URL is. Like libpq, which takes what is before the first `@` for
+/// user and password, unless a `/` comes first: these may contain question marks.
+fn query_at(url: &str) -> Option<usize> {
+    let begin = url.find("://")? + "://".len();
+    let rest = &url[begin..];
+    let user = rest
+        .find(['@', '/'])
+        .filter(|at| rest[*at..].starts_with('@'));
+    let place = user.unwrap_or(0);
+    rest[place..].find('?').map(|at| begin + place + at)
 }
 
 /// Hides the password in a libpq error. libpq quotes text that it cannot read, and takes part of a password with an
@@ -146,6 +158,24 @@ mod tests {
         assert!(url.ends_with("&connect_timeout=9"), "{url}");
         assert!(with_parameters("host=db", &[]).ends_with(" host=db"));
         assert!(with_parameters("postgres://db/shop", &[]).contains("shop?connect_timeout=5"));
+    }
+
+    /// As psql reads such a URL.
+    #[test]
+    fn a_question_mark_in_the_password_begins_no_parameters() {
+        let url = with_parameters("postgres://u:se?kr?et@db/shop", &[]);
+        let expected = "postgres://u:se?kr?et@db/shop?connect_timeout=5&";
+        assert!(url.starts_with(expected), "{url}");
+        let url = with_parameters("postgres://u:se?et@db/shop?sslmode=require", &[]);
+        let expected = "postgres://u:se?et@db/shop?connect_timeout=5&";
+        assert!(url.starts_with(expected), "{url}");
+        assert!(url.ends_with("&sslmode=require"), "{url}");
+        let url = with_parameters("postgres:///shop?options=a@b/c?d", &[]);
+        assert!(
+            url.starts_with("postgres:///shop?connect_timeout=5&"),
+            "{url}"
+        );
+        assert!(url.ends_with("&options=a@b/c?d"), "{url}");
     }
 
     #[test]

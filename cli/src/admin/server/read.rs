@@ -12,6 +12,8 @@ use super::{Request, Response};
 
 const MOST_HEAD_BYTES: usize = 16 * 1024;
 const MOST_HEADERS: usize = 64;
+/// The longest line before a chunk: its length and its extensions.
+const MOST_CHUNK_LINE: usize = 1024;
 /// How long, and how much of, the rest of a refused request is read and dropped.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
 const DRAIN_BYTES: usize = 1024 * 1024;
@@ -46,9 +48,12 @@ pub(super) fn read(
         match head.parse(&bytes) {
             Ok(httparse::Status::Complete(length)) => {
                 let mut request = of_head(&head)?;
-                let body_bytes = body_bytes(&request, most_bytes)?;
+                let framing = framing(&request, most_bytes)?;
                 let body = bytes.split_off(length);
-                *request.body_mut() = whole(body, body_bytes, stream, deadline)?;
+                *request.body_mut() = match framing {
+                    Framing::Length(length) => whole(body, length, stream, deadline)?,
+                    Framing::Chunked => chunked(body, most_bytes, stream, deadline)?,
+                };
                 return Ok(Some(request));
             }
             Ok(httparse::Status::Partial) if bytes.len() < MOST_HEAD_BYTES => {}
@@ -96,18 +101,39 @@ fn of_head(head: &httparse::Request<'_, '_>) -> Result<Request, Refusal> {
     request.body(Vec::new()).map_err(|error| no_request(&error))
 }
 
-/// The length of the body, at most this.
-fn body_bytes(request: &Request, most_bytes: usize) -> Result<usize, Refusal> {
+/// Where the body ends.
+enum Framing {
+    Length(usize),
+    Chunked,
+}
+
+/// Where the body ends, which has at most this many bytes.
+fn framing(request: &Request, most_bytes: usize) -> Result<Framing, Refusal> {
     let headers = request.headers();
-    if headers.contains_key(TRANSFER_ENCODING) {
-        return Err(refusal(
-            StatusCode::LENGTH_REQUIRED,
-            "a request body needs content-length: chunked bodies are not supported",
-        ));
-    }
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let mut encodings = headers.get_all(TRANSFER_ENCODING).iter();
+    if let Some(encoding) = encodings.next() {
+        let is_chunked = encoding
+            .as_bytes()
+            .trim_ascii()
+            .eq_ignore_ascii_case(b"chunked");
+        if !is_chunked || encodings.next().is_some() {
+            return Err(refusal(
+                StatusCode::NOT_IMPLEMENTED,
+                "chunked is the only transfer-encoding that is supported",
+            ));
+        }
+        // Whoever stands before this server may have read the other one.
+        if lengths.next().is_some() {
+            return Err(refusal(
+                StatusCode::BAD_REQUEST,
+                "a request has either content-length or transfer-encoding",
+            ));
+        }
+        return Ok(Framing::Chunked);
+    }
     let Some(length) = lengths.next() else {
-        return Ok(0);
+        return Ok(Framing::Length(0));
     };
     if lengths.next().is_some() {
         return Err(refusal(
@@ -124,13 +150,66 @@ fn body_bytes(request: &Request, most_bytes: usize) -> Result<usize, Refusal> {
     let bytes = digits
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| refusal(StatusCode::BAD_REQUEST, "content-length is not a number"))?;
-    if bytes > most_bytes {
-        return Err(refusal(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "the request body is too large",
-        ));
+    match bytes > most_bytes {
+        true => Err(too_large()),
+        false => Ok(Framing::Length(bytes)),
     }
-    Ok(bytes)
+}
+
+fn too_large() -> Refusal {
+    refusal(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "the request body is too large",
+    )
+}
+
+/// Reads a body in chunks (RFC 9112, 7.1). What follows the last chunk is ignored.
+fn chunked(
+    mut unread: Vec<u8>,
+    most_bytes: usize,
+    stream: &mut TcpStream,
+    deadline: Instant,
+) -> Result<Vec<u8>, Refusal> {
+    let bad = || {
+        refusal(
+            StatusCode::BAD_REQUEST,
+            "the chunks of the body are malformed",
+        )
+    };
+    let mut more = |unread: &mut Vec<u8>| match read_more(stream, unread, deadline)? {
+        true => Ok(()),
+        false => Err(refusal(
+            StatusCode::BAD_REQUEST,
+            "the request body ends before its last chunk",
+        )),
+    };
+    let mut body = Vec::new();
+    loop {
+        let (line, length) = match httparse::parse_chunk_size(&unread) {
+            Ok(httparse::Status::Complete((line, length))) => (line, length),
+            Ok(httparse::Status::Partial) if unread.len() < MOST_CHUNK_LINE => {
+                more(&mut unread)?;
+                continue;
+            }
+            Ok(httparse::Status::Partial) | Err(_) => return Err(bad()),
+        };
+        let length = usize::try_from(length).map_err(|_| too_large())?;
+        if length == 0 {
+            return Ok(body);
+        }
+        if length > most_bytes - body.len() {
+            return Err(too_large());
+        }
+        let end = line + length;
+        while unread.len() < end + 2 {
+            more(&mut unread)?;
+        }
+        if &unread[end..end + 2] != b"\r\n" {
+            return Err(bad());
+        }
+        body.extend_from_slice(&unread[line..end]);
+        unread.drain(..end + 2);
+    }
 }
 
 /// Reads the rest of the body.
