@@ -56,8 +56,8 @@ pub(crate) use self::secret::parse_secrets;
 pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
 pub use self::secret_keys::SecretKeys;
 pub(crate) use self::settings::{SETTINGS, Setting};
-pub(crate) use self::text::{shown_url, url as parse_url, words};
-pub(crate) use self::validate::{LONGEST_SEND, SHORTEST_SEEN};
+pub(crate) use self::text::{is_masked, shown_url, url as parse_url, words};
+pub(crate) use self::validate::{LONGEST_LEASE, LONGEST_SEND, SHORTEST_SEEN};
 
 use self::settings::{Place, unknown};
 use self::text::{content, shown_database, written};

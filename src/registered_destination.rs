@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::config::{
     Auth, ConfigError, DeliveryPolicy, Destination, LONGEST_SEND, Rate, SigningSecret,
-    Verification, parse_url,
+    Verification, is_masked, parse_url,
 };
 use crate::header::check_header;
 use crate::public_error::of_text;
@@ -275,6 +275,10 @@ impl RegisteredDestination {
             return Err(at("url", reason));
         }
         let url = parse_url(&self.url).map_err(|reason| at("url", reason))?;
+        if is_masked(&url) {
+            let reason = "has *** in place of what was hidden: write the whole URL";
+            return Err(at("url", reason.to_owned()));
+        }
         if self.topics.is_empty() || self.topics.len() > MOST_TOPICS {
             return Err(at(
                 "topics",

@@ -45,6 +45,22 @@ pub fn without_secrets(url: &str) -> String {
     parsed.map_or_else(|_| "invalid URL".to_owned(), |one| program::shown_url(&one))
 }
 
+/// What a person or a program means who writes a URL that was shown without its secrets: the stored URL, or another path
+/// at the same server, which keeps user and password. Another server does not get them.
+pub(crate) fn with_user_of(written: String, stored: &str) -> String {
+    if written == without_user(stored) || written == without_secrets(stored) {
+        return stored.to_owned();
+    }
+    let urls = Url::parse(&written).ok().zip(Url::parse(stored).ok());
+    let same = urls.filter(|(new, old)| new.username() == MASK && new.origin() == old.origin());
+    let filled = same.and_then(|(mut new, old)| {
+        new.set_username(old.username()).ok()?;
+        new.set_password(old.password()).ok()?;
+        Some(new.into())
+    });
+    filled.unwrap_or(written)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,6 +82,32 @@ mod tests {
         ] {
             assert_eq!(without_user(url), shown);
         }
+    }
+
+    #[test]
+    fn a_url_that_comes_back_masked_keeps_what_was_masked_at_the_same_server() {
+        let stored = "https://ann:p%40w@a.test/b/c?d=e";
+        for (written, meant) in [
+            (without_user(stored), stored),
+            (without_secrets(stored), stored),
+            (
+                "https://***@a.test/new".to_owned(),
+                "https://ann:p%40w@a.test/new",
+            ),
+            ("https://a.test/b".to_owned(), "https://a.test/b"),
+            (
+                "https://bob:x@a.test/b".to_owned(),
+                "https://bob:x@a.test/b",
+            ),
+            (
+                "https://***@evil.test/b".to_owned(),
+                "https://***@evil.test/b",
+            ),
+            ("http://***@a.test/b".to_owned(), "http://***@a.test/b"),
+        ] {
+            assert_eq!(with_user_of(written.clone(), stored), meant, "{written}");
+        }
+        assert_eq!(with_user_of("https://b".to_owned(), ""), "https://b");
     }
 
     #[test]

@@ -206,6 +206,12 @@ pub(crate) fn shown_url(url: &Url) -> String {
     )
 }
 
+/// Whether a part of the URL is the mask of a URL [for display](shown_url), which says nothing of what it was.
+pub(crate) fn is_masked(url: &Url) -> bool {
+    let mut segments = url.path_segments().into_iter().flatten();
+    url.username() == MASK || url.query() == Some(MASK) || segments.any(|one| one == MASK)
+}
+
 /// A database URL or key=value string for display: host, port, database, and the user of a key=value
 /// string.
 pub(super) fn shown_database(database_url: &SecretString) -> String {

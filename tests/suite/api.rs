@@ -621,6 +621,26 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
         (&changed["description"], &changed["url"]),
         (&Value::Null, &json!(receiver.url()))
     );
+    // What a program has read it may send back: the password stays.
+    let with_password = receiver.url().replace("://", "://ann:pa55word@");
+    let changed = program.done(&Method::PATCH, &one, json!({ "url": with_password }));
+    assert_eq!(
+        changed["url"],
+        receiver.url().replace("://", "://***@"),
+        "{changed}"
+    );
+    program.done(&Method::PATCH, &one, json!({ "url": changed["url"] }));
+    let stored = "SELECT url FROM {o}_destination";
+    assert_eq!(database.text(stored), Some(with_password));
+    let elsewhere = json!({ "url": "http://***@elsewhere.example/" });
+    let (status, problem) = program.refused(&Method::PATCH, &one, elsewhere);
+    assert_eq!(
+        (status, &problem["field"]),
+        (422, &json!("url")),
+        "{problem}"
+    );
+    program.done(&Method::PATCH, &one, json!({ "url": receiver.url() }));
+
     let example = program.post(&format!("{one}/test"), json!({ "topic": "order.paid" }));
     assert_eq!(
         (&example["accepted"], &example["response"]),

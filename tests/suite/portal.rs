@@ -271,6 +271,32 @@ fn all_of_an_endpoint(database: &Database, portal: &Portal) {
     );
     let edit = ann.get(&format!("/endpoint/edit?{}", encoded(&name))).ok();
     assert!(edit.contains("&lt;b&gt;ours") && edit.contains("An order was paid."));
+    // The form shows no password, and keeps it at the same server only.
+    let stored = "SELECT url FROM {o}_destination";
+    let with_password = receiver.url().replace("://", "://ann:pa55word@");
+    let change = |url: &str| {
+        ann.post(
+            "/endpoint/change",
+            &[name[0], ("url", url), ("topic", "order.paid")],
+        )
+    };
+    change(&with_password);
+    assert_eq!(database.text(stored), Some(with_password.clone()));
+    let edit = ann.get(&format!("/endpoint/edit?{}", encoded(&name))).ok();
+    assert!(
+        !edit.contains("pa55word") && !edit.contains("ann:"),
+        "{edit}"
+    );
+    let shown = receiver.url().replace("://", "://***@");
+    assert!(edit.contains(&shown), "{edit}");
+    change(&shown);
+    assert_eq!(database.text(stored), Some(with_password.clone()));
+    change(&format!("{shown}/more"));
+    assert_eq!(database.text(stored), Some(format!("{with_password}/more")));
+    let elsewhere = change("http://***@elsewhere.example/");
+    assert_eq!(elsewhere.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(database.text(stored), Some(format!("{with_password}/more")));
+
     let moved = [
         name[0],
         ("url", "http://10.0.0.7/new"),

@@ -25,7 +25,7 @@ use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;
 use crate::pages::{link, next_page};
 use crate::response::Response;
-use crate::text::without_user;
+use crate::text::{with_user_of, without_user};
 
 /// Deliveries on the page of an endpoint.
 const LATEST: usize = 10;
@@ -302,7 +302,7 @@ pub(super) fn new(asked: &Asked<'_>) -> Result<Response, Refusal> {
 pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let one = get(asked.own(), asked.get("name"))?;
     let written = Written {
-        url: Some(one.url.clone()),
+        url: Some(without_user(&one.url)),
         description: one.description.clone(),
         topics: Some(one.topics.clone()),
     };
@@ -437,7 +437,7 @@ impl Written {
             }
         }
         if let Some(url) = self.url {
-            one.url = url;
+            one.url = with_user_of(url, &one.url);
         }
         Ok(())
     }

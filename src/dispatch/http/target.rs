@@ -66,6 +66,9 @@ pub(super) struct Target {
 enum Reads {
     /// The beginning, for the ledger.
     Beginning,
+    /// The beginning, but nobody may see it: it came through a proxy to a registered destination, so nobody has checked
+    /// which server has answered. Its owner, who sees responses, could read those of servers inside the network.
+    Unchecked,
     /// All of it, for as long as the send may take.
     Whole,
 }
@@ -168,6 +171,7 @@ impl Target {
         };
         egress.check_literal(&destination, config)?;
         let via = Via::of(&destination, config)?;
+        let has_proxy = via.is_some();
         let resolver = match &via {
             Some(via) => FirstAddress::of_proxy(&common.lookups, via),
             None => FirstAddress::of(&common.lookups, &destination.url, egress),
@@ -217,7 +221,10 @@ impl Target {
             reuse: Reuse::default(),
             worked: Arc::default(),
             refused_since: Mutex::default(),
-            reads: Reads::Beginning,
+            reads: match common.sharing.is_some() && has_proxy {
+                true => Reads::Unchecked,
+                false => Reads::Beginning,
+            },
         })
     }
 
@@ -440,8 +447,10 @@ fn beginning(reader: impl Read, reads: Reads) -> Option<String> {
     if let Err(error) = reader.take(READ_BYTES).read_to_end(&mut body) {
         log::debug!(event = "answer_cut", error:% = error; "the response body could not be read completely: keeping the part that arrived");
     }
-    if reads == Reads::Beginning {
-        body.truncate(KEEP_BYTES);
+    match reads {
+        Reads::Whole => {}
+        Reads::Beginning => body.truncate(KEEP_BYTES),
+        Reads::Unchecked => body.clear(),
     }
     (!body.is_empty()).then(|| String::from_utf8_lossy(&body).into_owned())
 }

@@ -18,6 +18,7 @@ use crate::pages::layout::{dialog, token};
 use crate::pages::{Refusal, Visit, link, tenant, words};
 use crate::request::Form;
 use crate::response::Response;
+use crate::text::with_user_of;
 use crate::{AUDIT, Guest};
 
 const VERIFICATIONS: [Verification; 5] = [
@@ -109,7 +110,7 @@ impl Written {
     fn write(self, one: &mut RegisteredDestination) -> Result<(), String> {
         let filled = |text: String| Some(text).filter(|text| !text.is_empty());
         if let Some(url) = self.url {
-            one.url = url;
+            one.url = with_user_of(url, &one.url);
         }
         if let Some(topics) = self.topics {
             one.topics = topics;
