@@ -537,7 +537,7 @@ BEGIN
             single_active boolean NOT NULL DEFAULT false,
             ended         boolean NOT NULL DEFAULT false,
             serves        json,
-            takeover_after interval,
+            takeover_after interval CHECK (takeover_after BETWEEN interval '0' AND interval '1 day'),
             refuses       json,
             listener_pid  integer,
             listener_started timestamptz,
@@ -550,7 +550,9 @@ BEGIN
         s, t || '_lock', t || '_lock_pkey');
 
     -- Paused destinations and topics: why, and until when (null: until resumed). openings: how often in a row a circuit
-    -- breaker has opened. Also registered destinations that were removed, and that waiting messages may name.
+    -- breaker has opened. lasts: the time from the writing of paused_until to the end; if the server's clock goes back
+    -- after it was written, the pause still ends no later than this from now. Also registered destinations that were
+    -- removed, and that waiting messages may name.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             kind         text NOT NULL CHECK (kind IN ('destination', 'topic', 'removed')),
@@ -559,6 +561,7 @@ BEGIN
             paused_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
             paused_until timestamptz,
             openings     integer NOT NULL DEFAULT 0,
+            lasts        interval,
             CONSTRAINT %3$I PRIMARY KEY (kind, name)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
 
@@ -643,6 +646,8 @@ BEGIN
             CONSTRAINT outbox_destination_verification_is_known CHECK (
                 verification IN ('none', 'challenge', 'challenge:skip', 'cloudevents', 'cloudevents:skip')),
             CONSTRAINT outbox_destination_fails_since_a_time CHECK (NOT failing OR failing_since IS NOT NULL),
+            CONSTRAINT outbox_destination_times_are_of_a_clock CHECK (
+                updated_at >= '1970-01-01 00:00:00+00' AND updated_at < '9999-12-31 00:00:00+00' AND isfinite(failing_since)),
             CONSTRAINT outbox_destination_name_is_a_word CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
             CONSTRAINT outbox_destination_topics_are_1_to_100_patterns CHECK (
@@ -680,6 +685,10 @@ BEGIN
         s, t || '_destination', gone);
     EXECUTE format('CREATE TRIGGER outbox_destination_there AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t || '_destination', gone);
+    -- Also for sessions with session_replication_role = replica: relays would not see the change otherwise.
+    FOREACH rule IN ARRAY ARRAY['changes', 'wake', 'gone', 'emptied', 'there'] LOOP
+        EXECUTE format('ALTER TABLE %I.%I ENABLE ALWAYS TRIGGER %I', s, t || '_destination', 'outbox_destination_' || rule);
+    END LOOP;
     -- The limit for each tenant; outbox_destination_limit changes the limit.
     EXECUTE format('CREATE TRIGGER outbox_destination_most AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
         s, t || '_destination', most);

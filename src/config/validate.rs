@@ -11,7 +11,7 @@ use crate::header::check_header;
 
 /// The most sender threads of all destinations together.
 const MOST_THREADS: usize = 4096;
-const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 /// The longest timeout of a send.
 pub(crate) const LONGEST_SEND: Duration = Duration::from_secs(300);
 /// The end of a session ends a lease early, unless the lease is shorter than this: it could be unseen by chance.

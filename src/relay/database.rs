@@ -256,7 +256,7 @@ impl Database for Session {
             })
         })?;
         Ok(Surveyed {
-            paused: self.run_heeding(locks, pause::all)?,
+            paused: self.run_heeding(locks, pause::all_in_time)?,
             ..found
         })
     }

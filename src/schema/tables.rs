@@ -270,6 +270,8 @@ macro_rules! __outbox_tables {
                 paused_until -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// How many times in a row the circuit breaker has opened.
                 openings -> diesel::sql_types::Integer,
+                /// How long the pause lasts from the time at which its end was written, by whatever clock.
+                lasts -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
             }
         }
 

@@ -88,7 +88,7 @@ impl FromSql<Jsonpath, Pg> for String {
     }
 }
 
-/// A time that loads as a [`SystemTime`]. Diesel itself loads `timestamptz` only as types of other crates.
+/// A time that loads as a [`SystemTime`], the nearest one from 1970 to the year 9999. Diesel itself loads `timestamptz` only as types of other crates.
 #[derive(Debug, FromSqlRow)]
 pub struct Time(SystemTime);
 
@@ -110,13 +110,9 @@ impl From<MaybeTime> for Option<SystemTime> {
 
 impl FromSql<Timestamptz, Pg> for Time {
     fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
-        let micros = to_micros(FromSql::<Timestamptz, Pg>::from_sql(bytes)?);
-        let since = Duration::from_micros(micros.unsigned_abs());
-        let time = match micros < 0 {
-            true => UNIX_EPOCH.checked_sub(since),
-            false => UNIX_EPOCH.checked_add(since),
-        };
-        Ok(Self(time.ok_or("the time is out of range on this system")?))
+        Ok(Self(system_time(FromSql::<Timestamptz, Pg>::from_sql(
+            bytes,
+        )?)))
     }
 }
 
@@ -128,6 +124,16 @@ impl FromSql<Nullable<Timestamptz>, Pg> for MaybeTime {
     fn from_nullable_sql(bytes: Option<PgValue<'_>>) -> deserialize::Result<Self> {
         bytes.map_or(Ok(Self(None)), Self::from_sql)
     }
+}
+
+/// The last second of the year 9999. Later times have no RFC 3339 form.
+const LAST_SECOND: Duration = Duration::from_secs(253_402_300_799);
+
+/// The nearest time from 1970 to the year 9999, which any text and header can hold. Plain SQL can store any time, and
+/// infinity.
+pub(crate) fn system_time(timestamp: PgTimestamp) -> SystemTime {
+    let since_1970 = u64::try_from(to_micros(timestamp)).unwrap_or(0);
+    UNIX_EPOCH + Duration::from_micros(since_1970).min(LAST_SECOND)
 }
 
 /// Converts PostgreSQL's time to microseconds since 1970. `-infinity` is the smallest value, `infinity` the largest.

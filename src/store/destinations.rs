@@ -20,15 +20,14 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::filter::filter;
-use super::live::system_time;
 use super::place::from_micros;
-use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval};
+use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval, length};
 use super::statement::statement;
 use super::table::destination;
-use crate::config::{Auth, DeliveryPolicy, PolicyOption, Verification, words};
+use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, words};
 use crate::name::OutboxName;
 use crate::registered_destination::RegisteredDestination;
-use crate::schema::values::{Filter, Time};
+use crate::schema::values::{Filter, Time, system_time};
 
 /// The most secrets of one destination that sign at the same time.
 const MOST_SECRETS: usize = 5;
@@ -132,7 +131,7 @@ impl From<StoredRow> for RegisteredDestination {
         };
         let allowed_rate = row.allowed_rate;
         let allowed_rate =
-            allowed_rate.and_then(|rate| read("allowed_rate", rate.parse(), &mut problem));
+            allowed_rate.and_then(|rate| read("allowed_rate", Rate::asked(&rate), &mut problem));
         let mut found = Self {
             topics: row.topics,
             tenant_id: row.tenant_id,
@@ -180,13 +179,6 @@ fn headers(json: &str) -> Result<Headers, &'static str> {
         .into_iter()
         .map(|(name, value)| (name, value.into()))
         .collect())
-}
-
-/// The length of an interval. The table allows no months in it.
-fn length(interval: PgInterval) -> Duration {
-    const DAY: i64 = 24 * 3600 * 1_000_000;
-    let micros = i64::from(interval.days) * DAY + interval.microseconds;
-    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
 #[cfg(feature = "relay")]

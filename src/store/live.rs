@@ -1,6 +1,6 @@
 //! A live message, read from its row.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use diesel::dsl::case_when;
 use diesel::pg::data_types::PgTimestamp;
@@ -10,8 +10,9 @@ use uuid::Uuid;
 
 use super::sql::{JsonText, MaybeJson, On};
 use super::table::outbox;
+use crate::clock;
 use crate::message::{Message, Sequence, digest, replays};
-use crate::schema::values::to_micros;
+use crate::schema::values::system_time;
 use crate::status::Status;
 
 /// The columns of the outbox that relays need.
@@ -105,24 +106,11 @@ fn expiry(at: PgTimestamp, claimed_at: PgTimestamp, before: Instant) -> Option<I
     if at.0 == i64::MAX {
         return None;
     }
-    // A time beyond the clock's range means never.
-    let end = before.checked_add(between(claimed_at, at));
-    Some(end.unwrap_or_else(|| before + FAR))
+    // No message stays in a relay's memory for as long as the longest wait.
+    Some(clock::after(before, between(claimed_at, at)))
 }
-
-/// A year. No message stays in a relay's memory that long.
-const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// The last second of the year 9999. Later times have no RFC 3339 form.
-const LAST_SECOND: Duration = Duration::from_secs(253_402_300_799);
 
 /// The time between `from` and a later time; zero if `to` is earlier.
 fn between(from: PgTimestamp, to: PgTimestamp) -> Duration {
     Duration::from_micros(u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0))
-}
-
-/// The nearest time that a header can hold. Plain SQL can store any time, and infinity.
-pub(super) fn system_time(timestamp: PgTimestamp) -> SystemTime {
-    let since_1970 = u64::try_from(to_micros(timestamp)).unwrap_or(0);
-    UNIX_EPOCH + Duration::from_micros(since_1970).min(LAST_SECOND)
 }

@@ -201,9 +201,24 @@ macro_rules! plus_and_minus_interval {
 
 plus_and_minus_interval!(clock_timestamp now);
 
-/// An interval for `time + interval(…)`. Settings and ages are far below the longest interval.
+/// A hundred years: PostgreSQL's times have room for this long after any time that a clock shows.
+pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// An interval for `time + interval(…)`. A longer one than [`LONGEST`] is cut.
 pub(crate) fn interval(duration: Duration) -> PgInterval {
-    PgInterval::from_microseconds(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX))
+    PgInterval::from_microseconds(
+        i64::try_from(duration.min(LONGEST).as_micros()).unwrap_or(i64::MAX),
+    )
+}
+
+/// The length of an interval. A month counts as 30 days, as in PostgreSQL's comparisons; a negative one has none.
+pub(crate) fn length(interval: PgInterval) -> Duration {
+    const DAY: i64 = 24 * 3600 * 1_000_000;
+    let days = i64::from(interval.months) * 30 + i64::from(interval.days);
+    let micros = days
+        .saturating_mul(DAY)
+        .saturating_add(interval.microseconds);
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
 /// An expression on a row of a table; most are conditions.

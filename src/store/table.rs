@@ -316,7 +316,7 @@ tables! {
         last_error, http_status, response, dead_lettered_at, split_from, split_to, blocks_key, registration
     }
     messages = outbox_messages { sequence, status, settled_at }
-    pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until }
+    pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until, lasts }
     destination = outbox_destination {
         name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, auth, mode, concurrency,
         rate, timeout, policy, description, disabled_reason, created_at, updated_at, failing_since,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
+use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::{Dispatcher, EnqueueError, Failure, Message, NewMessage, Outcome, ReasonCode};
 use serde_json::json;
 
@@ -167,4 +168,34 @@ fn a_policy_that_hides_rows_is_an_error_and_not_an_empty_outbox() {
         "{}",
         status.stderr
     );
+}
+
+/// R50: the server's clock was 30 days ahead for a moment, and a relay wrote a pause and a retry then.
+#[test]
+fn a_pause_and_a_retry_of_a_clock_that_has_gone_back_last_as_long_as_they_were_to_last() {
+    let database = Database::new();
+    let conn = &mut database.connect();
+    database.enqueue("paused", json!(1));
+    database.enqueue("retried", json!(2));
+    let (outbox, moment) = (database.outbox_name(), Some(Duration::from_secs(1)));
+    admin::pause(conn, &outbox, Pausable::Topic, "paused", "why", moment).expect("paused");
+    database.execute(
+        "UPDATE {o}_pause SET paused_at = paused_at + interval '30 days', paused_until = paused_until + interval '30 days'",
+    );
+    database.execute(
+        "UPDATE {o} SET attempts = 1, last_attempt_at = now() + interval '30 days',
+                available_at = now() + interval '30 days 1 second' WHERE topic = 'retried'",
+    );
+    let delayed = database.enqueue("delayed", json!(3));
+    database.execute(&format!(
+        "UPDATE {{o}} SET available_at = now() + interval '30 days' WHERE sequence = {delayed}"
+    ));
+    let receiver = Receiver::ok();
+    let relay = (database.relay())
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("both are delivered", || database.count("delivered") == 2);
+    assert_eq!(database.count("pending"), 1, "a message may be delayed");
+    end(&relay);
 }

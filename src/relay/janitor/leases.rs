@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use diesel::Connection;
 use uuid::Uuid;
 
+use crate::clock;
 use crate::error::DatabaseError;
 use crate::log;
 use crate::relay::pace::{Last, Pace};
@@ -27,6 +28,9 @@ const RECORDS: Duration = Duration::from_secs(60);
 const SEARCH: Duration = Duration::from_secs(60);
 /// How long a lease or a pause is kept after its end.
 const AGE: Duration = Duration::from_secs(3600);
+/// The server's clock goes back if it loses more than this, and a second, between two checks.
+const TOLERANCE: Duration = Duration::from_secs(1);
+const MICROS: i64 = 1_000_000;
 /// The most messages that one statement scans.
 const PART: i64 = 10_000;
 /// After `A_LITTLE` of work, the scan rests, so that it takes at most a hundredth of the time.
@@ -49,8 +53,10 @@ pub(super) struct Leases {
     /// one.
     records: Vec<Uuid>,
     next_records: Instant,
-    /// When to scan for messages of a lease that has disappeared.
+    /// When to scan for messages of a lease that has disappeared, or after the server's clock has gone back.
     wanted_at: Option<Instant>,
+    /// The server's clock at the last check, in microseconds, and when it was read.
+    clock: Option<(i64, Instant)>,
 }
 
 struct Round {
@@ -73,6 +79,7 @@ impl Leases {
             records: Vec::new(),
             next_records: Instant::now(),
             wanted_at: None,
+            clock: None,
         }
     }
 
@@ -97,8 +104,14 @@ impl Leases {
             })?;
             let is_gone = |id: &i64| leases.iter().all(|lease| lease.id != *id);
             let gone = self.alive.iter().filter(|(id, _)| is_gone(id));
-            let quiet_at = gone.map(|(_, sends_for)| now + *sends_for);
+            let quiet_at = gone.map(|(_, sends_for)| clock::after(now, *sends_for));
             self.wanted_at = self.wanted_at.into_iter().chain(quiet_at).max();
+            if let Some(read_at) = leases.first().map(|lease| lease.read_at)
+                && self.has_gone_back(read_at, now)
+            {
+                log::warn!(event = "clock_went_back"; "the clock of the database server went back: looking for messages whose retry lies too far ahead");
+                self.wanted_at = Some(now);
+            }
             let alive = leases.iter().filter(|lease| !lease.has_ended);
             self.alive = alive.map(|lease| (lease.id, lease.sends_for)).collect();
             let ended = leases.iter().filter(|lease| lease.has_ended);
@@ -114,6 +127,16 @@ impl Leases {
             (self.wanted_at, self.next) = (None, now);
         }
         Ok(())
+    }
+
+    /// Whether the server's clock, which has been read after `now`, shows less than it must since the last time.
+    fn has_gone_back(&mut self, read_at: i64, now: Instant) -> bool {
+        let before = self.clock.replace((read_at, now));
+        before.is_some_and(|(before, at)| {
+            let passed = now.saturating_duration_since(at).saturating_sub(TOLERANCE);
+            let passed = i64::try_from(passed.as_micros()).unwrap_or(i64::MAX);
+            read_at < before.saturating_add(passed).saturating_sub(MICROS)
+        })
     }
 
     /// Ends the sessions of ended leases that keep inserts notifying, and names the others.
@@ -166,6 +189,10 @@ impl Leases {
             let part = session.run(|conn, name| lease::holders(conn, name, round.after, PART))?;
             round.holders.extend(part.holders);
             round.vanished.extend(part.vanished);
+            if !part.ahead.is_empty() {
+                let count = session.run(|conn, name| lease::bring_back(conn, name, &part.ahead))?;
+                log::warn!(event = "retries_brought_back", messages = count; "{count} messages were to be retried later than their retries ever are, because the clock of the database server went back: they wait as long as they were to wait, from now on");
+            }
             if let Some(last) = part.last {
                 round.after = last;
                 continue;

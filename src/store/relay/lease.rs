@@ -27,14 +27,15 @@ use diesel::{PgConnection, delete, select, update};
 use super::backend::Backend;
 use super::keyed_lock::keep_lock;
 use super::topics;
+use crate::config::LONGEST_LEASE;
 use crate::name::OutboxName;
 use crate::routes::Serves;
 use crate::store::NOTIFY;
 use crate::store::sql::{
-    Json, On, clock_timestamp, date_part, greatest, interval, now, pg_postmaster_start_time,
-    pg_try_advisory_lock, pg_try_advisory_xact_lock,
+    Json, On, clock_timestamp, date_part, greatest, interval, length, now,
+    pg_postmaster_start_time, pg_try_advisory_lock, pg_try_advisory_xact_lock,
 };
-use crate::store::statement::unprepared_statement;
+use crate::store::statement::{statement, unprepared_statement};
 use crate::store::table::{lease, other_lease};
 
 /// The id of a lease: the time of its registration, in microseconds. No id is used twice in one outbox, not even by a
@@ -340,6 +341,8 @@ pub(crate) struct Part {
     /// The holders whose lease rows are gone. No relay removes the row of a holder, but an operator may. One snapshot
     /// sees both tables, and a lease is committed before its first claim, so no relay has these messages.
     pub(crate) vanished: Vec<i64>,
+    /// The messages that wait for a retry since a time that has not come yet: the server's clock has gone back since.
+    pub(crate) ahead: Vec<i64>,
 }
 
 /// The part of the outbox after a sequence, at most `count` messages.
@@ -357,16 +360,44 @@ pub(crate) fn holders(
                          '{{}}') AS holders,
                 coalesce(array_agg(DISTINCT o.locked_by) FILTER (WHERE o.locked_by IS NOT NULL
                              AND NOT EXISTS (SELECT FROM {lease} l WHERE l.id = o.locked_by)),
-                         '{{}}') AS vanished
-           FROM (SELECT sequence, locked_by FROM {outbox} WHERE sequence > $1
+                         '{{}}') AS vanished,
+                coalesce(array_agg(o.sequence) FILTER (WHERE o.locked_by IS NULL
+                             AND o.last_attempt_at > clock_timestamp() + interval '1 s'),
+                         '{{}}') AS ahead
+           FROM (SELECT sequence, locked_by, last_attempt_at FROM {outbox} WHERE sequence > $1
                   ORDER BY sequence LIMIT $2) o",
         outbox = name.outbox(),
         lease = name.lease(),
     ))
     .bind::<BigInt, _>(after)
     .bind::<BigInt, _>(count)
-    .giving::<(Nullable<BigInt>, Array<BigInt>, Array<BigInt>)>()
+    .giving::<(
+        Nullable<BigInt>,
+        Array<BigInt>,
+        Array<BigInt>,
+        Array<BigInt>,
+    )>()
     .get_result(conn)
+}
+
+/// Lets these messages wait as long as their retries were to wait, from now on. Others may have changed them meanwhile.
+/// Returns how many.
+///
+/// Text: the difference of two columns.
+pub(crate) fn bring_back(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    ahead: &[i64],
+) -> QueryResult<usize> {
+    statement(format!(
+        "UPDATE {outbox} SET last_attempt_at = clock_timestamp(),
+                available_at = clock_timestamp() + greatest(available_at - last_attempt_at, interval '0')
+          WHERE sequence = ANY($1) AND locked_by IS NULL
+            AND last_attempt_at > clock_timestamp() + interval '1 s'",
+        outbox = name.outbox(),
+    ))
+    .bind::<Array<BigInt>, _>(ahead)
+    .execute(conn)
 }
 
 /// A lease that may disappear.
@@ -376,6 +407,8 @@ pub(crate) struct Watched {
     /// How long the relay may still send after the row has disappeared: as long as other relays wait after the end of
     /// its session, if the row says so, and else the time left.
     pub(crate) sends_for: Duration,
+    /// What the server's clock showed, in microseconds.
+    pub(crate) read_at: i64,
 }
 
 /// All leases.
@@ -391,12 +424,14 @@ pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
         ))
         .load(conn)?;
     let of_row = |(id, has_ended, after, until, now): Row| {
-        let micros = after.map_or(until.0.saturating_sub(now.0), |after| after.microseconds);
-        let sends_for = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+        let left = until.0.saturating_sub(now.0);
+        let left = Duration::from_micros(u64::try_from(left).unwrap_or(0));
         Watched {
             id,
             has_ended,
-            sends_for,
+            // The clock may have gone back since the row was written: no lease is longer.
+            sends_for: after.map_or(left, length).min(LONGEST_LEASE),
+            read_at: now.0,
         }
     };
     Ok(rows.into_iter().map(of_row).collect())

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use diesel::dsl::{case_when, exists, not};
-use diesel::pg::data_types::PgTimestamp;
+use diesel::pg::data_types::{PgInterval, PgTimestamp};
 use diesel::prelude::{
     BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods,
     OptionalExtension, QueryDsl, RunQueryDsl,
@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 use crate::store::relay::streams::{is_of, streams_to};
-use crate::store::sql::{On, clock_timestamp, interval};
+use crate::store::sql::{On, clock_timestamp, interval, length};
 use crate::store::statement::unprepared;
 use crate::store::table::{candidate, destination, pause};
 use crate::words::words;
@@ -101,8 +101,31 @@ pub(in crate::store) fn removed_again(name: &OutboxName, rows: &str) -> String {
     )
 }
 
-/// All pauses, including expired ones.
+/// A pause that ends later than it lasts by more than this was written by a clock that has gone back since.
+const TOLERANCE: Duration = Duration::from_secs(1);
+
+/// All pauses, including expired ones. None is longer than it was when it was written.
 pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
+    Ok(with_limits(conn, name)?.0)
+}
+
+/// The same for relays, which write the ends of the pauses again if the server's clock has gone back since they were written:
+/// they would not come closer otherwise.
+pub(crate) fn all_in_time(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
+    let (rows, are_ahead) = with_limits(conn, name)?;
+    if are_ahead {
+        let end = clock_timestamp().nullable() + pause::lasts;
+        update(pauses(name))
+            .filter(pause::paused_until.gt(end.clone() + Some(interval(TOLERANCE))))
+            .set(pause::paused_until.eq(end))
+            .execute(conn)?;
+    }
+    Ok(rows)
+}
+
+/// All pauses, and whether one ends later than it lasts.
+fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Vec<Paused>, bool)> {
+    let mut are_ahead = false;
     let rows = QueryDsl::filter(pauses(name), not(is_removal()))
         .order((pause::kind, pause::name))
         .select((
@@ -110,26 +133,31 @@ pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
             pause::name,
             pause::reason,
             pause::openings,
-            pause::paused_until,
+            (pause::paused_until, pause::lasts),
             clock_timestamp(),
         ))
         .load(conn)?;
     let is_endless = |time: &PgTimestamp| matches!(time.0, i64::MIN | i64::MAX);
     let row =
-        |(kind, name, reason, openings, until, now): (_, _, _, i32, Option<_>, PgTimestamp)| {
-            let left = |until: PgTimestamp| {
+        |(kind, name, reason, openings, (until, lasts), now): (_, _, _, i32, _, PgTimestamp)| {
+            let (until, lasts): (Option<PgTimestamp>, Option<PgInterval>) = (until, lasts);
+            let most = lasts.map_or(Duration::MAX, length);
+            let mut left = |until: PgTimestamp| {
                 let micros = until.0.saturating_sub(now.0);
-                Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+                let left = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+                are_ahead |= left > most.saturating_add(TOLERANCE);
+                left.min(most)
             };
             Paused {
                 kind,
                 name,
                 reason,
                 openings: u32::try_from(openings).unwrap_or(0),
-                left: until.filter(|until| !is_endless(until)).map(left),
+                left: until.filter(|until| !is_endless(until)).map(&mut left),
             }
         };
-    Ok(rows.into_iter().map(row).collect())
+    let rows = rows.into_iter().map(row).collect();
+    Ok((rows, are_ahead))
 }
 
 /// Pauses a destination or a topic for a time, or until it is resumed. `false`: a longer pause exists, and stays.
@@ -142,7 +170,8 @@ pub(crate) fn pause(
     duration: Option<Duration>,
     openings: u32,
 ) -> QueryResult<bool> {
-    let until = clock_timestamp().nullable() + duration.map(interval);
+    let lasts = duration.map(interval);
+    let until = clock_timestamp().nullable() + lasts;
     let upsert = insert_into(pauses(name))
         .values((
             pause::kind.eq(kind.as_str()),
@@ -150,6 +179,7 @@ pub(crate) fn pause(
             pause::reason.eq(reason),
             pause::openings.eq(i32::try_from(openings).unwrap_or(i32::MAX)),
             pause::paused_until.eq(until),
+            pause::lasts.eq(lasts),
         ))
         .on_conflict((pause::kind, pause::name))
         .do_update()
@@ -163,6 +193,7 @@ pub(crate) fn pause(
             )
             .otherwise(excluded(pause::paused_at))),
             pause::paused_until.eq(excluded(pause::paused_until)),
+            pause::lasts.eq(excluded(pause::lasts)),
         ));
     let ends_later = excluded(pause::paused_until)
         .is_null()
@@ -192,6 +223,7 @@ pub(crate) fn open_breaker(
             pause::reason.eq(BREAKER_OPEN),
             pause::openings.eq(i32::try_from(openings).unwrap_or(i32::MAX)),
             pause::paused_until.eq(clock_timestamp().nullable() + Some(interval(left))),
+            pause::lasts.eq(Some(interval(left))),
         ))
         .on_conflict_do_nothing()
         .execute(conn)?
@@ -243,7 +275,10 @@ pub(crate) fn take_probe(
     update(pauses(name))
         .filter(is_breaker(destination))
         .filter(pause::paused_until.le(clock_timestamp().nullable()))
-        .set(pause::paused_until.eq((clock_timestamp() + interval(hold)).nullable()))
+        .set((
+            pause::paused_until.eq((clock_timestamp() + interval(hold)).nullable()),
+            pause::lasts.eq(Some(interval(hold))),
+        ))
         .execute(conn)
         .map(|count| count > 0)
 }
@@ -256,7 +291,10 @@ pub(crate) fn release_probe(
 ) -> QueryResult<()> {
     update(pauses(name))
         .filter(is_breaker(destination))
-        .set(pause::paused_until.eq(clock_timestamp().nullable()))
+        .set((
+            pause::paused_until.eq(clock_timestamp().nullable()),
+            pause::lasts.eq(Some(interval(Duration::ZERO))),
+        ))
         .execute(conn)
         .map(drop)
 }

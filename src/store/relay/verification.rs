@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
+use diesel::dsl::sql;
+use diesel::expression::SqlLiteral;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
     QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
+use diesel::sql_types::Bool;
 use diesel::{Connection, PgConnection, PgSortExpressionMethods, update};
 
 use super::own;
-use crate::config::Rate;
+use crate::config::{LONGEST_SEND, Rate};
 use crate::name::OutboxName;
 use crate::store::destinations::{AsSeen, disable_as_seen, is_as_seen};
 use crate::store::sql::{clock_timestamp, interval};
@@ -61,7 +64,7 @@ pub(crate) fn take(
             .filter(destination::name.eq_any(&names))
             .filter(destination::enabled)
             .filter(destination::verified_at.is_null())
-            .filter(due.is_null().or(is_due))
+            .filter(due.is_null().or(is_due).or(is_too_far()))
             .order(due.asc().nulls_first())
             .limit(i64::try_from(most).unwrap_or(i64::MAX))
             .select(destination::name)
@@ -78,6 +81,18 @@ pub(crate) fn take(
     })
 }
 
+/// The next try lies further ahead than any can: the server's clock has gone back since it was written.
+///
+/// Text: an element of an array.
+fn is_too_far() -> SqlLiteral<Bool> {
+    let waits = RETRIES.map(|wait| wait.as_secs().to_string()).join(", ");
+    let of_a_try = LONGEST_SEND.saturating_add(MARGIN).as_secs();
+    sql(&format!(
+        "verification_due > clock_timestamp() + interval '1 s' * ({of_a_try}
+            + coalesce((ARRAY[{waits}])[verification_tries], 0))"
+    ))
+}
+
 /// Keeps other relays from trying while this try lasts. `false`: the destination has changed.
 pub(crate) fn hold(
     conn: &mut PgConnection,
@@ -85,7 +100,7 @@ pub(crate) fn hold(
     seen: AsSeen<'_>,
     timeout: Duration,
 ) -> QueryResult<bool> {
-    let until = clock_timestamp() + interval(timeout + MARGIN);
+    let until = clock_timestamp() + interval(timeout.saturating_add(MARGIN));
     update(destination::table(name.destination()))
         .filter(is_as_seen(seen))
         .set(destination::verification_due.eq(until.nullable()))
