@@ -18,6 +18,15 @@ pub(crate) fn since(at: Instant) -> Duration {
     now().saturating_duration_since(at)
 }
 
+/// The longest wait, a year: a later time might not fit into an `Instant`.
+pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The time `wait` after `at`. A wait of more than a [year](FAR) is cut: nothing that is added to a clock overflows,
+/// whoever has written the number.
+pub(crate) fn after(at: Instant, wait: Duration) -> Instant {
+    at.checked_add(wait.min(FAR)).unwrap_or(at)
+}
+
 /// On Linux, `std`'s `Instant` uses the monotonic clock, which stops while the machine is suspended. The database's
 /// clock continues, and so do leases. `Boottime` continues too.
 #[cfg(any(target_os = "linux", target_os = "android"))]

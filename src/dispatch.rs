@@ -240,15 +240,22 @@ impl Failure {
 /// Runs the application's code. A panic is a failed attempt of the message. The application must keep state
 /// that its calls share consistent across panics.
 pub(crate) fn caught<T>(message: &Message, run: impl FnOnce() -> T) -> Result<T, Failure> {
+    unwound(run).map_err(|text| {
+        log::error!(event = "dispatch_panic", sequence = message.sequence.0, message_id:% = message.message_id, topic = message.topic; "the dispatcher or handler panicked on message {} ({}): this counts as a failed attempt", message.message_id, message.topic);
+        Failure::new(ReasonCode::Panic, format!("the dispatcher or handler panicked{text}"))
+    })
+}
+
+/// Runs code that may panic. The error is what follows the word "panicked".
+pub(crate) fn unwound<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         // A formatted panic message may quote the payload, for example in `unwrap`. Only a literal is safe to keep.
         let text = match panic.downcast_ref::<&str>() {
             Some(text) => format!(": {text}"),
             None => " (the panic message is not stored, as it may quote the payload)".to_owned(),
         };
-        // The application chose the panic's payload, and its `drop` may panic.
+        // The application may have chosen the panic's payload, and its `drop` may panic.
         std::mem::forget(panic);
-        log::error!(event = "dispatch_panic", sequence = message.sequence.0, message_id:% = message.message_id, topic = message.topic; "the dispatcher or handler panicked on message {} ({}): this counts as a failed attempt", message.message_id, message.topic);
-        Failure::new(ReasonCode::Panic, format!("the dispatcher or handler panicked{text}"))
+        text
     })
 }

@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use super::context::{Connections, Lent, PooledContext};
 use super::{Handler, Handlers, run};
+use crate::clock;
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
 use crate::log;
@@ -27,8 +28,6 @@ use crate::status::ReasonCode;
 
 /// The most calls of a group that may run past the limit. At this number the group starts no more calls.
 pub(crate) const MOST_LATE: usize = 64;
-/// The longest limit, one year, so that the deadline does not overflow the clock.
-const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A running group of handlers.
 pub(crate) struct Group {
@@ -135,7 +134,7 @@ impl Group {
             Err(failure) => return on_end(Outcome::Retry(failure)),
         };
         let now = Instant::now();
-        let deadline = now.checked_add(self.timeout.min(FAR)).unwrap_or(now);
+        let deadline = clock::after(now, self.timeout);
         let key = (Arc::clone(&self.shared.inbox), message.identity());
         let (running, ended) = bounded(0);
         let mut all = calls();

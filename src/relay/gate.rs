@@ -18,7 +18,7 @@ use super::breaker::{Window, sign};
 use super::bucket::Bucket;
 use crate::clock;
 use crate::config::{Breaker, DeliveryPolicy, Destination, Rate};
-use crate::dispatch::{Failure, Outcome, Pause};
+use crate::dispatch::{Failure, Outcome, Pause, unwound};
 use crate::lock::lock;
 use crate::log;
 use crate::status::ReasonCode;
@@ -91,6 +91,8 @@ enum Phase {
         until: Option<Instant>,
         then_probe: bool,
     },
+    /// This relay never sends to the destination again: its code panicked. Other relays and the table do not learn of it.
+    Refused,
     /// This relay could not send, for reasons of its own. Other relays and the table do not learn of it.
     /// `then_probe`: this relay has the right to probe, and keeps it.
     Held {
@@ -246,7 +248,7 @@ impl Gate {
 
     fn try_admit(&self, state: &mut State, now: Instant) -> Admission {
         match state.phase {
-            Phase::Closed { .. } | Phase::Held { .. } => return Admission::Closed,
+            Phase::Closed { .. } | Phase::Held { .. } | Phase::Refused => return Admission::Closed,
             Phase::Probing { is_in_flight: true } => return Admission::Wait(LONGEST_WAIT),
             // The first send decides whether this relay can send at all.
             Phase::Trying(Some(_)) if state.trouble.is_some() => {
@@ -291,6 +293,9 @@ impl Gate {
         }
         let now = clock::now();
         let mut state = self.lock();
+        if state.phase == Phase::Refused {
+            return false;
+        }
         if let Some(failing) = &mut state.failing {
             failing.record(outcome, now);
             self.fails.store(failing.is_failing(), Ordering::Release);
@@ -327,6 +332,37 @@ impl Gate {
         has_news || can_send_again
     }
 
+    /// Runs code of this relay for the destination. `None`: the code panicked, and this relay sends to the destination no
+    /// more.
+    pub(super) fn guard<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
+        unwound(run).map_err(|panic| self.refuse(&panic)).ok()
+    }
+
+    /// Closes the gate for good, because this relay's code panicked for the destination. The row and its owner are not to
+    /// blame: another relay may be of another version.
+    fn refuse(&self, panic: &str) {
+        let mut state = self.lock();
+        if state.phase == Phase::Refused {
+            return;
+        }
+        // What the panic left behind is not told to anybody.
+        (state.news, state.row_wanted_at, state.may_probe_until) = (None, None, None);
+        if let Some(failing) = &mut state.failing {
+            failing.news = None;
+        }
+        self.good.store(0, Ordering::Relaxed);
+        state.trouble = Some(Trouble {
+            code: ReasonCode::Panic,
+            what: format!(
+                "this relay panicked{panic}, and sends nothing to the destination until its row changes or the relay is restarted"
+            ),
+            times: 1,
+        });
+        self.turn(&mut state, Phase::Refused);
+        drop(state);
+        log::error!(event = "destination_refused", destination:% = self.name; "this relay panicked{panic} for {}, which is a bug: it releases the messages of the destination and sends it no more; other relays do", self.name);
+    }
+
     /// Why this relay cannot send to the destination, for reasons of its own.
     pub(crate) fn trouble(&self) -> Option<Trouble> {
         let has_sent = self.good.load(Ordering::Relaxed) > 0;
@@ -353,7 +389,8 @@ impl Gate {
             Phase::Trying(Some(_)) if state.trouble.is_some() => Room::Closed,
             Phase::Flowing | Phase::Trying(_) => Room::Free,
             Phase::Probing { is_in_flight } if !is_in_flight => Room::One,
-            Phase::Probing { .. } | Phase::Closed { .. } | Phase::Held { .. } => Room::Closed,
+            Phase::Probing { .. } | Phase::Closed { .. } => Room::Closed,
+            Phase::Held { .. } | Phase::Refused => Room::Closed,
         }
     }
 
@@ -371,7 +408,7 @@ impl Gate {
             Phase::Trying(_) | Phase::Probing { .. } => Standing::Trying,
             Phase::Closed { then_probe, .. } if then_probe => Standing::BreakerOpen,
             Phase::Closed { .. } => Standing::Paused,
-            Phase::Held { .. } => Standing::Held,
+            Phase::Held { .. } | Phase::Refused => Standing::Held,
         }
     }
 
@@ -399,7 +436,7 @@ impl Gate {
         match state.phase {
             Phase::Closed { until, .. } => until,
             Phase::Held { until, .. } => Some(until),
-            Phase::Flowing | Phase::Trying(_) | Phase::Probing { .. } => None,
+            Phase::Flowing | Phase::Trying(_) | Phase::Probing { .. } | Phase::Refused => None,
         }
     }
 
@@ -445,7 +482,10 @@ impl Gate {
     /// Gives this relay the right to probe for this long.
     pub(crate) fn begin_probe(&self, hold: Duration) {
         let mut state = self.lock();
-        state.may_probe_until = Some(later(clock::now(), hold));
+        if state.phase == Phase::Refused {
+            return;
+        }
+        state.may_probe_until = Some(clock::after(clock::now(), hold));
         self.turn(&mut state, UNUSED_PROBE);
     }
 
@@ -475,7 +515,7 @@ fn hold(state: &mut State, failure: &Failure, now: Instant) -> bool {
     // The right to probe stays with this relay: no send was made.
     let then_probe = matches!(state.phase, Phase::Probing { .. });
     let hold = SHORTEST_HOLD.saturating_mul(2_u32.saturating_pow(times.min(16)));
-    let until = later(now, hold.min(LONGEST_HOLD));
+    let until = clock::after(now, hold.min(LONGEST_HOLD));
     state.phase = Phase::Held { until, then_probe };
     times == 0
 }
@@ -503,7 +543,8 @@ impl State {
         match &mut self.phase {
             Phase::Trying(began) => *began = now,
             Phase::Probing { is_in_flight } => *is_in_flight = now.is_some(),
-            Phase::Flowing | Phase::Closed { .. } | Phase::Held { .. } => return false,
+            Phase::Flowing | Phase::Closed { .. } => return false,
+            Phase::Held { .. } | Phase::Refused => return false,
         }
         true
     }
@@ -545,13 +586,6 @@ fn own_trouble(outcome: &Outcome) -> Option<&Failure> {
         }
         _ => None,
     }
-}
-
-/// The longest pause (a year): a later time might not fit into an `Instant`.
-const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
-
-fn later(now: Instant, duration: Duration) -> Instant {
-    now + duration.min(FAR)
 }
 
 #[cfg(test)]

@@ -89,7 +89,8 @@ words! {
         /// No active relay has a route, a handler or a destination for some messages. The messages wait and use no
         /// attempts.
         NoRoute = "no_route",
-        /// The settings of the relay refuse some registered destinations: their messages wait for a relay that serves them.
+        /// The settings of the relay refuse some registered destinations, or its code panicked for a destination: their
+        /// messages wait for a relay that serves them.
         DestinationRefused = "destination_refused",
         /// In the last 10 minutes, the filter of a registered destination failed for a message, which therefore did not match,
         /// or did not finish: its messages wait.

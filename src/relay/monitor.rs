@@ -188,6 +188,8 @@ pub(crate) fn health(shared: &Shared) -> Health {
             "this relay does not send to {count} registered destinations, for example {name} ({why}): their messages wait for a relay that does"
         );
         found(ProblemKind::DestinationRefused, what);
+    } else if let Some(what) = cannot_send(shared, ReasonCode::Panic) {
+        found(ProblemKind::DestinationRefused, what);
     }
     if let Some((first, count)) = shared.filter_troubles.first(crate::clock::now()) {
         let more = match count {

@@ -413,15 +413,16 @@ impl Registered {
         }
     }
 
-    /// The destinations to which this relay does not send because of its settings: those of the registry, and those whose
-    /// names lead to addresses that the settings refuse.
+    /// The destinations to which this relay does not send because of its settings or a bug: those of the registry, those
+    /// whose names lead to addresses that the settings refuse, and those for which its code panicked.
     pub(super) fn refuses(&self) -> Arc<Refuses> {
         let mut refuses = Arc::clone(&self.registry().refuses);
         for member in self.watched() {
             let trouble = member.bulkhead.gate.trouble();
-            let blocked = trouble.filter(|one| one.code == ReasonCode::BlockedAddress);
-            if let Some(blocked) = blocked {
-                Arc::make_mut(&mut refuses).add(&member.customer.name, &blocked.what);
+            let refused = trouble
+                .filter(|one| matches!(one.code, ReasonCode::BlockedAddress | ReasonCode::Panic));
+            if let Some(refused) = refused {
+                Arc::make_mut(&mut refuses).add(&member.customer.name, &refused.what);
             }
         }
         refuses

@@ -144,7 +144,7 @@ impl SenderThread<'_> {
     /// Sends the messages of a run, each alone.
     fn send_alone(&self, run: (Job, Run)) -> Result<(), NobodyListens> {
         let gate = &self.desk.bulkhead.gate;
-        let admit = |lease| gate.admit(|| self.may_send(lease));
+        let admit = |lease| gate.guard(|| gate.admit(|| self.may_send(lease))).flatten();
         self.send_run(run, admit).map(drop)
     }
 
@@ -195,8 +195,13 @@ impl SenderThread<'_> {
             desk.bulkhead.gate.return_pass(&pass);
             return (Some(desk.settlement(job, verdict)), None);
         }
-        desk.metrics.waited(job.message.claimed, began);
-        let spans = Spans::of(std::slice::from_ref(&job.message), &desk.bulkhead.name);
+        let spans = desk.bulkhead.gate.guard(|| {
+            desk.metrics.waited(job.message.claimed, began);
+            Spans::of(std::slice::from_ref(&job.message), &desk.bulkhead.name)
+        });
+        let Some(spans) = spans else {
+            return (Some(desk.settlement(job, Verdict::Released)), None);
+        };
         let begun = Begun {
             job,
             pass,
@@ -256,7 +261,7 @@ impl SenderThread<'_> {
     ) -> Result<(), NobodyListens> {
         let gate = &self.desk.bulkhead.gate;
         let is_wanted = || jobs.iter().any(|job| self.may_send(job.lease));
-        let Some(pass) = gate.admit(is_wanted) else {
+        let Some(pass) = gate.guard(|| gate.admit(is_wanted)).flatten() else {
             let mut jobs = jobs.into_iter();
             return jobs.try_for_each(|job| {
                 let released = self.desk.settlement(job, Verdict::Released);
@@ -299,14 +304,16 @@ impl SenderThread<'_> {
         let outcomes = spans.within(|| dispatch_batch(dispatcher, &messages));
         spans.end(&outcomes);
         let latency = began.elapsed();
-        self.desk.learn(latency);
-        for (message, outcome) in messages.iter().zip(&outcomes) {
-            self.desk.tell_sent(message, outcome, latency);
-        }
-        match telling(runs.iter().map(|(_, count)| *count), &outcomes) {
-            Some(telling) => self.desk.record(&pass, telling),
-            None => gate.return_pass(&pass),
-        }
+        gate.guard(|| {
+            self.desk.learn(latency);
+            for (message, outcome) in messages.iter().zip(&outcomes) {
+                self.desk.tell_sent(message, outcome, latency);
+            }
+            match telling(runs.iter().map(|(_, count)| *count), &outcomes) {
+                Some(telling) => self.desk.record(&pass, telling),
+                None => gate.return_pass(&pass),
+            }
+        });
         drop(sending);
         let job = |message, lease| Job {
             message: Box::new(message),
@@ -397,10 +404,12 @@ impl<'a> Desk<'a> {
     /// Reports the end of a send. Returns the settlement, and how long the send took.
     fn ended(&self, begun: Begun, outcome: Outcome) -> (Settlement, Duration) {
         let took = begun.began.elapsed();
-        self.learn(took);
-        self.tell_sent(&begun.job.message, &outcome, took);
-        begun.spans.end(std::slice::from_ref(&outcome));
-        self.record(&begun.pass, &outcome);
+        self.bulkhead.gate.guard(|| {
+            self.learn(took);
+            self.tell_sent(&begun.job.message, &outcome, took);
+            begun.spans.end(std::slice::from_ref(&outcome));
+            self.record(&begun.pass, &outcome);
+        });
         (self.concluded(begun.job, outcome, took), took)
     }
 
@@ -428,7 +437,9 @@ impl<'a> Desk<'a> {
 
     fn concluded(&self, job: Job, outcome: Outcome, took: Duration) -> Settlement {
         let (attempts, retries) = (job.message.attempts, &self.bulkhead.limits.retries);
-        let verdict = Verdict::of_outcome(outcome, attempts, retries);
+        let gate = &self.bulkhead.gate;
+        let verdict = gate.guard(|| Verdict::of_outcome(outcome, attempts, retries));
+        let verdict = verdict.unwrap_or(Verdict::Released);
         Settlement::new(job, &self.shared.bulkheads, verdict, took)
     }
 

@@ -23,10 +23,9 @@ use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::settle::{Claim, Delivered, Failed, Trace};
 use crate::store::relay::split::Parts;
+use crate::store::sql::LONGEST;
 use crate::words::words;
 
-/// The longest delay, a hundred years. The database's interval type has no room for the longest `Duration`.
-const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// The most characters of an error that are stored.
 const ERROR_CHARS: usize = 512;
 
@@ -416,9 +415,9 @@ pub(super) fn failed(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<
         http_status: failure.response.status.map(i32::from),
         response: failure.response.body.as_deref().map(storable),
         took: settlement.latency,
-        delay: delay.min(LONGEST_DELAY),
+        delay: delay.min(LONGEST),
         attempt,
-        expires_after: (settlement.terms.expires_after).map(|after| after.min(LONGEST_DELAY)),
+        expires_after: (settlement.terms.expires_after).map(|after| after.min(LONGEST)),
         blocks_key: settlement.blocks_key(),
     })
 }

@@ -22,6 +22,7 @@ use uuid::Uuid;
 use super::fair::Fair;
 use super::gate::{Admission, Pass};
 use super::job::Job;
+use crate::clock;
 
 /// The threads are divided into this many parts. Slow destinations get at most [`OF_SLOW`] parts; new and slow
 /// destinations together get at most [`OF_DOUBTFUL`].
@@ -379,7 +380,7 @@ impl Turns {
                     return Next::GiveBack(jobs);
                 }
                 Admission::Wait(wait) => {
-                    let at = now + wait.max(Duration::from_millis(1));
+                    let at = clock::after(now, wait.max(Duration::from_millis(1)));
                     turn.later = Some(at);
                     self.later.insert((at, id));
                 }

@@ -1674,3 +1674,114 @@ fn a_failed_message_stays_with_its_registration() {
     assert_eq!(second.count(), 0);
     assert_eq!(ledger(&database), "hook dead DESTINATION_REMOVED");
 }
+
+/// R50: a bug that one destination meets costs no thread, no message and no other destination.
+#[test]
+fn a_panic_in_the_turns_of_a_destination_ends_its_sends_here_and_nothing_else() {
+    crate::traces::install();
+    let database = Database::new();
+    let busy = Receiver::start(|_, stream| {
+        stream.write_all(b"HTTP/1.1 429 Slow\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n")
+    });
+    let good = Receiver::ok();
+    put(
+        &database,
+        &RegisteredDestination::new(crate::traces::PANICS, busy.url()),
+    );
+    put(&database, &RegisteredDestination::new("good", good.url()));
+    let relay = started(&database);
+    for number in 0..20 {
+        database.enqueue("order.paid", json!({ "n": number }));
+    }
+    eventually("the problem names the destination", || {
+        refused(&relay).is_some_and(|what| what.contains(crate::traces::PANICS))
+    });
+    eventually("the other destination gets all", || good.count() == 20);
+    eventually("the messages of the first are released", || {
+        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL") == 0
+    });
+    database.enqueue("order.paid", json!({ "n": 20 }));
+    eventually("the other destination gets the next", || good.count() == 21);
+    let left = format!(
+        "SELECT count(*) FROM {{o}} WHERE destination = '{}' AND attempts <= 1",
+        crate::traces::PANICS
+    );
+    eventually("none of them is lost", || database.number(&left) == 21);
+    assert!(relay.health().is_live());
+    let enabled = "SELECT count(*) FROM {o}_destination WHERE enabled";
+    assert_eq!(database.number(enabled), 2);
+    let sent = busy.count();
+    assert!(sent <= 4, "{sent} were sent after the panic");
+
+    // Its row changes: the relay tries again.
+    let repaired = Receiver::ok();
+    let change = format!(
+        "UPDATE {{o}}_destination SET url = '{}', description = 'x' WHERE name <> 'good'",
+        repaired.url()
+    );
+    database.execute(&change);
+    database.execute("UPDATE {o} SET available_at = now()");
+    eventually("they are delivered", || repaired.count() == 21);
+    assert_eq!(refused(&relay), None);
+    end(&relay);
+}
+
+/// R50: plain SQL can write any time.
+#[test]
+fn a_destination_with_a_time_without_end_is_shown_and_served() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    put(
+        &database,
+        &RegisteredDestination::new("odd", receiver.url()),
+    );
+    database.execute(
+        "UPDATE {o}_destination SET created_at = '-infinity', verified_at = 'infinity', old_secrets_until = '-infinity'",
+    );
+    for arguments in [
+        ["destination", "list", "--json"].as_slice(),
+        &["destination", "list"],
+        &["destination", "show", "odd"],
+        &["destination", "show", "odd", "--json"],
+    ] {
+        let shown = finish(database.binary(arguments)).code(0).stdout;
+        assert!(shown.contains("odd"), "{arguments:?}: {shown}");
+    }
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    eventually("it is delivered", || receiver.count() == 1);
+    end(&relay);
+    // Relays compare these, and no clock shows them.
+    for sql in [
+        "INSERT INTO {o}_destination (name, url, updated_at) VALUES ('a', 'https://a.example/', '-infinity')",
+        "UPDATE {o}_destination SET failing_since = 'infinity'",
+    ] {
+        let refused = database.refused(sql);
+        let constraint = "outbox_destination_times_are_of_a_clock";
+        assert!(refused.contains(constraint), "{refused}");
+    }
+}
+
+/// R50: as after a restore, or by a role that ends triggers for its session.
+#[test]
+fn a_change_without_ordinary_triggers_is_noticed_too() {
+    let database = Database::new();
+    let [old, new] = [(); 2].map(|()| Receiver::ok());
+    put(&database, &RegisteredDestination::new("moved", old.url()));
+    let relay = started(&database);
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    eventually("the first is delivered", || old.count() == 1);
+    let conn = &mut database.connect();
+    let change = format!(
+        "BEGIN; SET LOCAL session_replication_role = replica;
+         UPDATE {}_destination SET url = '{}'; COMMIT",
+        database.name(),
+        new.url()
+    );
+    conn.batch_execute(&change).expect("a superuser");
+    eventually("messages go to the new URL", || {
+        database.enqueue("order.paid", json!({ "n": 2 }));
+        new.count() > 0
+    });
+    end(&relay);
+}

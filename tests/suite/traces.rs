@@ -143,6 +143,13 @@ fn a_message_has_a_span_and_its_send_one_inside_it() {
     }
 }
 
+/// A subscriber that panics when the outcome of a message to this destination is recorded.
+pub(crate) const PANICS: &str = "panics-at-its-outcome";
+
+pub(crate) fn install() {
+    Spans::install();
+}
+
 /// Records every span of this process.
 #[derive(Clone, Default)]
 struct Spans {
@@ -202,8 +209,10 @@ impl<S: Subscriber> Layer<S> for Spans {
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
-        if let Some(span) = self.open().get_mut(&id.into_u64()) {
+        let mut open = self.open();
+        if let Some(span) = open.get_mut(&id.into_u64()) {
             values.record(span);
+            assert!(!span.is("outbox.destination", PANICS), "{PANICS}");
         }
     }
 

@@ -347,3 +347,59 @@ fn relays_ask_an_endpoint_one_at_a_time() {
     assert_eq!(most.load(Ordering::SeqCst), 1);
     assert_eq!(receiver.count(), 1);
 }
+
+/// R59: what an endpoint answers is bounded where it is read, and where it was stored before.
+#[test]
+fn an_endpoint_that_asks_for_hardly_any_requests_delays_no_other() {
+    let database = Database::new();
+    let receiver = allowing("WebHook-Allowed-Origin: *\r\nWebHook-Allowed-Rate: 1e-308\r\n");
+    let other = Receiver::ok();
+    register(&database, &receiver.url(), Verification::CloudEvents);
+    let second = RegisteredDestination::new("other", other.url()).topics(["order.*"]);
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    outbox.destinations().put(conn, &second).expect("put");
+    let rate = "SELECT allowed_rate FROM {o}_destination WHERE name = 'hook'";
+    for sent in 1..=2 {
+        let before = other.count();
+        let relay = started(&database);
+        eventually("it is verified", || database.text(rate).is_some());
+        for number in 0..3 {
+            database.enqueue("order.paid", json!({ "n": number }));
+        }
+        eventually("one message is sent", || events(&receiver).len() == sent);
+        eventually("the other endpoint gets all", || {
+            other.count() == before + 3
+        });
+        database.enqueue("order.paid", json!({ "n": 3 }));
+        eventually("and the next", || other.count() == before + 4);
+        assert!(relay.health().is_live());
+        end(&relay);
+        let hook = outbox.destinations().get(conn, "hook").expect("an answer");
+        let hook = hook.expect("it is there");
+        assert_eq!(
+            hook.allowed_rate.map(|rate| rate.per_second),
+            Some(1.0 / 86_400.0)
+        );
+        assert!(hook.enabled);
+        // As a relay has written it that did not bound it.
+        database
+            .execute("UPDATE {o}_destination SET allowed_rate = '1e-308/min' WHERE name = 'hook'");
+        database.execute("TRUNCATE {o}");
+    }
+}
+
+/// R59: the server's clock was 30 days ahead when the next try was written.
+#[test]
+fn a_next_try_that_lies_too_far_ahead_is_made_now() {
+    let database = Database::new();
+    let receiver = repeating(str::to_owned);
+    register(&database, &receiver.url(), Verification::Challenge);
+    database.execute(
+        "UPDATE {o}_destination SET verification_tries = 1, verification_due = now() + interval '30 days'",
+    );
+    let relay = started(&database);
+    eventually("it is verified", || {
+        database.number("SELECT count(*) FROM {o}_destination WHERE verified_at IS NOT NULL") == 1
+    });
+    end(&relay);
+}

@@ -47,20 +47,31 @@ pub struct Rate {
 }
 
 impl Rate {
-    pub(in crate::config) const BOUNDS: &str = "must be above 0 and below 1000000";
+    pub(in crate::config) const BOUNDS: &str = "must be at least 1 in 24 h, and below 1000000/s";
+    /// One request in 24 hours. With less, a relay would wait for longer than anybody watches it.
+    const LEAST: f64 = 1.0 / 86_400.0;
 
     /// A limit of `per_second` requests per second. The burst is a tenth of that, and at least 1.
     ///
     /// # Panics
-    /// When `per_second` is not a number above 0 and below 1,000,000.
+    /// When `per_second` is not a number from 1 in 24 hours (1/86,400) to below 1,000,000.
     pub fn per_second(per_second: f64) -> Self {
-        Self::checked(per_second).expect("the rate is above 0 and below 1000000")
+        Self::checked(per_second).expect("the rate is at least 1 in 24 h, and below 1000000/s")
+    }
+
+    /// The limit that an endpoint asks for: `text` as in its row. A number of requests that is too small counts as the
+    /// least one, so no endpoint can ask for a wait that no clock can count.
+    pub(crate) fn asked(text: &str) -> Result<Self, ConfigError> {
+        let per_second = parsed(text)?;
+        let least = (per_second > 0.0).then(|| per_second.max(Self::LEAST));
+        let rate = least.and_then(Self::checked);
+        rate.ok_or_else(|| ConfigError::new("rate", Self::BOUNDS))
     }
 
     /// The same limit, or `None` if `per_second` is not within [`BOUNDS`](Self::BOUNDS).
     pub(in crate::config) fn checked(per_second: f64) -> Option<Self> {
         let tenth = (per_second / 10.0).ceil();
-        (per_second > 0.0 && per_second < 1e6).then_some(Self {
+        (per_second >= Self::LEAST && per_second < 1e6).then_some(Self {
             per_second,
             // Only used if `per_second` is in range.
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -84,18 +95,22 @@ impl FromStr for Rate {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let wrong = |reason: &str| ConfigError::new("rate", reason);
-        let form = "not a rate such as 10/s, 600/min or 100/h";
-        let (count, time) = text.trim().split_once('/').ok_or_else(|| wrong(form))?;
-        let seconds = match time.trim() {
-            "s" => 1.0,
-            "min" => 60.0,
-            "h" => 3600.0,
-            _ => return Err(wrong(form)),
-        };
-        let count: f64 = count.trim().parse().map_err(|_| wrong(form))?;
-        Self::checked(count / seconds).ok_or_else(|| wrong(Self::BOUNDS))
+        Self::checked(parsed(text)?).ok_or_else(|| ConfigError::new("rate", Self::BOUNDS))
     }
+}
+
+/// The requests per second, in bounds or not.
+fn parsed(text: &str) -> Result<f64, ConfigError> {
+    let wrong = || ConfigError::new("rate", "not a rate such as 10/s, 600/min or 100/h");
+    let (count, time) = text.trim().split_once('/').ok_or_else(wrong)?;
+    let seconds = match time.trim() {
+        "s" => 1.0,
+        "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    let count: f64 = count.trim().parse().map_err(|_| wrong())?;
+    Ok(count / seconds)
 }
 
 impl fmt::Display for Rate {
@@ -114,6 +129,30 @@ impl fmt::Display for Rate {
             false => per_second,
         };
         write!(f, "{count}/{unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an endpoint asks for is cut to what a relay can count; what a person writes is refused.
+    #[test]
+    fn a_rate_has_bounds() {
+        for (text, least) in [("1e-308/min", true), ("0.001/h", true), ("5e-324/s", true)] {
+            let asked = Rate::asked(text).expect("a rate");
+            assert_eq!(asked.per_second == Rate::LEAST, least, "{text}");
+            let again = asked.to_string().parse::<Rate>();
+            assert_eq!(again, Ok(asked), "{text}: it is stored as {asked}");
+            assert!(text.parse::<Rate>().is_err(), "{text}");
+        }
+        for text in [
+            "0/s", "-1/s", "NaN/s", "inf/s", "1e6/s", "1e308/s", "-0/min",
+        ] {
+            assert!(Rate::asked(text).is_err(), "{text}");
+            assert!(text.parse::<Rate>().is_err(), "{text}");
+        }
+        assert_eq!(Rate::asked("120/min"), "2/s".parse());
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::{Gate, LOCKED_ROW, News, Phase, later};
+use super::{Gate, LOCKED_ROW, News, Phase};
+use crate::clock;
 use crate::log;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
@@ -10,7 +11,7 @@ impl Gate {
     /// Learns the state of the table. The table is outdated while the gate has news that is not recorded yet.
     pub(crate) fn learn(&self, row: Option<&Paused>, now: Instant) {
         let mut state = self.lock();
-        if state.news.is_some() {
+        if state.news.is_some() || state.phase == Phase::Refused {
             return;
         }
         let is_probing = matches!(
@@ -46,7 +47,7 @@ impl Gate {
         if is_probing && is_breaker {
             return;
         }
-        state.close(row.left.map(|left| later(now, left)), is_breaker);
+        state.close(row.left.map(|left| clock::after(now, left)), is_breaker);
         self.changed(&state);
         drop(state);
         if !was_closed {
@@ -66,7 +67,7 @@ impl Gate {
 
     /// Another session has locked a row of this destination: tries again later.
     pub(crate) fn wait_for_row(&self, now: Instant) {
-        self.lock().row_wanted_at = Some(later(now, LOCKED_ROW));
+        self.lock().row_wanted_at = Some(clock::after(now, LOCKED_ROW));
     }
 
     /// Whether it is too early to try again to change a row of this destination.

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Gate, News, Pass, Phase, State, UNUSED_PROBE, later};
+use super::{Gate, News, Pass, Phase, State, UNUSED_PROBE};
+use crate::clock;
 use crate::dispatch::Pause;
 use crate::log;
 use crate::relay::breaker::{Sign, open_time};
@@ -15,7 +16,7 @@ impl State {
     pub(super) fn pause(&mut self, pause: Pause, code: ReasonCode, now: Instant) -> Option<News> {
         let until = match pause {
             Pause::UntilResumed => None,
-            Pause::For(duration) => Some(later(now, duration)),
+            Pause::For(duration) => Some(clock::after(now, duration)),
         };
         // The current pause is longer and stays.
         if let Phase::Closed { until: before, .. } = self.phase
@@ -33,7 +34,7 @@ impl State {
     pub(super) fn count(&mut self, pass: &Pass, sign: Sign, now: Instant) -> Option<News> {
         match (self.phase, sign) {
             // A send that began before the gate closed.
-            (Phase::Closed { .. } | Phase::Held { .. }, _) => None,
+            (Phase::Closed { .. } | Phase::Held { .. } | Phase::Refused, _) => None,
             (Phase::Probing { .. }, Sign::Good) => {
                 self.phase = Phase::Flowing;
                 self.openings = 0;
@@ -73,7 +74,7 @@ impl State {
             return None;
         };
         self.openings = self.openings.saturating_add(1);
-        let until = later(now, open_time(window.settings(), self.openings));
+        let until = clock::after(now, open_time(window.settings(), self.openings));
         self.close(Some(until), true);
         Some(News::Opened(until, self.openings))
     }

@@ -279,3 +279,33 @@ fn a_probe_that_this_relay_cannot_send_is_tried_again_later_with_the_right_to_it
     let late = Instant::now() + Duration::from_secs(60);
     assert_eq!(gate.open_in_time(late), Due::Probe);
 }
+
+/// R50: nothing opens it again, and nobody else learns of it.
+#[test]
+fn a_gate_whose_code_panicked_stays_closed() {
+    let gate = gate(|_| {});
+    assert_eq!(gate.guard(|| 7), Some(7));
+    let pass = gate.admit(|| true).expect("the gate is open");
+    gate.record(&pass, &asked_to_wait(Duration::from_secs(1)));
+    assert_eq!(gate.guard(|| -> u8 { panic!("a bug") }), None);
+    assert!(!gate.has_news(), "the pause is this relay's");
+    let later = clock::now() + Duration::from_secs(3600);
+    for _ in 0..2 {
+        assert!(gate.admit(|| true).is_none());
+        assert!(matches!(gate.try_pass(later), Admission::Closed));
+        assert_eq!(
+            (gate.room(), gate.standing()),
+            (Room::Closed, Standing::Held)
+        );
+        assert_eq!(gate.opens_at(), None);
+        assert!(!gate.record(&pass, &delivered()));
+        gate.learn(Some(&row("BREAKER_OPEN", Some(Duration::ZERO))), later);
+        gate.learn(None, later);
+        assert_eq!(gate.open_in_time(later), Due::Nothing);
+        gate.begin_probe(Duration::from_secs(1));
+        gate.return_pass(&pass);
+    }
+    let trouble = gate.trouble().expect("a trouble");
+    assert_eq!(trouble.code, ReasonCode::Panic);
+    assert!(trouble.what.contains("panicked: a bug"), "{}", trouble.what);
+}

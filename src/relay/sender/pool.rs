@@ -93,9 +93,13 @@ impl Shared {
         let (registered, now) = (&self.registered, clock::now());
         let pool = registered.pool();
         let mut turns = registered.turns();
+        let mut refused = None;
         let next = turns.next(now, |id| {
             let member = pool.get(&id).filter(|one| !one.customer.is_held());
-            member.map_or(Admission::Closed, |one| one.bulkhead.gate.try_pass(now))
+            let gate = member.map(|one| &one.bulkhead.gate);
+            let admission = gate.map(|gate| gate.guard(|| gate.try_pass(now)));
+            refused = matches!(admission, Some(None)).then_some(id);
+            admission.flatten().unwrap_or(Admission::Closed)
         });
         // While this thread sends, another thread waits for the destinations that wait for a time.
         let is_send = matches!(next, Next::Send(..));
@@ -103,6 +107,9 @@ impl Shared {
         let has_more = turns.has_ready() || is_send && turns.has_later();
         let is_room = turns.waiting_of_quick() <= all.prefetch();
         drop(turns);
+        if let Some(id) = refused {
+            registered.watch(id);
+        }
         if has_more {
             registered.bell.ring();
         }
@@ -209,7 +216,8 @@ impl Worker<'_> {
             if !is_same || self.shared.is_stopping() {
                 return None;
             }
-            match bulkhead.gate.try_pass(clock::now()) {
+            let gate = &bulkhead.gate;
+            match gate.guard(|| gate.try_pass(clock::now()))? {
                 Admission::Pass(pass) => return Some(pass),
                 Admission::Wait(wait) if wait <= SHORT_WAIT => self.shared.pause(wait),
                 Admission::Wait(_) | Admission::Closed => return None,

@@ -605,8 +605,9 @@ fn rates(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<HashMap<Stri
             ))
             .load(conn)?;
     let lower = |(name, own, allowed): (String, Option<String>, Option<String>)| {
+        let own = own.and_then(|rate| rate.parse::<Rate>().ok());
+        let allowed = allowed.and_then(|rate| Rate::asked(&rate).ok());
         let rates = [own, allowed].into_iter().flatten();
-        let rates = rates.filter_map(|rate| rate.parse::<Rate>().ok());
         let lower = rates.min_by(|a, b| a.per_second.total_cmp(&b.per_second));
         Some((name, lower?.to_string()))
     };
