@@ -25,6 +25,9 @@ pub(super) const MARGIN: Duration = Duration::from_secs(30);
 const ASLEEP: Duration = Duration::from_secs(5);
 /// An outage that begins within this time after the last outage is not logged again.
 const QUIET: Duration = Duration::from_secs(15);
+/// A thread without its database tries again within a second. One that has not tried for longer has no work, and does not
+/// know whether the database is back.
+const SILENT: Duration = Duration::from_secs(5);
 
 /// Milliseconds since the first call in this process. Never 0.
 fn now() -> u64 {
@@ -171,6 +174,8 @@ impl Drop for ExitGuard {
 #[derive(Debug, Clone)]
 pub(super) struct Trouble {
     since: u64,
+    /// When the thread last tried.
+    last: u64,
     pub(super) error: String,
     cause: Cause,
 }
@@ -222,6 +227,18 @@ impl Outage {
 }
 
 impl State {
+    /// Forgets the failures of threads that have not tried again since: other threads say whether the database answers.
+    fn forget_silent(&mut self, now: u64, is_inside: impl Fn(usize) -> bool) {
+        for (post, connection) in self.connections.iter_mut().enumerate() {
+            let is_silent = |trouble: &Trouble| {
+                trouble.missing().is_none() && now.saturating_sub(trouble.last) > millis(SILENT)
+            };
+            if matches!(connection, Some(Err(trouble)) if is_silent(trouble)) && !is_inside(post) {
+                *connection = None;
+            }
+        }
+    }
+
     /// The threads that are without their database.
     fn failing(&self) -> impl Iterator<Item = (Post, &Trouble)> {
         let all = Post::ALL.iter().zip(&self.connections);
@@ -288,7 +305,9 @@ impl Threads {
     pub(super) fn state(&self) -> State {
         let mut state = self.lock();
         state.watch.ask(now());
-        state.clone()
+        let mut state = state.clone();
+        state.forget_silent(now(), |post| self.in_database[post].is_inside());
+        state
     }
 
     pub(super) fn in_database(&self, post: Post) -> &Stay {
@@ -351,6 +370,7 @@ impl Threads {
         };
         *connection = Some(Err(Trouble {
             since,
+            last: now(),
             error: error.to_string(),
             cause,
         }));
@@ -470,6 +490,41 @@ mod tests {
     use super::*;
 
     const SECOND: u64 = 1000;
+
+    /// R65: a thread that failed once and has nothing to do since does not hide that the database answers.
+    #[test]
+    fn a_thread_that_does_not_ask_the_database_says_nothing_about_it() {
+        let trouble = |cause| {
+            let error = "gone".to_owned();
+            let (since, last) = (1, 1000);
+            Some(Err(Trouble {
+                since,
+                last,
+                error,
+                cause,
+            }))
+        };
+        let troubles = |now, is_inside: bool| {
+            let mut state = State::default();
+            state.connections[Post::Janitor as usize] = trouble(Cause::Other);
+            state.connections[Post::Settler as usize] = trouble(Cause::TimeOut);
+            state.connections[Post::Claimer as usize] =
+                trouble(Cause::Missing("a table".to_owned()));
+            state.forget_silent(now, |_| is_inside);
+            state.troubles().count()
+        };
+        assert_eq!(troubles(1000 + 5 * SECOND, false), 3);
+        assert_eq!(
+            troubles(1001 + 5 * SECOND, false),
+            1,
+            "a missing table stays missing"
+        );
+        assert_eq!(
+            troubles(1001 + 5 * SECOND, true),
+            3,
+            "the threads try to connect"
+        );
+    }
 
     #[test]
     fn a_stay_is_overdue_beyond_its_limit_and_not_for_the_time_that_the_process_stood_still() {
