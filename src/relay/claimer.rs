@@ -28,7 +28,6 @@ use super::settlement::{Outcomes, Settlement};
 use super::shared::Shared;
 use super::told::Told;
 use super::verdict::Verdict;
-use super::wanted::Want;
 use crate::clock;
 use crate::routes::Refuses;
 use crate::store::relay::lease::LeaseId;
@@ -215,7 +214,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::Again => {}
             Step::Wait(wait) => return Ok(Some(wait)),
             Step::LookAgain => return self.look_again(),
-            Step::Undo(undo) => return self.undo(undo),
+            Step::Undo(undo) => self.undo(undo)?,
             Step::Gates { may_probe } => {
                 pauses::follow_up(self.shared, &mut self.db, may_probe)?;
             }
@@ -236,11 +235,11 @@ impl<'a, D: Database> Claimer<'a, D> {
     /// Plans again after the flag is set that makes senders ring for room: room made before the flag must not be
     /// missed.
     fn look_again(&mut self) -> Answer<Option<Wait>> {
-        self.shared.custody.wanted.want(Want::Room);
+        self.shared.custody.room_wanted.want();
         let view = self.view();
         let step = self.planner.look_again(clock::now(), &view);
         if !matches!(&step, Step::Wait(wait) if wait.what.is_room()) {
-            self.shared.custody.wanted.no_more(Want::Room);
+            self.shared.custody.room_wanted.no_more();
         }
         self.act(step, &view)
     }
@@ -250,9 +249,10 @@ impl<'a, D: Database> Claimer<'a, D> {
     fn finish_undoing(&mut self) {
         let until = clock::now() + MOST_AT_END;
         while clock::now() < until && !self.shared.is_abandoned() {
-            let Some(undo) = self.planner.undo_a_part() else {
-                return;
-            };
+            let (now, lease) = (clock::now(), self.planner.lease());
+            let undo = self.planner.undo(now, lease, self.shared.custody.doubt());
+            // Nothing is in doubt, or the next step is due later.
+            let Some(undo) = undo else { return };
             if self.undo(undo).is_err() {
                 return;
             }

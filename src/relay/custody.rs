@@ -22,9 +22,11 @@ use super::registered::Pool;
 use super::room::Held;
 use super::settlement::Settlement;
 use super::to::To;
-use super::wanted::{Want, Wanted};
+use super::wanted::RoomWanted;
+use crate::clock;
 use crate::lock::lock;
 use crate::message::Message;
+use crate::store::range::Range;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
@@ -33,8 +35,8 @@ pub(crate) struct Custody {
     state: Mutex<State>,
     /// Signals that the claimer has answered a question.
     answered: Condvar,
-    /// What the claimer waits for.
-    pub(super) wanted: Wanted,
+    /// Whether the claimer waits for room.
+    pub(super) room_wanted: RoomWanted,
     /// Wakes the claimer.
     doorbell: Bell,
     /// Claims of a topic stop while this many of its messages are put aside.
@@ -45,8 +47,8 @@ pub(crate) struct Custody {
 struct State {
     /// All messages in flight.
     count: usize,
-    /// The number of messages of each lease, including those put aside, without those that handlers work on.
-    of_leases: HashMap<LeaseId, usize>,
+    /// The messages of each lease, including those put aside.
+    of_leases: HashMap<LeaseId, HashSet<Claim>>,
     /// The number of messages of each bulkhead, including those put aside.
     of_bulkheads: Vec<usize>,
     /// The messages of each registered destination that has had any, including those put aside.
@@ -62,10 +64,23 @@ struct State {
     doubt: Option<Doubt>,
     /// The number of claims whose results were lost.
     doubts: u64,
+    /// The settlers that are continuing keys. Nobody knows yet what they claim.
+    continuing: usize,
+    /// Whether the claimer releases what no thread knows, or waits until no settler continues keys.
+    is_releasing: bool,
     /// The last question whether nothing is due, and the last question that the claimer has answered. The claimer
     /// answers after a query that began after the question, if the query found nothing and nothing was in flight.
     asked: u64,
     answered: u64,
+}
+
+/// A settler that is continuing keys: what it claims becomes known with the answer.
+pub(super) struct Continuing<'a>(&'a Custody);
+
+impl Drop for Continuing<'_> {
+    fn drop(&mut self) {
+        self.0.state().continuing -= 1;
+    }
 }
 
 /// What the claimer sees of the messages in custody, at one moment.
@@ -94,7 +109,7 @@ pub(super) enum Waited {
 enum Event {
     /// Messages have left, or were put aside: there may be room.
     Left,
-    /// A handler has begun, or a settle was refused: less is waited for.
+    /// A settle was refused: less is waited for.
     LessIsAwaited,
     /// Other messages may be claimed than before.
     KeptBack,
@@ -109,12 +124,6 @@ impl State {
 
     fn is_nothing_in_flight(&self) -> bool {
         self.aside.untried.is_empty() && self.count == 0
-    }
-
-    /// Whether only messages with handlers are in flight. The resolution of a doubtful claim does not wait for
-    /// handlers.
-    fn is_rest_settled(&self) -> bool {
-        self.count == self.handled.len()
     }
 
     fn add(&mut self, to: To) {
@@ -153,10 +162,10 @@ impl State {
         self.to_split = self.to_split.saturating_sub(count);
     }
 
-    fn forget_lease(&mut self, lease: LeaseId, count: usize) {
+    fn forget(&mut self, lease: LeaseId, claims: impl Iterator<Item = Claim>) {
         if let Some(left) = self.of_leases.get_mut(&lease) {
-            *left = left.saturating_sub(count);
-            if *left == 0 {
+            claims.for_each(|claim| _ = left.remove(&claim));
+            if left.is_empty() {
                 self.of_leases.remove(&lease);
             }
         }
@@ -185,13 +194,15 @@ impl Custody {
             kept_back: Arc::default(),
             doubt: None,
             doubts: 0,
+            continuing: 0,
+            is_releasing: false,
             asked: 0,
             answered: 0,
         };
         Self {
             state: Mutex::new(state),
             answered: Condvar::new(),
-            wanted: Wanted::default(),
+            room_wanted: RoomWanted::default(),
             doorbell,
             most_aside,
         }
@@ -201,13 +212,12 @@ impl Custody {
         lock(&self.state)
     }
 
-    /// Whether the claimer must be woken. It waits for room, for all messages to be settled (to resolve a doubt), or
-    /// with an open question, which it answers when nothing is in flight.
+    /// Whether the claimer must be woken. It waits for room, or with an open question, which it answers when nothing is
+    /// in flight.
     fn must_ring(&self, state: &State, event: Event) -> bool {
-        let wants = |what| self.wanted.is(what);
-        let is_settled = || state.is_rest_settled() && (state.is_asked() || wants(Want::Settled));
+        let is_settled = || state.count == 0 && state.is_asked();
         match event {
-            Event::Left => is_settled() || wants(Want::Room),
+            Event::Left => is_settled() || self.room_wanted.is_so(),
             Event::LessIsAwaited => is_settled(),
             Event::KeptBack | Event::Doubt => true,
         }
@@ -224,30 +234,30 @@ impl Custody {
 
     /// A sender has taken a message from a queue, and has thereby made room if `is_room`. Takes no lock.
     pub(super) fn made_room(&self, is_room: impl FnOnce() -> bool) {
-        if self.wanted.is(Want::Room) && is_room() {
+        if self.room_wanted.is_so() && is_room() {
             self.doorbell.ring();
         }
     }
 
-    /// Takes in claimed messages of a lease, which go these ways.
-    pub(crate) fn began(&self, lease: LeaseId, ways: impl Iterator<Item = To>) {
-        let mut state = self.state();
-        let before = state.count;
-        for to in ways {
+    /// Takes in claimed messages of a lease, and where each goes.
+    pub(crate) fn began(&self, lease: LeaseId, claims: impl Iterator<Item = (Claim, To)>) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        for (claim, to) in claims {
+            state.of_leases.entry(lease).or_default().insert(claim);
             state.count += 1;
             state.add(to);
         }
-        let count = state.count - before;
-        *state.of_leases.entry(lease).or_default() += count;
     }
 
     /// Takes in messages that wait for their filters. They go nowhere until then.
     pub(super) fn began_to_filter<'m>(
         &self,
         lease: LeaseId,
-        messages: impl ExactSizeIterator<Item = &'m Message>,
+        messages: impl Iterator<Item = &'m Message> + Clone,
     ) {
-        self.began(lease, (0..messages.len()).map(|_| To::Nowhere));
+        let claims = messages.clone().map(Claim::of);
+        self.began(lease, claims.map(|claim| (claim, To::Nowhere)));
         self.wait_for_filters(messages);
     }
 
@@ -278,14 +288,14 @@ impl Custody {
     pub(crate) fn settled(
         &self,
         lease: LeaseId,
-        ways: impl ExactSizeIterator<Item = To> + Clone,
+        settled: impl ExactSizeIterator<Item = (Claim, To)> + Clone,
         pool: &Pool,
     ) {
         let mut state = self.state();
-        let count = ways.len();
+        let (count, ways) = (settled.len(), settled.clone().map(|(_, to)| to));
         ways.clone().for_each(|to| state.remove(to, pool));
         state.forget_splits(ways);
-        state.forget_lease(lease, count);
+        state.forget(lease, settled.map(|(claim, _)| claim));
         state.count = state.count.saturating_sub(count);
         self.tell(state, Event::Left);
     }
@@ -318,8 +328,8 @@ impl Custody {
         let mut state = self.state();
         settled.iter().for_each(|one| state.remove(one.to, pool));
         let claims = settled.iter().map(|one| one.claim());
-        let count = state.aside.take(topic, claims);
-        state.forget_lease(lease, count);
+        state.aside.take(topic, claims.clone());
+        state.forget(lease, claims);
         let held = state.kept_back.refused.clone();
         let judged = held
             .iter()
@@ -341,17 +351,12 @@ impl Custody {
     /// A handler begins. A handler may run for long, so only the settle of its own message waits for it. If the lease is
     /// lost meanwhile, this relay may claim the message again, but does not start the handler again.
     pub(super) fn begin_handling(&self, lease: LeaseId, claim: Claim) {
-        let mut state = self.state();
-        state.handled.insert((lease, claim));
-        state.forget_lease(lease, 1);
-        self.tell(state, Event::LessIsAwaited);
+        self.state().handled.insert((lease, claim));
     }
 
     /// A handler has ended: its message is about to be settled.
     pub(super) fn end_handling(&self, lease: LeaseId, claim: Claim) {
-        let mut state = self.state();
-        *state.of_leases.entry(lease).or_default() += 1;
-        state.handled.remove(&(lease, claim));
+        self.state().handled.remove(&(lease, claim));
     }
 
     /// What must not be claimed.
@@ -442,21 +447,43 @@ impl Custody {
         self.state().of_registered.retain(is_kept);
     }
 
-    /// The leases of messages that are still in flight here.
+    /// The leases of messages that are still in flight here, other than those that only handlers work on.
     pub(super) fn leases(&self) -> HashSet<LeaseId> {
-        self.state().of_leases.keys().copied().collect()
+        let state = self.state();
+        let is_handled = |lease, claim: &Claim| state.handled.contains(&(lease, *claim));
+        let all = state.of_leases.iter();
+        let held =
+            all.filter(|(lease, claims)| !claims.iter().all(|claim| is_handled(**lease, claim)));
+        held.map(|(lease, _)| *lease).collect()
     }
 
     pub(super) fn doubt(&self) -> Option<Doubt> {
         self.state().doubt
     }
 
-    /// The messages that are put aside or whose handlers run, if no others are in flight; and the doubt, if any.
-    pub(super) fn only_aside(&self) -> (Option<Vec<Claim>>, Option<Doubt>) {
-        let state = self.state();
-        let of_handlers = state.handled.iter().map(|(_, claim)| *claim);
-        let all = state.aside.claims().chain(of_handlers);
-        (state.is_rest_settled().then(|| all.collect()), state.doubt)
+    /// All messages of a lease that this process knows in this range, so that the claimer can release all others. Until
+    /// [`end_release`](Self::end_release), no settler claims. `None`: a settler is still continuing keys.
+    pub(super) fn begin_release(&self, lease: LeaseId, range: Range) -> Option<Vec<Claim>> {
+        let mut state = self.state();
+        state.is_releasing = true;
+        let known = state.of_leases.get(&lease).into_iter().flatten();
+        let known = known.filter(|claim| range.has(claim.sequence)).copied();
+        (state.continuing == 0).then(|| known.collect())
+    }
+
+    pub(super) fn end_release(&self) {
+        self.state().is_releasing = false;
+    }
+
+    /// A settler begins to continue keys, until the value is dropped. `None`: it must not now, because the claimer
+    /// releases what no thread knows.
+    pub(super) fn begin_continuing(&self) -> Option<Continuing<'_>> {
+        let mut state = self.state();
+        if state.is_releasing {
+            return None;
+        }
+        state.continuing += 1;
+        Some(Continuing(self))
     }
 
     /// The result of a claim was lost. The release of unknown messages begins anew: those of this claim may be in ranges
@@ -464,18 +491,16 @@ impl Custody {
     pub(super) fn begin_doubt(&self, lease: LeaseId, ran_by: RanBy) {
         let mut state = self.state();
         state.doubts += 1;
-        let doubt = Doubt {
-            lease,
-            ran_by,
-            number: state.doubts,
-        };
+        let doubt = Doubt::new(lease, ran_by, state.doubts, clock::now());
         state.doubt = Some(doubt.beside(state.doubt));
         self.tell(state, Event::Doubt);
     }
 
     /// Nothing is in doubt any more, unless another result was lost meanwhile.
     pub(super) fn end_doubt(&self, doubt: Doubt) {
-        self.state().doubt.take_if(|one| *one == doubt);
+        let mut state = self.state();
+        state.is_releasing = false;
+        state.doubt.take_if(|one| *one == doubt);
     }
 
     /// Answers a question: a query that began after the question found nothing.
@@ -540,31 +565,63 @@ mod tests {
     }
 
     fn began(custody: &Custody, count: usize) {
-        custody.began(LEASE, (0..count).map(|_| To::Nowhere));
+        let claims = (1..).map(claim).take(count);
+        custody.began(LEASE, claims.map(|claim| (claim, To::Nowhere)));
     }
 
-    fn settled(custody: &Custody) {
-        custody.settled(LEASE, [To::Nowhere].into_iter(), &Pool::new());
+    fn settled(custody: &Custody, sequence: i64) {
+        let settled = [(claim(sequence), To::Nowhere)];
+        custody.settled(LEASE, settled.into_iter(), &Pool::new());
     }
 
     fn is_rung(custody: &Custody) -> bool {
         custody.doorbell.ear.try_recv().is_ok()
     }
 
-    /// R13: a claim whose result was lost is undone while a handler runs, because a handler may take long.
+    /// R65: whatever else is in flight, what this process knows is not released, and what it does not know is.
     #[test]
-    fn the_claimer_is_rung_for_when_only_handlers_run() {
+    fn all_messages_in_custody_are_known_whatever_happens_to_them() {
         let custody = custody();
-        began(&custody, 3);
-        custody.wanted.want(Want::Settled);
+        began(&custody, 5);
         custody.begin_handling(LEASE, claim(1));
-        settled(&custody);
-        assert!(!is_rung(&custody), "one message is in flight");
-        settled(&custody);
-        assert!(is_rung(&custody));
-        began(&custody, 1);
-        custody.begin_handling(LEASE, claim(2));
-        assert!(is_rung(&custody), "the handler begins last");
+        let topic = Topic::new("a", "");
+        custody.put_aside(&topic, [(claim(2), To::Nowhere)].into_iter());
+        settled(&custody, 3);
+        let known = |range| {
+            let mut known = custody.begin_release(LEASE, range).expect("no settler");
+            custody.end_release();
+            known.sort_unstable();
+            known
+        };
+        assert_eq!(known(Range::ALL), [1, 2, 4, 5].map(claim));
+        let (after, upto) = (1, 4);
+        assert_eq!(known(Range { after, upto }), [2, 4].map(claim));
+        assert!(
+            custody
+                .begin_release(LeaseId(2), Range::ALL)
+                .is_some_and(|one| one.is_empty())
+        );
+    }
+
+    /// R65, G4: a settler that continues a key claims a message that is known only with its answer. A release of unknown
+    /// messages would free it.
+    #[test]
+    fn no_settler_continues_keys_while_unknown_messages_are_released() {
+        let custody = custody();
+        let continuing = custody.begin_continuing().expect("nothing is released");
+        assert_eq!(custody.begin_release(LEASE, Range::ALL), None);
+        assert!(custody.begin_continuing().is_none(), "the claimer waits");
+        drop(continuing);
+        assert!(custody.begin_release(LEASE, Range::ALL).is_some());
+        assert!(custody.begin_continuing().is_none());
+        custody.end_release();
+        assert!(custody.begin_continuing().is_some());
+        // The lease of the doubt has ended.
+        custody.begin_doubt(LEASE, RanBy::Any);
+        let doubt = custody.doubt().expect("a doubt");
+        custody.begin_release(LEASE, Range::ALL);
+        custody.end_doubt(doubt);
+        assert!(custody.begin_continuing().is_some());
     }
 
     #[test]
@@ -576,10 +633,10 @@ mod tests {
             |sequence| custody.put_aside(&topic, [(claim(sequence), To::Nowhere)].into_iter());
         put_aside(1);
         assert!(!is_rung(&custody));
-        custody.wanted.want(Want::Room);
+        custody.room_wanted.want();
         put_aside(2);
         assert!(is_rung(&custody));
-        custody.wanted.no_more(Want::Room);
+        custody.room_wanted.no_more();
         custody.ask();
         put_aside(3);
         assert!(is_rung(&custody), "a question is open");

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
-use super::doubt::Doubt;
 use super::gate::News;
 use super::planner::{Part, Streams, Surveyed};
 use super::registered::{Changes, Failing};
@@ -34,7 +33,7 @@ use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::store::relay::registrations;
 use crate::store::relay::search::{self, Ask};
 use crate::store::relay::served;
-use crate::store::relay::settle::{self, Trace};
+use crate::store::relay::settle::{self, Claim, Released, Trace};
 use crate::store::relay::streams::{streams, streams_behind, streams_beside};
 use crate::store::relay::topics;
 use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
@@ -137,11 +136,16 @@ pub(super) trait Database {
     /// A page of what a search asks for. `None`: the query took too long.
     fn find(&mut self, expired: &[i64], ask: &Ask, moment: Duration) -> Answer<Option<Page>>;
 
-    /// Whether a claim whose result was lost is still running. If so, ends its lease.
-    fn end_if_at_work(&mut self, doubt: Doubt) -> Answer<bool>;
+    /// Whether one of these server processes, whose clients are gone, still exists: it may finish a claim. Asks them to end.
+    fn end_processes(&mut self, processes: &[Backend]) -> Answer<bool>;
 
-    /// Releases messages that a lease holds and that the relay does not know. `None`: the statement took too long.
-    fn release_unknown(&mut self, part: &Part, moment: Duration) -> Answer<Option<usize>>;
+    /// Releases messages that a lease holds, except those that the relay knows. `None`: the statement took too long.
+    fn release_unknown(
+        &mut self,
+        part: Part,
+        known: &[Claim],
+        moment: Duration,
+    ) -> Answer<Option<Released>>;
 
     /// Settles a group and claims the next messages of its keys, in one transaction, so that no other relay claims
     /// first.
@@ -396,23 +400,19 @@ impl Database for Session {
         })
     }
 
-    fn end_if_at_work(&mut self, Doubt { lease, ran_by, .. }: Doubt) -> Answer<bool> {
-        self.run(|conn, name| {
-            let is_at_work = match ran_by.processes() {
-                Some(processes) => backend::are_at_work(conn, processes)?,
-                None => true,
-            };
-            if is_at_work {
-                lease::expire(conn, name, lease)?;
-            }
-            Ok(is_at_work)
-        })
+    fn end_processes(&mut self, processes: &[Backend]) -> Answer<bool> {
+        self.run(|conn, _| backend::end(conn, processes))
     }
 
-    fn release_unknown(&mut self, part: &Part, moment: Duration) -> Answer<Option<usize>> {
+    fn release_unknown(
+        &mut self,
+        Part { lease, range }: Part,
+        known: &[Claim],
+        moment: Duration,
+    ) -> Answer<Option<Released>> {
         self.run(|conn, name| {
             briefly(conn, moment, |conn| {
-                settle::release_unknown(conn, name, part.lease, &part.known, part.range)
+                settle::release_unknown(conn, name, lease, known, range)
             })
         })
     }

@@ -1,5 +1,7 @@
 //! Claims whose results were lost: the claim may have succeeded, failed, or may still be running in the server.
 
+use std::time::{Duration, Instant};
+
 use crate::store::relay::backend::Backend;
 use crate::store::relay::lease::LeaseId;
 
@@ -10,6 +12,10 @@ pub(crate) struct Doubt {
     pub(crate) ran_by: RanBy,
     /// The number of this doubt among all of this relay: a later one may have the same lease and process.
     pub(crate) number: u64,
+    /// When a result was lost first.
+    pub(crate) since: Instant,
+    /// When a result was lost last.
+    pub(crate) last: Instant,
 }
 
 /// The server processes that may still be running a claim.
@@ -29,9 +35,9 @@ impl RanBy {
     pub(crate) const NONE: Self = Self::Only([None; MOST]);
 
     /// The processes; `None`: any.
-    pub(crate) fn processes(&self) -> Option<impl Iterator<Item = Backend>> {
+    pub(crate) fn processes(&self) -> Option<Vec<Backend>> {
         match self {
-            Self::Only(processes) => Some(processes.iter().copied().flatten()),
+            Self::Only(processes) => Some(processes.iter().copied().flatten().collect()),
             Self::Any => None,
         }
     }
@@ -68,7 +74,37 @@ impl From<Option<Backend>> for RanBy {
     }
 }
 
+/// What is known about the server processes of a lost claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtWork {
+    /// None exists any more: the claim has committed, or never will.
+    No,
+    /// Some still exist, and may commit the claim.
+    Yes,
+    /// The process is not known, and the claim may still be running.
+    Unknown,
+}
+
+/// A claim by an unknown process has ended after this time: no statement of a claim may take longer. Behind a pooler, a claim is a
+/// transaction: it can only be committing when its client has lost it.
+const LONGEST_CLAIM: Duration = Duration::from_secs(40);
+
 impl Doubt {
+    pub(super) fn new(lease: LeaseId, ran_by: RanBy, number: u64, now: Instant) -> Self {
+        Self {
+            lease,
+            ran_by,
+            number,
+            since: now,
+            last: now,
+        }
+    }
+
+    /// Whether a claim by an unknown process may still be running.
+    pub(super) fn may_run(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.last) < LONGEST_CLAIM
+    }
+
     /// Combines two doubts: the claimer and a settler can both lose a result, and two processes may still be running.
     pub(super) fn beside(self, before: Option<Self>) -> Self {
         match before {
@@ -79,6 +115,7 @@ impl Doubt {
             },
             Some(before) if before.lease == self.lease => Self {
                 ran_by: before.ran_by.and(self.ran_by),
+                since: before.since,
                 ..self
             },
             _ => self,
@@ -92,18 +129,15 @@ mod tests {
 
     #[test]
     fn of_two_doubts_about_one_lease_no_process_is_forgotten() {
-        let doubt = |lease, ran_by| Doubt {
-            lease: LeaseId(lease),
-            ran_by,
-            number: 1,
-        };
+        let now = Instant::now();
+        let doubt = |lease, ran_by| Doubt::new(LeaseId(lease), ran_by, 1, now);
         let process = |pid| RanBy::from(Backend { pid, started: 1 });
         let settler = doubt(1, process(10));
         assert_eq!(settler.beside(None), settler);
         assert_eq!(settler.beside(Some(settler)), settler);
         let both = doubt(1, process(11)).beside(Some(settler));
         let both = both.ran_by.processes().expect("known processes");
-        assert_eq!(both.map(|one| one.pid).collect::<Vec<_>>(), [10, 11]);
+        assert_eq!(both.iter().map(|one| one.pid).collect::<Vec<_>>(), [10, 11]);
         let any = doubt(1, RanBy::Any);
         assert_eq!(settler.beside(Some(any)), any);
         assert_eq!(any.beside(Some(settler)), any);

@@ -24,6 +24,7 @@ use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
 use crate::store::relay::claim::{Claimed, Known, TakenOver};
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::settle::Claim;
 use crate::store::relay::split::Parts;
 
 /// The facts that decide where claimed messages go.
@@ -365,7 +366,8 @@ impl Shared {
         self.count_claimed(&claimed);
         let claimed = claimed.into_iter().map(|one| (one, lease));
         let mut jobs = self.decide(claimed, met, is_current);
-        self.custody.began(lease, jobs.iter().map(|job| job.to));
+        let claims = jobs.iter().map(|job| (Claim::of(&job.message), job.to));
+        self.custody.began(lease, claims);
         let behind = jobs.split_off(first);
         joined(jobs, behind)
     }

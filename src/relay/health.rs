@@ -86,6 +86,9 @@ words! {
         /// The database refuses to record the results of a topic's messages. The relay claims no more messages of the
         /// topic.
         SettlesRefused = "settles_refused",
+        /// The answer of a claim was lost, or the server was replaced. The relay looks for messages that its lease holds and
+        /// that it does not know, and releases them. Only these messages wait.
+        ClaimInDoubt = "claim_in_doubt",
         /// No active relay has a route, a handler or a destination for some messages. The messages wait and use no
         /// attempts.
         NoRoute = "no_route",

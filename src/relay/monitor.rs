@@ -57,7 +57,6 @@ pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
         && !state.stands_by
         && shared.custody.count_beside_handlers() == 0
         && shared.lease.current().is_some()
-        && shared.custody.doubt().is_none()
         && state.troubles().next().is_none()
 }
 
@@ -97,7 +96,6 @@ fn is_stuck(shared: &Shared) -> bool {
         && !shared.bulkheads.iter().any(is_held)
         && !shared.registered.turns().only_waits()
         && shared.threads.state().troubles().next().is_none()
-        && shared.custody.doubt().is_none()
 }
 
 /// The current problems, the worst first.
@@ -167,6 +165,13 @@ pub(crate) fn health(shared: &Shared) -> Health {
             "the database refuses to record the results of {count} messages of {topic}, and the log has the error: the relay claims no more of this topic until they are recorded"
         );
         found(ProblemKind::SettlesRefused, what);
+    }
+    if let Some(doubt) = shared.custody.doubt() {
+        let (lasts, lease) = (seconds(crate::clock::since(doubt.since)), doubt.lease.0);
+        let what = format!(
+            "the answer of a claim was lost {lasts} ago: the relay looks for messages that its lease {lease} holds and that it does not know, and releases them. Only these messages wait"
+        );
+        found(ProblemKind::ClaimInDoubt, what);
     }
     if let [first, others @ ..] = shared.unrouted().as_slice() {
         let more = match others.len() {

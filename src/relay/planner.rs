@@ -41,8 +41,8 @@
 //!
 //! [`Planner::next`] goes through these stages, one step a call:
 //!
-//! 1. After a claim without an answer, find out whether the claim is still running. Then release the messages it took,
-//!    one part a round ([`Step::Undo`]).
+//! 1. After a claim without an answer, find out whether the claim is still running, and release the messages it took
+//!    that this process does not know, one part a round ([`Step::Undo`]). The round continues: nothing else waits for it.
 //! 2. Exchange news between the gates and the pause table ([`Step::Gates`]).
 //! 3. Survey, if a survey is due ([`Step::Survey`]). After news, the known lanes are asked first if a survey was made a
 //!    moment ago.
@@ -147,8 +147,8 @@ pub(super) enum Claim {
 /// What to do after a claim without an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Undo {
-    /// Find out whether the claim is still running, once every known message is settled.
-    Resolve(Doubt),
+    /// Find out whether the claim may still be running.
+    Look(Doubt),
     /// Release a part of the messages that a lease holds and that this process does not know.
     Part(Part),
     /// Nothing about this lease is in doubt any more. `released`: the number of released messages.
@@ -193,8 +193,7 @@ impl Wait {
 /// The subject of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
-    /// Only its end. This relay is disabled or has no lease, or another relay is claiming keyed messages, or known
-    /// messages are to be settled.
+    /// Only its end. This relay is disabled or has no lease, or another relay is claiming keyed messages.
     Time,
     /// The end of the active relay: this relay stands by.
     Turn,
@@ -341,40 +340,17 @@ impl<'a> Planner<'a> {
             self.stage = Stage::Undo;
             self.lease = lease;
         }
-        let before = self
-            .resolve(lease, view)
-            .map(Step::Undo)
-            .or_else(|| self.prepare(now, view));
-        before.unwrap_or_else(|| {
+        self.prepare(now, lease, view).unwrap_or_else(|| {
             self.stage = Stage::Undo;
             self.claim(now, lease, view)
         })
     }
 
-    /// After a claim without an answer, the lease may hold messages that this process does not know. Once every known
-    /// message is settled, the lease holds only unknown messages, and they are released part by part. If the claim may
-    /// still be running in the server, its lease is ended first: another lease then takes over what the claim takes
-    /// later.
-    fn resolve(&self, lease: LeaseId, view: &View) -> Option<Undo> {
-        let doubt = view.custody.doubt?;
-        if doubt.lease != lease {
-            // The lease has expired: its messages are taken over.
-            let released = None;
-            return Some(Undo::End { doubt, released });
-        }
-        // Another doubt begins anew: the messages of its claim may be in ranges that were passed.
-        let is_undone = self
-            .undoing
-            .as_ref()
-            .is_some_and(|one| one.doubt() == doubt);
-        (!is_undone).then_some(Undo::Resolve(doubt))
-    }
-
     /// The steps before a claim. A round undoes one part, so claims continue during an undo.
-    fn prepare(&mut self, now: Instant, view: &View) -> Option<Step> {
+    fn prepare(&mut self, now: Instant, lease: LeaseId, view: &View) -> Option<Step> {
         if self.stage == Stage::Undo {
             self.stage = Stage::Gates;
-            if let Some(undo) = self.undo_a_part() {
+            if let Some(undo) = self.undo(now, lease, view.custody.doubt) {
                 return Some(Step::Undo(undo));
             }
         }
@@ -401,19 +377,39 @@ impl<'a> Planner<'a> {
         Some(Step::Survey(Survey { streams, look }))
     }
 
-    /// Releases the next part of the lease's unknown messages.
-    pub(super) fn undo_a_part(&mut self) -> Option<Undo> {
-        let undoing = self.undoing.as_ref()?;
-        let doubt = undoing.doubt();
-        let released = match undoing.next() {
-            Ok(part) => return Some(Undo::Part(part)),
-            Err(released) => Some(released),
+    /// The next step of the undo of a claim without an answer, if one is due. The lease may hold messages that this
+    /// process does not know, beside those that it knows.
+    pub(super) fn undo(
+        &mut self,
+        now: Instant,
+        lease: LeaseId,
+        doubt: Option<Doubt>,
+    ) -> Option<Undo> {
+        let doubt = doubt?;
+        if doubt.lease != lease {
+            // The lease has expired: its messages are taken over.
+            self.undoing = None;
+            let released = None;
+            return Some(Undo::End { doubt, released });
+        }
+        let before = self.undoing.take();
+        let undoing = match before {
+            Some(undoing) if undoing.doubt() == doubt => undoing,
+            before => Undoing::new(now, doubt, before),
         };
-        self.undoing = None;
+        let step = undoing.next(now);
+        match step {
+            Some(Undo::End { .. }) => self.look_everywhere(),
+            _ => self.undoing = Some(undoing),
+        }
+        step
+    }
+
+    /// Free messages may be anywhere.
+    fn look_everywhere(&mut self) {
         self.lanes.forget_places();
         self.searches.walk.restart();
         self.surveys.want();
-        Some(Undo::End { doubt, released })
     }
 
     /// Returns one claim, or a wait if this relay must not claim.
@@ -535,17 +531,20 @@ impl<'a> Planner<'a> {
         self.wait_for(now, Awaited::Work, view, answers)
     }
 
-    /// Returns a wait. During an undo, or after news since the last survey, returns [`Step::Again`] instead and answers
-    /// no question.
+    /// Returns a wait. If a step of an undo is due, or after news since the last survey, returns [`Step::Again`] instead.
+    /// While something is in doubt, answers no question.
     fn wait_for(&mut self, now: Instant, what: Awaited, view: &View, answers: Option<u64>) -> Step {
-        if self.undoing.is_some() {
+        let undo_at = self.undoing.as_ref().map(Undoing::at);
+        if undo_at.is_some_and(|at| now >= at) {
             self.begin_look(now, view.custody.is_nothing_in_flight);
             return Step::Again;
         }
         if self.surveys.is_wanted() {
             return Step::Again;
         }
+        let answers = answers.filter(|_| view.custody.doubt.is_none());
         let until = self.next_look(now, view);
+        let until = undo_at.map_or(until, |at| at.min(until));
         let due = match until == self.next_poll(now) {
             true => Due::Poll,
             false => Due::Owed,

@@ -25,7 +25,7 @@ const POOLERS_TURN: Duration = Duration::from_secs(120);
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 /// The longest wait between attempts to reach a lost database.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// The longest time that a connect may normally take. libpq's limit is 5 s for each address, but a name lookup has no
 /// limit, and is slow while name servers do not respond.
 const LONGEST_CONNECT: Duration = Duration::from_secs(120);

@@ -330,7 +330,10 @@ impl<'a, D: Database> Settler<'a, D> {
         }
         let (custody, pool) = (&shared.custody, shared.registered.pool());
         match &self.topic_aside {
-            None => custody.settled(lease, ended.iter().map(|one| one.to), &pool),
+            None => {
+                let ended = ended.iter().map(|one| (one.claim(), one.to));
+                custody.settled(lease, ended, &pool);
+            }
             Some(topic) => custody.settled_aside(lease, topic, &ended, &pool),
         }
         Ok(unfinished)

@@ -306,7 +306,10 @@ impl Threads {
         let mut state = self.lock();
         state.watch.ask(now());
         let mut state = state.clone();
-        state.forget_silent(now(), |post| self.in_database[post].is_inside());
+        // While connects fail, the threads wait for one another.
+        if self.logins.wait(Instant::now()).is_none() {
+            state.forget_silent(now(), |post| self.in_database[post].is_inside());
+        }
         state
     }
 

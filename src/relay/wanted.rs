@@ -1,59 +1,34 @@
-//! The events for which a sleeping claimer must be woken.
+//! Whether a sleeping claimer must be woken for room.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU8, Ordering, fence};
+use loom::sync::atomic::{AtomicBool, Ordering, fence};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU8, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// An event that another thread causes, without knowing whether the claimer waits for the event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Want {
-    /// A queue has room.
-    Room = 1,
-    /// No message is in flight any more.
-    Settled = 2,
-}
-
-/// The events that the claimer waits for. Only the claimer sets them.
+/// Whether the claimer waits for room in a queue. Only the claimer sets this. Another thread makes room without knowing
+/// whether the claimer waits for it.
 ///
-/// The claimer sets the flag of an event, and then checks once more whether the event has happened. Another thread
-/// causes the event, and then reads the flag: only if the flag is set does it ring. Each side writes first and then
-/// reads what the other side writes, so at least one side sees the other's write. This holds only if no read overtakes
-/// the write before it. So each side has a `SeqCst` fence between: no weaker fence orders a write before a later read.
-/// `tests/interleavings` tries every order.
+/// The claimer sets the flag, and then checks once more whether there is room. Another thread makes room, and then reads
+/// the flag: only if the flag is set does it ring. Each side writes first and then reads what the other side writes, so at
+/// least one side sees the other's write. This holds only if no read overtakes the write before it. So each side has a
+/// `SeqCst` fence between: no weaker fence orders a write before a later read. `tests/interleavings` tries every order.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted(AtomicU8);
+pub(crate) struct RoomWanted(AtomicBool);
 
-impl Wanted {
-    /// From now on, a thread that causes the event rings. The caller must then check for earlier events.
-    pub(crate) fn want(&self, what: Want) {
-        self.0.fetch_or(what as u8, Ordering::Relaxed);
+impl RoomWanted {
+    /// From now on, a thread that makes room rings. The caller must then check for earlier room.
+    pub(crate) fn want(&self) {
+        self.0.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    pub(crate) fn no_more(&self, what: Want) {
-        self.0.fetch_and(!(what as u8), Ordering::Relaxed);
+    pub(crate) fn no_more(&self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the claimer waits for the event that the caller has just caused.
-    pub(crate) fn is(&self, what: Want) -> bool {
+    /// Whether the claimer waits for the room that the caller has just made.
+    pub(crate) fn is_so(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.0.load(Ordering::Relaxed) & what as u8 != 0
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_is_wanted_by_itself() {
-        let wanted = Wanted::default();
-        wanted.want(Want::Room);
-        assert!(wanted.is(Want::Room) && !wanted.is(Want::Settled));
-        wanted.want(Want::Settled);
-        wanted.no_more(Want::Room);
-        assert!(!wanted.is(Want::Room) && wanted.is(Want::Settled));
+        self.0.load(Ordering::Relaxed)
     }
 }

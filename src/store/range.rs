@@ -14,4 +14,8 @@ impl Range {
         after: i64::MIN,
         upto: i64::MAX,
     };
+
+    pub(crate) fn has(self, sequence: i64) -> bool {
+        self.after < sequence && sequence <= self.upto
+    }
 }

@@ -16,7 +16,8 @@ use crate::ground::{
 use crate::support::{Database, Receiver, Running, eventually};
 
 /// Text that is in every claim and in no other statement.
-const CLAIM: &str = "SET \"locked_by\" = $1, \"locked_at\" = pg_catalog.clock_timestamp()";
+pub(crate) const CLAIM: &str =
+    "SET \"locked_by\" = $1, \"locked_at\" = pg_catalog.clock_timestamp()";
 /// Text of the statement that settles deliveries.
 const DELIVERED: &str = "g.tenant_id, 'delivered'";
 /// Text of the statement that settles failed attempts.
@@ -65,7 +66,7 @@ impl Proxy {
         Self { address, state }
     }
 
-    fn lose_the_answer_to(&self, statement: &'static str) {
+    pub(crate) fn lose_the_answer_to(&self, statement: &'static str) {
         *self.state.victim() = Some(statement);
     }
 
@@ -82,20 +83,25 @@ impl Proxy {
         self.state.is_cut_off.store(false, Ordering::Release);
     }
 
-    fn lost(&self) -> usize {
+    pub(crate) fn lost(&self) -> usize {
         self.state.lost.load(Ordering::Acquire)
     }
 
     /// Leads the command through this proxy.
     pub(crate) fn between(&self, database: &Database, mut command: Command) -> Command {
+        command.env("DATABASE_URL", self.url(database));
+        command
+    }
+
+    /// The URL of the database through this proxy.
+    pub(crate) fn url(&self, database: &Database) -> String {
         let mut url = Url::parse(&database.url).expect("DATABASE_URL is a URL");
         url.set_ip_host(self.address.ip())
             .expect("a URL with a host");
         url.set_port(Some(self.address.port()))
             .expect("a URL with a port");
         url.query_pairs_mut().append_pair("sslmode", "disable");
-        command.env("DATABASE_URL", url.as_str());
-        command
+        url.into()
     }
 }
 

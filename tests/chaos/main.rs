@@ -5,6 +5,7 @@ mod page;
 #[path = "../support.rs"]
 mod support;
 
+mod doubt;
 mod ground;
 mod kill;
 mod lost_answers;

@@ -11,7 +11,6 @@ use crate::routes::Way;
 use crate::store::brief::Tried;
 use crate::store::relay::claim::{Batch, Claimed};
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::settle::Claim;
 
 impl<D: Database> Claimer<'_, D> {
     /// Updates the destinations if the claim has seen registrations that this relay does not know, or if some messages
@@ -54,8 +53,7 @@ impl<D: Database> Claimer<'_, D> {
         let bytes = claimed.iter().map(|one| one.message.bytes()).sum();
         self.split_payloads.learn(claimed.len(), bytes);
         for one in &claimed {
-            let claim = Claim::of(&one.message);
-            self.planner.hear(Report::Claimed(lease, claim));
+            self.planner.hear(Report::Claimed(one.message.sequence.0));
         }
         let filtering = claimed
             .into_iter()

@@ -8,7 +8,6 @@ use crate::relay::planner::Report;
 use crate::relay::settlement::Settlement;
 use crate::relay::to::To;
 use crate::relay::verdict::Verdict;
-use crate::store::relay::settle::Claim;
 
 /// The thread that has claimed a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +25,7 @@ impl<D: Database> Claimer<'_, D> {
         let mut registered = Vec::new();
         for mut job in jobs {
             for message in job.messages() {
-                let claim = Claim::of(message);
-                self.planner.hear(Report::Claimed(job.lease, claim));
+                self.planner.hear(Report::Claimed(message.sequence.0));
             }
             let bulkhead = job.to.bulkhead(&self.shared.bulkheads);
             let verdict = match (job.unsent.take(), bulkhead) {

@@ -6,12 +6,11 @@ use super::Claimer;
 use crate::clock;
 use crate::log;
 use crate::relay::database::{Answer, Database, Published};
-use crate::relay::doubt::{Doubt, RanBy};
+use crate::relay::doubt::{AtWork, Doubt, RanBy};
 use crate::relay::pace::{Last, Pace};
 use crate::relay::pauses::{self, disable};
-use crate::relay::planner::{Report, Survey, Undo, Wait};
+use crate::relay::planner::{Report, Survey, Undo};
 use crate::relay::registry::Registry;
-use crate::relay::wanted::Want;
 use crate::routes::Serves;
 use crate::store::brief::{Locks, Tried};
 
@@ -154,43 +153,37 @@ impl<D: Database> Claimer<'_, D> {
         }
     }
 
-    /// Waits until all known messages are settled, and finds out whether a claim whose result was lost is still running
-    /// in the server. If so, ends its lease. If not, releases the messages it took.
-    fn resolve(&mut self, doubt: Doubt) -> Answer<Option<Wait>> {
-        let (shared, lease) = (self.shared, doubt.lease);
-        shared.custody.wanted.want(Want::Settled);
-        // The doubt is read together with `aside`: since the planner's step, a settler may have lost a result although
-        // its settle succeeded.
-        let (Some(aside), Some(doubt)) = shared.custody.only_aside() else {
-            return Ok(Some(Wait::until(self.planner.next_poll(clock::now()))));
-        };
-        shared.custody.wanted.no_more(Want::Settled);
-        let is_at_work = self.db.end_if_at_work(doubt)?;
-        self.planner.begin_undo(doubt, aside);
-        if is_at_work {
-            shared.custody.end_doubt(doubt);
-            shared.lease.lost(lease);
-            shared.signals.pulse.ring();
-        }
-        Ok(None)
-    }
-
-    /// Releases a part of the messages that a lease holds and that this relay does not know, or ends the doubt.
-    pub(super) fn undo(&mut self, undo: Undo) -> Answer<Option<Wait>> {
+    /// Finds out whether a claim whose result was lost may still be running, releases a part of the messages that a lease
+    /// holds and that this relay does not know, or ends the doubt.
+    pub(super) fn undo(&mut self, undo: Undo) -> Answer<()> {
+        let custody = &self.shared.custody;
         match undo {
-            Undo::Resolve(doubt) => return self.resolve(doubt),
+            Undo::Look(doubt) => {
+                let at_work = match doubt.ran_by.processes() {
+                    Some(processes) if self.db.end_processes(&processes)? => AtWork::Yes,
+                    None if doubt.may_run(clock::now()) => AtWork::Unknown,
+                    Some(_) | None => AtWork::No,
+                };
+                self.planner.looked(clock::now(), at_work);
+            }
             Undo::Part(part) => {
+                let Some(known) = custody.begin_release(part.lease, part.range) else {
+                    self.planner.undo_is_put_off(clock::now());
+                    return Ok(());
+                };
                 let began = clock::now();
-                let count = self.db.release_unknown(&part, self.shared.moment())?;
-                self.planner.undone(&part, count, clock::since(began));
+                let released = self.db.release_unknown(part, &known, self.shared.moment());
+                custody.end_release();
+                let took = clock::since(began);
+                self.planner.undone(clock::now(), part, released?, took);
             }
             Undo::End { doubt, released } => self.end_doubt(doubt, released),
         }
-        Ok(None)
+        Ok(())
     }
 
     fn end_doubt(&self, doubt: Doubt, released: Option<usize>) {
-        let (custody, lease) = (&self.shared.custody, doubt.lease);
+        let lease = doubt.lease;
         if let Some(count) = released {
             // To find nothing is normal: every restart of the server ends like this.
             let level = if count == 0 {
@@ -200,8 +193,7 @@ impl<D: Database> Claimer<'_, D> {
             };
             log::log!(level, event = "claim_undone", lease = lease.0, messages = count; "released {count} messages that the database showed as claimed by this relay (lease {}), but that the relay did not know", lease.0);
         }
-        custody.wanted.no_more(Want::Settled);
-        custody.end_doubt(doubt);
+        self.shared.custody.end_doubt(doubt);
     }
 }
 

@@ -11,7 +11,6 @@ use crate::relay::database::Database;
 use crate::relay::intake::fill_all;
 use crate::relay::planner::Report;
 use crate::relay::planner::{Awaited, Due, Wait};
-use crate::relay::wanted::Want;
 
 /// A queue holds half a second of work, so senders that make progress make room within this time.
 pub(in crate::relay) const SOON: Duration = Duration::from_millis(500);
@@ -45,7 +44,7 @@ impl<D: Database> Claimer<'_, D> {
     pub(in crate::relay) fn end_wait(&mut self, wait: &Wait, is_rung: bool) {
         let what = wait.what;
         if what.is_room() {
-            self.shared.custody.wanted.no_more(Want::Room);
+            self.shared.custody.room_wanted.no_more();
         }
         let polls = matches!(what, Awaited::Work | Awaited::WorkOrRoom | Awaited::Turn);
         if polls && wait.due == Due::Poll && !is_rung {
@@ -95,6 +94,6 @@ impl<D: Database> Claimer<'_, D> {
     /// Hands waiting jobs to the queues of the senders. If a queue still has no room, a sender rings later.
     pub(super) fn fill_queues(&mut self) {
         let shared = self.shared;
-        fill_all(&mut self.intakes, || shared.custody.wanted.want(Want::Room));
+        fill_all(&mut self.intakes, || shared.custody.room_wanted.want());
     }
 }

@@ -45,29 +45,21 @@ impl Aside {
         new.into_iter().map(|(_, to)| to).collect()
     }
 
-    /// Returns how many claims were removed.
-    pub(super) fn take(&mut self, topic: &Topic, claims: impl Iterator<Item = Claim>) -> usize {
+    pub(super) fn take(&mut self, topic: &Topic, claims: impl Iterator<Item = Claim>) {
         let Some(of_topic) = self.of_topics.get_mut(topic) else {
-            return 0;
+            return;
         };
-        let untried = &mut self.untried;
-        let taken = |claim: &Claim| {
-            untried.remove(claim);
-            of_topic.remove(claim)
-        };
-        let count = claims.filter(taken).count();
+        for claim in claims {
+            self.untried.remove(&claim);
+            of_topic.remove(&claim);
+        }
         if of_topic.is_empty() {
             self.of_topics.remove(topic);
         }
-        count
     }
 
     pub(super) fn of_topic(&self, topic: &Topic) -> usize {
         self.of_topics.get(topic).map_or(0, HashSet::len)
-    }
-
-    pub(super) fn claims(&self) -> impl Iterator<Item = Claim> {
-        self.of_topics.values().flatten().copied()
     }
 
     pub(super) fn count(&self) -> usize {

@@ -8,12 +8,14 @@ use crate::clock::BootTime;
 use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::{Bulkhead, Dispatchers};
+use crate::relay::doubt::RanBy;
 use crate::relay::health::ProblemKind;
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::registered::{Pool, Registered};
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::threads::{Cause, Life, Post};
 use crate::relay::to::To;
+use crate::store::range::Range;
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::Claim;
@@ -88,9 +90,10 @@ fn claimed_messages_that_do_not_move_need_a_reason() {
         shared.threads.state().watch.stalled.is_some()
     };
     assert!(!is_stalled(), "an idle relay");
+    let claim = Claim { sequence: 1, at: 1 };
     shared
         .custody
-        .began(LeaseId(1), [To::Bulkhead(0)].into_iter());
+        .began(LeaseId(1), [(claim, To::Bulkhead(0))].into_iter());
     assert!(is_stalled(), "no thread sends the message");
     shared.count(|stats| stats.delivered += 1);
     assert!(!is_stalled(), "the relay makes progress");
@@ -115,19 +118,17 @@ fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
         look(&shared);
         shared.threads.state().watch.stalled.is_some()
     };
-    shared.custody.began(lease, [To::Bulkhead(0)].into_iter());
-    assert_eq!(
-        shared.custody.only_aside().0,
-        None,
-        "the message is in flight"
-    );
+    let sent = [(claim, To::Bulkhead(0))];
+    shared.custody.began(lease, sent.into_iter());
     assert!(shared.custody.leases().contains(&lease));
     shared.custody.begin_handling(lease, claim);
+    let known = shared.custody.begin_release(lease, Range::ALL);
     assert_eq!(
-        shared.custody.only_aside().0,
+        known,
         Some(vec![claim]),
         "undoing a lost claim spares the handled message"
     );
+    shared.custody.end_release();
     assert!(
         shared.custody.leases().is_empty(),
         "this relay may take over its own lost lease"
@@ -140,13 +141,28 @@ fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
         "a shutdown waits for the handler"
     );
     shared.custody.end_handling(lease, claim);
-    assert_eq!(
-        shared.custody.only_aside().0,
-        None,
-        "the result is being settled"
-    );
     assert!(shared.custody.leases().contains(&lease));
-    (shared.custody).settled(lease, [To::Bulkhead(0)].into_iter(), &Pool::new());
-    assert_eq!(shared.custody.only_aside().0, Some(Vec::new()));
+    (shared.custody).settled(lease, sent.into_iter(), &Pool::new());
+    assert_eq!(
+        shared.custody.begin_release(lease, Range::ALL),
+        Some(Vec::new())
+    );
     assert!(shared.custody.leases().is_empty());
+}
+
+/// R65: a doubt is told, with its age, and holds up nothing else.
+#[test]
+fn a_doubt_is_a_problem_that_fails_no_probe() {
+    let shared = shared();
+    look(&shared);
+    shared.custody.begin_doubt(LeaseId(1), RanBy::Any);
+    let told = health(&shared);
+    assert_eq!(kinds(&shared), [ProblemKind::ClaimInDoubt]);
+    assert!(told.is_live() && told.is_ready());
+    let beginning = "claim_in_doubt: the answer of a claim was lost 0 s ago";
+    assert!(told.to_string().starts_with(beginning), "{told}");
+    assert!(is_free_to_claim(&shared));
+    let doubt = shared.custody.doubt().expect("a doubt");
+    shared.custody.end_doubt(doubt);
+    assert_eq!(health(&shared).to_string(), "ok");
 }

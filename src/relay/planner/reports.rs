@@ -10,17 +10,17 @@ use super::lanes::{Brought, Seen};
 use super::search::{Finished, Outcome, WalkAgain};
 use super::searches::SearchKind;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
-use super::undoing::{Part, Undoing};
+use super::undoing::Part;
 use super::{Awaited, Planner, Stage};
 use crate::log;
-use crate::relay::doubt::Doubt;
+use crate::relay::doubt::AtWork;
 use crate::relay::registry::Registry;
 use crate::relay::to::To;
 use crate::store::relay::claim::{Lane, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::Free;
-use crate::store::relay::settle::Claim;
+use crate::store::relay::settle::Released;
 
 /// What other threads report to the planner, and what the claimer learns beside its steps.
 #[derive(Debug)]
@@ -37,8 +37,8 @@ pub(crate) enum Report {
     Returned(Returned),
     /// All leases whose rows are gone while messages still name them.
     Vanished(Vec<i64>),
-    /// A message was claimed under a lease, by the claimer or a settler.
-    Claimed(LeaseId, Claim),
+    /// The message with this sequence was claimed, by the claimer or a settler.
+    Claimed(i64),
     /// A settler has claimed a message of this topic, and the queue of its destination has no room.
     NoPlace(String, To),
 }
@@ -127,11 +127,8 @@ impl Planner<'_> {
                     self.surveys.want();
                 }
             }
-            Report::Claimed(lease, claim) => {
-                self.searches.late.saw(claim.sequence);
-                if let Some(undoing) = &mut self.undoing {
-                    undoing.knows(lease, claim);
-                }
+            Report::Claimed(sequence) => {
+                self.searches.late.saw(sequence);
             }
             Report::NoPlace(topic, to) => {
                 self.has_policy |= self.full.insert(topic, to).is_none();
@@ -166,9 +163,9 @@ impl Planner<'_> {
             self.searches.late.restart();
         }
         self.is_active = found.is_active;
-        let undoing = self.undoing.as_ref();
-        let is_held = |lease| held.contains(&lease) || undoing.is_some_and(|one| one.is_of(lease));
-        let has_ended = self.leases.learn(found.ended, is_held);
+        let has_ended = self
+            .leases
+            .learn(found.ended, |lease| held.contains(&lease));
         if has_ended {
             self.lanes.forget_places();
             self.searches.walk.restart();
@@ -202,15 +199,31 @@ impl Planner<'_> {
         is_other
     }
 
-    /// Every known message is settled: all other messages of the lease, except those in `aside`, are released.
-    pub(in crate::relay) fn begin_undo(&mut self, doubt: Doubt, aside: Vec<Claim>) {
-        self.undoing = Some(Undoing::new(doubt, aside));
+    /// Takes in whether a claim without an answer may still be running.
+    pub(in crate::relay) fn looked(&mut self, now: Instant, at_work: AtWork) {
+        if let Some(undoing) = &mut self.undoing {
+            undoing.looked(now, at_work);
+        }
     }
 
-    /// `count` messages of a part were released; `None`: the statement took too long.
-    pub(in crate::relay) fn undone(&mut self, part: &Part, count: Option<usize>, took: Duration) {
+    /// The release of a part waits for settlers that continue keys.
+    pub(in crate::relay) fn undo_is_put_off(&mut self, now: Instant) {
         if let Some(undoing) = &mut self.undoing {
-            undoing.learn(part.range, count, took);
+            undoing.is_put_off(now);
+        }
+    }
+
+    /// Messages of a part were released; `None`: the statement took too long.
+    pub(in crate::relay) fn undone(
+        &mut self,
+        now: Instant,
+        part: Part,
+        released: Option<Released>,
+        took: Duration,
+    ) {
+        let undoing = self.undoing.as_mut();
+        if undoing.is_some_and(|one| one.learn(now, part.range, released, took)) {
+            self.look_everywhere();
         }
     }
 

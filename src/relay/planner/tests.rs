@@ -8,7 +8,7 @@ use super::*;
 use crate::config::{Config, Destination, Route};
 use crate::message::{Message, Sequence};
 use crate::relay::custody::InCustody;
-use crate::relay::doubt::RanBy;
+use crate::relay::doubt::{AtWork, RanBy};
 use crate::relay::kept_back::KeptBack;
 use crate::relay::pace::{Last, REST};
 use crate::store::brief::Tried;
@@ -16,7 +16,7 @@ use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimed, Known, Position, Stream, TakenOver, Topic};
 use crate::store::relay::ordered::Key;
 use crate::store::relay::page::{Free, Moment, Page, Writers};
-use crate::store::relay::settle;
+use crate::store::relay::settle::Released;
 use crate::store::relay::streams::Found;
 
 const LEASE: LeaseId = LeaseId(7);
@@ -82,11 +82,7 @@ fn stream(of: &str, is_keyed: bool) -> Stream {
 
 /// A lost result of a claim under [`LEASE`].
 fn doubt(number: u64) -> Doubt {
-    Doubt {
-        lease: LEASE,
-        ran_by: RanBy::Any,
-        number,
-    }
+    Doubt::new(LEASE, RanBy::Any, number, Instant::now())
 }
 
 /// A survey that has found nothing.
@@ -727,35 +723,66 @@ fn work_owed_only_by_claims_ends_no_wait_of_a_relay_that_does_not_claim() {
     }
 }
 
+/// So many messages of a part were released.
+fn released(messages: usize) -> Option<Released> {
+    Some(Released {
+        messages,
+        are_some_locked: false,
+    })
+}
+
+impl Ground<'_> {
+    /// The next part of an undo.
+    fn part(&mut self) -> Part {
+        match self.step() {
+            Step::Undo(Undo::Part(part)) => part,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Releases all parts of a pass. The last one has this result.
+    fn undo_all(&mut self, last: Option<Released>) {
+        loop {
+            let part = self.part();
+            let is_last = part.range.upto == i64::MAX;
+            let result = if is_last { last } else { released(0) };
+            let took = Duration::ZERO;
+            self.planner.undone(self.now, part, result, took);
+            if is_last {
+                return;
+            }
+            self.planner.stage = Stage::Undo;
+        }
+    }
+}
+
 #[test]
 fn a_question_waits_for_the_end_of_an_undo() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
-    ground.planner.begin_undo(doubt(1), vec![]);
+    let doubt = doubt(1);
+    ground.view.custody.doubt = Some(doubt);
+    assert_eq!(ground.step(), Step::Undo(Undo::Look(doubt)));
+    ground.planner.looked(ground.now, AtWork::No);
     for _ in 0..3 {
-        assert!(matches!(ground.step(), Step::Undo(_)));
         assert_eq!(ground.step(), Step::LookAgain);
         let again = ground.planner.look_again(ground.now, &ground.view);
         assert_eq!(again, Step::Again, "the planner does not wait");
+        ground.part();
     }
 }
 
-/// R13: the messages of a claim without an answer are released, and claims continue between the parts.
+/// R13, R65: the messages of a claim without an answer are released, and claims go on, whatever is in flight.
 #[test]
-fn an_undo_continues_between_claims_and_keeps_known_messages() {
+fn an_undo_begins_at_once_and_claims_continue_meanwhile() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     let doubt = doubt(1);
     ground.view.custody.doubt = Some(doubt);
-    assert_eq!(ground.next(), Step::Undo(Undo::Resolve(doubt)));
-    assert_eq!(
-        ground.next(),
-        Step::Undo(Undo::Resolve(doubt)),
-        "the planner does not claim"
-    );
-    ground
-        .planner
-        .begin_undo(doubt, vec![settle::Claim { sequence: 5, at: 0 }]);
+    ground.view.custody.is_nothing_in_flight = false;
+    assert_eq!(ground.next(), Step::Undo(Undo::Look(doubt)));
+    ground.planner.looked(ground.now, AtWork::No);
+    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
     let mut after = i64::MIN;
     let released = loop {
         let part = match ground.step() {
@@ -770,20 +797,14 @@ fn an_undo_continues_between_claims_and_keeps_known_messages() {
             other => panic!("{other:?}"),
         };
         assert_eq!((part.lease, part.range.after), (LEASE, after));
-        let is_in = |one: &i64| (part.range.after + 1..=part.range.upto).contains(one);
-        let known: Vec<i64> = [3, 5].into_iter().filter(is_in).collect();
-        let of_part = part.known.iter().map(|claim| claim.sequence);
-        assert_eq!(of_part.collect::<Vec<i64>>(), known);
         after = part.range.upto;
-        ground.planner.undone(&part, Some(1), Duration::ZERO);
-        let since = vec![claimed(3, "a", None)];
-        if part.range.upto == 0 {
-            for one in &since {
-                let claim = settle::Claim::of(&one.message);
-                ground.planner.hear(Report::Claimed(LEASE, claim));
-            }
+        let (now, took) = (ground.now, Duration::ZERO);
+        ground.planner.undone(now, part, released(1), took);
+        if part.range.upto < i64::MAX {
+            assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+        } else {
+            ground.planner.stage = Stage::Undo;
         }
-        assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
     };
     assert!(released.is_some_and(|count| count > 3));
     ground.view.custody.doubt = None;
@@ -793,22 +814,88 @@ fn an_undo_continues_between_claims_and_keeps_known_messages() {
     );
 }
 
+/// R65: a server process that is still working, or a message that a person has locked, lets the relay look again later,
+/// and only later.
+#[test]
+fn an_undo_is_repeated_while_something_may_be_left() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    let doubt = doubt(1);
+    ground.view.custody.doubt = Some(doubt);
+    let look = Step::Undo(Undo::Look(doubt));
+    assert_eq!(ground.step(), look);
+    ground.planner.looked(ground.now, AtWork::Yes);
+    assert_ne!(
+        ground.step(),
+        look,
+        "the process is not asked for again at once"
+    );
+    ground.planner.stage = Stage::Undo;
+    ground.now += Duration::from_millis(50);
+    assert_eq!(ground.step(), look);
+    // A process that exists for long has lost its client: what it has committed is released.
+    ground.now += Duration::from_secs(3);
+    ground.planner.looked(ground.now, AtWork::Yes);
+    ground.planner.stage = Stage::Undo;
+    ground.undo_all(released(2));
+    for _ in 0..20 {
+        ground.planner.stage = Stage::Undo;
+        assert!(!matches!(ground.step(), Step::Undo(_)), "the undo rests");
+        ground.now += Duration::from_secs(10);
+        ground.planner.stage = Stage::Undo;
+        assert_eq!(ground.step(), look);
+        ground.planner.looked(ground.now, AtWork::No);
+        ground.planner.stage = Stage::Undo;
+        let are_some_locked = true;
+        ground.undo_all(Some(Released {
+            messages: 0,
+            are_some_locked,
+        }));
+    }
+    ground.now += Duration::from_secs(10);
+    ground.planner.stage = Stage::Undo;
+    assert_eq!(ground.step(), look);
+    ground.planner.looked(ground.now, AtWork::No);
+    ground.planner.stage = Stage::Undo;
+    ground.undo_all(released(1));
+    ground.planner.stage = Stage::Undo;
+    let released = Some(3);
+    assert_eq!(ground.step(), Step::Undo(Undo::End { doubt, released }));
+}
+
+/// R65: a wait ends when the undo continues. Nobody else would wake the claimer.
+#[test]
+fn a_wait_during_an_undo_ends_with_its_next_step() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    ground.view.custody.question = 1;
+    ground.view.custody.doubt = Some(doubt(1));
+    assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
+    ground.planner.looked(ground.now, AtWork::Yes);
+    let wait = ground.wait();
+    assert_eq!(wait.until, ground.now + Duration::from_millis(50));
+    assert_eq!(wait.answers, None, "something is in doubt");
+}
+
 /// R13: the messages of that claim may be in ranges that the undo has passed.
 #[test]
 fn an_undo_restarts_when_another_answer_is_lost() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
-    ground.planner.begin_undo(doubt(1), vec![]);
-    let Step::Undo(Undo::Part(part)) = ground.step() else {
-        panic!("expected a part");
-    };
-    ground.planner.undone(&part, Some(0), Duration::ZERO);
+    ground.view.custody.doubt = Some(doubt(1));
+    assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
+    ground.planner.looked(ground.now, AtWork::No);
+    ground.planner.stage = Stage::Undo;
+    let part = ground.part();
+    let (now, took) = (ground.now, Duration::ZERO);
+    ground.planner.undone(now, part, released(0), took);
     let another = doubt(2);
     ground.view.custody.doubt = Some(another);
-    assert_eq!(ground.step(), Step::Undo(Undo::Resolve(another)));
-    ground.planner.begin_undo(another, vec![]);
-    assert_eq!(ground.step(), Step::LookAgain);
-    assert_eq!(ground.step(), Step::Undo(Undo::Part(part)));
+    ground.planner.stage = Stage::Undo;
+    assert_eq!(ground.step(), Step::Undo(Undo::Look(another)));
+    ground.planner.looked(ground.now, AtWork::No);
+    ground.planner.stage = Stage::Undo;
+    assert_eq!(ground.part(), part);
 }
 
 #[test]

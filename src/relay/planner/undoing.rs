@@ -1,88 +1,157 @@
-//! Undoing a claim without an answer: releasing the messages that it took.
+//! Undoing a claim without an answer: releasing the messages that it took and that this process does not know, while
+//! everything else continues.
+//!
+//! First it is found out whether the claim may still be running. Then a pass over the outbox releases what the lease
+//! holds and this process does not know, a part each round. If the claim may still have been running, or another session
+//! has locked some of the messages, this is repeated later.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::Undo;
 use super::ranges::Ranges;
-use crate::relay::doubt::Doubt;
+use crate::relay::doubt::{AtWork, Doubt};
+use crate::relay::pace::{Last, Pace};
 use crate::store::range::Range;
 use crate::store::relay::lease::LeaseId;
-use crate::store::relay::settle::Claim;
+use crate::store::relay::settle::Released;
 
-/// A pass over the messages of a lease, to release those that this process does not know.
+/// How long an undo waits before it is repeated: doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// A server process notices within this time that its client is gone. Until then, a pass could miss what the process
+/// commits.
+const NOTICED: Duration = Duration::from_secs(2);
+/// How long the release of a part waits for settlers that continue keys.
+const WHILE_CONTINUING: Duration = Duration::from_millis(5);
+
 #[derive(Debug)]
 pub(super) struct Undoing {
     doubt: Doubt,
-    ranges: Ranges,
-    /// Known claims in the ranges still to come: put aside before, or claimed under the lease since.
-    known: BTreeSet<Claim>,
+    /// When the next step is due.
+    at: Instant,
+    pause: Duration,
+    stage: Stage,
     /// The number of released messages.
     count: usize,
 }
 
+#[derive(Debug)]
+enum Stage {
+    /// It is not known whether the claim may still be running.
+    Look,
+    Pass {
+        ranges: Ranges,
+        began: Instant,
+        /// Whether messages may be left when the pass has ended.
+        leaves: bool,
+    },
+    Done,
+}
+
 /// A part of the messages of a lease.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::relay) struct Part {
     pub(in crate::relay) lease: LeaseId,
     pub(in crate::relay) range: Range,
-    /// The known claims in the range, which are kept.
-    pub(in crate::relay) known: Vec<Claim>,
 }
 
 impl Undoing {
-    pub(super) fn new(doubt: Doubt, aside: Vec<Claim>) -> Self {
+    /// `before`: the undo of an earlier doubt, which ends here. The messages of this claim may be in ranges that it has
+    /// passed.
+    pub(super) fn new(now: Instant, doubt: Doubt, before: Option<Self>) -> Self {
         Self {
             doubt,
-            ranges: Ranges::new(),
-            known: aside.into_iter().collect(),
-            count: 0,
+            at: now,
+            pause: FIRST_PAUSE,
+            stage: Stage::Look,
+            count: before.map_or(0, |before| before.count),
         }
-    }
-
-    pub(super) fn is_of(&self, lease: LeaseId) -> bool {
-        self.doubt.lease == lease
-    }
-
-    /// The next part to release; or the number of released messages, at the end of the pass.
-    pub(super) fn next(&self) -> Result<Part, usize> {
-        let range = self.ranges.next().ok_or(self.count)?;
-        let known = self.known.range(behind(range.after)..behind(range.upto));
-        Ok(Part {
-            lease: self.doubt.lease,
-            range,
-            known: known.copied().collect(),
-        })
     }
 
     pub(super) fn doubt(&self) -> Doubt {
         self.doubt
     }
 
-    /// `count` messages of the range were released; `None`: the statement took too long.
-    pub(super) fn learn(&mut self, range: Range, count: Option<usize>, took: Duration) {
-        match count {
-            Some(count) => {
-                self.count += count;
-                self.ranges.read(range.upto, took);
-                self.known = self.known.split_off(&behind(range.upto));
-            }
-            None => self.ranges.was_too_wide(),
-        }
+    /// When the next step is due.
+    pub(super) fn at(&self) -> Instant {
+        self.at
     }
 
-    /// A message was claimed, and the claim had an answer.
-    pub(super) fn knows(&mut self, lease: LeaseId, claim: Claim) {
-        let range = self.ranges.next();
-        if self.is_of(lease) && range.is_some_and(|range| claim.sequence > range.after) {
-            self.known.insert(claim);
+    /// The next step, if it is due.
+    pub(super) fn next(&self, now: Instant) -> Option<Undo> {
+        let (doubt, lease) = (self.doubt, self.doubt.lease);
+        if now < self.at {
+            return None;
         }
+        let part = |range| Undo::Part(Part { lease, range });
+        Some(match &self.stage {
+            Stage::Look => Undo::Look(doubt),
+            Stage::Pass { ranges, .. } => part(ranges.next()?),
+            Stage::Done => Undo::End {
+                doubt,
+                released: Some(self.count),
+            },
+        })
     }
-}
 
-/// A bound after all claims of this sequence.
-fn behind(sequence: i64) -> Claim {
-    Claim {
-        sequence,
-        at: i64::MAX,
+    /// Learns whether the claim may still be running.
+    pub(super) fn looked(&mut self, now: Instant, at_work: AtWork) {
+        let lasts = now.saturating_duration_since(self.doubt.last);
+        if at_work == AtWork::Yes && lasts < NOTICED {
+            return self.repeat(now, Duration::ZERO);
+        }
+        self.stage = Stage::Pass {
+            ranges: Ranges::new(),
+            began: now,
+            leaves: at_work != AtWork::No,
+        };
+    }
+
+    /// A settler is continuing keys: the part is released when it is known what the settler has claimed.
+    pub(super) fn is_put_off(&mut self, now: Instant) {
+        self.at = now + WHILE_CONTINUING;
+    }
+
+    /// Messages of a part were released; `None`: the statement took too long. Returns whether this was the last part of a
+    /// pass.
+    pub(super) fn learn(
+        &mut self,
+        now: Instant,
+        range: Range,
+        released: Option<Released>,
+        took: Duration,
+    ) -> bool {
+        let Stage::Pass {
+            ranges,
+            began,
+            leaves,
+        } = &mut self.stage
+        else {
+            return false;
+        };
+        let Some(released) = released else {
+            ranges.was_too_wide();
+            return false;
+        };
+        self.count += released.messages;
+        *leaves |= released.are_some_locked;
+        ranges.read(range.upto, took);
+        if ranges.next().is_some() {
+            return false;
+        }
+        let took = now.saturating_duration_since(*began);
+        match *leaves {
+            true => self.repeat(now, took),
+            false => self.stage = Stage::Done,
+        }
+        true
+    }
+
+    /// Looks again later. The last pass took this long.
+    fn repeat(&mut self, now: Instant, took: Duration) {
+        let last = Last { ended: now, took };
+        self.at = Pace::of_search(self.pause).next(last);
+        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+        self.stage = Stage::Look;
     }
 }

@@ -14,7 +14,6 @@ use crate::relay::settlement::{Kind, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::told::Told;
 use crate::relay::verdict::Verdict;
-use crate::relay::wanted::Want;
 use crate::relay::written::{Settle, Written};
 use crate::store::relay::claim::{Batch, Runs};
 use crate::store::relay::lease::LeaseId;
@@ -67,7 +66,15 @@ impl<D: Database> Settler<'_, D> {
         };
         let mut rows = HashMap::new();
         let mut in_a_row = HashMap::new();
-        if self.keys == Keys::Continue && settle.bytes > 0 && may_continue(shared, lease) {
+        // What is put aside is expected to fail, and its topic may not be claimed.
+        let may_continue = self.keys == Keys::Continue
+            && self.topic_aside.is_none()
+            && settle.bytes > 0
+            && may_continue(shared, lease);
+        // Until the messages that this settle claims are in custody.
+        let continuing = may_continue.then(|| shared.custody.begin_continuing());
+        let continuing = continuing.flatten();
+        if continuing.is_some() {
             for settlement in group {
                 if let Some((key, count)) = next_key(shared, settlement) {
                     in_a_row.insert(key.clone(), count);
@@ -76,6 +83,7 @@ impl<D: Database> Settler<'_, D> {
             }
         }
         if rows.is_empty() {
+            drop(continuing);
             let (written, _) = self.db.settle(self.after_refusal, &settle)?;
             return Ok((written, HashSet::new()));
         }
@@ -108,6 +116,7 @@ impl<D: Database> Settler<'_, D> {
             .map(|(sequence, _)| sequence)
             .collect();
         self.hand_on(next, lease);
+        drop(continuing);
         Ok((written, seen_to))
     }
 
@@ -143,10 +152,7 @@ pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &
 
 /// Whether this relay may still claim under this lease.
 fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
-    !shared.is_stopping()
-        && shared.limit.is_none()
-        && shared.lease.current() == Some(lease)
-        && shared.custody.doubt().is_none()
+    !shared.is_stopping() && shared.limit.is_none() && shared.lease.current() == Some(lease)
 }
 
 /// Whether the key's next message may be sent after this settle.
@@ -167,7 +173,7 @@ fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
     }
     let behind = u32::try_from(settlement.behind.len()).unwrap_or(u32::MAX);
     let in_a_row = settlement.message.in_a_row.saturating_add(behind);
-    if in_a_row >= MOST_IN_A_ROW && shared.custody.wanted.is(Want::Room) {
+    if in_a_row >= MOST_IN_A_ROW && shared.custody.room_wanted.is_so() {
         return None;
     }
     Some((settlement.key()?, in_a_row))

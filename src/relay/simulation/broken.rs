@@ -33,6 +33,10 @@ pub(super) enum Broken {
     ForgetsDoubts,
     /// A claim without an answer is undone while the server is still running it.
     DoubtsNoOneAtWork,
+    /// After a claim without an answer, the relay claims nothing until all its messages in flight are settled.
+    WaitsForAllInFlight,
+    /// A settler continues keys while the claimer releases what it does not know.
+    ContinuesWhileReleasing,
     /// The messages of a claim without an answer are not released.
     UndoesNothing,
     /// The relay does not notice that another server has replaced the previous one.
@@ -137,7 +141,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 49] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 51] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -170,6 +174,11 @@ impl Broken {
         (Self::ReloadsAtOnce, &[Promise::Fence, Promise::Order]),
         (Self::ForgetsDoubts, &[Promise::Late, Promise::Lost]),
         (Self::DoubtsNoOneAtWork, &[Promise::Late, Promise::Lost]),
+        (Self::WaitsForAllInFlight, &[Promise::Late]),
+        (
+            Self::ContinuesWhileReleasing,
+            &[Promise::Fence, Promise::Order, Promise::Doubled],
+        ),
         (Self::UndoesNothing, &[Promise::Late, Promise::Lost]),
         (Self::TakesEachServerForTheSame, &[Promise::Lost]),
         (Self::LosesRings, &[Promise::Late]),

@@ -42,6 +42,10 @@ pub(super) struct History {
     pub(super) registers: Option<usize>,
     /// There are many registered destinations: see [`History::crowd`].
     pub(super) has_crowd: bool,
+    /// The server goes away while messages to `a` are in flight for long: see [`History::leave_in_flight`].
+    pub(super) has_outages: bool,
+    /// The rate limit of `a`, a second.
+    pub(super) rate: Option<f64>,
     /// The settings of all relays but the first refuse the port of `x`, and have no route for the topic `d` and no
     /// handlers. The first relay has these at each second start.
     pub(super) settings_differ: bool,
@@ -188,6 +192,9 @@ fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
 impl History {
     /// The timeout of sends. Where time counts, it is short.
     pub(super) fn send_timeout(&self) -> Duration {
+        if self.has_outages {
+            return Duration::from_secs(60);
+        }
         if self.troubles == 0 || self.has_crowd {
             return SEND_TIMEOUT;
         }
@@ -219,6 +226,8 @@ impl History {
             has_registered: false,
             registers: None,
             has_crowd: false,
+            has_outages: false,
+            rate: None,
             settings_differ: false,
             has_filters: false,
             has_tenants: false,
@@ -341,10 +350,11 @@ impl History {
                 history.divide(rng, is_calm);
             }
             4 => history.crowd(&mut rng),
+            5 => history.leave_in_flight(&mut rng),
             _ => {}
         }
         let mut rng = Rng::with_seed(seed.rotate_left(41) ^ 0x94d0_49bb_1331_11eb);
-        if !history.has_crowd && rng.u8(..3) == 0 {
+        if !history.is_of_a_piece() && rng.u8(..3) == 0 {
             for _ in 0..rng.usize(1..8) {
                 let act = match rng.u8(..5) {
                     0 => Act::Cancel,
@@ -357,25 +367,25 @@ impl History {
                 history.add(&mut rng, event);
             }
         }
-        if !history.has_crowd && rng.u8(..4) == 0 {
+        if !history.is_of_a_piece() && rng.u8(..4) == 0 {
             for _ in 0..rng.usize(1..4) {
                 let event = Event::Lock(rng.usize(..3), millis(&mut rng, 50..8000));
                 history.add(&mut rng, event);
             }
         }
         let mut rng = Rng::with_seed(seed.rotate_left(53) ^ 0xd6e8_feb8_6659_fd93);
-        if !history.has_crowd && rng.u8(..5) == 0 {
+        if !history.is_of_a_piece() && rng.u8(..5) == 0 {
             for _ in 0..rng.usize(1..4) {
                 let event = Event::Reload(rng.usize(..history.relays));
                 history.add(&mut rng, event);
             }
         }
         let mut rng = Rng::with_seed(seed.rotate_left(7) ^ 0xa076_1d64_78bd_642f);
-        if !history.has_crowd && rng.u8(..6) == 0 {
+        if !history.is_of_a_piece() && rng.u8(..6) == 0 {
             history.refuse(&mut rng);
         }
         let mut rng = Rng::with_seed(seed.rotate_left(11) ^ 0xe703_7ed1_a0b4_28db);
-        if !history.has_crowd && rng.u8(..6) == 0 {
+        if !history.is_of_a_piece() && rng.u8(..6) == 0 {
             history.handle(&mut rng);
         }
         history.items.sort_by_key(|item| item.at);
@@ -529,6 +539,64 @@ impl History {
         self.items.push(enqueue(millis(rng, 0..5000), messages));
     }
 
+    /// Restarts and failovers of the server while messages to `a` are slow, hang, wait for a rate limit or are locked by a
+    /// person. Messages to `b` must arrive soon whatever happens to those.
+    fn leave_in_flight(&mut self, rng: &mut Rng) {
+        self.has_outages = true;
+        self.relays = 1 + rng.usize(..2);
+        (self.single_active, self.slow_claims) = (false, false);
+        (self.troubles, self.slow) = (0, 0);
+        (self.has_dead_entries, self.is_crowded) = (false, false);
+        (self.senders, self.lease) = (3, LONG_LEASE);
+        self.items.clear();
+        let mut add = |at, event| self.items.push(Item { at, event });
+        let enqueue = |new: New, count| Event::Enqueue {
+            messages: vec![new; count],
+            lasts: Duration::ZERO,
+            commits: true,
+        };
+        self.rate = rng.bool().then_some(0.3);
+        if self.rate.is_none() || rng.bool() {
+            let mood = [Mood::Slow, Mood::Hanging][rng.usize(..2)];
+            add(Duration::ZERO, Event::Mood("a", mood, LENGTH));
+        }
+        for _ in 0..rng.usize(1..4) {
+            let new = New {
+                ordering_key: rng.bool().then_some("k"),
+                ..New::of("a")
+            };
+            add(millis(rng, 0..3000), enqueue(new, rng.usize(1..8)));
+        }
+        let mut at = Duration::ZERO;
+        while at < Duration::from_secs(11) {
+            at += millis(rng, 10..600);
+            let new = New {
+                ordering_key: rng.bool().then_some("l"),
+                ..New::of("b")
+            };
+            add(at, enqueue(new, rng.usize(1..6)));
+        }
+        for _ in 0..rng.usize(1..4) {
+            let lasts = millis(rng, 1..3000);
+            let event = match rng.u8(..3) {
+                0 => Event::FailOver(lasts),
+                _ => Event::Restart(lasts),
+            };
+            add(millis(rng, 500..8000), event);
+        }
+        if rng.u8(..3) == 0 {
+            add(
+                millis(rng, 500..8000),
+                Event::Lock(rng.usize(..3), millis(rng, 1000..8000)),
+            );
+        }
+    }
+
+    /// Whether the items of this history belong together.
+    fn is_of_a_piece(&self) -> bool {
+        self.has_crowd || self.has_outages
+    }
+
     /// Holds up a relay for longer than its lease, while many messages go to a slow destination.
     fn besiege(&mut self, rng: &mut Rng) {
         let at = millis(rng, 0..6000);
@@ -671,9 +739,11 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}, of each {}, key_run {}",
+            "seed {}: {} relays, outages {}, rate {:?}, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}, of each {}, key_run {}",
             self.seed,
             self.relays,
+            self.has_outages,
+            self.rate,
             self.single_active,
             self.lease,
             self.troubles,

@@ -13,7 +13,6 @@ use super::tables::{Changes, Now, Tables};
 use super::wants;
 use crate::error::DatabaseError;
 use crate::relay::database::{After, Answer, Database, Published, Taken, Which};
-use crate::relay::doubt::Doubt;
 use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
 use crate::relay::registered;
@@ -35,12 +34,12 @@ use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::page::Page;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 use crate::store::relay::search::Ask;
-use crate::store::relay::settle::Trace;
+use crate::store::relay::settle::{Claim, Released, Trace};
 use crate::store::relay::whereabouts::Whereabouts;
 
 /// The same as in a session.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// How often a statement checks whether its rows are still locked.
 const WHILE_LOCKED: Duration = Duration::from_millis(5);
 
@@ -460,32 +459,36 @@ impl Database for Link<'_> {
         Ok(Some(page))
     }
 
-    fn end_if_at_work(&mut self, Doubt { lease, ran_by, .. }: Doubt) -> Answer<bool> {
+    fn end_processes(&mut self, processes: &[Backend]) -> Answer<bool> {
         let stage = self.stage;
-        self.ask(|tables, now, broken, _| {
-            let is_at_work = match ran_by.processes() {
-                Some(mut processes) => processes.any(|process| stage.is_at_work(process.pid)),
-                None => true,
-            } && broken != Some(Broken::DoubtsNoOneAtWork);
-            if is_at_work {
-                tables.expire(lease.0, now.micros);
-            }
-            is_at_work
-        })
+        self.ask(|_, _, _, _| ())?;
+        if stage.broken == Some(Broken::DoubtsNoOneAtWork) {
+            return Ok(false);
+        }
+        let mut is_at_work = false;
+        for process in processes {
+            is_at_work |= stage.is_at_work(process.pid);
+            stage.ask_to_end(process.pid);
+        }
+        Ok(is_at_work)
     }
 
-    fn release_unknown(&mut self, part: &Part, moment: Duration) -> Answer<Option<usize>> {
+    fn release_unknown(
+        &mut self,
+        part: Part,
+        known: &[Claim],
+        moment: Duration,
+    ) -> Answer<Option<Released>> {
         if self.is_too_long(moment, time_for(part.range)) {
             return Ok(None);
         }
-        let released = self.ask(|tables, _, broken, changes| match broken {
-            Some(Broken::UndoesNothing) => Some(0),
-            _ => tables.release_unknown(part, changes),
-        })?;
-        if released.is_none() {
-            self.stage.pass(self.process, moment);
-        }
-        Ok(released)
+        self.ask(|tables, _, broken, changes| match broken {
+            Some(Broken::UndoesNothing) => Some(Released {
+                messages: 0,
+                are_some_locked: false,
+            }),
+            _ => Some(tables.release_unknown(part, known, changes)),
+        })
     }
 
     fn settle(&mut self, _: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {

@@ -20,7 +20,7 @@ use super::wants;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::clock::BootTime;
-use crate::config::{Breaker, Config, Destination, Mode, Route};
+use crate::config::{Breaker, Config, Destination, Mode, Rate, Route};
 use crate::dispatch::{Customers, Failure, Outcome, Response};
 use crate::handlers::{Handlers, no_connection};
 use crate::message::Message;
@@ -49,7 +49,6 @@ use crate::relay::to::To;
 use crate::relay::told::Told;
 use crate::relay::turns::{InFlight, Next, Sent};
 use crate::relay::verdict::Verdict;
-use crate::relay::wanted::Want;
 use crate::status::ReasonCode;
 use crate::store::brief::Tried;
 use crate::store::relay::claim::{Batch, Claimed, Position, Stream, Topic};
@@ -365,6 +364,9 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
         destination.policy.key_run = stage.history.key_run;
         config.destinations.push(destination);
         config.routes.push(Route::new(name, name));
+    }
+    if let Some(rate) = stage.history.rate {
+        config.destinations[0].policy.rate = Some(Rate::per_second(rate));
     }
     if stage.history.has_batches {
         config.destinations[0].policy.mode = Some(Mode::Batched);
@@ -709,6 +711,17 @@ impl<'w> Stage<'w> {
             (process.claimer.take(), claiming, process.shared)
         };
         let Some(mut claimer) = claimer else { return };
+        let is_held_up = self.broken == Some(Broken::WaitsForAllInFlight)
+            && shared.custody.doubt().is_some()
+            && shared.custody.count_beside_handlers() > 0;
+        if is_held_up && !shared.is_stopping() {
+            // It hands on what settlers have claimed.
+            claimer.is_woken();
+            let mut processes = self.processes.borrow_mut();
+            processes[number].claimer = Some(claimer);
+            processes[number].claiming = Claiming::Pauses(now + Duration::from_millis(5));
+            return;
+        }
         if shared.is_stopping() {
             claimer.finish();
             self.processes.borrow_mut()[number].has_ended = true;
@@ -788,6 +801,9 @@ impl<'w> Stage<'w> {
         if batch.is_empty() {
             let gathered: Vec<Settlement> = outcomes.try_iter().take(8).collect();
             batch = settler.set_suspects_apart(gathered);
+        }
+        if self.broken == Some(Broken::ContinuesWhileReleasing) {
+            self.processes.borrow()[number].shared.custody.end_release();
         }
         let left = match batch.is_empty() {
             true => batch,
@@ -1603,7 +1619,7 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let claimer = process.claimer.as_mut().expect("the claimer is idle");
     while claimer.is_woken() {}
     assert_eq!(process.queues[0].len(), shared.bulkheads[0].queue());
-    assert!(shared.custody.wanted.is(Want::Room));
+    assert!(shared.custody.room_wanted.is_so());
 }
 
 /// Messages wait for the turn of a destination by its number. When another tenant gets the destination, they must not
@@ -1739,14 +1755,18 @@ fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
         opens_at: None,
     });
     let doors: Vec<Door> = doors.collect();
+    let claim = |number| Claim {
+        sequence: i64::try_from(number).expect("a small number"),
+        at: 0,
+    };
     let mut views: Vec<View> = Vec::new();
     let began = clock::now();
     let live = play(shared, began, |number| {
         // Sends get slower and faster, and messages come and go.
         (member.bulkhead).learn(Duration::from_millis(1 + (number * 37) % 400));
         match number % 3 {
-            0 => shared.custody.began(lease, [to].into_iter()),
-            1 => (shared.custody).settled(lease, [to].into_iter(), &pool),
+            0 => (shared.custody).began(lease, [(claim(number), to)].into_iter()),
+            1 => (shared.custody).settled(lease, [(claim(number - 1), to)].into_iter(), &pool),
             _ => {}
         }
         views.push(View {
@@ -1764,7 +1784,8 @@ fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
     for _ in 0..100 {
         member.bulkhead.learn(Duration::from_secs(10));
     }
-    shared.custody.began(lease, [to; 30].into_iter());
+    let many = (0..30).map(|number| (claim(1000 + number), to));
+    shared.custody.began(lease, many);
     let mut recorded = views.iter().cloned();
     let again = play(shared, began, |_| recorded.next().expect("a view"));
     assert_eq!(live, again);

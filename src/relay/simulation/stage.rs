@@ -32,6 +32,10 @@ use crate::store::relay::lease::LeaseId;
 const BEGIN: Duration = Duration::from_secs(100);
 /// The start of the database's clock.
 const EPOCH: i64 = 1_800_000_000_000_000;
+/// While others are in flight for long, a message is settled within this time, beside the time that the server is away.
+/// Settles of messages that a person has locked come before it.
+const BESIDE_OTHERS: Duration = Duration::from_secs(2);
+const BESIDE_LOCKS: Duration = Duration::from_secs(4);
 /// When all messages must have ended. A key of hundreds of messages moves about once a second where statements are slow.
 const END: Duration = Duration::from_secs(300);
 /// How often the promises about time are checked.
@@ -103,6 +107,8 @@ enum Happens {
     Resume(String, String),
     Well(&'static str, u32),
     Accept(&'static str),
+    /// The server is there again.
+    Back(u64),
     /// A person unlocks the rows.
     Unlock(Vec<i64>),
     /// A registered destination is registered again, enabled.
@@ -227,6 +233,8 @@ pub(super) struct Stage<'w> {
     sends_while_busy: RefCell<BTreeMap<&'static str, Duration>>,
     /// When the outbox last had messages, or an insert was in progress.
     busy_at: Cell<Duration>,
+    /// When the server was last back.
+    back_at: Cell<Duration>,
     /// When a person last unlocked rows.
     unlocked_at: Cell<Duration>,
     has_ended: Cell<bool>,
@@ -288,6 +296,7 @@ impl<'w> Stage<'w> {
             waits_since: RefCell::default(),
             sends_while_busy: RefCell::default(),
             busy_at: Cell::new(BEGIN),
+            back_at: Cell::new(BEGIN),
             unlocked_at: Cell::new(BEGIN),
             has_ended: Cell::new(false),
             fall: RefCell::default(),
@@ -488,6 +497,17 @@ impl<'w> Stage<'w> {
 
     pub(super) fn is_at_work(&self, backend: i32) -> bool {
         self.hung.borrow().contains_key(&backend)
+    }
+
+    /// A process ends that is asked to, unless it is just committing.
+    pub(super) fn ask_to_end(&self, backend: i32) {
+        let is_committing = self.rng(Rng::bool);
+        let ended = (!is_committing).then(|| self.hung.borrow_mut().remove(&backend));
+        if let Some((server, changes)) = ended.flatten()
+            && server == self.server.get()
+        {
+            self.tables.borrow_mut().unlock(&changes);
+        }
     }
 
     pub(super) fn refuses(&self, settle: &Settle<'_>) -> bool {
@@ -959,6 +979,12 @@ impl<'w> Stage<'w> {
             Happens::Accept(topic) => {
                 self.refused.borrow_mut().remove(topic);
             }
+            Happens::Back(server) => {
+                if server == self.server.get() {
+                    self.is_down.set(false);
+                    self.back_at.set(self.now.get());
+                }
+            }
             Happens::Unlock(rows) => {
                 let tables = &mut *self.tables.borrow_mut();
                 for row in rows {
@@ -1171,6 +1197,10 @@ impl<'w> Stage<'w> {
     /// Breaks all connections; the server is back in a moment.
     fn change_server(&self, lasts: Duration) {
         self.server.set(self.server.get() + 1);
+        if self.history.has_outages {
+            self.is_down.set(true);
+            self.after(lasts, Happens::Back(self.server.get()));
+        }
         let mut tables = self.tables.borrow_mut();
         tables.locked.clear();
         tables.of_people.clear();
@@ -1247,7 +1277,7 @@ impl<'w> Stage<'w> {
     fn end(&self, number: usize) {
         let mut transactions = self.transactions.borrow_mut();
         let transaction = &mut transactions[number];
-        if transaction.server != self.server.get() {
+        if transaction.server != self.server.get() || self.is_down.get() {
             return;
         }
         if !transaction.notifies {
@@ -1463,6 +1493,9 @@ impl<'w> Stage<'w> {
         self.check_count();
         self.check_answers();
         self.check_quiet();
+        if self.history.has_outages && !self.is_down.get() {
+            self.check_others();
+        }
         if self.history.is_calm() {
             self.check_lateness();
             self.check_held_up();
@@ -1617,6 +1650,36 @@ impl<'w> Stage<'w> {
                         row.ordering_key,
                         now - began
                     )
+                });
+            }
+        }
+    }
+
+    /// Checks that messages to `b` are settled soon, whatever happens to those of `a`.
+    fn check_others(&self) {
+        let now = self.now.get();
+        let tables = self.tables.borrow();
+        let mut since = self.waits_since.borrow_mut();
+        let has_locks = self.history.has(|event| matches!(event, Event::Lock(..)));
+        let is_locked = |row: &Row| {
+            let mut locked = tables
+                .of_people
+                .iter()
+                .filter_map(|one| tables.rows.get(one));
+            locked.any(|other| other.sequence == row.sequence || other.has_key_of(row))
+        };
+        since.retain(|sequence, _| tables.rows.get(sequence).is_some_and(|row| !is_locked(row)));
+        let others = tables.rows.values().filter(|row| row.topic == "b");
+        for row in others.filter(|row| !is_locked(row)) {
+            let began = *since.entry(row.sequence).or_insert(now);
+            let waits = now - began.max(self.back_at.get());
+            let most = match has_locks {
+                true => BESIDE_LOCKS,
+                false => BESIDE_OTHERS,
+            };
+            if waits > most {
+                self.fall(Promise::Late, || {
+                    format!("{row:?} has waited for {waits:?} beside others in flight")
                 });
             }
         }

@@ -35,7 +35,7 @@ use crate::store::relay::page::{Free, Moment, PAGE, Page, Place, Writers};
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 use crate::store::relay::search::Ask;
 use crate::store::relay::served::{Others, Served};
-use crate::store::relay::settle::Claim;
+use crate::store::relay::settle::{Claim, Released};
 use crate::store::relay::streams::Found;
 use crate::store::relay::topics::ServedTopic;
 
@@ -391,12 +391,6 @@ impl Tables {
             lease.takeover_after = takeover_after;
         }
         is_there
-    }
-
-    pub(super) fn expire(&mut self, lease: i64, now: i64) {
-        if let Some(lease) = self.leases.get_mut(&lease) {
-            (lease.expires_at, lease.is_ended) = (now, true);
-        }
     }
 
     /// Marks expired leases, and returns all leases that have ended.
@@ -1107,25 +1101,30 @@ impl Tables {
     }
 
     /// `None`: a person has locked one of them, and the statement waits until its time has ended.
-    pub(super) fn release_unknown(&self, part: &Part, changes: &mut Changes) -> Option<usize> {
-        let is_unknown = |row: &&Row| {
-            row.sequence > part.range.after
-                && row.sequence <= part.range.upto
-                && row.held.is_some_and(|held| held.lease == part.lease.0)
-                && !part
-                    .known
-                    .iter()
-                    .any(|one| self.held(part.lease, *one) == Some(row))
+    pub(super) fn release_unknown(
+        &self,
+        part: Part,
+        known: &[Claim],
+        changes: &mut Changes,
+    ) -> Released {
+        let is_known = |row: &Row| {
+            let mut known = known.iter();
+            known.any(|one| self.held(part.lease, *one) == Some(row))
         };
-        let is_of_people = |row: &Row| self.of_people.contains(&row.sequence);
-        if self.rows.values().filter(is_unknown).any(is_of_people) {
-            return None;
-        }
-        let unknown: Vec<&Row> = self.others().filter(is_unknown).collect();
-        for row in &unknown {
+        let is_unknown = |row: &&Row| {
+            part.range.has(row.sequence)
+                && row.held.is_some_and(|held| held.lease == part.lease.0)
+                && !is_known(row)
+        };
+        let unlocked: Vec<&Row> = self.others().filter(is_unknown).collect();
+        for row in &unlocked {
             changes.rows.insert(row.sequence, Some(freed(row)));
         }
-        Some(unknown.len())
+        let messages = unlocked.len();
+        Released {
+            messages,
+            are_some_locked: messages < self.rows.values().filter(is_unknown).count(),
+        }
     }
 
     pub(super) fn pause(

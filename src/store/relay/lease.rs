@@ -316,21 +316,6 @@ pub(crate) fn shorten(
         .get_results(conn)
 }
 
-/// Ends a lease early, so that other relays can take over its messages.
-pub(crate) fn expire(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    id: LeaseId,
-) -> QueryResult<usize> {
-    update(leases(name))
-        .filter(lease::id.eq(id.0))
-        .set((
-            lease::expires_at.eq(clock_timestamp()),
-            lease::ended.eq(true),
-        ))
-        .execute(conn)
-}
-
 /// The leases that hold messages in a part of the outbox.
 #[derive(Debug, diesel::Queryable)]
 pub(crate) struct Part {

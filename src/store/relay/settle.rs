@@ -380,25 +380,52 @@ pub(crate) fn release(
     kept(change).load(conn)
 }
 
+/// The messages of a range that were released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Released {
+    pub(crate) messages: usize,
+    /// Whether some messages were left because other sessions have locked them.
+    pub(crate) are_some_locked: bool,
+}
+
 /// Releases the messages that a lease holds in this range, except `known`: for a relay that knows of no other message
-/// of the lease there. Compares claims, not only sequences: a server that has forgotten a settle may hold messages
-/// that this lease has claimed again since. Reads the whole range. Returns the number of released messages.
+/// of the lease there, and claims none meanwhile. Compares claims, not only sequences: a server that has forgotten a
+/// settle may hold messages that this lease has claimed again since. Reads the whole range. Waits for no row.
+///
+/// In the caller's transaction: without it, a statement whose answer was lost could come late, and release what was
+/// claimed since.
 pub(crate) fn release_unknown(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
     known: &[Claim],
     range: Range,
-) -> QueryResult<usize> {
-    let change = update(outbox::table(name.outbox()))
+) -> QueryResult<Released> {
+    let unknown: Vec<i64> = outbox::table(name.outbox())
         .filter(outbox::sequence.gt(range.after))
         .filter(outbox::sequence.le(range.upto))
         .filter(outbox::locked_by.eq(lease.0))
         .filter(not(are_held(lease, known)))
-        .set(is_free())
-        .returning(outbox::sequence);
-    let released: Vec<i64> = kept(change).load(conn)?;
-    Ok(released.len())
+        .select(outbox::sequence)
+        .load(conn)?;
+    let mut released: Vec<i64> = Vec::new();
+    if !unknown.is_empty() {
+        let free = outbox::table(name.outbox())
+            .filter(outbox::sequence.eq_any(&unknown))
+            .filter(outbox::locked_by.eq(lease.0))
+            .select(outbox::sequence)
+            .for_no_key_update()
+            .skip_locked();
+        released = free.load(conn)?;
+        update(outbox::table(name.outbox()))
+            .filter(outbox::sequence.eq_any(&released))
+            .set(is_free())
+            .execute(conn)?;
+    }
+    Ok(Released {
+        messages: released.len(),
+        are_some_locked: released.len() < unknown.len(),
+    })
 }
 
 type IsFree = (

@@ -12,6 +12,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool, Integer, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl, select};
 
+use super::backend::MAY_END;
 use crate::name::OutboxName;
 use crate::store::OUTBOX_NUMBER;
 use crate::store::sql::pg_terminate_backend;
@@ -37,8 +38,7 @@ pub(crate) fn holders(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
         "SELECT a.pid, concat_ws(', ', 'application ' || nullif(a.application_name, ''), 'user ' || a.usename,
                        'from ' || a.client_addr::text) AS who,
                 n.id,
-                (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
-                AND (NOT r.rolsuper OR current_setting('is_superuser')::bool) AS may_end
+                {MAY_END} AS may_end
            FROM pg_locks k JOIN pg_stat_activity a ON a.pid = k.pid JOIN pg_roles r ON r.oid = a.usesysid
            LEFT JOIN LATERAL (
                 SELECT l.id, l.ended FROM {lease} l

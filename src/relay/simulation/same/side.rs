@@ -12,7 +12,6 @@ use crate::config::{Config, OnDead};
 use crate::message::Message;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::database::{Answer, Database, Taken, Which};
-use crate::relay::doubt::{Doubt, RanBy};
 use crate::relay::gate::News;
 use crate::relay::job::{Job, Terms};
 use crate::relay::planner::{Part, Streams};
@@ -259,14 +258,7 @@ impl<'a, D: Database> Side<'a, D> {
             Ask::Renew(by) => told(db.renew(lease, turns(*by), None, None)?),
             Ask::IsThere => told(db.look(lease)?.map(|seen| seen.stands_by)),
             Ask::End => told(db.end(lease)?),
-            Ask::Expire => {
-                let (ran_by, number) = (RanBy::Any, 1);
-                told(db.end_if_at_work(Doubt {
-                    lease,
-                    ran_by,
-                    number,
-                })?)
-            }
+            Ask::Expire => told(db.renew(lease, Duration::ZERO, None, None)?),
             Ask::Survey(known) => {
                 let streams = known.clone().map_or(Streams::All, Streams::Beside);
                 let found = db.survey(lease, &streams, LONG, Locks::WaitedFor)?;
@@ -317,12 +309,8 @@ impl<'a, D: Database> Side<'a, D> {
                 self.told_found(&expired, &ask)?
             }
             Ask::ReleaseUnknown(range) => {
-                let part = Part {
-                    lease,
-                    range: *range,
-                    known: claims,
-                };
-                told(db.release_unknown(&part, LONG)?)
+                let range = *range;
+                told(db.release_unknown(Part { lease, range }, &claims, LONG)?)
             }
             Ask::Settle {
                 verdict,

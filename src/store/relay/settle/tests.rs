@@ -206,3 +206,43 @@ fn the_ledger_does_not_take_another_message_for_a_settled_one() {
     let found = settled(&mut conn, name, &[trace(other, later)]).expect("an answer");
     assert!(found.is_empty());
 }
+
+/// R65: a release keeps what is known, compares claims, and waits for no row that a person has locked.
+#[test]
+fn unknown_messages_are_released_beside_known_ones_and_locked_ones_later() {
+    let outbox = Outbox::new();
+    let (conn, person) = (&mut outbox.connect(), &mut outbox.connect());
+    let table = outbox.name.outbox();
+    conn.batch_execute(&format!(
+        "INSERT INTO {table} (topic, payload) SELECT 'a', '1' FROM generate_series(1, 6)"
+    ))
+    .expect("inserted");
+    let mut claims = claim_all(conn, &outbox);
+    claims.sort_unstable();
+    // The claim of the second one is another, under an earlier time.
+    claims[1].at -= 1;
+    let known = &claims[..3];
+    let lock = format!("BEGIN; SELECT FROM {table} WHERE sequence = 5 FOR UPDATE");
+    person.batch_execute(&lock).expect("locked");
+    let mut release = |lease, range| {
+        let released = release_unknown(conn, &outbox.name, LeaseId(lease), known, range);
+        let Released {
+            messages,
+            are_some_locked,
+        } = released.expect("no wait");
+        let held: Vec<i64> = outbox::table(&table)
+            .filter(outbox::locked_by.eq(1))
+            .order(outbox::sequence)
+            .select(outbox::sequence)
+            .load(conn)
+            .expect("the held ones");
+        (messages, are_some_locked, held)
+    };
+    assert_eq!(release(2, Range::ALL), (0, false, vec![1, 2, 3, 4, 5, 6]));
+    let (after, upto) = (0, 4);
+    let first = Range { after, upto };
+    assert_eq!(release(1, first), (2, false, vec![1, 3, 5, 6]));
+    assert_eq!(release(1, Range::ALL), (1, true, vec![1, 3, 5]));
+    person.batch_execute("ROLLBACK").expect("unlocked");
+    assert_eq!(release(1, Range::ALL), (1, false, vec![1, 3]));
+}
