@@ -233,3 +233,91 @@ impl kv::Source for Pairs {
         pairs.try_for_each(|(key, pair)| visitor.visit_pair(Key::from_str(key), pair.to_value()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    fn files_below(folder: &Path, all: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+            match entry.path() {
+                path if path.is_dir() => files_below(&path, all),
+                path => all.push(path),
+            }
+        }
+    }
+
+    /// A file without `use crate::log` would call the logger of the application itself.
+    #[test]
+    fn every_file_of_the_relay_that_logs_does_so_by_this_module() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut files = vec![source.join("relay.rs"), source.join("dispatch.rs")];
+        for folder in ["relay", "dispatch", "handlers"] {
+            files_below(&source.join(folder), &mut files);
+        }
+        for file in files {
+            let text = std::fs::read_to_string(&file).expect("a file");
+            let logs = ["error!(", "warn!(", "info!(", "debug!(", "log!("];
+            if logs.iter().any(|log| text.contains(&format!("log::{log}"))) {
+                assert!(text.contains("use crate::log"), "{}", file.display());
+            }
+        }
+    }
+
+    fn line(text: &str) -> Line {
+        Line::of(&Record::builder().args(format_args!("{text}")).build())
+    }
+
+    #[test]
+    fn a_logger_that_hangs_is_waited_for_once() {
+        let queue = Queue::new();
+        for _ in 0..MOST_LINES {
+            queue.add(line("fits"));
+        }
+        let began = std::time::Instant::now();
+        for _ in 0..100 {
+            queue.add(line("dropped"));
+        }
+        assert!(began.elapsed() < 50 * PATIENCE, "{:?}", began.elapsed());
+        assert_eq!(queue.0.dropped.load(Ordering::Relaxed), 100);
+    }
+
+    #[test]
+    fn a_line_keeps_what_it_says() {
+        let pairs = [
+            ("event", Value::from("settled")),
+            ("messages", Value::from(7_u64)),
+            ("offset", Value::from(-7_i64)),
+            ("is_last", Value::from(true)),
+            ("seconds", Value::from(0.5)),
+        ];
+        let line = Line::of(
+            &Record::builder()
+                .level(Level::Warn)
+                .target("a target")
+                .args(format_args!("{} messages", 7))
+                .key_values(&pairs)
+                .build(),
+        );
+        assert_eq!(
+            (line.level, line.target.as_str()),
+            (Level::Warn, "a target")
+        );
+        assert_eq!(line.text, "7 messages");
+        let mut again = Pairs(Vec::new());
+        kv::Source::visit(&line.pairs, &mut again).expect("visited");
+        let shown: Vec<_> = (again.0.iter())
+            .map(|(key, pair)| format!("{key}={}", pair.to_value()))
+            .collect();
+        let expected = [
+            "event=settled",
+            "messages=7",
+            "offset=-7",
+            "is_last=true",
+            "seconds=0.5",
+        ];
+        assert_eq!(shown, expected);
+    }
+}

@@ -32,7 +32,6 @@ mod kept_back;
 mod lease_clock;
 mod limits;
 mod listener;
-mod logins;
 mod metrics;
 mod monitor;
 mod observer;

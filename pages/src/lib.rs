@@ -424,8 +424,10 @@ impl Site {
         }
         match self.glance() {
             (Some(glance), None) => {
-                let mut gauges = self.depths.lock().unwrap_or_else(PoisonError::into_inner);
-                gauges.show(&glance.depths);
+                let gauges = self.depths.lock();
+                gauges
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .show(&glance.depths);
                 Response::metrics(render())
             }
             // Old values would look current.

@@ -1,7 +1,7 @@
 //! The pool that a relay opens for its handlers, so that they take no connection from the application.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use diesel::PgConnection;
 use diesel::r2d2::{self, ConnectionManager, ManageConnection};
@@ -9,6 +9,7 @@ use diesel::r2d2::{self, ConnectionManager, ManageConnection};
 use super::HandlerError;
 use super::context::{Pool, Pooled};
 use crate::store::relay::connection::Manager;
+use crate::store::relay::logins::Logins;
 
 /// How long a call waits for a connection. There is one for each concurrent call, so a call waits only for the server, or
 /// for calls past their limit.
@@ -21,7 +22,10 @@ pub(crate) fn pool_of(manager: Arc<dyn Manager>, most: u32) -> Arc<Pool> {
         .min_idle(Some(0))
         .connection_timeout(PATIENCE)
         .error_handler(Box::new(r2d2::NopErrorHandler))
-        .build_unchecked(Own(manager));
+        .build_unchecked(Own {
+            manager,
+            logins: Logins::default(),
+        });
     Arc::new(move || match pool.get() {
         Ok(conn) => Ok(Box::new(conn) as Pooled),
         Err(error) => Err(no_connection(error)),
@@ -38,7 +42,11 @@ pub(crate) fn no_connection(error: impl std::fmt::Display) -> HandlerError {
     HandlerError::unavailable(format_args!("no connection for the handler: {error}"))
 }
 
-struct Own(Arc<dyn Manager>);
+struct Own {
+    manager: Arc<dyn Manager>,
+    /// r2d2 tries again for each connection that is wanted.
+    logins: Logins,
+}
 
 impl ManageConnection for Own {
     type Connection = PgConnection;
@@ -48,11 +56,14 @@ impl ManageConnection for Own {
         let bad = |error: crate::DatabaseError| {
             r2d2::Error::ConnectionError(diesel::ConnectionError::BadConnection(error.to_string()))
         };
-        self.0.connect().map_err(bad)
+        let attempt = self.logins.begin(Instant::now()).map_err(bad)?;
+        let connected = self.manager.connect();
+        attempt.end(&connected, Instant::now());
+        connected.map_err(bad)
     }
 
     fn is_valid(&self, conn: &mut PgConnection) -> Result<(), r2d2::Error> {
-        match self.0.is_valid(conn) {
+        match self.manager.is_valid(conn) {
             true => Ok(()),
             false => Err(r2d2::Error::QueryError(
                 diesel::result::Error::BrokenTransactionManager,
@@ -61,6 +72,6 @@ impl ManageConnection for Own {
     }
 
     fn has_broken(&self, conn: &mut PgConnection) -> bool {
-        self.0.has_broken(conn)
+        self.manager.has_broken(conn)
     }
 }

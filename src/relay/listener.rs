@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::logins::Logins;
 use super::shared::Shared;
 use super::threads::{Cause, MARGIN, Post};
 use crate::error::DatabaseError;
 use crate::log;
+use crate::store::relay::logins::Logins;
 use crate::store::relay::notifications::{Listener, Lock};
 
 /// The time limit of each statement of the listener, and how long it waits for the answer.

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use metrics::Counter;
 
 use super::bulkhead::Bulkhead;
-use super::logins::Logins;
 use super::metrics::Metrics;
 use crate::error::DatabaseError;
 use crate::lock::lock;
 use crate::log;
+use crate::store::relay::logins::Logins;
 use crate::words::words;
 
 /// How long a stay may exceed its limit before it counts as stuck. The loss of a server is noticed after 20 s, and

@@ -10,6 +10,7 @@ pub(crate) mod failing;
 pub(crate) mod keyed_lock;
 pub(crate) mod late;
 pub(crate) mod lease;
+pub(crate) mod logins;
 pub(crate) mod notifications;
 pub(crate) mod ordered;
 pub(crate) mod own;

@@ -1,5 +1,5 @@
-//! When the threads of a relay may connect, after a connection has failed: one thread at a time, and less and less often.
-//! A password that has changed, or a server that is down, is tried by the relay as a whole.
+//! When the threads of a relay, or of a pool, may connect after a connection has failed: one thread at a time, and less and
+//! less often. A password that has changed, or a server that is down, is tried by the relay as a whole.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const PART: u32 = 5;
 
 #[derive(Debug, Default)]
-pub(super) struct Logins(Mutex<Option<Failing>>);
+pub(crate) struct Logins(Mutex<Option<Failing>>);
 
 #[derive(Debug)]
 struct Failing {
@@ -35,11 +35,11 @@ impl Failing {
 
 /// A try to connect. Its end must be reported.
 #[must_use]
-pub(super) struct Attempt<'a>(&'a Logins);
+pub(crate) struct Attempt<'a>(&'a Logins);
 
 impl Logins {
     /// The last error, if it is too early for the next try.
-    pub(super) fn refusal(&self, now: Instant) -> Option<DatabaseError> {
+    pub(crate) fn refusal(&self, now: Instant) -> Option<DatabaseError> {
         let failing = lock(&self.0);
         let failing = failing.as_ref().filter(|one| !one.wait(now).is_zero())?;
         Some(DatabaseError::Connect(failing.error.clone()))
@@ -49,7 +49,7 @@ impl Logins {
     ///
     /// # Errors
     /// The last error, if it is too early.
-    pub(super) fn begin(&self, now: Instant) -> Result<Attempt<'_>, DatabaseError> {
+    pub(crate) fn begin(&self, now: Instant) -> Result<Attempt<'_>, DatabaseError> {
         if let Some(failing) = &mut *lock(&self.0) {
             if !failing.wait(now).is_zero() {
                 return Err(DatabaseError::Connect(failing.error.clone()));
@@ -60,14 +60,14 @@ impl Logins {
     }
 
     /// How long to wait for the next try. `None`: the last try has succeeded.
-    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn wait(&self, now: Instant) -> Option<Duration> {
         Some(lock(&self.0).as_ref()?.wait(now))
     }
 }
 
 impl Attempt<'_> {
     /// Reports the end of the try.
-    pub(super) fn end<T>(self, result: &Result<T, DatabaseError>, now: Instant) {
+    pub(crate) fn end<T>(self, result: &Result<T, DatabaseError>, now: Instant) {
         let mut state = lock(&self.0.0);
         let Err(error) = result else {
             *state = None;
