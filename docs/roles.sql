@@ -46,6 +46,7 @@ GRANT INSERT, SELECT (at, act, why) ON "outbox_audit" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_request" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
+GRANT SELECT, INSERT ON "outbox_topic" TO outbox_registrar;
 GRANT INSERT ON "outbox_registration" TO outbox_registrar;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_registrar;
 

@@ -52,6 +52,7 @@ pub use self::forget::{Forgotten, forget};
 pub use self::migrations::{check_schema, migration_sql};
 pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, replay};
+pub use self::topics::declare_topics;
 pub use self::waiting::{Note, Verdict, cancel, reschedule, retry, settle, wait_reasons};
 pub use crate::store::destinations::DestinationCounts;
 pub use crate::store::operate::dead::DeadFilter;

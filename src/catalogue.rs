@@ -140,6 +140,24 @@ impl Catalogue {
         Self { events }
     }
 
+    /// The topics of the events, to declare them.
+    ///
+    /// ```
+    /// # #[derive(serde::Serialize, schemars::JsonSchema)]
+    /// # struct OrderPaid { order_id: i64 }
+    /// # impl diesel_outbox::Event for OrderPaid { const TOPIC: &'static str = "order.paid"; }
+    /// use diesel_outbox::Relay;
+    ///
+    /// let catalogue = diesel_outbox::catalogue![OrderPaid];
+    /// assert_eq!(catalogue.topics(), ["order.paid"]);
+    /// let relay = Relay::builder("postgres://localhost/shop").topics(catalogue.topics());
+    /// ```
+    pub fn topics(&self) -> Vec<&str> {
+        let mut topics: Vec<&str> = self.events.iter().map(|one| one.topic.as_str()).collect();
+        topics.dedup();
+        topics
+    }
+
     /// An [AsyncAPI](https://www.asyncapi.com/docs/reference/specification/v3.0.0) 3.0 document with this title and
     /// version: a channel for each topic, with messages as CloudEvents in structured mode.
     ///

@@ -56,7 +56,7 @@ pub(crate) use self::secret::parse_secrets;
 pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
 pub use self::secret_keys::SecretKeys;
 pub(crate) use self::settings::{SETTINGS, Setting};
-pub(crate) use self::text::{is_masked, shown_url, url as parse_url, words};
+pub(crate) use self::text::{is_masked, shown_url, url as parse_url, words, wrong_pattern};
 pub(crate) use self::validate::{LONGEST_LEASE, LONGEST_SEND, SHORTEST_SEEN};
 
 use self::settings::{Place, unknown};
@@ -229,6 +229,9 @@ settings! {
         pub(crate) has_own_dispatcher: bool,
         /// The topics whose messages the relay claims, as patterns. Empty: all topics.
         pub(crate) only: Vec<String>,
+        /// Patterns of the application's topics (`OUTBOX_TOPICS`). Where any relay declares topics, a message of another topic
+        /// that nobody wants waits (`UNKNOWN_TOPIC`).
+        pub topics: Vec<String>,
     }
 }
 
@@ -382,7 +385,10 @@ impl Config {
             self.mode,
             self.secrets.len(),
             self.destinations.len(),
-            self.in_process.len(),
+            self.in_process
+                .iter()
+                .map(|one| one.topics.len())
+                .sum::<usize>(),
             self.routes.len(),
             self.concurrency,
             self.batch,

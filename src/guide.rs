@@ -66,6 +66,10 @@ pub mod tables {}
 #[doc = include_str!("../docs/performance.md")]
 pub mod performance {}
 
+/// Renaming a topic without losing a message.
+#[doc = include_str!("../docs/rename-a-topic.md")]
+pub mod rename_a_topic {}
+
 /// Upgrading: versions of the crate, the tables and the events.
 #[doc = include_str!("../docs/upgrading.md")]
 pub mod upgrading {}

@@ -16,6 +16,7 @@ use crate::error::DatabaseError;
 use crate::metrics::{LOG_DROPPED, READY};
 use crate::name::OutboxName;
 use crate::relay::{RelayHandle, StartError, Stats};
+use crate::status::ReasonCode;
 use crate::store::operate::audit;
 use crate::store::pinned::pinned;
 use crate::store::write::waiting::MessageRef;
@@ -28,12 +29,17 @@ pub use crate::admin::depths::activity;
 pub use crate::admin::diagnose::{Finding, Severity, diagnose};
 pub use crate::admin::due::{DueTopic, count_due, due, work};
 pub use crate::admin::keys::{blocked_keys, leases, refused_destinations};
-pub use crate::admin::messages::{for_each_payload, history, key_messages, ledger, message};
+pub use crate::admin::messages::{
+    for_each_payload, history, history_of, key_messages, ledger, message,
+};
 pub use crate::admin::migrations::{missing_rights, revert_migrations, roles_sql};
 pub use crate::admin::overview::{Overview, exact_overview, overview};
 pub use crate::admin::server::{WakeUp, connect, server_version, wake_up};
 pub use crate::admin::tail::{Tail, TailFilter};
-pub use crate::admin::topics::{ForgetTopicError, LiveTopic, forget_topic, served_topics, topics};
+pub use crate::admin::topics::{
+    LiveTopic, TopicChange, TopicError, change_topics, freed_by, known_topics, routed_topics,
+    topics,
+};
 pub use crate::admin::waiting::{wait_reasons_of, waiting};
 pub use crate::config::admin::Admin;
 pub use crate::config::destination::PolicyOption;
@@ -58,7 +64,7 @@ pub use crate::store::operate::requests::{Keyed, Known};
 pub use crate::store::operate::status::{LeaseRow, Work};
 pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
 pub use crate::store::relay::served::RefusedDestination;
-pub use crate::store::relay::topics::ServedTopic;
+pub use crate::store::relay::topics::{Freed, KnownTopic};
 pub use crate::store::searched::Searched;
 pub use crate::store::seek::MessageKey;
 
@@ -139,9 +145,20 @@ pub fn dead_before(filter: DeadFilter, place: impl Into<Option<Place>>) -> DeadF
     filter.before(place)
 }
 
-/// What an operator should do about messages that no relay serves, as an imperative.
-pub fn next_step(why: &Unserved) -> String {
-    why.next_step()
+/// What an operator should do about messages that no relay serves, as an imperative: it keeps them. `waiting`: how many
+/// wait; 0: not known.
+pub fn next_step(why: &Unserved, waiting: i64) -> String {
+    why.next_step(waiting)
+}
+
+/// The reason code of messages that no relay serves.
+pub fn reason_of(why: &Unserved) -> ReasonCode {
+    why.code()
+}
+
+/// Why no topic matches a pattern, if none does.
+pub fn wrong_pattern(pattern: &str) -> Option<String> {
+    crate::config::wrong_pattern(pattern)
 }
 
 /// Limits the reference to the message with this id, where several messages have a sequence.

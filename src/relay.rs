@@ -1,6 +1,7 @@
 //! The relay: a group of plain threads that claims committed messages from PostgreSQL, sends them, and settles
 //! (records) the results. All SQL is in `store`.
 
+mod agreement;
 mod batch;
 mod bell;
 mod breaker;
@@ -225,6 +226,9 @@ fn registration(config: &Config, relay: &str, registered: bool, is_one_shot: boo
         serves: config.enabled.then(|| serves.to_json()),
         // A relay that stands by, or a job that finds nothing to do, has served nothing.
         records_topics: !config.single_active && !is_one_shot,
+        settings: config
+            .enabled
+            .then(|| agreement::published(config, registered)),
     }
 }
 

@@ -56,6 +56,7 @@ impl Routes {
             registered: _,
             only,
             rates: _,
+            declared: _,
         } = serves;
         let names = destinations.iter();
         let names = names.chain(handlers.iter().map(|(name, _)| name));
@@ -202,6 +203,46 @@ pub(crate) fn matches_any(patterns: &[String], topic: &str) -> bool {
     patterns.iter().any(|pattern| matches(pattern, topic))
 }
 
+/// The pattern that the writer of a topic probably meant.
+pub(crate) fn nearest_pattern<'a>(
+    topic: &str,
+    patterns: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
+    patterns
+        .map(|pattern| (edits(topic, pattern), pattern))
+        .filter(|(edits, pattern)| {
+            let letters = pattern.bytes().filter(|&b| b != b'*').count();
+            *edits <= (letters / 2).min(3)
+        })
+        .min()
+        .map(|(_, pattern)| pattern)
+}
+
+/// The Levenshtein distance between a topic and the nearest topic that a pattern matches. Of a long topic, only the
+/// beginning is compared.
+fn edits(topic: &str, pattern: &str) -> usize {
+    const MOST: usize = 100;
+    let (topic, pattern) = (topic.as_bytes(), pattern.as_bytes());
+    let topic = &topic[..topic.len().min(MOST)];
+    let mut row: Vec<usize> = (0..=topic.len()).collect();
+    for &b in &pattern[..pattern.len().min(MOST)] {
+        let mut corner = row[0];
+        let is_star = b == b'*';
+        row[0] += usize::from(!is_star);
+        for (at, &a) in topic.iter().enumerate() {
+            let above = row[at + 1];
+            row[at + 1] = match is_star {
+                true => above.min(row[at]),
+                false => (corner + usize::from(a != b))
+                    .min(above + 1)
+                    .min(row[at] + 1),
+            };
+            corner = above;
+        }
+    }
+    row[topic.len()]
+}
+
 /// `*` matches any characters, or none.
 fn matches(pattern: &str, topic: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
@@ -245,6 +286,21 @@ mod tests {
             ("order.paid", "order.paid2", false),
         ] {
             assert_eq!(matches(pattern, topic), expected, "{pattern} {topic}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_pattern_of_a_mistyped_topic_is_found() {
+        let patterns = ["*", "invoice.*", "order.*", "member.joined"];
+        for (topic, expected) in [
+            ("odrer.paid", Some("order.*")),
+            ("oder.paid", Some("order.*")),
+            ("invioce.sent", Some("invoice.*")),
+            ("member.joint", Some("member.joined")),
+            ("warehouse.empty", None),
+        ] {
+            let found = nearest_pattern(topic, patterns.into_iter().skip(1));
+            assert_eq!(found, expected, "{topic}");
         }
     }
 

@@ -106,6 +106,9 @@ words! {
         NotVerified = "NOT_VERIFIED",
         /// No running relay serves the message's topic, or has the destination that the message names. The message waits.
         NoRoute = "NO_ROUTE",
+        /// The application has declared its topics, the topic of the message is none of them, and nobody wants the message.
+        /// The message waits.
+        UnknownTopic = "UNKNOWN_TOPIC",
         /// The message names a destination that is not configured.
         UnknownDestination = "UNKNOWN_DESTINATION",
         /// The registered destination that the message waited for was removed.

@@ -44,8 +44,11 @@ pub(crate) mod tests;
 use diesel::pg::Pg;
 use diesel::result::QueryResult;
 use diesel::sql_types::Integer;
-use diesel::{Connection, IntoSql, RunQueryDsl};
+use diesel::{
+    Connection, ExpressionMethods, IntoSql, OptionalExtension, PgConnection, QueryDsl, RunQueryDsl,
+};
 
+use self::table::part;
 use crate::name::OutboxName;
 
 /// SQL for the digest of a row's content. Plain inserts write no digest, so it is computed as in `message::digest`.
@@ -65,6 +68,15 @@ pub(crate) fn kept_digest(row: &str) -> String {
         "CASE WHEN {row}.idempotency_key IS NOT NULL THEN {} END",
         digest_of(row)
     )
+}
+
+/// The part of the ledger's ring that takes new entries: the same as [`open_part`].
+pub(crate) fn open_part_now(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i16> {
+    let open = part::table(name.part())
+        .filter(part::opened_at.is_not_null())
+        .filter(part::closed_at.is_null())
+        .select(part::part);
+    Ok(open.first(conn).optional()?.unwrap_or(0))
 }
 
 /// SQL for the part of the ledger's ring that takes new entries. If the rows that describe the ring are lost, the

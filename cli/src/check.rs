@@ -370,7 +370,10 @@ fn goes(live: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
     };
     let why = live.unserved.as_ref().unwrap_or(&missing);
     Finding {
-        advice: Some(program::next_step(why)),
-        ..bad("topic", format!("{topic} waits (NO_ROUTE): {why}"))
+        advice: Some(program::next_step(why, live.waiting)),
+        ..bad(
+            "topic",
+            format!("{topic} waits ({}): {why}", program::reason_of(why)),
+        )
     }
 }

@@ -1,11 +1,12 @@
 //! The command line.
 
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::settings::SettingFlags;
 use crate::{
     check, databases, dead, destination, drain, forget, keys, lab, leases, listen, message,
-    migrate, pause, replay, resume, secret, status, tail, topics,
+    migrate, pause, replay, resume, secret, settings, status, tail, topics,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
@@ -45,7 +46,7 @@ pub(crate) enum Command {
     Keys(keys::Options),
     /// List relays and their leases
     Leases(leases::Options),
-    /// List the topics that relays have served, or forget some
+    /// List the topics that relays have served or that are declared, declare some, or forget some
     Topics(topics::Options),
     /// Enqueue delivered messages again
     Replay(replay::Options),
@@ -69,12 +70,43 @@ pub(crate) enum Command {
     Tail(tail::Options),
     /// Check settings, database and routes, and show what `run` would do
     Check(check::Options),
+    /// Show all settings: flags, environment variables, defaults
+    #[command(after_help = settings::page())]
+    Settings,
+}
+
+/// Reads the command line. Bad usage ends the process, with exit code 2.
+pub fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| named(error, std::env::args()).exit())
+}
+
+/// Names the subcommand that was given as a flag: `pause --destination` means `pause destination`. Another flag that is
+/// spelt like it would be no help.
+fn named(mut error: clap::Error, arguments: impl Iterator<Item = String>) -> clap::Error {
+    let given = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(given))) => given.clone(),
+        _ => return error,
+    };
+    let mut command = Cli::command();
+    let mut path = Vec::new();
+    for argument in arguments.skip(1) {
+        if let Some(sub) = command.find_subcommand(&argument).cloned() {
+            path.push(argument);
+            command = sub;
+        }
+    }
+    let name = given.trim_start_matches('-');
+    if command.find_subcommand(name).is_some() {
+        path.push(name.to_owned());
+        let meant = ContextValue::String(path.join(" "));
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::SuggestedSubcommand, meant);
+    }
+    error
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

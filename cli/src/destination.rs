@@ -19,7 +19,7 @@ use diesel_outbox::destinations::{
 use diesel_outbox::program::{self, Act, PolicyOption, parse_duration};
 use diesel_outbox::{ConfigError, Outbox, OutboxName};
 use diesel_outbox_pages::pause::in_words;
-use diesel_outbox_pages::text::without_user;
+use diesel_outbox_pages::text::without_credentials;
 use secrecy::ExposeSecret;
 use serde::Serialize;
 use serde_json::Value;
@@ -556,7 +556,7 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     for one in &found {
         table.add_row([
             output::name(&one.name),
-            output::name(&without_user(&one.url)),
+            output::name(&without_credentials(&one.url)),
             output::name(&one.topics.join(" ")),
             one.tenant_id.map(|id| id.to_string()).unwrap_or_default(),
             state(one),
@@ -601,7 +601,7 @@ fn shown(one: &RegisteredDestination) -> String {
         }
     };
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
-    row("url", Some(without_user(&one.url)));
+    row("url", Some(without_credentials(&one.url)));
     row("topics", Some(one.topics.join(" ")));
     row("tenant", one.tenant_id.map(|tenant| tenant.to_string()));
     row("filter", one.filter.clone());
@@ -677,7 +677,7 @@ impl<'a> Shown<'a> {
         let options = PolicyOption::of_registered();
         Self {
             name: &one.name,
-            url: without_user(&one.url),
+            url: without_credentials(&one.url),
             topics: &one.topics,
             tenant_id: one.tenant_id.map(|tenant| tenant.to_string()),
             filter: one.filter.as_deref(),

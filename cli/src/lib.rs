@@ -41,13 +41,11 @@ mod values;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::cli::{Cli, Command};
 
 /// Runs the command that the arguments of this process name.
 pub fn main() -> ExitCode {
-    exit::code("diesel-outbox", run(Cli::parse()))
+    exit::code("diesel-outbox", run(cli::parse()))
 }
 
 fn run(cli: Cli) -> anyhow::Result<()> {
@@ -76,5 +74,6 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Listen(options) => listen::run(options, settings),
         Command::Tail(options) => tail::run(&options, settings),
         Command::Check(options) => check::run(&options, settings),
+        Command::Settings => output::line(settings::page()),
     }
 }

@@ -66,11 +66,10 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
     } else {
         "; the search timed out: search by idempotency key, which is fast"
     };
-    if found.rows.is_empty() {
+    let history = program::history_of(conn, &config.table, which, &found.rows)?;
+    if found.rows.is_empty() && history.is_empty() {
         bail!("{}{in_part}", unknown(which, config));
     }
-    let ids: Vec<uuid::Uuid> = found.rows.iter().map(|record| record.message_id).collect();
-    let history = program::history(conn, &config.table, &ids)?;
     let waits = program::wait_reasons_of(conn, &config.table, &found.rows)?;
     let timeline = timeline(&found.rows, &history);
     if json {

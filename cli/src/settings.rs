@@ -60,6 +60,23 @@ fn flag_of(variable: &str) -> String {
         .replace('_', "-")
 }
 
+/// All settings: flag, variable, what it does, default.
+pub fn page() -> String {
+    let mut page = String::from(
+        "Every command takes every setting: as a flag, as an environment variable, or as a key of outbox.toml (the variable \
+         without OUTBOX_, in lower case). A flag wins over the environment, the environment over the file.\n",
+    );
+    for setting in SETTINGS {
+        let (flag, value) = (flag_of(setting.variable), setting.value_name());
+        page += &format!("\n  --{flag} {value}\n      env: {}\n", setting.variable);
+        if !setting.default.is_empty() {
+            page += &format!("      default: {}\n", setting.default);
+        }
+        page += &format!("      {}\n", setting.summary);
+    }
+    page
+}
+
 impl Args for SettingFlags {
     fn augment_args(command: clap::Command) -> clap::Command {
         SETTINGS.iter().fold(command, |command, setting| {
@@ -77,8 +94,8 @@ impl Args for SettingFlags {
                         "{} [env: {}]{default}",
                         setting.summary, setting.variable
                     ))
-                    .help_heading("Settings (--help lists all)")
-                    .hide_short_help(!matches!(
+                    .help_heading("Settings (`diesel-outbox help settings` shows all)")
+                    .hide(!matches!(
                         setting.variable,
                         "DATABASE_URL" | "OUTBOX_CONFIG" | "OUTBOX_TABLE" | "OUTBOX_URL"
                     ))

@@ -125,6 +125,7 @@ fn as_json(seen: &Snapshot) -> Value {
         "troubles": overview.troubles.iter().map(|row| json!({
             "status": row.status,
             "topic": row.topic,
+            "destination": row.destination,
             "reason": row.reason,
             "count": row.count,
             "example": row.example,
@@ -177,11 +178,19 @@ fn rest(seen: &Snapshot) -> Vec<String> {
         ));
     }
     if !overview.troubles.is_empty() {
-        let mut troubles = output::table(&["status", "topic", "reason", "messages", "example"]);
+        let mut troubles = output::table(&[
+            "status",
+            "topic",
+            "destination",
+            "reason",
+            "messages",
+            "example",
+        ]);
         for row in &overview.troubles {
             troubles.add_row([
                 row.status.to_string(),
                 output::name(&row.topic),
+                output::name(&row.destination),
                 row.reason.clone(),
                 about(row.count, row.is_estimate),
                 output::shown(row.example.as_deref().unwrap_or_default()),

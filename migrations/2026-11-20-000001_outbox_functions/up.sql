@@ -348,8 +348,9 @@ BEGIN
             registration      uuid
         ) PARTITION BY LIST (part)$sql$, s, t || '_ledger');
 
-    -- The history: failed attempts, and actions of operators except settling, which the ledger records. A message that
-    -- is delivered at the first attempt has no history.
+    -- The history: failed attempts, repeats that were not sent, results that were discarded because the lease was lost
+    -- (conflict), and actions of operators except settling, which the ledger records. A message that is delivered at the
+    -- first attempt has no history.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             part        smallint NOT NULL,
@@ -358,7 +359,7 @@ BEGIN
             topic       text NOT NULL,
             destination text NOT NULL,
             tenant_id   uuid,
-            event       text NOT NULL CHECK (event IN ('failed', 'retried', 'requeued', 'discarded', 'replayed')),
+            event       text NOT NULL CHECK (event IN ('failed', 'retried', 'requeued', 'discarded', 'replayed', 'repeated', 'conflict')),
             attempt     integer,
             reason      text,
             error       text,
@@ -541,6 +542,7 @@ BEGIN
             refuses       json,
             listener_pid  integer,
             listener_started timestamptz,
+            settings      json,
             CONSTRAINT %3$I PRIMARY KEY (id)
         ) WITH (fillfactor = 50)$sql$, s, t || '_lease', t || '_lease_pkey');
 
@@ -565,12 +567,13 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (kind, name)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
 
-    -- The patterns of topics that routes of any relay have ever served, and the topics of handlers. A message whose topic
-    -- meets one waits for such a relay: it does not end without a subscriber.
+    -- Patterns of topics. route and handler: what relays have ever served; a message whose topic meets one waits for such a
+    -- relay. declared: the topics of the application; if there are any, a message of another topic waits if nobody wants
+    -- it. no_subscriber: a topic whose messages have ended without a subscriber, and that never had one.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             pattern      text COLLATE "C" NOT NULL,
-            kind         text NOT NULL CHECK (kind IN ('route', 'handler')),
+            kind         text NOT NULL CHECK (kind IN ('route', 'handler', 'declared', 'no_subscriber')),
             first_served timestamptz NOT NULL DEFAULT clock_timestamp(),
             last_served  timestamptz NOT NULL DEFAULT clock_timestamp(),
             CONSTRAINT %3$I PRIMARY KEY (pattern, kind)

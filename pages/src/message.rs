@@ -45,7 +45,10 @@ pub fn sentence(entry: &HistoryEntry) -> String {
     if entry.event != "failed" {
         let by = entry.operator.as_deref().map(|who| format!(" by {who}"));
         let by = by.unwrap_or_default();
+        let error = entry.error.as_deref().unwrap_or_default();
         return match entry.event.as_str() {
+            "repeated" => format!("not sent again{to}: {error} (message {})", entry.sequence),
+            "conflict" => format!("result discarded{to}: {error}"),
             REPLAYED => format!("{REPLAYED}{to} as {}{by}", entry.sequence),
             event => format!("{event}{to}{by}"),
         };

@@ -10,8 +10,10 @@ mod session;
 mod words;
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use diesel_outbox::admin;
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::DestinationError;
 use http::header::{ALLOW, SET_COOKIE};
@@ -86,6 +88,8 @@ pub struct Portal {
     style: String,
     language: Option<Language>,
     topics: Vec<Topic>,
+    /// Whether the topics are to be declared in the outbox, and are not yet.
+    declares: AtomicBool,
 }
 
 /// A topic that customers can choose.
@@ -128,6 +132,7 @@ impl Pages {
             style: STYLE.to_owned(),
             language: None,
             topics: Vec::new(),
+            declares: AtomicBool::new(false),
         })
     }
 }
@@ -208,6 +213,38 @@ impl Portal {
         self
     }
 
+    /// Declares the topics of the portal's list as those of the application: a message of another topic that nobody wants
+    /// waits from then on, instead of ending without a subscriber
+    /// ([`declare_topics`](diesel_outbox::admin::declare_topics)). The first request declares them.
+    ///
+    /// ```no_run
+    /// # use diesel_outbox_pages::Portal;
+    /// # fn declaring(portal: Portal) -> Portal {
+    /// portal
+    ///     .topic("order.paid", "An order was paid.", serde_json::json!({ "order_id": 1 }))
+    ///     .declares_topics()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn declares_topics(self) -> Self {
+        self.declares.store(true, Ordering::Relaxed);
+        self
+    }
+
+    /// Declares the topics, once. If that fails, the next request tries again.
+    fn declare_topics(&self) {
+        if !self.declares.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let topics: Vec<String> = self.topics.iter().map(|one| one.topic.clone()).collect();
+        let declared =
+            (self.changes).run(|conn, outbox| admin::declare_topics(conn, outbox, topics));
+        if let Err(error) = declared {
+            self.declares.store(true, Ordering::Relaxed);
+            log::error!(event = "topics_not_declared", error:% = format!("{error:#}"); "could not declare the topics of the portal: {error:#}; the next request tries again");
+        }
+    }
+
     /// A path that opens the portal for this tenant, for this time, with all rights. Whoever has the link has the rights,
     /// so give it to the tenant only.
     pub fn link(&self, tenant: Uuid, valid_for: Duration) -> String {
@@ -244,6 +281,7 @@ impl Portal {
         visitor: Visitor,
     ) -> http::Response<Vec<u8>> {
         let path = request.uri().path().to_owned();
+        self.declare_topics();
         let response = match Request::new(request, visitor, &self.base) {
             Ok(request) => self.answer(&request),
             Err(refused) => crate::api::refused(&path, refused),

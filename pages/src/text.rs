@@ -38,6 +38,19 @@ pub fn without_user(text: &str) -> String {
     }
 }
 
+/// The URL without user, password and the values of its query, which are tokens at many receivers.
+pub fn without_credentials(text: &str) -> String {
+    let shown = without_user(text);
+    let (before, fragment) = match shown.split_once('#') {
+        Some((before, fragment)) => (before, format!("#{fragment}")),
+        None => (shown.as_str(), String::new()),
+    };
+    match before.split_once('?') {
+        Some((before, _)) => format!("{before}?{MASK}{fragment}"),
+        None => shown,
+    }
+}
+
 /// The URL without anything that may be a secret: user, password, query, and the path after its first segment, which
 /// is a token at Slack.
 pub fn without_secrets(url: &str) -> String {

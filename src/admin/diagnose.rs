@@ -100,7 +100,7 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
     super::check_schema(conn, &config.table)?;
     let mut findings = Vec::new();
     type Check = fn(&mut PgConnection, &Config) -> QueryResult<Vec<Finding>>;
-    let checks: [(&'static str, Check); 15] = [
+    let checks: [(&'static str, Check); 17] = [
         ("drift", schema::drift),
         ("indexes", schema::indexes),
         ("vacuum", health::vacuum),
@@ -111,6 +111,8 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
         ("ledger", health::ledger),
         ("inbox", health::inbox),
         ("registered", health::registered),
+        ("topics", health::topics),
+        ("agreement", health::agreement),
         ("clock", server::clock),
         ("wraparound", server::wraparound),
         ("connections", server::connections),

@@ -46,6 +46,29 @@ pub fn history(
     })?)
 }
 
+/// The history of the messages of which these rows were found, oldest first. If there are no rows and `which` is a
+/// sequence: that of the message which had the sequence, as far as two seconds suffice. A repeat that was not sent has only
+/// its history.
+///
+/// # Errors
+/// A [`DatabaseError`].
+pub fn history_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+    rows: &[MessageRecord],
+) -> Result<Vec<HistoryEntry>, DatabaseError> {
+    let ids: Vec<uuid::Uuid> = rows.iter().map(|one| one.message_id).collect();
+    Ok(pinned(conn, name, |conn, name| {
+        match which.trim().parse() {
+            Ok(sequence) if rows.is_empty() => {
+                Ok(history::of_sequence(conn, name, sequence)?.unwrap_or_default())
+            }
+            _ => history::history(conn, name, &ids),
+        }
+    })?)
+}
+
 /// The live messages and the dead letters of an ordering key, in the order of the key, without payloads and
 /// headers, at most `limit`.
 ///

@@ -13,6 +13,7 @@ use crate::store::operate::status::{self, LeaseRow};
 use crate::store::operate::troubles::{self, StatusCount, TroubleCount};
 use crate::store::operate::why::{self, WaitReason};
 use crate::store::pinned::pinned;
+use crate::store::relay::served::served;
 
 /// The most blocked keys in an overview.
 const MOST_KEYS: i64 = 100;
@@ -86,6 +87,16 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
     let others = troubles::troubles(conn, name, care)?.into_iter();
     all_troubles.extend(others.filter(is_reason));
     all_troubles.truncate(troubles::MOST);
+    if all_troubles.iter().any(|one| one.destination.is_empty()) {
+        let served = served(conn, name)?;
+        let unnamed = all_troubles
+            .iter_mut()
+            .filter(|one| one.destination.is_empty());
+        for one in unnamed {
+            let routed = served.only_destination(&one.topic).unwrap_or_default();
+            routed.clone_into(&mut one.destination);
+        }
+    }
     Ok(Overview {
         counts,
         troubles: all_troubles,
@@ -102,11 +113,12 @@ fn unrouted(lane: &LaneDepth) -> Option<TroubleCount> {
     Some(TroubleCount {
         status: Status::Pending,
         topic: lane.topic.clone(),
-        reason: ReasonCode::NoRoute.to_string(),
+        destination: lane.destination.clone(),
+        reason: why.code().to_string(),
         count: lane.pending + lane.retrying,
         example: Some(format!(
             "{why}: messages wait and use no attempts; {}",
-            why.next_step()
+            why.next_step(lane.pending + lane.retrying)
         )),
         is_estimate: lane.is_estimate,
     })
@@ -121,6 +133,7 @@ fn stopped(depths: &Depths, reasons: &HashMap<String, WaitReason>) -> Vec<Troubl
         Some(TroubleCount {
             status: Status::Pending,
             topic: lane.topic.clone(),
+            destination: lane.destination.clone(),
             reason: match why {
                 WaitReason::NotVerified { .. } => ReasonCode::NotVerified.to_string(),
                 _ => "DISABLED".to_owned(),

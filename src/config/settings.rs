@@ -12,7 +12,8 @@ use super::error::{ConfigError, nearest};
 use super::secret::secrets;
 use super::secret_keys::secret_keys;
 use super::text::{
-    TICK, at_least, database_url, duration, not_empty, path, ports, source, switch, url, within,
+    TICK, at_least, database_url, duration, not_empty, path, ports, source, switch, topics, url,
+    within,
 };
 use super::{Config, LedgerPayload, LogFormat, admin, no_proxy};
 use crate::backoff::Backoff;
@@ -189,6 +190,8 @@ pub const SETTINGS: &[Setting] = &[
         "HTTP proxy of all destinations: a URL, or direct; HTTP_PROXY and similar variables are ignored"),
     setting("OUTBOX_NO_PROXY", "", field!(no_proxy: Words("HOSTS", no_proxy::hosts)),
         "Hosts reached without the proxy: names, .suffix or networks, separated by commas"),
+    setting("OUTBOX_TOPICS", "", field!(topics: Words("PATTERNS", topics)),
+        "Patterns of the application's topics, separated by commas: messages of other topics that nobody wants wait (UNKNOWN_TOPIC); unset: they end without a subscriber").by("RelayBuilder::topics"),
     setting("OUTBOX_CONCURRENCY", "16", field!(concurrency: Count(MOST_SENDERS)),
         "Sender threads of each destination, and so its maximum number of concurrent requests per relay").by("RelayBuilder::concurrency"),
     setting("OUTBOX_REGISTERED_THREADS", "64", Count((0, MOST_SENDERS), |config| config.registered_threads, |config, count| {

@@ -37,6 +37,18 @@ fn a_bad_value_is_an_error_that_names_the_setting() {
     }
 }
 
+/// R66: two handlers of one group are two handlers.
+#[test]
+#[cfg(feature = "relay")]
+fn the_summary_counts_handlers() {
+    let mut config = Config::default();
+    config.in_process.push(InProcess {
+        topics: vec!["a".to_owned(), "b".to_owned()],
+        ..InProcess::default()
+    });
+    assert!(config.summary().contains("handlers=2"));
+}
+
 /// `file::refusals` tests the other checks.
 #[test]
 fn a_destination_made_in_code_is_checked_like_a_destination_of_the_file() {

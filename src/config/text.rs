@@ -55,6 +55,28 @@ pub(crate) fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
+/// Reads patterns of topics. The error is the reason.
+pub(super) fn topics(text: &str) -> Result<Vec<String>, String> {
+    let patterns: Vec<String> = words(text).map(str::to_owned).collect();
+    match patterns.iter().find_map(|one| wrong_pattern(one)) {
+        Some(wrong) => Err(wrong),
+        None => Ok(patterns),
+    }
+}
+
+/// Why no topic matches this pattern.
+pub(crate) fn wrong_pattern(pattern: &str) -> Option<String> {
+    let is_bad = |c: char| c.is_whitespace() || c.is_control();
+    match pattern {
+        "" => Some("a pattern of topics is empty".to_owned()),
+        long if long.len() > 255 => Some("a pattern of topics has at most 255 bytes".to_owned()),
+        bad if bad.contains(is_bad) => Some(format!(
+            "{bad:?} contains white space or control characters, and no topic does"
+        )),
+        _ => None,
+    }
+}
+
 /// The size limit of files with secrets.
 const MOST_BYTES: u64 = 64 * 1024;
 

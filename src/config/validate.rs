@@ -6,6 +6,7 @@ use std::time::Duration;
 use secrecy::ExposeSecret;
 
 use super::error::ConfigError;
+use super::text::wrong_pattern;
 use super::{Auth, Config, DEFAULT_DESTINATION, LedgerPayload, SETTINGS};
 use crate::header::check_header;
 
@@ -52,6 +53,9 @@ impl Config {
                 "OUTBOX_RETENTION",
                 "0 would remove delivered messages at once: to keep them forever, set OUTBOX_CLEANER=false",
             ));
+        }
+        if let Some(wrong) = self.topics.iter().find_map(|one| wrong_pattern(one)) {
+            return Err(ConfigError::new("OUTBOX_TOPICS", wrong));
         }
         if self.inbox_retention.is_some_and(|age| age.is_zero()) {
             return Err(ConfigError::new(

@@ -114,6 +114,7 @@ impl ByHand {
                 is_single_active: false,
                 serves: None,
                 records_topics: false,
+                settings: None,
             };
             let lease = lease::register(conn, name, &registration)?;
             let ended = self.take_each(conn, lease);

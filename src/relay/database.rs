@@ -33,7 +33,7 @@ use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::store::relay::registrations;
 use crate::store::relay::search::{self, Ask};
 use crate::store::relay::served;
-use crate::store::relay::settle::{self, Claim, Released, Trace};
+use crate::store::relay::settle::{self, Claim, Discarded, Released, Trace};
 use crate::store::relay::streams::{streams, streams_behind, streams_beside};
 use crate::store::relay::topics;
 use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
@@ -159,6 +159,9 @@ pub(super) trait Database {
 
     /// The current state of messages that a settle did not find.
     fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>>;
+
+    /// Records the results that changed nothing in the history.
+    fn note_conflicts(&mut self, discarded: &[Discarded]) -> Answer<()>;
 
     /// Records a change of a gate for other relays. `row`: the registered destination, which must not have changed since.
     fn tell_pause(
@@ -360,7 +363,7 @@ impl Database for Session {
 
     fn publish(&mut self, lease: LeaseId, what: Published<'_>) -> Answer<()> {
         self.run(|conn, name| match &what {
-            Published::Topics(serves) => topics::record(conn, name, serves),
+            Published::Topics(serves) => topics::record(conn, name, serves, false),
             Published::Refusals(refuses) => {
                 lease::publish_refusals(conn, name, lease, refuses.as_deref())
             }
@@ -455,6 +458,10 @@ impl Database for Session {
 
     fn locked(&mut self, sequences: &[i64]) -> Answer<Vec<i64>> {
         self.run(|conn, name| settle::locked(conn, name, sequences))
+    }
+
+    fn note_conflicts(&mut self, discarded: &[Discarded]) -> Answer<()> {
+        self.run(|conn, name| settle::note_conflicts(conn, name, discarded))
     }
 
     fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>> {

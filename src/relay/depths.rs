@@ -16,10 +16,12 @@ use super::shared::Shared;
 use super::told::Told;
 use super::unrouted::{self, Unrouted};
 use crate::error::DatabaseError;
+use crate::log;
 use crate::routes::Way;
 use crate::store::operate::depths::{self, Care, Depths, LaneDepth};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::claimable::is_claimable;
+use crate::store::relay::{agreement, topics};
 
 /// Counting takes at most a hundredth of the time.
 const PACE: Pace = Pace::new(Duration::from_secs(10), 100);
@@ -70,7 +72,21 @@ impl<'a> Counting<'a> {
         if !self.pace.is_due(began, self.last) {
             return Ok(());
         }
-        let depths = session.run(|conn, name| depths::depths(conn, name, Care::Cheap))?;
+        let lease = self.shared.lease.current().map(|lease| lease.0);
+        let (depths, unwanted, differences) = session.run(|conn, name| {
+            Ok((
+                depths::depths(conn, name, Care::Cheap)?,
+                topics::without_subscriber(conn, name)?,
+                match lease {
+                    Some(lease) => agreement::differences(conn, name, Some(lease))?,
+                    None => Vec::new(),
+                },
+            ))
+        })?;
+        self.shared.set_without_subscriber(unwanted);
+        for new in self.shared.set_differences(differences) {
+            log::warn!(event = "settings_differ", setting = new.setting; "the relays of the outbox do not agree: {new}. Set the same value at all of them");
+        }
         (self.last, self.pace) = (Some(Last::since(began)), PACE);
         let registry = self.shared.registered.registry();
         let is_registered = |name: &str| registry.named(name).is_some();

@@ -57,6 +57,9 @@ pub(super) enum Unasked {
 /// How long a message waits for a locked table.
 const WHILE_LOCKED: Duration = Duration::from_secs(1);
 
+/// The shortest and the longest wait of a message of a topic that is not declared.
+const WHILE_UNDECLARED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
+
 /// How long a relay leaves a message to the other relays.
 const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
 
@@ -117,6 +120,20 @@ impl Fate<'_> {
         );
         let failure = Failure::new(ReasonCode::UnknownDestination, error);
         let verdict = Verdict::Retry(failure, LEFT_TO_OTHERS, Attempt::NotCounted);
+        Self::not_sent(To::Split, verdict, message, now)
+    }
+
+    /// Nobody wants the message, and its topic is not declared. It waits for as long as it has waited, so that the claims
+    /// of all such messages cost little.
+    fn undeclared(message: &Message, now: Instant) -> Self {
+        let topic = &message.topic;
+        let error = format!("the topic {topic:?} is not declared, and nobody wants the message");
+        let failure = Failure::new(ReasonCode::UnknownTopic, error);
+        let age = message.time_of(now).duration_since(message.created_at);
+        let wait = age
+            .unwrap_or_default()
+            .clamp(WHILE_UNDECLARED.0, WHILE_UNDECLARED.1);
+        let verdict = Verdict::Retry(failure, wait, Attempt::NotCounted);
         Self::not_sent(To::Split, verdict, message, now)
     }
 
@@ -265,6 +282,7 @@ impl<'a> Ways<'a> {
             (Way::NoRoute, []) if registry.is_without_subscriber(topic) => {
                 return match self.met {
                     Ok(_) if is_begun => Fate::settled(To::Split, Verdict::Split(Parts::default())),
+                    Ok(_) if registry.is_undeclared(topic) => Fate::undeclared(message, now),
                     Ok(_) => Fate::settled(To::Split, Verdict::NoSubscriber),
                     Err(why) => unknown(why),
                 };
@@ -452,9 +470,11 @@ fn unsent(claimed: &Claimed, sent: Result<&Retries, Verdict>) -> Option<Verdict>
     let message = &claimed.message;
     match claimed.known {
         Known::No => {}
-        Known::Delivered => return Some(Verdict::Deduplicated),
-        Known::OtherContent => {
-            let error = "a message with the same idempotency key but a different topic or payload was delivered before";
+        Known::Delivered(first) => return Some(Verdict::Deduplicated(first)),
+        Known::OtherContent(first) => {
+            let error = format!(
+                "a message with the same idempotency key but a different topic or payload was delivered before as {first}"
+            );
             let failure = Failure::new(ReasonCode::IdempotencyConflict, error);
             return Some(Verdict::Dead(failure, Attempt::NotCounted));
         }
@@ -482,6 +502,8 @@ mod tests {
     use crate::relay::bulkhead::Dispatchers;
     use crate::relay::planner::tests::claimed;
     use crate::relay::to::To;
+    use crate::store::relay::served::Others;
+    use crate::store::relay::topics::Patterns;
 
     /// The job of a message that goes to `a`, to `a` and `b`, or nowhere.
     fn of(topic: &str, change: impl FnOnce(&mut Claimed)) -> Job {
@@ -575,6 +597,55 @@ mod tests {
         assert!(matches!(of_topic(&[]), Some(Verdict::Released)));
     }
 
+    /// R67: nobody ends a message of a topic that the application has not declared.
+    #[test]
+    fn a_message_of_an_undeclared_topic_without_a_subscriber_waits() {
+        let (bulkheads, ..) =
+            Bulkhead::all(&Config::default(), Dispatchers::idle(&Config::default()));
+        let of_topic = |topic: &str| {
+            let topics = Patterns {
+                declared: vec!["order.*".to_owned()],
+                ..Patterns::default()
+            };
+            let mut registry = Registry::default();
+            registry.others = Arc::new(Others {
+                topics,
+                ..Others::default()
+            });
+            registry.can_send = true;
+            // Another tenant wants every topic.
+            let customer = Customer {
+                tenant_id: Some(Uuid::now_v7()),
+                limits: bulkheads.last().map(|one| one.limits.clone()),
+                ..Customer::plain()
+            };
+            let name = Arc::clone(&customer.name);
+            registry.by_name.insert(name, Arc::new(customer));
+            registry.index();
+            let mut ways = Ways {
+                routes: &Routes::new(&Config::default()),
+                bulkheads: &bulkheads,
+                on_dead: OnDead::Continue,
+                registry: Arc::new(registry),
+                rooms: Rooms::default(),
+                met: Ok(Met::new()),
+                is_current: true,
+            };
+            ways.job(claimed(1, topic, None), LeaseId(1), Instant::now())
+                .unsent
+        };
+        assert!(matches!(
+            of_topic("order.paid"),
+            Some(Verdict::NoSubscriber)
+        ));
+        let Some(Verdict::Retry(failure, wait, Attempt::NotCounted)) = of_topic("odrer.paid")
+        else {
+            panic!("expected a message that waits");
+        };
+        assert_eq!(failure.code, ReasonCode::UnknownTopic);
+        assert!(wait >= WHILE_UNDECLARED.0 && wait <= WHILE_UNDECLARED.1);
+    }
+
     /// R46: the destination may have been registered again since this relay's last query.
     #[test]
     fn a_message_for_a_removed_destination_is_dead_lettered_only_after_a_lookup() {
@@ -650,9 +721,9 @@ mod tests {
     #[test]
     fn a_message_known_to_the_ledger_is_not_sent_to_any_destination() {
         for topic in ["a", "fan", "none"] {
-            let known = unsent(topic, |one| one.known = Known::Delivered);
-            assert!(matches!(known, Some(Verdict::Deduplicated)));
-            let other = unsent(topic, |one| one.known = Known::OtherContent);
+            let known = unsent(topic, |one| one.known = Known::Delivered(7));
+            assert!(matches!(known, Some(Verdict::Deduplicated(7))));
+            let other = unsent(topic, |one| one.known = Known::OtherContent(7));
             let Some(Verdict::Dead(failure, Attempt::NotCounted)) = other else {
                 panic!("{other:?}");
             };

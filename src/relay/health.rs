@@ -92,6 +92,13 @@ words! {
         /// No active relay has a route, a handler or a destination for some messages. The messages wait and use no
         /// attempts.
         NoRoute = "no_route",
+        /// The application has declared its topics, and messages of other topics wait, because nobody wants them.
+        UnknownTopic = "unknown_topic",
+        /// Messages of a topic have ended without a subscriber in the last 24 hours, although the topic never had one: it may
+        /// be misspelt.
+        NoSubscriber = "no_subscriber",
+        /// The relays of the outbox have different values of settings on which they must agree.
+        SettingsDiffer = "settings_differ",
         /// The settings of the relay refuse some registered destinations, or its code panicked for a destination: their
         /// messages wait for a relay that serves them.
         DestinationRefused = "destination_refused",

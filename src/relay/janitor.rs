@@ -18,9 +18,10 @@ use super::threads::Post;
 use crate::config::LedgerPayload;
 use crate::error::DatabaseError;
 use crate::log;
+use crate::store::brief::Tried;
 use crate::store::relay::clean::{self, Blanking};
 use crate::store::relay::connection::Plans;
-use crate::store::relay::{failing, own};
+use crate::store::relay::{failing, own, topics};
 use crate::store::write::inbox::{self, Cleaning, Forgetting};
 
 /// The longest interval between two cleanings of the ledger and the inbox.
@@ -28,6 +29,8 @@ const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 /// The most rows that one statement removes or changes.
 const CLEAN_BATCH: i32 = 1000;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The most topics without a subscriber that are recorded at once.
+const MOST_UNWANTED: usize = 10;
 /// While registered destinations fail, the interval between two looks whether that is to be told.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -51,6 +54,22 @@ pub(crate) fn run(shared: &Shared) {
     });
     // If the database fails, a relay tries again.
     let _ = verifications.record(&mut session);
+    // A job's last messages.
+    let _ = record_unwanted(shared, &mut session);
+}
+
+/// Records topics whose messages have ended without a subscriber, and says so.
+fn record_unwanted(shared: &Shared, session: &mut Session) -> Result<(), DatabaseError> {
+    for topic in shared.unwanted.take(MOST_UNWANTED) {
+        // Who locks the table holds up nobody: the topic is recorded at its next message.
+        let recorded = session.run_without_waiting(|conn, name| {
+            topics::record_without_subscriber(conn, name, &topic)
+        })?;
+        if matches!(recorded, Tried::Done(true)) {
+            log::warn!(event = "topic_without_subscriber", topic = topic; "messages of {topic} have ended without a subscriber, and the ledger has no delivery of the topic: if the topic is right, declare it (OUTBOX_TOPICS)");
+        }
+    }
+    Ok(())
 }
 
 struct Janitor<'a, 'scope> {
@@ -118,6 +137,7 @@ impl<'a, 'scope> Janitor<'a, 'scope> {
             .look(self.shared, self.scope, &mut self.session)?;
         self.leases.look(self.shared, &mut self.session)?;
         self.tell_failing()?;
+        record_unwanted(self.shared, &mut self.session)?;
         self.depths.count(&mut self.session)
     }
 

@@ -13,6 +13,7 @@ use super::health::{DestinationState, Health, Problem, ProblemKind};
 use super::shared::Shared;
 use super::threads::{MARGIN, Post, State};
 use super::to::To;
+use super::unrouted::Unrouted;
 use crate::dispatch::close_idle;
 use crate::handlers::MOST_LATE;
 use crate::status::ReasonCode;
@@ -173,18 +174,27 @@ pub(crate) fn health(shared: &Shared) -> Health {
         );
         found(ProblemKind::ClaimInDoubt, what);
     }
-    if let [first, others @ ..] = shared.unrouted().as_slice() {
-        let more = match others.len() {
-            0 => String::new(),
-            count => format!(" (and {count} more such topics)"),
-        };
-        let what = format!(
-            "{}{more}, because {}: {}",
-            first.what(),
-            first.why,
-            first.why.next_step()
-        );
+    let (unknown, unrouted): (Vec<_>, Vec<_>) =
+        (shared.unrouted().into_iter()).partition(|one| one.why.code() == ReasonCode::UnknownTopic);
+    if let Some(what) = unserved(&unrouted) {
         found(ProblemKind::NoRoute, what);
+    }
+    if let Some(what) = unserved(&unknown).or_else(|| undeclared(shared)) {
+        found(ProblemKind::UnknownTopic, what);
+    }
+    if let [first, others @ ..] = shared.without_subscriber().as_slice() {
+        let (what, next) = (first.what(), first.next_step());
+        let what = format!("{what}{}: {next}", and_more(others.len()));
+        found(ProblemKind::NoSubscriber, what);
+    }
+    let differences = shared.differences();
+    if !differences.is_empty() {
+        let each: Vec<String> = differences.iter().map(ToString::to_string).collect();
+        let what = format!(
+            "{}: set the same value at all relays of the outbox",
+            each.join("; ")
+        );
+        found(ProblemKind::SettingsDiffer, what);
     }
     let refuses = shared.registered.refuses();
     if let Some((name, why)) = refuses.first() {
@@ -230,6 +240,30 @@ pub(crate) fn health(shared: &Shared) -> Health {
     }
     problems.sort_by_key(|problem| problem.kind);
     Health::new(problems)
+}
+
+/// The first topic that no relay serves, and how many more there are.
+fn unserved(all: &[Unrouted]) -> Option<String> {
+    let (first, others) = all.split_first()?;
+    let (what, why, next) = (first.what(), &first.why, first.why.next_step(first.waiting));
+    let more = and_more(others.len());
+    Some(format!("{what}{more}, because {why}: {next}"))
+}
+
+fn and_more(topics: usize) -> String {
+    match topics {
+        0 => String::new(),
+        count => format!(" (and {count} more such topics)"),
+    }
+}
+
+/// Topics whose messages wait, although registered destinations have patterns for them: those of other tenants.
+fn undeclared(shared: &Shared) -> Option<String> {
+    let (topic, count) = shared.undeclared.first(crate::clock::now())?;
+    let more = and_more(count - 1);
+    Some(format!(
+        "messages of the topic {topic:?}{more} wait, because the topic is not declared, and nobody wants them: correct the topic where messages are enqueued, or run `diesel-outbox topics declare '{topic}'`"
+    ))
 }
 
 /// The destinations that this relay cannot send to for a reason of its own.

@@ -189,7 +189,12 @@ impl Registry {
     /// Whether messages of this topic, which no route of this relay serves, wait for a relay that does not run: it has
     /// served the topic before.
     pub(super) fn awaits_route(&self, topic: &str) -> bool {
-        self.others_route(topic).is_none() && matches_any(&self.others.ever, topic)
+        self.others_route(topic).is_none() && self.others.topics.has_served(topic)
+    }
+
+    /// Whether topics are declared, and this one is not: a message that nobody wants waits.
+    pub(super) fn is_undeclared(&self, topic: &str) -> bool {
+        self.others.topics.is_undeclared(topic)
     }
 
     /// Whether this relay claims messages of this topic, which another relay's route serves, because registered
@@ -252,7 +257,11 @@ impl To {
             (Way::NotTaken, _) => Self::Nowhere,
             (Way::NoRoute, "") if registry.awaits_route(topic) => Self::Nowhere,
             (_, "") if registry.may_want(topic) => Self::Split,
-            (Way::NoRoute, "") if registry.is_without_subscriber(topic) => Self::Split,
+            (Way::NoRoute, "")
+                if registry.is_without_subscriber(topic) && !registry.is_undeclared(topic) =>
+            {
+                Self::Split
+            }
             (Way::UnknownDestination, name) => match registry.named(name) {
                 Some(one) if one.is_enabled() => Self::Registered(one.id),
                 None if registry.is_removed(name) => Self::Split,

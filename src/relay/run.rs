@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn the_rest_of_a_run_that_is_not_sent_is_released() {
         let bulkheads = bulkheads();
-        let unsent = Settlement::unsent(run(&bulkheads, 3), &bulkheads, Verdict::Deduplicated);
+        let unsent = Settlement::unsent(run(&bulkheads, 3), &bulkheads, Verdict::Deduplicated(1));
         let kinds: Vec<Kind> = unsent.apart().map(|one| one.kind()).collect();
         assert_eq!(kinds, [Kind::Deduplicated, Kind::Released, Kind::Released]);
     }

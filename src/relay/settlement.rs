@@ -21,7 +21,7 @@ use crate::status::ReasonCode;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::Key;
-use crate::store::relay::settle::{Claim, Delivered, Failed, Trace};
+use crate::store::relay::settle::{Claim, Delivered, Discarded, Failed, Repeat, Trace};
 use crate::store::relay::split::Parts;
 use crate::store::sql::LONGEST;
 use crate::words::words;
@@ -159,7 +159,7 @@ impl Settlement {
         match self.verdict {
             Verdict::Delivered(_) => Kind::Delivered,
             Verdict::NoSubscriber => Kind::NoSubscriber,
-            Verdict::Deduplicated => Kind::Deduplicated,
+            Verdict::Deduplicated(_) => Kind::Deduplicated,
             Verdict::Retry(..) => Kind::Retry,
             Verdict::Dead(..) => Kind::Dead,
             Verdict::Split(_) => Kind::Split,
@@ -348,7 +348,7 @@ impl Settlement {
                 make_ascii(&mut failure.error) | of_body
             }
             Verdict::NoSubscriber
-            | Verdict::Deduplicated
+            | Verdict::Deduplicated(_)
             | Verdict::Split(_)
             | Verdict::Released => false,
         };
@@ -396,6 +396,33 @@ pub(super) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Opti
         response: body.map(storable),
         code,
     })
+}
+
+impl Settlement {
+    /// The repeat of a delivery to record.
+    pub(super) fn repeat_of(&self) -> Option<Repeat> {
+        match self.verdict {
+            Verdict::Deduplicated(first) => Some(Repeat {
+                claim: self.claim(),
+                first,
+            }),
+            _ => None,
+        }
+    }
+
+    /// The result that changed nothing, to record. `why`: the current state of the message.
+    pub(super) fn discarded(&self, bulkheads: &[Bulkhead], why: String) -> Discarded {
+        let message = &self.message;
+        Discarded {
+            sequence: self.sequence(),
+            message_id: message.message_id,
+            topic: message.topic.clone(),
+            destination: self.destination(bulkheads).to_string(),
+            tenant_id: message.tenant_id,
+            error: format!("{}: {why}", self.kind().as_str()),
+            lease: self.lease,
+        }
+    }
 }
 
 /// The failed attempt to record.

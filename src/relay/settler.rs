@@ -22,6 +22,7 @@ use super::threads::Post;
 use super::told::Told;
 use crate::clock;
 use crate::error::DatabaseError;
+use crate::status::ReasonCode;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::connection::Plans;
 use crate::store::relay::lease::LeaseId;
@@ -311,6 +312,16 @@ impl<'a, D: Database> Settler<'a, D> {
             } += done.len() as u64;
         });
         shared.metrics.conflicts.increment(conflicts.len() as u64);
+        let topics = || done.iter().map(|one| one.message.topic.as_str());
+        if kind == Kind::NoSubscriber {
+            shared.unwanted.note(topics(), now);
+        }
+        let is_undeclared = |one: &Settlement| {
+            (one.failure()).is_some_and(|failure| failure.code == ReasonCode::UnknownTopic)
+        };
+        if done.iter().any(|one| is_undeclared(one)) {
+            shared.undeclared.note(topics(), now);
+        }
         for settlement in done.into_iter().chain(&dead) {
             self.tell(settlement, now);
         }
@@ -377,15 +388,20 @@ impl<'a, D: Database> Settler<'a, D> {
         }
         let missed: Vec<Trace> = conflicts.iter().map(|one| one.trace()).collect();
         let found = self.db.whereabouts(&missed);
+        let (config, bulkheads) = (&self.shared.config, &self.shared.bulkheads);
+        let mut discarded = Vec::new();
         for settlement in conflicts {
             let is_it = |standing: &&Whereabouts| standing.sequence == settlement.sequence();
             let found = found.as_ref().map(|found| found.iter().find(is_it));
-            log_conflict(
-                settlement,
-                &self.shared.config,
-                &self.shared.bulkheads,
-                found,
-            );
+            let why = log_conflict(settlement, config, bulkheads, found);
+            // Of a message that was not sent, no result is lost.
+            if !matches!(settlement.kind(), Kind::Split | Kind::Released) {
+                discarded.push(settlement.discarded(bulkheads, why));
+            }
+        }
+        if !discarded.is_empty() {
+            // An outage is logged by the session, and the log has the conflict.
+            let _ = self.db.note_conflicts(&discarded);
         }
     }
 }

@@ -22,14 +22,16 @@ use super::sleep::Sleep;
 use super::stats::Stats;
 use super::threads::{Post, Threads};
 use super::told::Told;
-use super::unrouted::Unrouted;
+use super::unrouted::{Lately, Unrouted};
 use crate::config::Config;
 use crate::lock::lock;
 use crate::log::{self, Queue};
 use crate::routes::Routes;
+use crate::store::relay::agreement::Difference;
 use crate::store::relay::backend::Backend;
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::topics::WithoutSubscriber;
 
 /// The time limit of a claim. A claim that takes longer is given up and retried.
 pub(super) const CLAIM_LIMIT: Duration = Duration::from_secs(30);
@@ -46,6 +48,10 @@ struct Published {
     keyed_looks: KeyedLooks,
     /// Published by the janitor: the messages that no relay serves.
     unrouted: Vec<Unrouted>,
+    /// Published by the janitor: the topics that end without a subscriber, and never had one.
+    without_subscriber: Vec<WithoutSubscriber>,
+    /// Published by the janitor: the settings on which this relay and others do not agree.
+    differences: Vec<Difference>,
     /// Published by the listener: its server process.
     listener: Option<Backend>,
     /// Published by the heartbeat: the listener's server process that the lease names.
@@ -89,6 +95,10 @@ pub(crate) struct Shared {
     pub(super) log: Queue,
     pub(super) custody: Custody,
     pub(super) filter_troubles: Troubles,
+    /// Topics that are not declared, and whose messages wait.
+    pub(super) undeclared: Lately,
+    /// Topics whose messages have ended without a subscriber.
+    pub(super) unwanted: Lately,
     published: Mutex<Published>,
     /// Whether the relay is shutting down: it claims nothing more, and sends no queued message.
     stopping: AtomicBool,
@@ -166,6 +176,8 @@ impl Shared {
             stats: Mutex::default(),
             custody,
             filter_troubles: Troubles::default(),
+            undeclared: Lately::default(),
+            unwanted: Lately::default(),
             published: Mutex::default(),
             stopping: AtomicBool::new(false),
             signals,
@@ -258,6 +270,25 @@ impl Shared {
     /// The messages that no relay serves, by topic, the most messages first.
     pub(crate) fn unrouted(&self) -> Vec<Unrouted> {
         lock(&self.published).unrouted.clone()
+    }
+
+    pub(super) fn set_without_subscriber(&self, topics: Vec<WithoutSubscriber>) {
+        lock(&self.published).without_subscriber = topics;
+    }
+
+    pub(super) fn without_subscriber(&self) -> Vec<WithoutSubscriber> {
+        lock(&self.published).without_subscriber.clone()
+    }
+
+    /// Returns the settings that did not differ before.
+    pub(super) fn set_differences(&self, differences: Vec<Difference>) -> Vec<Difference> {
+        let before = std::mem::replace(&mut lock(&self.published).differences, differences.clone());
+        let is_new = |one: &Difference| before.iter().all(|other| other.setting != one.setting);
+        differences.into_iter().filter(is_new).collect()
+    }
+
+    pub(super) fn differences(&self) -> Vec<Difference> {
+        lock(&self.published).differences.clone()
     }
 
     pub(super) fn set_failed_reload(&self, error: String) {

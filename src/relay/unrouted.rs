@@ -1,9 +1,12 @@
 //! Reports messages that no active relay serves.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::lock::lock;
 use crate::log;
+use crate::status::ReasonCode;
 use crate::store::operate::depths::Depths;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::served::Unserved;
@@ -53,6 +56,60 @@ impl Unrouted {
     }
 }
 
+/// The most topics that are remembered.
+const MOST_TOPICS: usize = 1000;
+/// How long a topic is remembered. Longer than messages of topics that are not declared wait.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// Topics of which a message that nobody wants was seen lately.
+#[derive(Debug, Default)]
+pub(crate) struct Lately(Mutex<HashMap<String, Seen>>);
+
+#[derive(Debug)]
+struct Seen {
+    last: Instant,
+    /// Whether the topic has not been taken yet.
+    is_new: bool,
+}
+
+impl Lately {
+    pub(crate) fn note<'a>(&self, topics: impl Iterator<Item = &'a str>, now: Instant) {
+        let mut seen = lock(&self.0);
+        seen.retain(|_, one| now.saturating_duration_since(one.last) < REMEMBERED);
+        for topic in topics {
+            let is_full = seen.len() >= MOST_TOPICS;
+            if let Some(one) = seen.get_mut(topic) {
+                one.last = now;
+            } else if !is_full {
+                let one = Seen {
+                    last: now,
+                    is_new: true,
+                };
+                seen.insert(topic.to_owned(), one);
+            }
+        }
+    }
+
+    /// One of the topics, and their number.
+    pub(crate) fn first(&self, now: Instant) -> Option<(String, usize)> {
+        let mut seen = lock(&self.0);
+        seen.retain(|_, one| now.saturating_duration_since(one.last) < REMEMBERED);
+        let first = seen.keys().min()?.clone();
+        Some((first, seen.len()))
+    }
+
+    /// Takes at most so many topics that have not been taken yet.
+    pub(crate) fn take(&self, most: usize) -> Vec<String> {
+        let mut seen = lock(&self.0);
+        let new = seen.iter_mut().filter(|(_, one)| one.is_new).take(most);
+        new.map(|(topic, one)| {
+            one.is_new = false;
+            topic.clone()
+        })
+        .collect()
+    }
+}
+
 /// The topics that the log has reported, and when.
 #[derive(Debug, Default)]
 pub(super) struct Told(HashMap<Topic, Instant>);
@@ -68,7 +125,11 @@ impl Told {
         };
         let new: Vec<Unrouted> = unrouted.iter().filter(is_new).cloned().collect();
         for one in new.into_iter().take(MOST_LINES) {
-            log::error!(event = "no_route", topic = one.topic.topic, destination = one.topic.destination, messages = one.waiting; "{} without using attempts, because {}: {}", one.what(), one.why, one.why.next_step());
+            let event = match one.why.code() {
+                ReasonCode::UnknownTopic => "unknown_topic",
+                _ => "no_route",
+            };
+            log::error!(event = event, topic = one.topic.topic, destination = one.topic.destination, messages = one.waiting; "{} without using attempts, because {}: {}", one.what(), one.why, one.why.next_step(one.waiting));
             self.0.insert(one.topic, Instant::now());
         }
     }

@@ -14,7 +14,7 @@ pub(crate) enum Verdict {
     Delivered(Response),
     /// Settled as delivered without a send: no registered destination wants the message.
     NoSubscriber,
-    Deduplicated,
+    Deduplicated(i64),
     /// Retry after this delay.
     Retry(Failure, Duration, Attempt),
     Dead(Failure, Attempt),

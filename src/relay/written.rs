@@ -13,7 +13,7 @@ use crate::store::relay::claim::{Batch, Claimant, Runs};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::ordered::{self, Key};
 use crate::store::relay::own;
-use crate::store::relay::settle::{self, Claim, Delivered, Failed};
+use crate::store::relay::settle::{self, Claim, Delivered, Failed, Repeat};
 use crate::store::relay::split::{self, Piece, Split};
 
 /// Settlements of one kind and lease, and the keys whose next messages are claimed with them.
@@ -79,7 +79,10 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             let keeps = config.ledger_payload.is_kept();
             settle::delivered(conn, name, lease, &delivered, status, keeps)
         }
-        Kind::Deduplicated => settle::deduplicated(conn, name, lease, &claims()),
+        Kind::Deduplicated => {
+            let repeats: Vec<Repeat> = each().filter_map(Settlement::repeat_of).collect();
+            settle::deduplicated(conn, name, lease, &repeats)
+        }
         Kind::Retry => settle::retry(conn, name, lease, &failures()),
         Kind::Dead => bury(conn, settle, &failures()),
         Kind::Split => {

@@ -31,6 +31,9 @@ pub(crate) struct Serves {
     /// The rate limits of destinations and groups of handlers, by name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) rates: Vec<(String, String)>,
+    /// The patterns of topics that the settings declare.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) declared: Vec<String>,
 }
 
 impl Serves {
@@ -57,6 +60,7 @@ impl Serves {
             rest: config.takes_rest,
             registered: false,
             only: config.only.clone(),
+            declared: config.topics.clone(),
         }
     }
 
@@ -94,8 +98,8 @@ impl Serves {
         self.destinations.is_empty() && self.handlers.is_empty() && !self.rest
     }
 
-    /// The patterns of topics that the relay serves, and their kinds in `outbox_topic`, in order. A route that leads only
-    /// to handlers serves the topics of the handlers.
+    /// The patterns of topics that the relay serves or declares, and their kinds in `outbox_topic`, in order. A route that
+    /// leads only to handlers serves the topics of the handlers.
     pub(crate) fn topics(&self) -> BTreeSet<(String, &'static str)> {
         let is_handler = |name: &String| self.handlers.iter().any(|(group, _)| group == name);
         let routes = self
@@ -112,7 +116,11 @@ impl Serves {
         let routes = routes.flat_map(of_route).map(|pattern| (pattern, "route"));
         let handlers = self.handlers.iter().flat_map(|(_, topics)| topics);
         let handlers = handlers.map(|topic| (topic.clone(), "handler"));
-        routes.chain(handlers).collect()
+        let declared = self
+            .declared
+            .iter()
+            .map(|pattern| (pattern.clone(), "declared"));
+        routes.chain(handlers).chain(declared).collect()
     }
 
     /// JSON in ASCII, which a database with any encoding can store.

@@ -252,6 +252,8 @@ macro_rules! __outbox_tables {
                 listener_pid -> diesel::sql_types::Nullable<diesel::sql_types::Integer>,
                 /// When that process started.
                 listener_started -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+                /// The settings that the relays of an outbox must agree on, by name; secret keys as fingerprints.
+                settings -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
             }
         }
 

@@ -1,6 +1,7 @@
 //! The statements of relays.
 
 mod address;
+pub(crate) mod agreement;
 pub(crate) mod backend;
 pub(crate) mod claim;
 pub(crate) mod claimable;

@@ -292,7 +292,7 @@ fn push_table(mut out: AstPass<'_, '_, Pg>, quoted: &str, alias: &str) -> QueryR
 tables! {
     lease, other_lease = outbox_lease {
         id, relay, started_at, renewed_at, expires_at, single_active, ended, serves, takeover_after,
-        refuses, listener_pid, listener_started
+        refuses, listener_pid, listener_started, settings
     }
     lock = outbox_lock { name }
     outbox, candidate, other = outbox {

@@ -65,6 +65,7 @@ impl Outbox {
             is_single_active,
             serves: None,
             records_topics: false,
+            settings: None,
         };
         lease::register(conn, &self.name, &registration).expect("a lease")
     }

@@ -7,13 +7,7 @@ fn the_help_of_each_command_mentions_its_options() {
     for (command, option) in [("demo", "--orders"), ("bench", "--json")] {
         let help = finish(binary(&[command, "--help"])).code(0).stdout;
         assert!(help.contains(option), "{command}: {help}");
-        for setting in diesel_outbox::program::SETTINGS {
-            assert!(
-                help.contains(setting.variable) && help.contains(setting.default),
-                "{command} {}: {help}",
-                setting.variable
-            );
-        }
+        assert!(help.contains("help settings"), "{command}: {help}");
     }
 }
 

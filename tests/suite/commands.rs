@@ -1332,13 +1332,10 @@ fn the_help_of_each_command_mentions_its_options() {
         for option in options {
             assert!(help.contains(option), "{arguments:?} {option}: {help}");
         }
-        for setting in diesel_outbox::program::SETTINGS {
-            assert!(
-                help.contains(setting.variable) && help.contains(setting.default),
-                "{arguments:?} {}: {help}",
-                setting.variable
-            );
-        }
+        assert!(
+            help.contains("help settings") && !help.contains("OUTBOX_BATCH"),
+            "{help}"
+        );
     }
     let help = finish(binary(&["--help"])).code(0).stdout;
     for command in [

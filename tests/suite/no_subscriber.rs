@@ -168,6 +168,7 @@ fn topics_are_listed_and_forgotten() {
     receiver.wait_for(1);
     assert_eq!(database.count("no_subscriber"), 0);
     let forget = ["topics", "forget", "member.joined", "--kind", "handler"];
+    let forget = [forget.as_slice(), &["--with-waiting", "--yes"]].concat();
     finish(database.binary(&forget)).code(0);
     eventually("nothing serves the topic any more", || {
         database.count("no_subscriber") == 1
@@ -184,7 +185,7 @@ fn topics_of_a_running_relay_are_not_forgotten() {
     let (heard, _hear) = mpsc::channel();
     let relay = application(&database, heard);
     eventually("the topic is recorded", || topics(&database).len() == 1);
-    let forget = ["topics", "forget", "member.joined"];
+    let forget = ["topics", "forget", "member.joined", "--yes"];
     let refused = finish(database.binary(&forget)).code(1).stderr;
     assert!(refused.contains("is running and serves"), "{refused}");
     assert_eq!(topics(&database), ["member.joined"]);

@@ -248,9 +248,10 @@ fn show_list(found: &Searched<MessageRecord>, waits: &[Option<WaitReason>]) -> R
 pub(super) fn retry(conn: &mut PgConnection, config: &Config, options: &OneOrMany) -> Result<()> {
     let Some(one) = options.one() else {
         let filter = options.filter("retry")?;
-        return all(config, options, ("retry", "retried"), |bulk| {
+        all(config, options, ("retry", "retried"), |bulk| {
             admin::retry_all(conn, &config.table, &filter, bulk)
-        });
+        })?;
+        return name_routed(conn, config, options);
     };
     let changed = admin::retry(
         conn,
@@ -268,9 +269,10 @@ pub(super) fn retry(conn: &mut PgConnection, config: &Config, options: &OneOrMan
 pub(super) fn cancel(conn: &mut PgConnection, config: &Config, options: &OneOrMany) -> Result<()> {
     let Some(one) = options.one() else {
         let filter = options.filter("cancel")?;
-        return all(config, options, ("cancel", "cancelled"), |bulk| {
+        all(config, options, ("cancel", "cancelled"), |bulk| {
             admin::cancel_all(conn, &config.table, &filter, bulk)
-        });
+        })?;
+        return name_routed(conn, config, options);
     };
     let changed = admin::cancel(
         conn,
@@ -295,6 +297,23 @@ fn all(
         which: &which,
     };
     bulk::carry_out(&options.how, &words, |bulk| Ok(act(bulk)?))
+}
+
+/// Names the topics of messages that a route sends to the destination: they name no destination, so they were not
+/// selected.
+fn name_routed(conn: &mut PgConnection, config: &Config, options: &OneOrMany) -> Result<()> {
+    let (Some(destination), None) = (&options.destination, &options.topic) else {
+        return Ok(());
+    };
+    let topics = program::routed_topics(conn, &config.table, destination)?;
+    if !topics.is_empty() {
+        let each: Vec<String> = topics.iter().map(|one| format!("--topic {one}")).collect();
+        let shown = output::shown(&each.join(", or "));
+        eprintln!(
+            "diesel-outbox: messages that a route sends to {destination:?} name no destination, and are not selected: select them by topic, with {shown}"
+        );
+    }
+    Ok(())
 }
 
 pub(super) fn reschedule(

@@ -6,7 +6,7 @@ use diesel_outbox::admin::{Bulked, DeadDepth, LaneDepth, LetterId, Pause, Verdic
 use diesel_outbox::config::SigningSecret;
 use diesel_outbox::destinations::{self, EndpointAnswer, RegisteredDestination, TestAnswer};
 use diesel_outbox::program::{
-    self, BlockedKey, HistoryEntry, LeaseRow, LiveTopic, MessageRecord, OperatorAct, ServedTopic,
+    self, BlockedKey, HistoryEntry, KnownTopic, LeaseRow, LiveTopic, MessageRecord, OperatorAct,
 };
 use diesel_outbox::{Answer, MessageRef, Sequence};
 use http::{Method, StatusCode};
@@ -376,17 +376,19 @@ view! {
         destination: String = one.destination.clone(),
         /// Names of relays. Empty: the messages wait.
         served_by: Vec<String> = one.served_by.clone(),
+        /// Messages that no relay has claimed.
+        waiting: i64 = one.waiting,
         /// Why no active relay serves the messages.
         unserved: Option<String> = one.unserved.as_ref().map(ToString::to_string),
-        next_step: Option<String> = one.unserved.as_ref().map(program::next_step),
+        next_step: Option<String> = one.unserved.as_ref().map(|why| program::next_step(why, one.waiting)),
     }
 }
 
 view! {
-    /// A topic that a route or a handler of a relay has served.
-    Pattern of (one: &ServedTopic) {
+    /// A topic that a relay has served, or that is declared.
+    Pattern of (one: &KnownTopic) {
         pattern: String = one.pattern.clone(),
-        /// `route` or `handler`.
+        /// `route`, `handler`, `declared` or `no_subscriber`.
         kind: String = one.kind.clone(),
         first_served: Time = (&one.first_served).into(),
         last_served: Time = (&one.last_served).into(),
@@ -773,7 +775,7 @@ fn cancel_messages(call: &Call<'_>, given: Many) -> Found<Count> {
 fn get_message(call: &Call<'_>) -> Found<Known> {
     let guest = call.visitor;
     let found = messages::find(&call.visit(), call.part("key"))?;
-    if found.records.rows.is_empty() {
+    if found.records.rows.is_empty() && found.history.is_empty() {
         return Err(Problem::missing());
     }
     let event = |entry| Event::of(entry, guest);

@@ -41,10 +41,9 @@ pub(super) fn find(visit: &Visit<'_>, q: &str) -> anyhow::Result<Found> {
     let key = MessageKey::Text(q.to_owned());
     visit.run(&visit.site.searches, |conn, outbox| {
         let records = program::message(conn, outbox, &key)?;
-        let ids: Vec<uuid::Uuid> = records.rows.iter().map(|one| one.message_id).collect();
         Ok(Found {
             waits: program::wait_reasons_of(conn, outbox, &records.rows)?,
-            history: program::history(conn, outbox, &ids)?,
+            history: program::history_of(conn, outbox, q, &records.rows)?,
             records,
         })
     })
@@ -81,7 +80,12 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         @if !found.is_complete {
             p.refused role="status" { "The search timed out: there may be more rows. A search by idempotency key is fast." }
         }
-        @if found.rows.is_empty() {
+        @if found.rows.is_empty() && !history.is_empty() {
+            section.panel aria-labelledby="history" {
+                div.head { h2 id="history" { "History" } }
+                div.body { (timeline(&steps(&[], &history))) }
+            }
+        } @else if found.rows.is_empty() {
             p role="status" { "No message found for " strong.key { (q) } ": it was never in this outbox, or its ledger row has expired." }
         } @else {
             (all(visit.guest, &found.rows, &waits, &history))

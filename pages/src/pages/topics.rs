@@ -1,6 +1,6 @@
-//! Topics: those of live messages with the relays that serve them, and all that relays have ever served.
+//! Topics: those of live messages with the relays that serve them, and what is recorded: served, declared.
 
-use diesel_outbox::program::{self, LiveTopic, ServedTopic};
+use diesel_outbox::program::{self, KnownTopic, LiveTopic};
 use maud::{Markup, html};
 
 use super::layout::section;
@@ -17,9 +17,9 @@ pub(super) fn live(visit: &Visit<'_>) -> anyhow::Result<Vec<LiveTopic>> {
     visit.run(&visit.site.searches, program::topics)
 }
 
-/// The patterns that a route or a handler of any relay has ever served.
-pub(super) fn served(visit: &Visit<'_>) -> anyhow::Result<Vec<ServedTopic>> {
-    visit.run(&visit.site.searches, program::served_topics)
+/// The patterns that a route or a handler of any relay has ever served, and those that are declared.
+pub(super) fn served(visit: &Visit<'_>) -> anyhow::Result<Vec<KnownTopic>> {
+    visit.run(&visit.site.searches, program::known_topics)
 }
 
 pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
@@ -36,19 +36,20 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
             live.len(),
         ))
         (panel(
-            ("served", "Topics that relays have served"),
+            ("served", "Recorded topics"),
             &[
                 Column("Pattern", Kind::Text),
                 Column("Kind", Kind::Plain),
-                Column("First served", Kind::Short),
-                Column("Last served", Kind::Short),
+                Column("First", Kind::Short),
+                Column("Last", Kind::Short),
             ],
             &served.iter().take(MOST).map(pattern).collect::<Vec<_>>(),
             served.len(),
         ))
         p.quiet {
-            "Messages of these topics wait for such a relay, even while none runs. "
-            code { "diesel-outbox topics forget" } " forgets a topic that no relay will serve again."
+            "Messages of topics that a route or a handler has served wait for such a relay, even while none runs. "
+            "Where topics are declared, messages of other topics wait, too. "
+            code { "diesel-outbox topics forget" } " says first what becomes of waiting messages."
         }
     };
     Ok(visit.page("Topics").answer(&content))
@@ -72,7 +73,7 @@ fn waiting(one: &LiveTopic) -> Vec<Markup> {
     let relays = match (&one.unserved, one.served_by.as_slice()) {
         (Some(why), _) => html! {
             span.badge.bad { "no relay" } " " (why) ". "
-            span.quiet { "Next step: " (program::next_step(why)) "." }
+            span.quiet { "Next step: " (program::next_step(why, one.waiting)) "." }
         },
         (None, []) => html! { span.badge.bad { "no relay" } " No relay is active." },
         (None, relays) => html! { (relays.join(", ")) },
@@ -80,7 +81,7 @@ fn waiting(one: &LiveTopic) -> Vec<Markup> {
     vec![name_of(&one.topic, &one.destination), relays]
 }
 
-fn pattern(one: &ServedTopic) -> Vec<Markup> {
+fn pattern(one: &KnownTopic) -> Vec<Markup> {
     vec![
         html! { span.key { (words::name(&one.pattern)) } },
         html! { (one.kind) },

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::store::operate::{status, troubles};
 use crate::store::pinned::located_by_default;
 use crate::store::relay::served::{self, RefusedDestination};
-use crate::store::relay::sleep_lock;
+use crate::store::relay::{agreement, sleep_lock, topics};
 use crate::store::setup::doctor::disabled::{disabled, failing, signed_in_binary, unverified};
 use crate::store::setup::doctor::{server, snapshots, tables};
 use crate::store::write::inbox as receiving;
@@ -312,6 +312,33 @@ pub(super) fn inbox(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec
         );
     }
     Ok(found.or_ok(kept.size))
+}
+
+/// Topics that may be misspelt.
+pub(super) fn topics(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("topics");
+    for one in topics::without_subscriber(conn, &config.table)? {
+        found.warning(one.what(), one.next_step());
+    }
+    for (topic, count) in topics::undeclared(conn, &config.table)?.unwrap_or_default() {
+        found.warning(
+            format!("{count} messages of the topic {topic:?} wait (UNKNOWN_TOPIC): the topic is not declared, and nobody wants them"),
+            format!("correct the topic where messages are enqueued, or run `diesel-outbox topics declare '{topic}'`"),
+        );
+    }
+    Ok(found.or_ok("no topic seems to be misspelt"))
+}
+
+/// Settings that the relays of an outbox must agree on.
+pub(super) fn agreement(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("agreement");
+    for one in agreement::differences(conn, &config.table, None)? {
+        found.warning(
+            format!("settings_differ: {one}"),
+            "set the same value at all relays of the outbox",
+        );
+    }
+    Ok(found.or_ok("the running relays agree on the settings that they share"))
 }
 
 pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {

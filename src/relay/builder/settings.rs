@@ -173,6 +173,23 @@ impl RelayBuilder {
         self
     }
 
+    /// Declares topics of the application, as patterns like those of routes. Where any are declared, a message of another
+    /// topic that nobody wants waits as `UNKNOWN_TOPIC`, and is a problem ([`ProblemKind::UnknownTopic`]); where none are, the
+    /// message ends without a subscriber. Declared topics stay declared until `diesel-outbox topics forget`.
+    ///
+    /// [`ProblemKind::UnknownTopic`]: crate::ProblemKind::UnknownTopic
+    ///
+    /// ```
+    /// use diesel_outbox::Relay;
+    ///
+    /// let relay = Relay::builder("postgres://localhost/shop").topics(["order.*", "invoice.sent"]);
+    /// ```
+    #[must_use]
+    pub fn topics<T: Into<String>>(self, patterns: impl IntoIterator<Item = T>) -> Self {
+        let patterns = patterns.into_iter().map(Into::into);
+        self.with("OUTBOX_TOPICS", |config| config.topics.extend(patterns))
+    }
+
     /// Limits the relay to a topic, or to topics that match a pattern as in routes. The routes still apply. Call
     /// again to add a topic. Defaults to all topics.
     ///

@@ -41,7 +41,7 @@ impl Settlement {
             message: &self.message,
             destination: self.place(bulkheads),
             status: match self.verdict {
-                Verdict::Delivered(_) | Verdict::Deduplicated => Status::Delivered,
+                Verdict::Delivered(_) | Verdict::Deduplicated(_) => Status::Delivered,
                 Verdict::NoSubscriber => Status::NoSubscriber,
                 Verdict::Dead(..) => Status::Dead,
                 Verdict::Retry(..) | Verdict::Released if attempts > 0 => Status::Retrying,
@@ -70,8 +70,8 @@ impl Settlement {
                     "no registered destination wants {topic}, and no route or handler has ever served it: settled without a send (message {id})"
                 )
             }
-            Verdict::Deduplicated => format!(
-                "{topic} was delivered{to} before, with the same key: not sent again (message {id})"
+            Verdict::Deduplicated(first) => format!(
+                "{topic} was delivered{to} before as {first}, with the same key: not sent again (message {id})"
             ),
             Verdict::Retry(_, delay, attempt) => {
                 let delay = match delay.as_secs() {
@@ -126,7 +126,7 @@ impl Settlement {
         match self.verdict {
             Verdict::Delivered(_) => "delivered",
             Verdict::NoSubscriber => "no_subscriber",
-            Verdict::Deduplicated => "dedup_hit",
+            Verdict::Deduplicated(_) => "dedup_hit",
             Verdict::Retry(_, _, Attempt::Counted) => "retry",
             Verdict::Retry(..) => "wait",
             Verdict::Dead(..) => "dead",
@@ -297,13 +297,13 @@ pub(in crate::relay) fn log_settled(
 }
 
 /// Logs a line for a message whose settle changed nothing, with the discarded outcome and the current state. `now` is
-/// the state of the message: `None` if the message no longer exists.
+/// the state of the message: `None` if the message no longer exists. Returns why, in words.
 pub(in crate::relay) fn log_conflict(
     settlement: &Settlement,
     config: &Config,
     bulkheads: &[Bulkhead],
     now: Result<Option<&Whereabouts>, &DatabaseError>,
-) {
+) -> String {
     let message = &settlement.message;
     let key = hashed_key(&message.idempotency_key);
     let tenant = message.tenant_id.map(|tenant| tenant.to_string());
@@ -345,6 +345,7 @@ pub(in crate::relay) fn log_conflict(
         "discarded the result of {}{} ({}): lease {} no longer holds message {}: {why}",
         message.topic, to(settlement.place(bulkheads)), settlement.kind().as_str(), settlement.lease.0, message.message_id
     );
+    why
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::page::Page;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 use crate::store::relay::search::Ask;
-use crate::store::relay::settle::{Claim, Released, Trace};
+use crate::store::relay::settle::{Claim, Discarded, Released, Trace};
 use crate::store::relay::whereabouts::Whereabouts;
 
 /// The same as in a session.
@@ -559,6 +559,10 @@ impl Database for Link<'_> {
             let locked = sequences.iter().filter(|one| tables.locked.contains(one));
             locked.copied().collect()
         })
+    }
+
+    fn note_conflicts(&mut self, _: &[Discarded]) -> Answer<()> {
+        Ok(())
     }
 
     fn whereabouts(&mut self, _: &[Trace]) -> Answer<Vec<Whereabouts>> {

@@ -37,7 +37,7 @@ use crate::store::relay::search::Ask;
 use crate::store::relay::served::{Others, Served};
 use crate::store::relay::settle::{Claim, Released};
 use crate::store::relay::streams::Found;
-use crate::store::relay::topics::ServedTopic;
+use crate::store::relay::topics::{KnownTopic, Patterns};
 
 /// A live message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -466,7 +466,10 @@ impl Tables {
             registered: u32::try_from(serves.iter().filter(|one| one.has_registered()).count())
                 .unwrap_or(u32::MAX),
             routes: serves.into_iter().map(Routes::of).collect(),
-            ever: ever.cloned().collect(),
+            topics: Patterns {
+                served: ever.cloned().collect(),
+                declared: Vec::new(),
+            },
         }
     }
 
@@ -784,8 +787,8 @@ impl Tables {
         let delivered = self.ledger.iter().filter(|one| is_asked && is_it(one));
         match delivered.max_by_key(|one| one.at) {
             None => Known::No,
-            Some(one) if one.row.has_content_of(row) => Known::Delivered,
-            Some(_) => Known::OtherContent,
+            Some(one) if one.row.has_content_of(row) => Known::Delivered(one.row.sequence),
+            Some(one) => Known::OtherContent(one.row.sequence),
         }
     }
 
@@ -813,9 +816,9 @@ impl Tables {
             let names = |names: &mut dyn Iterator<Item = &&'static str>| -> Vec<String> {
                 names.map(|name| (*name).to_owned()).collect()
             };
-            let topic = |pattern: &String| ServedTopic {
+            let topic = |pattern: &String| KnownTopic {
                 pattern: pattern.clone(),
-                kind: String::new(),
+                kind: "route".to_owned(),
                 first_served: String::new(),
                 last_served: String::new(),
             };

@@ -49,6 +49,8 @@ words! {
         Replay = "replay",
         /// Topics that no relay will serve again are forgotten.
         ForgetTopics = "topics forget",
+        /// Topics of the application are declared.
+        DeclareTopics = "topics declare",
         /// A tenant is forgotten.
         Forget = "forget",
         /// A destination or topic is paused.

@@ -274,7 +274,7 @@ fn counted(conn: &mut PgConnection, from: &str, is_sample: bool) -> QueryResult<
 }
 
 /// The topics and destinations of live messages.
-pub(super) fn lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<BTreeSet<Lane>> {
+pub(crate) fn lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<BTreeSet<Lane>> {
     // A set, because a lane has two streams if it has messages with and without ordering keys.
     let lane = |Found { stream, .. }| (stream.topic.topic, stream.topic.destination);
     Ok(streams(conn, name)?.into_iter().map(lane).collect())

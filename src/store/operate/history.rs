@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use diesel::data_types::PgInterval;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, OptionalExtension, QueryDsl, Queryable, RunQueryDsl,
-    Selectable, SelectableHelper,
+    BoolExpressionMethods, ExpressionMethods, QueryDsl, Queryable, RunQueryDsl, Selectable,
+    SelectableHelper,
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, insert_into};
@@ -14,10 +14,12 @@ use uuid::Uuid;
 use super::recipient::Recipient;
 use crate::message::Sequence;
 use crate::name::OutboxName;
+use crate::store::looking::looking_briefly;
+use crate::store::open_part_now;
 use crate::store::place::Rfc3339;
 use crate::store::sql::On;
 use crate::store::statement::unprepared;
-use crate::store::table::{attempt, outbox, part};
+use crate::store::table::{attempt, outbox};
 use crate::words::words;
 
 /// The most entries that one query returns.
@@ -34,7 +36,8 @@ pub struct HistoryEntry {
     pub message_id: Uuid,
     /// The destination that was used; empty if none was used.
     pub destination: String,
-    /// `failed`, `retried`, `requeued`, `discarded` or `replayed`.
+    /// `failed`, `retried`, `requeued`, `discarded`, `replayed`, `repeated` (delivered before, and not sent again) or
+    /// `conflict` (the result of a send was discarded, because the relay had lost its lease).
     pub event: String,
     /// The number of the failed attempt, from 1.
     pub attempt: Option<i32>,
@@ -89,6 +92,20 @@ pub(crate) fn history(
     entries(conn, name, Box::new(attempt::message_id.eq_any(ids)))
 }
 
+/// How long a search by sequence may take: no index has it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The history of messages that had this sequence, oldest first. `None`: the search took too long.
+pub(crate) fn of_sequence(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequence: i64,
+) -> QueryResult<Option<Vec<HistoryEntry>>> {
+    looking_briefly(conn, PATIENCE, |conn| {
+        entries(conn, name, Box::new(attempt::sequence.eq(sequence)))
+    })
+}
+
 /// The failed attempts to send this message to this recipient, oldest first.
 pub(super) fn failed(
     conn: &mut PgConnection,
@@ -141,12 +158,7 @@ pub(super) fn note(
     event: Event,
     operator: &str,
 ) -> QueryResult<()> {
-    let open = part::table(name.part())
-        .filter(part::opened_at.is_not_null())
-        .filter(part::closed_at.is_null())
-        .select(part::part);
-    // The same as `open_part`.
-    let open: i16 = open.first(conn).optional()?.unwrap_or(0);
+    let open = open_part_now(conn, name)?;
     let row = |one: &Touched| {
         (
             attempt::part.eq(open),

@@ -45,6 +45,9 @@ pub struct TroubleCount {
     /// The topic.
     #[diesel(sql_type = Text)]
     pub topic: String,
+    /// The destination that the messages name, that a route sends them to, or that was used; empty: none, or several.
+    #[diesel(sql_type = Text)]
+    pub destination: String,
     /// The reason: the name of a [`ReasonCode`](crate::ReasonCode), `DISABLED` (the registered destination is disabled), or `LEASE_REMOVED`: somebody has removed the row of
     /// the lease that holds the messages. A running relay takes the messages over within seconds.
     #[diesel(sql_type = Text)]
@@ -154,11 +157,12 @@ pub(crate) fn troubles(
     name: &OutboxName,
     care: Care,
 ) -> QueryResult<Vec<TroubleCount>> {
-    let mut found: BTreeMap<(&str, String, String), TroubleCount> = BTreeMap::new();
+    let mut found: BTreeMap<(&str, String, String, String), TroubleCount> = BTreeMap::new();
     let mut add = |rows: Vec<TroubleCount>, factor: Option<f64>| {
         for mut row in rows {
             let count = sample::times(row.count, factor.unwrap_or(1.0));
-            let key = (row.status.as_str(), row.topic.clone(), row.reason.clone());
+            let (topic, destination) = (row.topic.clone(), row.destination.clone());
+            let key = (row.status.as_str(), topic, destination, row.reason.clone());
             row.is_estimate = factor.is_some();
             let trouble = found.entry(key).or_insert(TroubleCount { count, ..row });
             // Both counts are of the same messages: the higher count is closer.
@@ -194,10 +198,10 @@ fn live_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<Trouble
 /// SQL for the troubles of these rows of an outbox.
 fn live_of(from: &str) -> String {
     format!(
-        "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic,
+        "SELECT CASE WHEN attempts = 0 THEN 'pending' ELSE 'retrying' END AS status, topic, destination,
                 last_error_code AS reason, count(*) AS count, min(last_error) AS example,
                 false AS is_estimate
-           FROM {from} WHERE last_error_code IS NOT NULL GROUP BY 1, topic, last_error_code"
+           FROM {from} WHERE last_error_code IS NOT NULL GROUP BY 1, topic, destination, last_error_code"
     )
 }
 
@@ -208,11 +212,11 @@ fn of_removed_leases(
     from: &str,
 ) -> QueryResult<Vec<TroubleCount>> {
     unprepared_statement(format!(
-        "SELECT 'sending' AS status, topic, 'LEASE_REMOVED' AS reason, count(*) AS count,
+        "SELECT 'sending' AS status, topic, destination, 'LEASE_REMOVED' AS reason, count(*) AS count,
                 'locked by the lease ' || min(locked_by) || ', whose row somebody has removed' AS example,
                 false AS is_estimate
            FROM {from} WHERE locked_by IS NOT NULL AND NOT EXISTS (SELECT FROM {lease} l WHERE l.id = locked_by)
-          GROUP BY topic",
+          GROUP BY topic, destination",
         lease = name.lease()
     ))
     .load(conn)
@@ -250,9 +254,9 @@ pub(crate) fn holds_none(
 
 fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<TroubleCount>> {
     unprepared_statement(format!(
-        "SELECT 'dead' AS status, topic, reason, count(*) AS count, min(last_error) AS example,
+        "SELECT 'dead' AS status, topic, destination, reason, count(*) AS count, min(last_error) AS example,
                 false AS is_estimate
-           FROM {from} GROUP BY topic, reason"
+           FROM {from} GROUP BY topic, destination, reason"
     ))
     .load(conn)
 }
@@ -262,7 +266,7 @@ fn dead_troubles(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<Trouble
 fn of_lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<TroubleCount>> {
     let columns = "o.sequence, o.attempts, o.last_error_code, o.last_error";
     let sql = live_of(&format!(
-        "(SELECT DISTINCT lane.topic, f.* FROM unnest($1::text[], $2::text[]) AS lane(topic, destination)
+        "(SELECT DISTINCT lane.topic, lane.destination, f.* FROM unnest($1::text[], $2::text[]) AS lane(topic, destination)
            CROSS JOIN LATERAL (SELECT * FROM {first} a UNION ALL SELECT * FROM {later} b) f) m",
         first = of_lane(name, columns, "true"),
         later = of_lane(name, columns, "o.available_at > now()"),
@@ -289,6 +293,7 @@ mod tests {
         let trouble = |status, count| TroubleCount {
             status,
             topic: format!("topic {count}"),
+            destination: String::new(),
             reason: "NO_ROUTE".to_owned(),
             count,
             example: None,

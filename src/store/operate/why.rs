@@ -243,7 +243,7 @@ impl fmt::Display for WaitReason {
                 )
             }
             Self::NotServed { why } => {
-                write!(f, "no relay serves it: {why}; {}", why.next_step())
+                write!(f, "no relay serves it: {why}; {}", why.next_step(1))
             }
             Self::NoRelay { disabled: None } => f.write_str("no relay"),
             Self::NoRelay {
@@ -444,6 +444,14 @@ impl Facts {
                 since: message.since.unwrap_or_default().to_owned(),
                 has_expired: !self.leases.contains(&lease),
                 rate: self.rate_of(self.goes_to(message.topic, message.destination)),
+            };
+        }
+        let is_unknown = message.failed == Some(ReasonCode::UnknownTopic.as_str());
+        if let (true, Some(served)) = (is_unknown, &self.served)
+            && served.patterns().is_undeclared(message.topic)
+        {
+            return WaitReason::NotServed {
+                why: served.unknown(message.topic),
             };
         }
         if message.due > self.now {

@@ -96,10 +96,10 @@ pub(crate) struct Lane {
 pub(crate) enum Known {
     /// No delivery: the message must be sent.
     No,
-    /// The same message was delivered.
-    Delivered,
-    /// Another message was delivered under the key.
-    OtherContent,
+    /// The same message was delivered, with this sequence.
+    Delivered(i64),
+    /// Another message was delivered under the key, with this sequence.
+    OtherContent(i64),
 }
 
 /// Whether a claimed message was taken over from a dead relay.
@@ -191,8 +191,8 @@ impl Batch {
         let claimed = rows.into_iter().map(|((row, at, _), taken_over)| {
             let known = match row.key().and_then(|key| delivered.get(&key)) {
                 None => Known::No,
-                Some(digest) if row.has_content(digest) => Known::Delivered,
-                Some(_) => Known::OtherContent,
+                Some((digest, first)) if row.has_content(digest) => Known::Delivered(*first),
+                Some((_, first)) => Known::OtherContent(*first),
             };
             Claimed::new(row, at, known, taken_over, before)
         });
@@ -509,7 +509,10 @@ fn taken(name: &OutboxName) -> Taken {
     )
 }
 
-/// The digest of the last delivery under the idempotency key of each of these messages.
+/// The digest and the sequence of a delivered message.
+type Delivery = (Vec<u8>, i64);
+
+/// The digest and the sequence of the last delivery under the idempotency key of each of these messages.
 ///
 /// A message without such a key cannot have been delivered before. A statement of its own, because a subquery of the claim
 /// would open all partitions of the ledger for each claim: that takes as long as the rest of a small claim.
@@ -517,7 +520,7 @@ fn delivered<'a>(
     conn: &mut PgConnection,
     name: &OutboxName,
     rows: impl Iterator<Item = &'a live::LiveRow>,
-) -> QueryResult<HashMap<(String, String), Vec<u8>>> {
+) -> QueryResult<HashMap<(String, String), Delivery>> {
     let (keys, destinations): (Vec<String>, Vec<String>) =
         rows.filter_map(live::LiveRow::key).unzip();
     if keys.is_empty() {
@@ -533,13 +536,13 @@ fn delivered<'a>(
         .filter(ledger::status.eq("delivered"))
         .distinct_on(key)
         .order((key, ledger::settled_at.desc()))
-        .select((key, ledger::digest))
-        .load::<((String, String), Option<Vec<u8>>)>(conn)
+        .select((key, ledger::digest, ledger::sequence))
+        .load::<((String, String), Option<Vec<u8>>, i64)>(conn)
         // The claim may have been committed already, so this error is not the claim's: its answer is lost.
         .map_err(|error| Error::DeserializationError(error.into()))?;
     let with_digest = found
         .into_iter()
-        .filter_map(|(key, digest)| Some((key, digest?)));
+        .filter_map(|(key, digest, sequence)| Some((key, (digest?, sequence))));
     Ok(with_digest.collect())
 }
 

@@ -95,8 +95,10 @@ pub(crate) struct Registration {
     /// The topics and destinations that the relay serves, as JSON.
     pub(crate) serves: Option<String>,
     /// Whether the registration also records the topics that the relay serves. If not, the relay records them once it
-    /// serves messages.
+    /// serves messages. Declared topics are recorded in any case.
     pub(crate) records_topics: bool,
+    /// The settings that all relays must agree on, as JSON.
+    pub(crate) settings: Option<String>,
 }
 
 /// Registers a relay: a new lease, valid from now. Usually also records which topics the relay serves.
@@ -130,6 +132,11 @@ pub(crate) fn register(
                 clock_timestamp() + interval(registration.lease),
                 is_single_active.into_sql::<Bool>(),
                 serves.map(Json).into_sql::<Nullable<SqlJson>>(),
+                registration
+                    .settings
+                    .as_deref()
+                    .map(Json)
+                    .into_sql::<Nullable<SqlJson>>(),
             ))
             .insert_into(leases(name))
             .into_columns((
@@ -138,14 +145,13 @@ pub(crate) fn register(
                 lease::expires_at,
                 lease::single_active,
                 lease::serves,
+                lease::settings,
             ))
             .returning(lease::id)
             .get_result(conn)
             .map(LeaseId)?;
-        if let Some(serves) = serves.filter(|_| registration.records_topics)
-            && let Some(serves) = Serves::from_json(serves)
-        {
-            topics::record(conn, name, &serves)?;
+        if let Some(serves) = serves.and_then(Serves::from_json) {
+            topics::record(conn, name, &serves, !registration.records_topics)?;
         }
         Ok(id)
     })

@@ -11,9 +11,10 @@ use diesel::sql_types::Text;
 
 use super::lease::{is_not_over, leases, stands_by};
 use super::pause::removed;
-use super::topics::{self, ServedTopic};
+use super::topics::{self, KnownTopic, Patterns, did_you_mean};
 use crate::name::OutboxName;
-use crate::routes::{Refuses, Routes, Serves, matches_any};
+use crate::routes::{Refuses, Routes, Serves, matches_any, nearest_pattern};
+use crate::status::ReasonCode;
 use crate::store::sql::MaybeJson;
 use crate::store::statement::unprepared_statement;
 use crate::store::table::{destination, lease};
@@ -28,7 +29,9 @@ pub(crate) struct Served {
     /// delivers to registered destinations.
     registered: HashSet<String>,
     /// The topics that any relay has ever served: what meets one waits for such a relay.
-    ever: Vec<ServedTopic>,
+    ever: Vec<KnownTopic>,
+    /// What is recorded of topics.
+    patterns: Patterns,
     /// The patterns of enabled registered destinations, each with the name of one.
     wanted: Vec<(String, String)>,
     /// A relay that runs with `OUTBOX_ENABLED=false`.
@@ -49,12 +52,14 @@ struct Relay {
 /// Reads the leases of active relays: all valid leases, except those of relays that stand by or are switched off.
 pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
     let mut served = relays(conn, name)?;
+    let known = topics::list(conn, name)?;
+    served.patterns = Patterns::of(&known);
     if served.delivers_to_registered() {
         let there = destination::table(name.destination()).select(destination::name);
         let there = there.load::<String>(conn)?;
-        let ever = topics::list(conn, name)?;
-        served = served.with_registered(there, removed(conn, name)?, ever);
-        if !served.ever.is_empty() {
+        let ever = known.into_iter().filter(KnownTopic::is_served);
+        served = served.with_registered(there, removed(conn, name)?, ever.collect());
+        if !served.ever.is_empty() || !served.patterns.declared.is_empty() {
             served.wanted = wanted(conn, name)?;
         }
     }
@@ -78,8 +83,8 @@ pub(crate) struct Others {
     pub(crate) routes: Vec<Routes>,
     /// The number of relays that deliver to registered destinations.
     pub(crate) registered: u32,
-    /// The patterns of topics that any relay has ever served.
-    pub(crate) ever: Vec<String>,
+    /// What is recorded of topics.
+    pub(crate) topics: Patterns,
 }
 
 pub(crate) fn others(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Others> {
@@ -90,7 +95,7 @@ pub(crate) fn others(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     Ok(Others {
         routes: routes.chain(anything).collect(),
         registered: u32::try_from(registered).unwrap_or(u32::MAX),
-        ever: topics::patterns(conn, name)?,
+        topics: topics::patterns(conn, name)?,
     })
 }
 
@@ -167,6 +172,7 @@ impl Served {
             is_certain: true,
             registered: HashSet::new(),
             ever: Vec::new(),
+            patterns: Patterns::default(),
             wanted: Vec::new(),
             disabled: None,
         }
@@ -182,7 +188,7 @@ impl Served {
         mut self,
         there: Vec<String>,
         removed: impl IntoIterator<Item = String>,
-        ever: Vec<ServedTopic>,
+        ever: Vec<KnownTopic>,
     ) -> Self {
         self.registered = there.into_iter().collect();
         if !self.registered.is_empty() {
@@ -214,6 +220,12 @@ impl Served {
             }
         }
         only
+    }
+
+    /// Whether a route of an active relay sends messages that have this topic and name no destination there.
+    pub(crate) fn is_routed_to(&self, topic: &str, destination: &str) -> bool {
+        let names = self.relays.iter().filter_map(|one| one.routes.names(topic));
+        names.flatten().any(|name| name == destination)
     }
 
     /// The rate limit of a configured destination, if relays have one.
@@ -251,20 +263,54 @@ impl Served {
                 destination: destination.to_owned(),
             };
         }
-        let Some(before) = self.before(topic) else {
-            return Unserved::NoRoute;
-        };
-        let mut wanted = self.wanted.iter();
-        let wants = wanted.find(|(pattern, _)| matches_any(std::slice::from_ref(pattern), topic));
-        Unserved::ServedBefore {
-            pattern: before.pattern.clone(),
-            last_served: before.last_served.clone(),
-            wanted_by: wants.map(|(_, name)| name.clone()),
+        match self.before(topic) {
+            Some(before) => Unserved::ServedBefore {
+                pattern: before.pattern.clone(),
+                last_served: before.last_served.clone(),
+                wanted_by: self.wants(topic).map(str::to_owned),
+            },
+            None if self.patterns.is_undeclared(topic) => self.unknown(topic),
+            None => Unserved::NoRoute,
         }
     }
 
+    /// Why messages of a topic wait that is not declared.
+    pub(crate) fn unknown(&self, topic: &str) -> Unserved {
+        let Patterns { served, declared } = &self.patterns;
+        let patterns = declared.iter().chain(served).map(String::as_str);
+        Unserved::UnknownTopic {
+            topic: topic.to_owned(),
+            nearest: nearest_pattern(topic, patterns).map(str::to_owned),
+        }
+    }
+
+    /// The name of a registered destination with a pattern for this topic.
+    fn wants(&self, topic: &str) -> Option<&str> {
+        let mut wanted = self.wanted.iter();
+        let found = wanted.find(|(pattern, _)| matches_any(std::slice::from_ref(pattern), topic));
+        found.map(|(_, name)| name.as_str())
+    }
+
+    /// The topics of messages that name no destination, and that no active relay's route serves, as far as `before` keeps
+    /// their messages and `after` does not.
+    pub(crate) fn freed<'a>(
+        &self,
+        topics: impl Iterator<Item = &'a str>,
+        before: &Patterns,
+        after: &Patterns,
+    ) -> Vec<String> {
+        let is_routed = |topic: &str| self.relays.iter().any(|one| one.routes.serve(topic, ""));
+        let is_freed = |topic: &&str| before.keep(topic) && !after.keep(topic) && !is_routed(topic);
+        topics.filter(is_freed).map(str::to_owned).collect()
+    }
+
+    /// What is recorded of topics.
+    pub(crate) fn patterns(&self) -> &Patterns {
+        &self.patterns
+    }
+
     /// The pattern of this topic that a relay has served before.
-    fn before(&self, topic: &str) -> Option<&ServedTopic> {
+    fn before(&self, topic: &str) -> Option<&KnownTopic> {
         let mut ever = self.ever.iter();
         ever.find(|one| matches_any(std::slice::from_ref(&one.pattern), topic))
     }
@@ -272,7 +318,10 @@ impl Served {
     /// The names of the relays that take messages of this topic and destination.
     pub(crate) fn by(&self, topic: &str, destination: &str) -> impl Iterator<Item = &str> {
         let awaits_route = destination.is_empty() && self.before(topic).is_some();
-        let is_registered = self.registered.contains(destination) && !awaits_route;
+        let is_unknown = destination.is_empty()
+            && self.patterns.is_undeclared(topic)
+            && self.wants(topic).is_none();
+        let is_registered = self.registered.contains(destination) && !awaits_route && !is_unknown;
         let takes = move |relay: &&Relay| {
             let delivers = relay.registered && relay.refuses.why(destination).is_none();
             relay.routes.serve(topic, destination)
@@ -312,11 +361,31 @@ pub enum Unserved {
         /// An enabled registered destination with a pattern for this topic, if there are any.
         wanted_by: Option<String>,
     },
+    /// The application has declared its topics, and this is none of them (`UNKNOWN_TOPIC`).
+    UnknownTopic {
+        /// The topic of the messages.
+        topic: String,
+        /// The nearest pattern that is known.
+        nearest: Option<String>,
+    },
 }
 
 impl Unserved {
-    /// What to do, as an imperative.
-    pub(crate) fn next_step(&self) -> String {
+    /// The reason in one word.
+    pub(crate) fn code(&self) -> ReasonCode {
+        match self {
+            Self::UnknownTopic { .. } => ReasonCode::UnknownTopic,
+            _ => ReasonCode::NoRoute,
+        }
+    }
+
+    /// What to do, as an imperative: it keeps the messages. `waiting`: how many wait; 0: not known.
+    pub(crate) fn next_step(&self, waiting: i64) -> String {
+        let are_gone = match waiting {
+            0 => "its messages are gone".to_owned(),
+            1 => "this message is gone".to_owned(),
+            _ => format!("these {waiting} messages are gone"),
+        };
         match self {
             Self::NoRoute => "add a route, or start the relay that has the handler".to_owned(),
             Self::UnknownDestination { .. } => {
@@ -326,7 +395,10 @@ impl Unserved {
                 "change the settings of the relay, or the row (destination_refused)".to_owned()
             }
             Self::ServedBefore { pattern, .. } => format!(
-                "start that relay or, if no relay will serve these topics again, run `diesel-outbox topics forget '{pattern}'`"
+                "start that relay, or add a route for '{pattern}' again until {are_gone}; `diesel-outbox topics forget '{pattern}'` says what becomes of them without a route"
+            ),
+            Self::UnknownTopic { topic, .. } => format!(
+                "correct the topic where messages are enqueued, or run `diesel-outbox topics declare '{topic}'`"
             ),
         }
     }
@@ -364,6 +436,11 @@ impl fmt::Display for Unserved {
                     None => Ok(()),
                 }
             }
+            Self::UnknownTopic { topic, nearest } => write!(
+                f,
+                "the topic {topic:?} is not declared{}, and nobody wants the message",
+                did_you_mean(nearest.as_deref())
+            ),
         }
     }
 }

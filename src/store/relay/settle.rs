@@ -23,18 +23,18 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{
     Array, BigInt, Bool, Integer, Nullable, Text, Timestamptz, Uuid as SqlUuid,
 };
-use diesel::{PgConnection, delete, update};
+use diesel::{PgConnection, insert_into, update};
 use uuid::Uuid;
 
-use super::lease::LeaseId;
+use super::lease::{LeaseId, leases};
 use crate::message::Message;
 use crate::name::OutboxName;
 use crate::status::{ReasonCode, Status};
 use crate::store::range::Range;
 use crate::store::sql::{On, width_bucket};
 use crate::store::statement::{Statement, kept, statement};
-use crate::store::table::{ledger, outbox};
-use crate::store::{kept_digest, millis, open_part};
+use crate::store::table::{attempt, lease, ledger, outbox};
+use crate::store::{kept_digest, millis, open_part, open_part_now};
 
 /// A claim of a message, without the lease. A sequence may be given twice: by a new primary that lacks the last
 /// inserts, or after `TRUNCATE … RESTART IDENTITY`. The time of the claim tells the messages apart.
@@ -153,17 +153,85 @@ pub(super) fn delivering<'a>(
     .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
 }
 
-/// Removes messages that the ledger already has as delivered.
+/// A message that is not sent, because the ledger already has it as delivered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Repeat {
+    pub(crate) claim: Claim,
+    /// The sequence of the delivered message.
+    pub(crate) first: i64,
+}
+
+/// Removes messages that the ledger already has as delivered. The history names the delivered message of each.
 pub(crate) fn deduplicated(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
-    messages: &[Claim],
+    messages: &[Repeat],
 ) -> QueryResult<Vec<i64>> {
-    delete(outbox::table(name.outbox()))
-        .filter(are_held(lease, messages))
-        .returning(outbox::sequence)
-        .load(conn)
+    let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
+    statement(format!(
+        "WITH {gone}, noted AS (
+            INSERT INTO {table} (part, sequence, message_id, topic, destination, tenant_id, event, error, relay)
+            SELECT {part}, g.sequence, g.message_id, g.topic, g.destination, g.tenant_id, 'repeated',
+                   'delivered before as ' || {first}, (SELECT relay FROM {lease} WHERE id = $2)
+              FROM gone g)
+         SELECT sequence FROM gone",
+        gone = gone(name, "$2", "$3"),
+        table = name.attempt(),
+        part = open_part(name),
+        first = "($4::bigint[])[width_bucket(g.sequence, $1::bigint[])]",
+        lease = name.lease(),
+    ))
+    .bind::<Array<BigInt>, _>(sequences)
+    .bind::<BigInt, _>(lease.0)
+    .bind::<Array<Timestamptz>, _>(claimed_at)
+    .bind::<Array<BigInt>, _>(messages.iter().map(|m| m.first).collect::<Vec<_>>())
+    .giving::<BigInt>()
+    .load(conn)
+}
+
+/// A result that changed nothing, because the lease no longer held the message.
+#[derive(Debug, Clone)]
+pub(crate) struct Discarded {
+    pub(crate) sequence: i64,
+    pub(crate) message_id: Uuid,
+    pub(crate) topic: String,
+    pub(crate) destination: String,
+    pub(crate) tenant_id: Option<Uuid>,
+    /// The result, and the state of the message when it was discarded.
+    pub(crate) error: String,
+    pub(crate) lease: LeaseId,
+}
+
+/// Records results that changed nothing in the history.
+pub(crate) fn note_conflicts(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    discarded: &[Discarded],
+) -> QueryResult<()> {
+    let open = open_part_now(conn, name)?;
+    let rows = discarded.iter().map(|one| {
+        let relay = leases(name)
+            .filter(lease::id.eq(one.lease.0))
+            .select(lease::relay);
+        (
+            attempt::part.eq(open),
+            attempt::sequence.eq(one.sequence),
+            attempt::message_id.eq(one.message_id),
+            attempt::topic.eq(one.topic.clone()),
+            attempt::destination.eq(one.destination.clone()),
+            attempt::tenant_id.eq(one.tenant_id),
+            attempt::event.eq("conflict"),
+            attempt::error.eq(one.error.clone()),
+            attempt::relay.eq(relay.single_value()),
+        )
+    });
+    for row in rows {
+        insert_into(attempt::table(name.attempt()))
+            .values(row)
+            .execute(conn)?;
+    }
+    Ok(())
 }
 
 /// Locks those of these messages that the lease still holds. Returns their sequences.

@@ -85,6 +85,7 @@ const REGISTRAR: Role = Role {
         ("_request", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_topic", "SELECT, INSERT", ""),
         ("_registration", "INSERT", ""),
     ],
 };

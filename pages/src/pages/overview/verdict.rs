@@ -1,8 +1,8 @@
 //! The verdict: one sentence on whether messages are being delivered, and the reasons.
 
-use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::admin::{DestinationCounts, LaneDepth, Pause};
 use diesel_outbox::program::{self, BlockedKey, Rates};
+use diesel_outbox::{ReasonCode, Status as MessageStatus};
 use maud::{Markup, html};
 
 use super::destinations::left;
@@ -331,9 +331,16 @@ fn unrouted(lane: &LaneDepth) -> String {
     };
     let why = match &lane.unserved {
         None => String::new(),
-        Some(why) => format!(" Reason: {why}. Next step: {}.", program::next_step(why)),
+        Some(why) => {
+            let next = program::next_step(why, waiting);
+            format!(" Reason: {why}. Next step: {next}.")
+        }
     };
-    format!("No relay serves the topic {topic}{to}: {many} (NO_ROUTE).{why}")
+    let code = lane
+        .unserved
+        .as_ref()
+        .map_or(ReasonCode::NoRoute, program::reason_of);
+    format!("No relay serves the topic {topic}{to}: {many} ({code}).{why}")
 }
 
 fn blocked(key: &BlockedKey) -> String {

@@ -317,7 +317,7 @@ impl<'a> Dice<'a> {
         let may_be_split = messages.all(|message| self.may_be_split(message));
         let verdict = match self.rng.u8(..13) {
             0..4 => Verdict::Delivered(Response::default()),
-            4 => Verdict::Deduplicated,
+            4 => Verdict::Deduplicated(1),
             5 | 6 => Verdict::Retry(failure, turns(self.rng.u32(0..3)), attempt),
             7 | 8 => Verdict::Dead(failure, attempt),
             9..12 if may_be_split => {
@@ -328,7 +328,7 @@ impl<'a> Dice<'a> {
         };
         // The same rule as in the settler.
         let is_done = match &verdict {
-            Verdict::Delivered(_) | Verdict::NoSubscriber | Verdict::Deduplicated => true,
+            Verdict::Delivered(_) | Verdict::NoSubscriber | Verdict::Deduplicated(_) => true,
             Verdict::Dead(..) => !blocks_key,
             Verdict::Retry(..) | Verdict::Split(_) | Verdict::Released => false,
         };

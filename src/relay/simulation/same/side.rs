@@ -205,6 +205,7 @@ impl<'a, D: Database> Side<'a, D> {
             is_single_active,
             serves: registration(self.config, "relay", false, false).serves,
             records_topics: true,
+            settings: None,
         })?;
         self.leases.push(id);
         Ok(String::new())

@@ -153,9 +153,14 @@ fn no_settle_changes_another_message_that_has_the_sequence() {
         let failures: Vec<Failed> = claims.iter().copied().map(failed).collect();
         let parts = Parts::from(vec!["a".to_owned(), "b".to_owned()]);
         let to_split: Vec<Split<'_>> = claims.iter().map(|one| (*one, &parts)).collect();
+        let repeat = |claim: &Claim| Repeat {
+            claim: *claim,
+            first: 1,
+        };
+        let repeats: Vec<Repeat> = claims.iter().map(repeat).collect();
         let mut changed = vec![
             delivered(conn, name, lease, &delivered_them, Status::Delivered, false),
-            deduplicated(conn, name, lease, claims),
+            deduplicated(conn, name, lease, &repeats),
             retry(conn, name, lease, &failures),
             dead(conn, name, lease, &failures, false),
             release(conn, name, lease, claims),
