@@ -29,10 +29,11 @@
 //! // For the customer's own page.
 //! let of_tenant = DestinationFilter::default().tenant_id(tenant);
 //! for hook in destinations.list(&mut conn, &of_tenant, 100)? {
-//!     println!("{} {} {}", hook.name, hook.url, hook.enabled);
+//!     println!("{} {} {}", hook.name, hook.url, hook.state);
 //! }
 //! destinations.disable(&mut conn, "acme", "the customer asked for it")?;
 //! destinations.enable(&mut conn, "acme")?;
+//! destinations.change(&mut conn, "acme", |hook| hook.url = "https://acme.example/new".to_owned())?;
 //! let hook = destinations.get(&mut conn, "acme")?;
 //!
 //! // Show the latest deliveries, and send dead letters again.
@@ -70,7 +71,7 @@ use uuid::Uuid;
 
 #[cfg(feature = "http")]
 use crate::config::Config;
-use crate::config::{Auth, ConfigError, SecretKeys, SigningSecret};
+use crate::config::{Auth, ConfigError, PolicyOption, SecretKeys, SigningSecret};
 #[cfg(feature = "http")]
 use crate::dispatch::CustomerError;
 use crate::name::OutboxName;
@@ -80,6 +81,7 @@ use crate::store::destinations::{self as store, Secrets, Which};
 use crate::store::operate::deliveries;
 use crate::store::operate::replay::SentAgain;
 use crate::store::pinned::pinned;
+use crate::store::relay::pause::{self, Pausable};
 use crate::store::relay::served;
 
 pub use self::recover::Recover;
@@ -87,7 +89,8 @@ pub use self::recover::Recover;
 pub use self::trial::{DestinationTest, TestAnswer};
 #[cfg(feature = "http")]
 pub use self::verification::{EndpointAnswer, EndpointCheck};
-pub use crate::registered_destination::RegisteredDestination;
+pub use crate::hand::Hand;
+pub use crate::registered_destination::{DestinationState, RegisteredDestination};
 pub use crate::store::destinations::DestinationFilter;
 pub use crate::store::operate::deliveries::{
     Deliveries, Delivery, DeliveryDetails, DeliveryFilter, FailedAttempt,
@@ -114,6 +117,10 @@ pub enum DestinationError {
     /// The database refused or failed. The caller's transaction can continue, unless the connection failed.
     #[error(transparent)]
     Database(diesel::result::Error),
+    /// An operator has set this, and only an operator changes it: another hand may neither enable what an operator has
+    /// disabled, nor resume what an operator has paused, nor change a value that an operator has set. Nothing was written.
+    #[error("{0}: set by an operator, and only an operator changes it")]
+    SetByOperator(String),
     /// The message was delivered and cannot be sent again, because the ledger did not keep its payload.
     #[error(
         "message {message_id} was delivered, and the ledger did not keep its payload: set OUTBOX_LEDGER_PAYLOAD=true \
@@ -145,6 +152,7 @@ impl DestinationError {
             Self::Refused(_) => {
                 "the URL is not allowed here: use https and a host with a public address".to_owned()
             }
+            Self::SetByOperator(_) => "this was set by us: contact our support".to_owned(),
             Self::TooMany(_) => "no more destinations can be registered".to_owned(),
             Self::Database(_) => "the request could not be processed: try again later".to_owned(),
             Self::PayloadNotKept { .. } => "the message is no longer available".to_owned(),
@@ -278,9 +286,18 @@ impl<'a> Destinations<'a> {
         Which { name, tenant }
     }
 
-    /// Registers a destination with a new secret, or [its own](RegisteredDestination::secret). If the name exists, replaces
-    /// everything; the secrets only if it has its own. If the URL or the verification changes, the endpoint is no longer
-    /// verified.
+    /// Whose changes these are: those of [one tenant](Self::of_tenant) are its owner's, all others an operator's.
+    fn hand(&self) -> Hand {
+        match self.tenant {
+            Some(_) => Hand::Owner,
+            None => Hand::Operator,
+        }
+    }
+
+    /// Declares a destination, for code that runs at each start: registers it with a new secret, or
+    /// [its own](RegisteredDestination::secret). If the name exists, replaces what no operator has
+    /// [set](RegisteredDestination::set_by), and the secrets only if it has its own. It never enables a destination. If the URL
+    /// or the verification changes, the endpoint is no longer verified. [`change`](Self::change) changes single values.
     ///
     /// # Errors
     /// - [`DestinationError::Invalid`], which names the value that cannot be used. Also if the destination is from
@@ -294,55 +311,144 @@ impl<'a> Destinations<'a> {
         destination: &RegisteredDestination,
     ) -> Result<(), DestinationError> {
         if destination.is_unread {
-            let problem = destination.problem.as_deref().unwrap_or("unknown");
-            let reason = format!(
-                "nothing was changed: the row has a value that cannot be read, {problem}. Fix the value with SQL, or remove the destination"
-            );
-            let key = format!("destinations.{}", destination.name);
-            return Err(ConfigError::new(key, reason).into());
+            return Err(unread(destination).into());
         }
         destination.check()?;
         let name = &destination.name;
-        let own = destination.secret.as_ref();
-        let secret = own.cloned().unwrap_or_else(SigningSecret::random);
+        let mut one = destination.clone();
+        one.tenant_id = self.tenant.or(one.tenant_id);
+        let own = one.secret.take();
+        let secret = own.clone().unwrap_or_else(SigningSecret::random);
         let secret = self.sealed(name, &secret.written())?;
-        let secret = secret.expose_secret();
-        let auth = destination
-            .auth
-            .as_ref()
-            .map(|auth| match auth.is_sealed() {
-                true => Ok(auth.written().clone()),
-                false => self.sealed(name, auth.written()),
-            });
-        let auth = auth.transpose()?;
+        let auth = self.sealed_auth(&one)?;
         let auth = auth.as_ref().map(ExposeSecret::expose_secret);
         let put = pinned(conn, self.name, |conn, outbox| {
-            let tenant = self.tenant;
-            let put = match tenant.filter(|tenant| destination.tenant_id != Some(*tenant)) {
-                None => store::put(conn, outbox, destination, tenant, secret, auth)?,
-                Some(own) => {
-                    let destination = destination.clone().tenant(own);
-                    store::put(conn, outbox, &destination, tenant, secret, auth)?
+            loop {
+                if store::insert(conn, outbox, &one, (secret.expose_secret(), auth))? {
+                    return Ok(());
                 }
-            };
-            if !put {
-                let key = format!("destinations.{name}.name");
-                return Err(ConfigError::new(key, "the name is not available").into());
+                let declared = |row: &mut RegisteredDestination| {
+                    row.secret.clone_from(&own);
+                    declare(&one, row)
+                };
+                if self.change_in(conn, outbox, name, Hand::Owner, declared)? {
+                    return Ok(());
+                }
+                if store::exists(conn, outbox, name)? {
+                    let key = format!("destinations.{name}.name");
+                    return Err(ConfigError::new(key, "the name is not available").into());
+                }
             }
-            if own.is_some() {
-                store::rotate(conn, outbox, self.which(name), secret, Duration::ZERO)?;
-            }
-            Ok(())
         });
-        put.map_err(|error| match error {
-            DestinationError::Database(error) => match store::refused_value(&error) {
-                Some((value, reason)) => {
-                    ConfigError::new(format!("destinations.{name}.{value}"), reason).into()
-                }
-                None => DestinationError::Database(error),
-            },
-            error => error,
-        })
+        put.map_err(|error| of_value(name, error))
+    }
+
+    /// Changes a destination: `change` gets the row, which is locked until the end of the transaction, and what it changes
+    /// is written. All other values stay as they are, also those that others change at the same time. `false`: the
+    /// destination does not exist.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    ///
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let is_there = outbox.destinations().change(&mut conn, "acme", |row| {
+    ///     row.topics.push("invoice.*".to_owned());
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// With [`of_tenant`](Self::of_tenant), the change is the owner's; otherwise it is an operator's. A value that an operator
+    /// has set is [recorded](RegisteredDestination::set_by), and only operators change it.
+    ///
+    /// # Errors
+    /// - [`DestinationError::Invalid`], which names the value that cannot be used.
+    /// - [`DestinationError::SetByOperator`]: the owner cannot change this.
+    /// - [`DestinationError::TooMany`]: the new tenant has reached its limit.
+    /// - [`DestinationError::Database`]: the database failed.
+    pub fn change(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        change: impl FnOnce(&mut RegisteredDestination),
+    ) -> Result<bool, DestinationError> {
+        let change = |row: &mut RegisteredDestination| {
+            change(row);
+            Ok(())
+        };
+        let changed = pinned(conn, self.name, |conn, outbox| {
+            self.change_in(conn, outbox, name, self.hand(), change)
+        });
+        changed.map_err(|error| of_value(name, error))
+    }
+
+    /// Every change of a row's values, by whatever interface.
+    fn change_in(
+        &self,
+        conn: &mut PgConnection,
+        outbox: &OutboxName,
+        name: &str,
+        by: Hand,
+        change: impl FnOnce(&mut RegisteredDestination) -> Result<(), ConfigError>,
+    ) -> Result<bool, DestinationError> {
+        let Some(found) = store::lock(conn, outbox, self.which(name))? else {
+            return Ok(false);
+        };
+        let mut before = [found];
+        self.report_secrets(conn, outbox, &mut before)?;
+        let [before] = before;
+        let mut after = before.clone();
+        change(&mut after)?;
+        after.name.clone_from(&before.name);
+        after.tenant_id = self.tenant.or(after.tenant_id);
+        settle_enabled(&before, &mut after, by)?;
+        let mut changed = store::differing(&before, &after);
+        if before.is_unread && !after.is_unread {
+            // What was declared replaces what cannot be read.
+            changed.retain(|value| !store::is_recorded(value));
+            let of_operator = |value: &&str| before.set_by.get(*value) == Some(&Hand::Operator);
+            changed.extend(store::recorded().filter(|value| !of_operator(value)));
+        } else if before.is_unread && changed.iter().any(|value| store::is_recorded(value)) {
+            return Err(unread(&before).into());
+        }
+        if changed.iter().any(|value| *value != "enabled") {
+            after.check()?;
+        }
+        for value in changed.iter().filter(|value| store::is_recorded(value)) {
+            if by != Hand::Operator && before.set_by.get(*value) == Some(&Hand::Operator) {
+                return Err(DestinationError::SetByOperator((*value).to_owned()));
+            }
+            after.set_by.insert((*value).to_owned(), by);
+        }
+        // Nobody has set what has its default.
+        let set = store::differing(&RegisteredDestination::new("", ""), &after);
+        after
+            .set_by
+            .retain(|value, _| set.contains(&value.as_str()));
+        if !changed.is_empty() {
+            let auth = self.sealed_auth(&after)?;
+            let auth = auth.as_ref().map(ExposeSecret::expose_secret);
+            store::write(conn, outbox, &after, &changed, auth)?;
+        }
+        if let Some(secret) = &after.secret {
+            let sealed = self.sealed(name, &secret.written())?;
+            let secret = sealed.expose_secret();
+            store::rotate(conn, outbox, self.which(name), secret, Duration::ZERO)?;
+        }
+        Ok(true)
+    }
+
+    /// The authentication in its stored form.
+    fn sealed_auth(
+        &self,
+        one: &RegisteredDestination,
+    ) -> Result<Option<SecretString>, DestinationError> {
+        let sealed = one.auth.as_ref().map(|auth| match auth.is_sealed() {
+            true => Ok(auth.written().clone()),
+            false => self.sealed(&one.name, auth.written()),
+        });
+        sealed.transpose()
     }
 
     /// The destination of this name; `None`: it does not exist.
@@ -359,6 +465,7 @@ impl<'a> Destinations<'a> {
                 .into_iter()
                 .collect();
             self.report_secrets(conn, outbox, &mut found)?;
+            store::read_states(conn, outbox, &mut found)?;
             report_refusals(conn, outbox, &mut found)?;
             Ok(found.pop())
         })
@@ -377,23 +484,25 @@ impl<'a> Destinations<'a> {
         pinned(conn, self.name, |conn, outbox| {
             let mut found = store::list(conn, outbox, (filter, self.tenant), limit)?;
             self.report_secrets(conn, outbox, &mut found)?;
+            store::read_states(conn, outbox, &mut found)?;
             report_refusals(conn, outbox, &mut found)?;
             Ok(found)
         })
     }
 
-    /// Enables a destination: its messages are sent again. `false`: the destination does not exist.
+    /// Enables a destination: its messages are sent again, and new messages are for it. `false`: the destination does not
+    /// exist.
     ///
     /// # Errors
-    /// If the database fails.
+    /// - [`DestinationError::SetByOperator`]: an operator has disabled it, and this is [the owner](Self::of_tenant).
+    /// - [`DestinationError::Database`]: the database failed.
     pub fn enable(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
-        Ok(pinned(conn, self.name, |conn, outbox| {
-            store::set_enabled(conn, outbox, self.which(name), None)
-        })?)
+        self.change(conn, name, |row| row.enabled = true)
     }
 
     /// Disables a destination: it gets no new messages, and those already addressed to it wait. `false`: the
-    /// destination does not exist.
+    /// destination does not exist. [`recover`](Self::recover) sends what the destination has missed, if the ledger keeps
+    /// payloads. To let new messages wait, too, [`pause`](Self::pause) the destination.
     ///
     /// # Errors
     /// If the database fails.
@@ -403,8 +512,114 @@ impl<'a> Destinations<'a> {
         name: &str,
         reason: &str,
     ) -> Result<bool, DestinationError> {
+        let by = self.hand();
+        self.change(conn, name, |row| {
+            // What an operator has disabled stays so for the owner.
+            if by == Hand::Operator || !row.is_disabled_by_operator() {
+                row.enabled = false;
+                row.disabled_by = Some(by);
+                row.disabled_reason = Some(reason.to_owned());
+            }
+        })
+    }
+
+    /// Pauses a destination, for a time or until it is resumed: new messages are addressed to it, and all its messages wait
+    /// without using attempts. Relays notice the pause within a second. A longer pause of the same hand stays; each hand has a
+    /// pause of its own. `false`: the destination does not exist.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    /// use std::time::Duration;
+    ///
+    /// # let tenant = uuid::Uuid::nil();
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let own = outbox.destinations().of_tenant(tenant);
+    /// let hour = Some(Duration::from_secs(3600));
+    /// own.pause(&mut conn, "acme", "our server is upgraded", hour)?;
+    /// own.resume(&mut conn, "acme")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn pause(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        reason: &str,
+        lasts: Option<Duration>,
+    ) -> Result<bool, DestinationError> {
+        let by = (self.hand(), reason);
         Ok(pinned(conn, self.name, |conn, outbox| {
-            store::set_enabled(conn, outbox, self.which(name), Some(reason))
+            let is_there = store::hold(conn, outbox, self.which(name))?;
+            if is_there {
+                pause::pause(conn, outbox, Pausable::Destination, name, by, lasts, 0)?;
+            }
+            Ok::<_, diesel::result::Error>(is_there)
+        })?)
+    }
+
+    /// Ends the pauses of a destination: its messages are sent at once. For the owner: those of the owner, of the receiver and
+    /// of the circuit breaker. For an operator: as [`admin::resume`](crate::admin::resume). `false`: the destination does not
+    /// exist.
+    ///
+    /// # Errors
+    /// - [`DestinationError::SetByOperator`]: an operator has paused it, and this is [the owner](Self::of_tenant).
+    /// - [`DestinationError::Database`]: the database failed.
+    pub fn resume(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
+        pinned(conn, self.name, |conn, outbox| {
+            if !store::hold(conn, outbox, self.which(name))? {
+                return Ok(false);
+            }
+            let resumed = match self.hand() {
+                Hand::Owner => pause::resume_as_owner(conn, outbox, name)?,
+                _ => Some(pause::resume(conn, outbox, Pausable::Destination, name)?),
+            };
+            match resumed {
+                Some(_) => Ok(true),
+                None => Err(DestinationError::SetByOperator("pause".to_owned())),
+            }
+        })
+    }
+
+    /// Records the result of a [test](Self::test). If the receiver has accepted it, the circuit breaker is closed, and waiting
+    /// messages are sent at once. `true`: the breaker was open. Other pauses stay. A test of a destination that has changed since
+    /// says nothing.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{Outbox, config};
+    ///
+    /// let config = config::from_env()?;
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let destinations = outbox.destinations();
+    /// if let Some(test) = destinations.test(&mut conn, "acme", &config)? {
+    ///     let answer = test.send();
+    ///     destinations.record_test(&mut conn, &answer)?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the database fails.
+    #[cfg(feature = "http")]
+    pub fn record_test(
+        &self,
+        conn: &mut PgConnection,
+        answer: &TestAnswer,
+    ) -> Result<bool, DestinationError> {
+        if !answer.went_well {
+            return Ok(false);
+        }
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            let seen = answer.seen();
+            let is_same = store::hold_as_seen(conn, outbox, seen)?;
+            Ok::<_, diesel::result::Error>(
+                is_same && pause::close_breaker(conn, outbox, seen.name)?,
+            )
         })?)
     }
 
@@ -910,6 +1125,81 @@ impl<'a> Destinations<'a> {
         let secrets = secrets.into_iter().map(|one| one.secret).collect();
         Ok(Some((row, secrets, config)))
     }
+}
+
+/// Why a row with a value that cannot be read is not written.
+fn unread(one: &RegisteredDestination) -> ConfigError {
+    let problem = one.problem.as_deref().unwrap_or("unknown");
+    let reason = format!(
+        "nothing was changed: the row has a value that cannot be read, {problem}. Fix the value with SQL, or remove the destination"
+    );
+    ConfigError::new(format!("destinations.{}", one.name), reason)
+}
+
+/// The error of a value that the table has refused names the value.
+fn of_value(name: &str, error: DestinationError) -> DestinationError {
+    match error {
+        DestinationError::Database(error) => match store::refused_value(&error) {
+            Some((value, reason)) => {
+                ConfigError::new(format!("destinations.{name}.{value}"), reason).into()
+            }
+            None => DestinationError::Database(error),
+        },
+        error => error,
+    }
+}
+
+/// Gives the row what the code declares, except what an operator has set.
+fn declare(
+    from: &RegisteredDestination,
+    to: &mut RegisteredDestination,
+) -> Result<(), ConfigError> {
+    to.is_unread = false;
+    let set_by = to.set_by.clone();
+    let may_set = |value: &str| set_by.get(value) != Some(&Hand::Operator);
+    to.url.clone_from(&from.url);
+    to.topics.clone_from(&from.topics);
+    to.tenant_id = from.tenant_id;
+    to.description.clone_from(&from.description);
+    if !from.enabled && to.enabled {
+        to.enabled = false;
+        to.disabled_by = from.disabled_by;
+        to.disabled_reason.clone_from(&from.disabled_reason);
+    }
+    if may_set("filter") {
+        to.filter.clone_from(&from.filter);
+    }
+    if may_set("headers") {
+        to.headers.clone_from(&from.headers);
+    }
+    if may_set("auth") {
+        to.auth.clone_from(&from.auth);
+    }
+    if may_set("verification") {
+        to.verification = from.verification;
+    }
+    for option in PolicyOption::of_registered().filter(|option| may_set(option.name)) {
+        option.copy(&from.policy, &mut to.policy)?;
+    }
+    Ok(())
+}
+
+/// Who has disabled the destination, and that nobody but an operator enables what an operator has disabled.
+fn settle_enabled(
+    before: &RegisteredDestination,
+    after: &mut RegisteredDestination,
+    by: Hand,
+) -> Result<(), DestinationError> {
+    if after.enabled {
+        if by != Hand::Operator && before.is_disabled_by_operator() {
+            return Err(DestinationError::SetByOperator("enabled".to_owned()));
+        }
+        after.disabled_by = None;
+        after.disabled_reason = None;
+    } else if before.enabled && after.disabled_by.is_none() {
+        after.disabled_by = Some(by);
+    }
+    Ok(())
 }
 
 /// Sets the problem of each destination that the settings of all running relays refuse.

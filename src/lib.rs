@@ -68,6 +68,7 @@ mod clock;
 pub mod config;
 mod error;
 mod event;
+mod hand;
 mod header;
 #[cfg(feature = "relay")]
 mod lock;

@@ -1,5 +1,6 @@
 //! A registered destination: a row of `outbox_destination`.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::SystemTime;
 
@@ -10,14 +11,44 @@ use crate::config::{
     Auth, ConfigError, DeliveryPolicy, Destination, LONGEST_SEND, Rate, SigningSecret,
     Verification, is_masked, parse_url,
 };
+use crate::hand::Hand;
 use crate::header::check_header;
 use crate::public_error::of_text;
+use crate::words::words;
 
 /// The maximum number of concurrent sends to one registered destination.
 const MOST_CONCURRENCY: usize = 64;
 /// The most bytes of a URL.
 const MOST_URL_BYTES: usize = 2048;
 const MOST_TOPICS: usize = 100;
+
+words! {
+    "state":
+    /// The state of a registered destination: one word for commands, pages, JSON, and the SQL function
+    /// `outbox_destination_state(name)`. The first that applies holds.
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::DestinationState;
+    ///
+    /// assert_eq!(DestinationState::Paused.as_str(), "paused");
+    /// assert_eq!("active".parse(), Ok(DestinationState::Active));
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    #[non_exhaustive]
+    pub enum DestinationState {
+        /// New messages are not for the destination, and those already addressed to it wait.
+        Disabled = "disabled",
+        /// The endpoint has not shown yet that it wants messages.
+        Unverified = "unverified",
+        /// New messages are addressed to the destination, and wait.
+        Paused = "paused",
+        /// No send has succeeded for ten minutes since the first failure.
+        Failing = "failing",
+        /// Messages are sent.
+        #[default]
+        Active = "active",
+    }
+}
 
 /// A registered destination: a row of `outbox_destination`.
 ///
@@ -57,7 +88,7 @@ pub struct RegisteredDestination {
     pub tenant_id: Option<Uuid>,
     /// Only messages whose payload matches this `jsonpath`; `None`: all messages.
     pub filter: Option<String>,
-    /// `false`: nothing is sent, and messages wait.
+    /// `false`: the destination is disabled. New messages are not for it, and those already addressed to it wait.
     pub enabled: bool,
     /// Headers of every request. The values are secret.
     pub headers: Vec<(String, SecretString)>,
@@ -72,6 +103,19 @@ pub struct RegisteredDestination {
     pub description: Option<String>,
     /// Why the destination is disabled.
     pub disabled_reason: Option<String>,
+    /// Who has disabled the destination; `None`: it is enabled.
+    pub disabled_by: Option<Hand>,
+    /// The state when the row was read. Set by the database.
+    pub state: DestinationState,
+    /// Whose act the state is: who has disabled or paused the destination.
+    pub state_by: Option<Hand>,
+    /// Until when the state lasts: the end of a pause. `None`: until somebody ends it.
+    pub state_until: Option<SystemTime>,
+    /// Why the destination is in the state, for operators: the text of a person, a reason code, or an error.
+    pub state_reason: Option<String>,
+    /// Who has set a value, by its name: `filter`, `headers`, `auth`, `verification`, or an option of the policy such as
+    /// `rate`. Values of an operator are changed by operators only.
+    pub set_by: BTreeMap<String, Hand>,
     /// Why no relay uses the destination although it is enabled: a value cannot be used, or the settings of all running
     /// relays refuse the destination.
     pub problem: Option<String>,
@@ -84,6 +128,8 @@ pub struct RegisteredDestination {
     pub failing_since: Option<SystemTime>,
     /// Whether the destination is failing: no send has succeeded for ten minutes since the first failure. Set by the relays.
     pub failing: bool,
+    /// The reason code of that failure.
+    pub failing_reason: Option<String>,
     /// Until when older secrets also sign, as after a rotation. `None`: only the newest secret signs, or all of them sign
     /// until you change them. Set by the database.
     pub old_secrets_until: Option<SystemTime>,
@@ -103,6 +149,15 @@ pub struct RegisteredDestination {
     pub(crate) is_unread: bool,
 }
 
+/// A pause that holds now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PausedBy {
+    pub(crate) by: Hand,
+    pub(crate) reason: String,
+    /// `None`: until it is resumed.
+    pub(crate) until: Option<SystemTime>,
+}
+
 impl RegisteredDestination {
     /// Creates a destination for all topics and any tenant.
     pub fn new(name: impl Into<String>, url: impl Into<String>) -> Self {
@@ -118,11 +173,18 @@ impl RegisteredDestination {
             policy: DeliveryPolicy::default(),
             description: None,
             disabled_reason: None,
+            disabled_by: None,
+            state: DestinationState::default(),
+            state_by: None,
+            state_until: None,
+            state_reason: None,
+            set_by: BTreeMap::new(),
             problem: None,
             created_at: None,
             updated_at: None,
             failing_since: None,
             failing: false,
+            failing_reason: None,
             old_secrets_until: None,
             verification: Verification::None,
             verified_at: None,
@@ -200,6 +262,33 @@ impl RegisteredDestination {
     /// ```
     pub fn is_verified(&self) -> bool {
         self.verification == Verification::None || self.verified_at.is_some()
+    }
+
+    /// Decides the state from the row, and the pause that ends last: the only place that does, beside the SQL function.
+    pub(crate) fn set_state(&mut self, pause: Option<PausedBy>) {
+        use DestinationState::{Active, Disabled, Failing, Paused, Unverified};
+
+        let (state, by, until, reason) = match (self.enabled, self.is_verified(), pause) {
+            (false, ..) => (
+                Disabled,
+                self.disabled_by,
+                None,
+                self.disabled_reason.clone(),
+            ),
+            (_, false, _) => (Unverified, None, None, self.verification_error.clone()),
+            (.., Some(pause)) => (Paused, Some(pause.by), pause.until, Some(pause.reason)),
+            _ if self.failing => (Failing, None, None, self.failing_reason.clone()),
+            _ => (Active, None, None, None),
+        };
+        self.state = state;
+        self.state_by = by;
+        self.state_until = until;
+        self.state_reason = reason;
+    }
+
+    /// Whether an operator has disabled the destination.
+    pub(crate) fn is_disabled_by_operator(&self) -> bool {
+        !self.enabled && self.disabled_by == Some(Hand::Operator)
     }
 
     /// Why the last try to verify the endpoint failed, in words for customers, like

@@ -14,11 +14,11 @@ use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::Note;
 use diesel_outbox::config::{Auth, Config, SigningSecret, Verification};
 use diesel_outbox::destinations::{
-    DestinationError, DestinationFilter, Destinations, RegisteredDestination,
+    DestinationError, DestinationFilter, Destinations, Hand, RegisteredDestination,
 };
 use diesel_outbox::program::{self, Act, PolicyOption, parse_duration};
 use diesel_outbox::{ConfigError, Outbox, OutboxName};
-use diesel_outbox_pages::pause::in_words;
+use diesel_outbox_pages::pause::{state_in_words, while_disabled};
 use diesel_outbox_pages::text::without_credentials;
 use secrecy::ExposeSecret;
 use serde::Serialize;
@@ -58,7 +58,8 @@ pub(crate) enum Action {
         #[command(flatten)]
         signed: Signed,
     },
-    /// Disable a destination: messages already addressed to it wait, and it gets no new ones
+    /// Disable a destination: it gets no new messages, and those already addressed to it wait. `pause destination` lets new ones
+    /// wait, too
     Disable {
         /// Name of the destination
         name: String,
@@ -261,7 +262,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             if !one.enabled {
                 let name = output::shown(&one.name);
                 output::line(format!(
-                    "still disabled: `diesel-outbox destination enable {name}` enables it"
+                    "disabled: `diesel-outbox destination enable {name}` enables it"
                 ))?;
             }
             Ok(())
@@ -286,8 +287,9 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             |conn| destinations.disable(conn, name, reason),
         )? {
             true => output::line(format!(
-                "{} is disabled: it gets no new messages, and those addressed to it wait",
-                output::shown(name)
+                "{} is disabled. {}",
+                output::shown(name),
+                while_disabled(&config)
             )),
             false => missing(name),
         },
@@ -332,7 +334,9 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 return missing(name);
             };
             program::audit(conn, table, &signed.note(), Act::TestDestination, name)?;
-            deliveries::tested(name, &test.send(), *json)
+            let answer = test.send();
+            let has_closed = destinations.record_test(conn, &answer)?;
+            deliveries::tested(name, &answer, has_closed, *json)
         }
         Action::Verify { name, json, signed } => {
             let check = deliveries::sendable(destinations.verify(conn, name, &config))?;
@@ -431,18 +435,48 @@ impl Put {
         destinations: Destinations<'_>,
         secret: Option<SigningSecret>,
     ) -> Result<RegisteredDestination> {
-        let found = destinations.get(conn, &self.name)?;
-        let mut one = match (found, &self.url) {
-            (Some(one), _) => one,
-            (None, Some(url)) => RegisteredDestination::new(&self.name, url),
-            (None, None) => {
+        let invalid = |error: DestinationError| match error {
+            // Bad arguments: exit code 2.
+            DestinationError::Invalid(error) => error.into(),
+            error => anyhow::Error::from(error),
+        };
+        if destinations.get(conn, &self.name)?.is_none() {
+            let Some(url) = &self.url else {
                 let reason = format!(
                     "required, because there is no destination {:?} yet",
                     self.name
                 );
                 return Err(ConfigError::new("URL", reason).into());
-            }
+            };
+            let new = RegisteredDestination::new(&self.name, url);
+            destinations.put(conn, &new).map_err(invalid)?;
+        }
+        // What cannot be read is refused before anything is written.
+        let given = Given {
+            headers: self
+                .headers
+                .iter()
+                .map(|text| header(text))
+                .collect::<Result<_, _>>()?,
+            auth: self.auth.as_deref().map(auth).transpose()?,
+            secret,
         };
+        let mut refused = None;
+        let is_there = destinations.change(conn, &self.name, |row| {
+            refused = self.write(given, row).err();
+        });
+        let is_there = is_there.map_err(invalid)?;
+        if let Some(error) = refused {
+            return Err(error.into());
+        }
+        match destinations.get(conn, &self.name)? {
+            Some(one) if is_there => Ok(one),
+            _ => bail!("{:?} was removed meanwhile: nothing was changed", self.name),
+        }
+    }
+
+    /// Writes the given values.
+    fn write(&self, given: Given, one: &mut RegisteredDestination) -> Result<(), ConfigError> {
         if let Some(url) = &self.url {
             one.url.clone_from(url);
         }
@@ -450,32 +484,33 @@ impl Put {
             one.topics.clone_from(&self.topics);
         }
         if !self.headers.is_empty() {
-            one.headers = self
-                .headers
-                .iter()
-                .map(|text| header(text))
-                .collect::<Result<_, _>>()?;
+            one.headers = given.headers;
         }
-        if let Some(text) = &self.auth {
-            one.auth = Some(auth(text)?);
+        if given.auth.is_some() {
+            one.auth = given.auth;
         }
         self.policy.apply(&mut one.policy)?;
         one.tenant_id = self.tenant.or(one.tenant_id);
-        one.filter = self.filter.clone().or(one.filter);
-        one.description = self.description.clone().or(one.description);
+        if self.filter.is_some() {
+            one.filter.clone_from(&self.filter);
+        }
+        if self.description.is_some() {
+            one.description.clone_from(&self.description);
+        }
         for field in &self.clear {
-            policy::clear(&mut one, field);
+            policy::clear(one, field);
         }
         one.verification = self.verification.unwrap_or(one.verification);
-        one.secret = secret;
-        destinations.put(conn, &one).map_err(|error| match error {
-            // Bad arguments: exit code 2.
-            DestinationError::Invalid(error) => error.into(),
-            error => anyhow::Error::from(error),
-        })?;
-        let stored = destinations.get(conn, &self.name)?;
-        Ok(stored.unwrap_or(one))
+        one.secret = given.secret;
+        Ok(())
     }
+}
+
+/// What was read of the given values of `put`.
+struct Given {
+    headers: Vec<(String, secrecy::SecretString)>,
+    auth: Option<Auth>,
+    secret: Option<SigningSecret>,
 }
 
 fn header(text: &str) -> Result<(String, secrecy::SecretString), ConfigError> {
@@ -574,22 +609,12 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     Ok(())
 }
 
-/// Whether the destination is in use and, if not, why; and since when it fails.
+/// The state, and why no relay uses the destination.
 fn state(one: &RegisteredDestination) -> String {
-    let reason = one
-        .disabled_reason
-        .as_deref()
-        .unwrap_or("no reason was given");
-    match (one.enabled, &one.problem, one.failing_since.map(time)) {
-        (false, _, _) => format!("disabled: {}", output::shown(&in_words(reason))),
-        (true, Some(problem), _) => format!("not used: {}", output::shown(problem)),
-        (true, None, _) if !one.is_verified() => match &one.verification_error {
-            Some(error) => format!("not verified: {}", output::shown(error)),
-            None => "not verified".to_owned(),
-        },
-        (true, None, Some(since)) if one.failing => format!("failing since {since}"),
-        (true, None, Some(since)) => format!("enabled, no success since {since}"),
-        (true, None, None) => "enabled".to_owned(),
+    let state = output::shown(&state_in_words(one));
+    match &one.problem {
+        Some(problem) if one.enabled => format!("{state}, not used: {}", output::shown(problem)),
+        _ => state,
     }
 }
 
@@ -644,6 +669,10 @@ struct Shown<'a> {
     topics: &'a [String],
     tenant_id: Option<String>,
     filter: Option<&'a str>,
+    state: &'static str,
+    state_by: Option<&'static str>,
+    state_until: Option<String>,
+    state_reason: Option<&'a str>,
     enabled: bool,
     headers: Vec<&'a str>,
     auth: Option<BTreeMap<&'static str, String>>,
@@ -652,6 +681,9 @@ struct Shown<'a> {
     policy: BTreeMap<&'static str, Option<Value>>,
     description: Option<&'a str>,
     disabled_reason: Option<&'a str>,
+    disabled_by: Option<&'static str>,
+    /// Who has set a value.
+    set_by: BTreeMap<&'a str, &'static str>,
     problem: Option<&'a str>,
     verification: String,
     verified_at: Option<String>,
@@ -681,6 +713,10 @@ impl<'a> Shown<'a> {
             topics: &one.topics,
             tenant_id: one.tenant_id.map(|tenant| tenant.to_string()),
             filter: one.filter.as_deref(),
+            state: one.state.as_str(),
+            state_by: one.state_by.map(Hand::as_str),
+            state_until: one.state_until.map(time),
+            state_reason: one.state_reason.as_deref(),
             enabled: one.enabled,
             headers: one.headers.iter().map(|(name, _)| name.as_str()).collect(),
             auth: one
@@ -692,6 +728,10 @@ impl<'a> Shown<'a> {
                 .collect(),
             description: one.description.as_deref(),
             disabled_reason: one.disabled_reason.as_deref(),
+            disabled_by: one.disabled_by.map(Hand::as_str),
+            set_by: (one.set_by.iter())
+                .map(|(name, by)| (name.as_str(), by.as_str()))
+                .collect(),
             problem: one.problem.as_deref(),
             verification: one.verification.to_string(),
             verified_at: one.verified_at.map(time),

@@ -7,10 +7,10 @@ use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::DestinationFilter;
+use diesel_outbox::destinations::{DestinationFilter, Hand};
 use diesel_outbox::program::{self, Act, parse_duration};
 use diesel_outbox::{ConfigError, Outbox};
-use diesel_outbox_pages::pause::{OPERATOR, check_reason, find};
+use diesel_outbox_pages::pause::{OPERATOR, check_reason, of};
 use serde_json::Value;
 
 use crate::connection::connect;
@@ -187,7 +187,8 @@ fn pause(
         admin::pause(conn, table, kind, name, reason, duration).map(|()| true)
     })?;
     let pauses = admin::pauses(conn, &config.table)?;
-    let Some(pause) = find(&pauses, kind, name) else {
+    let mut own = of(&pauses, kind, name).filter(|pause| pause.by == Hand::Operator);
+    let Some(pause) = own.next() else {
         bail!(
             "{} {name:?} is not paused: the pause has already ended",
             kind.as_str()

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use comfy_table::Table;
 use diesel_outbox::admin::Pause;
-use diesel_outbox_pages::pause::in_words;
+use diesel_outbox_pages::pause::{hand_in_words, in_words};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -14,16 +14,18 @@ pub(crate) fn as_json(pause: &Pause) -> Value {
         "what": pause.kind.as_str(),
         "name": pause.name,
         "reason": pause.reason,
+        "by": pause.by.as_str(),
         "seconds_left": pause.left.map(|left| left.as_secs_f64()),
     })
 }
 
 pub(crate) fn table(pauses: &[Pause]) -> Table {
-    let mut table = output::table(&["paused", "name", "reason", "how long"]);
+    let mut table = output::table(&["paused", "name", "by", "reason", "how long"]);
     for pause in pauses {
         table.add_row([
             pause.kind.as_str().to_owned(),
             output::name(&pause.name),
+            hand_in_words(pause.by).to_owned(),
             output::shown(&in_words(&pause.reason)),
             left(pause),
         ]);
@@ -31,14 +33,15 @@ pub(crate) fn table(pauses: &[Pause]) -> Table {
     table
 }
 
-/// `destination billing is paused: GONE (the receiver answered 410), until resumed`
+/// `destination billing is paused by its receiver: GONE (the receiver answered 410), until resumed`
 pub(crate) fn sentence(pause: &Pause) -> String {
     let Pause {
         kind, name, reason, ..
     } = pause;
     let reason = in_words(reason);
     let kind = kind.as_str();
-    let text = format!("{kind} {name} is paused: {reason}, {}", left(pause));
+    let by = hand_in_words(pause.by);
+    let text = format!("{kind} {name} is paused by {by}: {reason}, {}", left(pause));
     output::shown(&text)
 }
 

@@ -16,7 +16,8 @@ use crate::{output, pauses};
 /// The actions of `resume`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
-    /// Resume a destination, whatever paused it
+    /// Resume a destination that an operator, its circuit breaker or its receiver has paused. The pause of its owner ends only if
+    /// there is no other
     Destination {
         /// Name of the destination, as in `pause list`
         name: String,
@@ -49,8 +50,8 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         } => (Pausable::Topic, topic, signed, *json),
     };
     let mut conn = connect(&config, "resume", Duration::from_secs(30))?;
-    let pauses = admin::pauses(&mut conn, &config.table)?;
-    let pause = find(&pauses, kind, name);
+    let before = admin::pauses(&mut conn, &config.table)?;
+    let pause = find(&before, kind, name);
     // Also deletes an expired pause, which would have to be deleted later anyway.
     let (table, note) = (&config.table, signed.note());
     program::audited(&mut conn, table, &note, Act::Resume, name, |conn| {
@@ -62,9 +63,21 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             kind.as_str()
         );
     };
+    let after = admin::pauses(&mut conn, &config.table)?;
+    let left = find(&after, kind, name);
     if json {
-        return output::json(&json!({ "resumed": pauses::as_json(pause) }));
+        return output::json(&json!({
+            "resumed": pauses::as_json(pause),
+            "still_paused": left.map(pauses::as_json),
+        }));
     }
+    let kind = kind.as_str();
     let name = output::shown(name);
-    output::line(format!("{} {name} is resumed", kind.as_str()))
+    match left {
+        None => output::line(format!("{kind} {name} is resumed")),
+        Some(left) => output::line(format!(
+            "resumed, but {}. Repeat the command to end this pause, too",
+            pauses::sentence(left)
+        )),
+    }
 }

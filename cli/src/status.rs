@@ -119,6 +119,7 @@ fn as_json(seen: &Snapshot) -> Value {
         "registered_destinations": {
             "working": overview.depths.destinations.working,
             "unverified": overview.depths.destinations.unverified,
+            "paused": overview.depths.destinations.paused,
             "failing": overview.depths.destinations.failing,
             "disabled": overview.depths.destinations.disabled,
         },
@@ -168,13 +169,14 @@ fn rest(seen: &Snapshot) -> Vec<String> {
     let mut parts = Vec::new();
     let DestinationCounts {
         unverified,
+        paused,
         failing,
         disabled,
         ..
     } = overview.depths.destinations;
-    if unverified + failing + disabled > 0 {
+    if unverified + paused + failing + disabled > 0 {
         parts.push(format!(
-            "registered destinations: {failing} failing, {disabled} disabled, {unverified} not verified"
+            "registered destinations: {failing} failing, {paused} paused, {disabled} disabled, {unverified} unverified"
         ));
     }
     if !overview.troubles.is_empty() {

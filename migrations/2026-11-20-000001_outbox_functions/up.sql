@@ -59,7 +59,8 @@ $function$;
 -- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at. The name stays:
 -- waiting messages name the destination, and its secret may be encrypted for this name. With another tenant, the row is
 -- another registration. A destination with another URL, or that is enabled again, has not failed yet: what its receiver has
--- asked for, and an open breaker, do not count any more. One with another URL or verification is not verified.
+-- asked for, and an open breaker, do not count any more. One with another URL or verification is not verified. Nobody has
+-- disabled an enabled destination.
 CREATE FUNCTION outbox_destination_changes() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -76,10 +77,13 @@ BEGIN
     END IF;
     IF NEW.url <> OLD.url OR NEW.enabled > OLD.enabled THEN
         NEW.failing_since := NULL;
-        -- With these reasons relays pause a destination; the others are those of operators.
-        EXECUTE format('DELETE FROM %I.%I WHERE kind = ''destination'' AND name = $1 AND reason = ANY ($2)',
+        EXECUTE format('DELETE FROM %I.%I WHERE kind = ''destination'' AND name = $1 AND paused_by IN (''relay'', ''receiver'')',
                 TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_pause')
-            USING NEW.name, '{BREAKER_OPEN, RATE_LIMITED, SERVER_ERROR, CLIENT_ERROR, REJECTED, GONE, TOKEN_SERVER}'::text[];
+            USING NEW.name;
+    END IF;
+    IF NEW.enabled THEN
+        NEW.disabled_by := NULL;
+        NEW.disabled_reason := NULL;
     END IF;
     IF NEW.failing_since IS NULL THEN
         NEW.failing_reason := NULL;
@@ -125,7 +129,7 @@ $function$;
 
 -- After registered destinations are deleted, and before all are (TRUNCATE): records the removal beside the pauses, so
 -- that relays dead-letter the waiting messages, even if no relay runs now. A destination that is inserted again deletes
--- this record. Pauses of the name stay: a relay may have configured a destination of this name.
+-- this record. Pauses of the name stay, except those of its owner: a relay may have configured a destination of this name.
 --
 -- After registered destinations are inserted: records this in a table that each claim reads, so that a relay that has not
 -- read the new rows does so before it decides where the claimed messages go.
@@ -137,7 +141,9 @@ DECLARE
 BEGIN
     IF TG_OP IN ('DELETE', 'TRUNCATE') THEN
         EXECUTE format('INSERT INTO %s AS p (kind, name, reason) SELECT ''removed'', name, ''DESTINATION_REMOVED'' FROM %s ORDER BY name
-            ON CONFLICT (kind, name) DO UPDATE SET paused_at = clock_timestamp()',
+            ON CONFLICT (kind, name, paused_by) DO UPDATE SET paused_at = clock_timestamp()',
+            pauses, removed);
+        EXECUTE format('DELETE FROM %s WHERE kind = ''destination'' AND paused_by = ''owner'' AND name IN (SELECT name FROM %s)',
             pauses, removed);
     ELSE
         EXECUTE format('DELETE FROM %s WHERE kind = ''removed'' AND name IN (SELECT name FROM rows)',
@@ -551,10 +557,12 @@ BEGIN
     EXECUTE format('CREATE TABLE %1$I.%2$I (name text NOT NULL, CONSTRAINT %3$I PRIMARY KEY (name))',
         s, t || '_lock', t || '_lock_pkey');
 
-    -- Paused destinations and topics: why, and until when (null: until resumed). openings: how often in a row a circuit
-    -- breaker has opened. lasts: the time from the writing of paused_until to the end; if the server's clock goes back
-    -- after it was written, the pause still ends no later than this from now. Also registered destinations that were
-    -- removed, and that waiting messages may name.
+    -- Paused destinations and topics: why, and until when (null: until resumed). paused_by: whose pause it is. Each hand has
+    -- a row of its own, so that nobody ends the pause of another: the owner of a registered destination, an operator, the
+    -- relays (the circuit breaker), or the receiver (its responses). openings: how often in a row a circuit breaker has
+    -- opened. lasts: the time from the writing of paused_until to the end; if the server's clock goes back after it was
+    -- written, the pause still ends no later than this from now. Also registered destinations that were removed, and that
+    -- waiting messages may name.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             kind         text NOT NULL CHECK (kind IN ('destination', 'topic', 'removed')),
@@ -564,7 +572,8 @@ BEGIN
             paused_until timestamptz,
             openings     integer NOT NULL DEFAULT 0,
             lasts        interval,
-            CONSTRAINT %3$I PRIMARY KEY (kind, name)
+            paused_by    text NOT NULL DEFAULT 'operator' CHECK (paused_by IN ('owner', 'operator', 'relay', 'receiver')),
+            CONSTRAINT %3$I PRIMARY KEY (kind, name, paused_by)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
 
     -- Patterns of topics. route and handler: what relays have ever served; a message whose topic meets one waits for such a
@@ -613,7 +622,9 @@ BEGIN
     -- which the event outbox.destination.failing tells. id: tells this registration from others of the same name.
     -- created_at: when the registering transaction began; messages of transactions that began earlier do not go there.
     -- verification: how the endpoint shows that it wants the messages, before the first is sent: challenge or cloudevents;
-    -- until verified_at, messages wait or, with ':skip', do not go there. verification_due: the next try.
+    -- until verified_at, messages wait or, with ':skip', do not go there. verification_due: the next try. disabled_by: who
+    -- has disabled the destination; null: an operator. set_by: who has set a value, {"filter": "operator"}; a value of an
+    -- operator is changed by operators only.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             name              text COLLATE "C" NOT NULL,
@@ -645,7 +656,11 @@ BEGIN
             verification_tries integer NOT NULL DEFAULT 0,
             verification_error text,
             id                uuid NOT NULL DEFAULT gen_random_uuid(),
+            disabled_by       text,
+            set_by            json,
             CONSTRAINT %3$I PRIMARY KEY (name),
+            CONSTRAINT outbox_destination_disabled_by_is_known CHECK (disabled_by IN ('owner', 'operator', 'relay', 'receiver')),
+            CONSTRAINT outbox_destination_set_by_is_an_object CHECK (json_typeof(set_by) = 'object'),
             CONSTRAINT outbox_destination_verification_is_known CHECK (
                 verification IN ('none', 'challenge', 'challenge:skip', 'cloudevents', 'cloudevents:skip')),
             CONSTRAINT outbox_destination_fails_since_a_time CHECK (NOT failing OR failing_since IS NOT NULL),
@@ -671,6 +686,20 @@ BEGIN
         )$sql$, s, t || '_destination', t || '_dest_pkey');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (tenant_id, name)',
         s, t || '_destination', t || '_dest_tenant');
+
+    -- The state of a registered destination, as the commands and pages show it; null: there is none.
+    EXECUTE format($sql$
+        CREATE FUNCTION %1$I.%2$I(name text) RETURNS text
+        LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+            SELECT CASE
+                WHEN NOT d.enabled THEN 'disabled'
+                WHEN d.verification <> 'none' AND d.verified_at IS NULL THEN 'unverified'
+                WHEN EXISTS (SELECT FROM %1$I.%4$I p WHERE p.kind = 'destination' AND p.name = d.name
+                    AND (p.paused_until IS NULL OR p.paused_until = '-infinity' OR p.paused_until > clock_timestamp())) THEN 'paused'
+                WHEN d.failing THEN 'failing'
+                ELSE 'active' END
+              FROM %1$I.%3$I d WHERE d.name = $1
+        $body$$sql$, s, t || '_destination_state', t || '_destination', t || '_pause');
 
     -- One row for each statement that has registered destinations lately. Relays delete the rows after a minute.
     EXECUTE format($sql$
@@ -755,6 +784,7 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
+    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(text)', s, parts[2] || '_destination_state');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(timestamptz, timestamptz, integer)', s, parts[2] || '_blank');
     FOREACH suffix IN ARRAY ARRAY['_registration', '_destination', '_request', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP

@@ -2,7 +2,11 @@
 
 use std::borrow::Cow;
 
+use std::time::{Duration, SystemTime};
+
 use diesel_outbox::admin::{Pausable, Pause};
+use diesel_outbox::config::{Config, LedgerPayload};
+use diesel_outbox::destinations::{DestinationState, Hand, RegisteredDestination};
 
 /// The default reason.
 pub const OPERATOR: &str = "OPERATOR";
@@ -22,11 +26,86 @@ pub fn check_reason(reason: &str) -> Result<(), String> {
     }
 }
 
-/// The pause of a destination or topic, if there is one.
+/// The pauses of a destination or topic: one of each hand.
+pub fn of<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> impl Iterator<Item = &'a Pause> {
+    let is_one = move |pause: &&Pause| pause.kind == kind && pause.name == name;
+    pauses.iter().filter(is_one)
+}
+
+/// The pause of a destination or topic that ends last, if there is one.
 pub fn find<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> Option<&'a Pause> {
-    pauses
-        .iter()
-        .find(|pause| pause.kind == kind && pause.name == name)
+    of(pauses, kind, name).max_by_key(|pause| (pause.left.is_none(), pause.left))
+}
+
+/// How long the ledger keeps what a disabled destination misses. `None`: it keeps no content.
+pub fn kept_for(config: &Config) -> Option<String> {
+    let time = match config.ledger_payload {
+        LedgerPayload::WithEntry => config.retention,
+        LedgerPayload::For(age) => age,
+        _ => return None,
+    };
+    let hours = time.as_secs() / 3600;
+    Some(match time == Duration::from_secs(hours * 3600) {
+        true => format!("{hours} h"),
+        false => humantime::format_duration(time).to_string(),
+    })
+}
+
+/// What becomes of the messages of a disabled destination, with what the ledger of these settings keeps.
+pub fn while_disabled(config: &Config) -> String {
+    let missed = match kept_for(config) {
+        Some(time) => format!("can be recovered for {time}"),
+        None => "cannot be recovered: the ledger keeps no content".to_owned(),
+    };
+    format!(
+        "New messages are not for the destination, and those already addressed to it wait. Messages of the time of the disablement {missed}."
+    )
+}
+
+/// What becomes of the messages of a paused destination.
+pub const WHILE_PAUSED: &str =
+    "New messages are addressed to the destination, and wait until it is resumed.";
+
+/// The state of a registered destination in words: `paused by its owner until 2026-11-25 10:00:00Z: upgrade`.
+pub fn state_in_words(one: &RegisteredDestination) -> String {
+    let mut words = one.state.as_str().to_owned();
+    match (one.state_by, one.state_reason.as_deref()) {
+        (Some(Hand::Relay), Some(RESERVED)) => words.push_str(" by its circuit breaker"),
+        (Some(hand), _) => {
+            words.push_str(" by ");
+            words.push_str(hand_in_words(hand));
+        }
+        (None, _) => {}
+    }
+    let time = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
+    match (one.state, one.state_until, one.failing_since) {
+        (DestinationState::Paused, None, _) => words.push_str(" until resumed"),
+        (_, Some(until), _) => words.push_str(&format!(" until {}", time(until))),
+        (DestinationState::Failing, _, Some(since)) => {
+            words.push_str(&format!(" since {}", time(since)));
+        }
+        (DestinationState::Active, _, Some(since)) => {
+            words.push_str(&format!(", no success since {}", time(since)));
+        }
+        _ => {}
+    }
+    match one.state_reason.as_deref() {
+        None if one.state == DestinationState::Disabled => words.push_str(": no reason was given"),
+        None | Some(RESERVED) => {}
+        Some(reason) => words.push_str(&format!(": {}", in_words(reason))),
+    }
+    words
+}
+
+/// Whose act it was.
+pub fn hand_in_words(hand: Hand) -> &'static str {
+    match hand {
+        Hand::Owner => "its owner",
+        Hand::Operator => "an operator",
+        Hand::Relay => "the relay",
+        Hand::Receiver => "its receiver",
+        other => other.as_str(),
+    }
 }
 
 /// A reason. Words follow a code that is no word of the operator.

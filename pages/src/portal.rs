@@ -478,7 +478,7 @@ impl Route {
 }
 
 /// All pages and acts.
-const ROUTES: [Route; 16] = [
+const ROUTES: [Route; 18] = [
     page("/", &["after", "done"], endpoints::list),
     page("/endpoint", &["name", "done", "count"], endpoints::show),
     page(
@@ -503,6 +503,12 @@ const ROUTES: [Route; 16] = [
     act("/endpoint/rotate", &["name"], endpoints::rotate).needs(Needs::Secrets),
     act("/endpoint/enable", &["name"], endpoints::enable),
     act("/endpoint/disable", &["name"], endpoints::disable),
+    act(
+        "/endpoint/pause",
+        &["name", "for", "reason"],
+        endpoints::pause,
+    ),
+    act("/endpoint/resume", &["name"], endpoints::resume),
     act("/endpoint/remove", &["name", "sure"], endpoints::remove),
     act("/endpoint/test", &["name", "topic"], endpoints::test),
     act(
@@ -556,6 +562,9 @@ impl Refusal {
             Self::FormExpired => (StatusCode::FORBIDDEN, words.form_expired.into()),
             Self::Invalid(hint) | Self::Wrong(_, hint) => (INVALID, hint(words).into()),
             Self::Error(DestinationError::TooMany(_)) => (INVALID, words.too_many.into()),
+            Self::Error(DestinationError::SetByOperator(_)) => {
+                (StatusCode::CONFLICT, words.set_by_us.into())
+            }
             Self::Error(DestinationError::Refused(_)) => (INVALID, words.url_refused.into()),
             Self::Error(DestinationError::PayloadNotKept { .. }) => {
                 (INVALID, words.not_kept.into())
@@ -693,11 +702,14 @@ impl Asked<'_> {
             "added" => words.done_added.to_owned(),
             "changed" => words.done_changed.to_owned(),
             "enabled" => words.done_enabled.to_owned(),
-            "disabled" => words.done_disabled.to_owned(),
+            "disabled" => self.own().while_disabled(words),
+            "paused" => words.done_paused.to_owned(),
+            "resumed" => words.done_resumed.to_owned(),
             "removed" => words.done_removed.to_owned(),
             "again" => words.done_again.to_owned(),
             "verified" => words.done_verified.to_owned(),
             "recovered" => (words.done_recovered).replace("{}", &words.number(count?)),
+            "recovering" => (words.done_recovering).replace("{}", &words.number(count?)),
             _ => return None,
         })
     }

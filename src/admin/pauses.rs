@@ -6,6 +6,7 @@ use diesel::PgConnection;
 use diesel::result::Error::DeserializationError;
 
 use crate::error::DatabaseError;
+use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
 use crate::store::relay::pause::{self, Pausable};
@@ -21,11 +22,14 @@ pub struct Pause {
     pub name: String,
     /// Why: a reason code of the relay, `BREAKER_OPEN`, or the text of an operator.
     pub reason: String,
+    /// Whose pause it is. A destination may be paused by several hands: each is a pause of its own.
+    pub by: Hand,
     /// The time left. Zero: the pause has ended, and one message is tried next. `None`: until it is resumed.
     pub left: Option<Duration>,
 }
 
-/// The destinations and topics that are paused now: by an operator, by a receiver's request, or by a circuit breaker.
+/// The destinations and topics that are paused now: by an operator, by the owner of a registered destination, by a receiver's
+/// request, or by a circuit breaker.
 ///
 /// ```
 /// # use diesel::PgConnection;
@@ -54,13 +58,14 @@ pub fn pauses(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<Pause>, 
             kind: kind.map_err(|error: UnknownWord| DeserializationError(error.into()))?,
             name: row.name,
             reason: row.reason,
+            by: row.by,
             left: row.left,
         })
     };
     rows.map(pause).collect()
 }
 
-/// Pauses a destination or a topic, until it is resumed or for a time. Its messages wait and use no attempts.
+/// Pauses a destination or a topic as an operator, until it is resumed or for a time. Its messages wait and use no attempts.
 /// Relays notice the pause within a second. Messages of a topic that are already claimed are still sent.
 /// The reason `BREAKER_OPEN` is reserved for relays.
 ///
@@ -88,11 +93,13 @@ pub fn pause(
     duration: Option<Duration>,
 ) -> Result<(), DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        pause::pause(conn, name, kind, which, reason, duration, 0).map(drop)
+        let by = (Hand::Operator, reason);
+        pause::pause(conn, name, kind, which, by, duration, 0).map(drop)
     })?)
 }
 
-/// Ends a pause, whatever its reason. Returns `false` if there was no pause.
+/// Ends the pauses of operators, of the circuit breaker and of the receiver. If there are none, ends the pause of the owner of
+/// a registered destination. Returns `false` if there was no pause.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;

@@ -72,6 +72,8 @@ impl<'a> Forward<'a> {
         let again = DestinationTest {
             dispatcher,
             message,
+            // Another server than that of the destination.
+            updated_at: None,
         };
         Ok(Some(again.send()))
     }

@@ -1,7 +1,7 @@
 //! A test of a registered destination: one immediate request, and the response.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
@@ -13,6 +13,7 @@ use crate::public_error::public_error;
 use crate::registered_destination::RegisteredDestination;
 use crate::shows::shows;
 use crate::status::ReasonCode;
+use crate::store::destinations::AsSeen;
 
 /// The topic of a test.
 const TOPIC: &str = "outbox.test";
@@ -22,6 +23,7 @@ const TOPIC: &str = "outbox.test";
 pub struct DestinationTest {
     pub(super) dispatcher: Arc<dyn Dispatcher>,
     pub(super) message: Message,
+    pub(super) updated_at: Option<SystemTime>,
 }
 
 /// The result of a test.
@@ -44,9 +46,19 @@ pub struct TestAnswer {
     /// The reason in words, for operators. It may reveal details of the internal network: show customers
     /// [`public_error`](Self::public_error).
     pub error: Option<String>,
+    name: String,
+    updated_at: Option<SystemTime>,
 }
 
 impl TestAnswer {
+    /// The row that was tested.
+    pub(super) fn seen(&self) -> AsSeen<'_> {
+        AsSeen {
+            name: &self.name,
+            updated_at: self.updated_at,
+        }
+    }
+
     /// Why the test failed, in words that reveal nothing of the internal network, like
     /// [`Delivery::public_error`](super::Delivery::public_error).
     ///
@@ -82,6 +94,7 @@ impl DestinationTest {
         Ok(Self {
             dispatcher,
             message: Message::unstored(TOPIC, &one.name, one.tenant_id, &payload),
+            updated_at: one.updated_at,
         })
     }
 
@@ -114,6 +127,7 @@ impl DestinationTest {
         let Self {
             dispatcher,
             message,
+            updated_at,
         } = self;
         let began = Instant::now();
         let outcome = caught(&message, || dispatcher.dispatch(&message));
@@ -141,6 +155,8 @@ impl DestinationTest {
             body,
             reason,
             error,
+            name: message.destination,
+            updated_at,
         }
     }
 }

@@ -15,6 +15,7 @@ use super::registry::Registry;
 use super::session::{AfterRefusal, Session};
 use super::written::{Settle, Written, deliver_and_continue, write_down};
 use crate::error::DatabaseError;
+use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::routes::Serves;
 use crate::status::ReasonCode;
@@ -115,7 +116,7 @@ pub(super) trait Database {
     fn disable(
         &mut self,
         seen: AsSeen<'_>,
-        why: &str,
+        why: (Hand, &str),
         failed_for: Option<Duration>,
     ) -> Answer<Tried<bool>>;
 
@@ -334,7 +335,7 @@ impl Database for Session {
     fn disable(
         &mut self,
         seen: AsSeen<'_>,
-        why: &str,
+        why: (Hand, &str),
         failed_for: Option<Duration>,
     ) -> Answer<Tried<bool>> {
         let own_events = self.own_events;
@@ -488,16 +489,18 @@ impl Database for Session {
                 }
                 News::Paused(code, until) => {
                     let until = until.map(left);
-                    pause::pause(conn, name, kind, which, code.as_str(), until, 0).map(drop)
+                    let by = (Hand::Receiver, code.as_str());
+                    pause::pause(conn, name, kind, which, by, until, 0).map(drop)
                 }
                 News::Opened(until, openings) if own_events => {
                     own::open_breaker(conn, name, which, left(until), openings)
                 }
                 News::Opened(until, openings) => {
                     let until = Some(left(until));
-                    pause::pause(conn, name, kind, which, BREAKER_OPEN, until, openings).map(drop)
+                    let by = (Hand::Relay, BREAKER_OPEN);
+                    pause::pause(conn, name, kind, which, by, until, openings).map(drop)
                 }
-                News::Recovered => pause::close_breaker(conn, name, which),
+                News::Recovered => pause::close_breaker(conn, name, which).map(drop),
             }
         })
     }

@@ -36,6 +36,7 @@ use super::verdict::{Attempt, Verdict};
 use crate::clock;
 use crate::config::Config;
 use crate::dispatch::Failure;
+use crate::hand::Hand;
 use crate::status::ReasonCode;
 use crate::store::brief::Tried;
 use crate::store::filters::{Evaluated, Pairs};
@@ -285,7 +286,8 @@ impl<'a, D: Database> Filters<'a, D> {
                     .waits(&customer.name, &unfinished, now);
                 // A failure is logged by the session. After it, and if the row is locked, the next evaluation tries again.
                 if is_too_slow {
-                    let told = disable(&mut self.db, customer.as_seen(), TOO_SLOW, None);
+                    let why = (Hand::Relay, TOO_SLOW);
+                    let told = disable(&mut self.db, customer.as_seen(), why, None);
                     if matches!(told, Ok(Tried::Done(()))) {
                         self.memory.forget(customer);
                     }

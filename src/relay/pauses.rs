@@ -14,6 +14,7 @@ use super::registered::Member;
 use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
+use crate::hand::Hand;
 use crate::log;
 use crate::store::brief::Tried;
 use crate::store::destinations::AsSeen;
@@ -86,9 +87,13 @@ fn follow_row(
         }),
         RowNews::HasFailedLong => {
             let why = format!("has failed for {}", humantime::format_duration(after));
-            disable(db, seen, &why, Some(after)).map(|told| matches!(told, Tried::Done(_)))
+            let why = (Hand::Relay, why.as_str());
+            disable(db, seen, why, Some(after)).map(|told| matches!(told, Tried::Done(_)))
         }
-        RowNews::Gone => disable(db, seen, GONE, None).map(|told| matches!(told, Tried::Done(_))),
+        RowNews::Gone => {
+            let why = (Hand::Receiver, GONE);
+            disable(db, seen, why, None).map(|told| matches!(told, Tried::Done(_)))
+        }
     };
     if !matches!(told, Ok(true)) {
         gate.keep_row_news(news);
@@ -132,10 +137,10 @@ fn tell(
 pub(super) fn disable(
     db: &mut impl Database,
     seen: AsSeen<'_>,
-    why: &str,
+    (by, why): (Hand, &str),
     failed_for: Option<Duration>,
 ) -> Result<Tried<()>, DatabaseError> {
-    let Tried::Done(is_disabled) = db.disable(seen, why, failed_for)? else {
+    let Tried::Done(is_disabled) = db.disable(seen, (by, why), failed_for)? else {
         return Ok(Tried::Locked);
     };
     if is_disabled {
@@ -192,20 +197,23 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
 pub(super) fn learn(shared: &Shared, rows: &[Paused]) {
     let now = clock::now();
     let of_kind = |kind: Pausable| rows.iter().filter(move |row| row.kind == kind.as_str());
-    let destinations: HashMap<&str, &Paused> = of_kind(Pausable::Destination)
-        .map(|row| (row.name.as_str(), row))
-        .collect();
+    let mut destinations: HashMap<&str, Vec<&Paused>> = HashMap::new();
+    for row in of_kind(Pausable::Destination) {
+        destinations.entry(&row.name).or_default().push(row);
+    }
     let (registered, registry) = (&shared.registered, shared.registered.registry());
     for one in destinations.keys().filter_map(|name| registry.named(name)) {
         registered.watch(one.id);
     }
     let watched = registered.watched();
     for (bulkhead, _) in with_watched(shared, &watched) {
-        let row = destinations.get(&*bulkhead.name).copied();
-        bulkhead.gate.learn(row, now);
+        let rows = destinations.get(&*bulkhead.name);
+        bulkhead
+            .gate
+            .learn(rows.into_iter().flatten().copied(), now);
     }
     registered.forget_flowing();
-    let is_on = |row: &&Paused| row.left.is_none_or(|left| !left.is_zero());
+    let is_on = |row: &&Paused| row.is_on();
     let has_gate = |row: &&Paused| {
         let mut bulkheads = shared.bulkheads.iter();
         bulkheads.any(|one| *one.name == *row.name) || registry.named(&row.name).is_some()

@@ -259,7 +259,7 @@ macro_rules! __outbox_tables {
 
         diesel::table! {
             /// Paused destinations and topics, whose messages wait.
-            $($of_pause)+ (kind, name) {
+            $($of_pause)+ (kind, name, paused_by) {
                 /// `destination` or `topic`.
                 kind -> diesel::sql_types::Text,
                 /// The name of the destination or topic.
@@ -274,6 +274,8 @@ macro_rules! __outbox_tables {
                 openings -> diesel::sql_types::Integer,
                 /// How long the pause lasts from the time at which its end was written, by whatever clock.
                 lasts -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
+                /// Whose pause it is: `owner`, `operator`, `relay` or `receiver`.
+                paused_by -> diesel::sql_types::Text,
             }
         }
 
@@ -340,6 +342,10 @@ macro_rules! __outbox_tables {
                 verification_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// Tells this registration from others of the same name, and from the same row under another tenant.
                 id -> diesel::sql_types::Uuid,
+                /// Who has disabled the destination: `owner`, `operator`, `relay` or `receiver`; null: an operator.
+                disabled_by -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+                /// A JSON object: who has set a value, such as `{"filter": "operator"}`.
+                set_by -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
             }
         }
 

@@ -21,12 +21,14 @@ use uuid::Uuid;
 
 use super::filter::filter;
 use super::place::from_micros;
+use super::relay::pause;
 use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval, length};
 use super::statement::statement;
 use super::table::destination;
 use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, words};
+use crate::hand::Hand;
 use crate::name::OutboxName;
-use crate::registered_destination::RegisteredDestination;
+use crate::registered_destination::{DestinationState, PausedBy, RegisteredDestination};
 use crate::schema::values::{Filter, Time, system_time};
 
 /// The most secrets of one destination that sign at the same time.
@@ -52,6 +54,8 @@ filter! {
         pub tenant_id: Uuid,
         /// `true`: only enabled destinations; `false`: only disabled destinations.
         pub enabled: bool,
+        /// Only destinations in this state.
+        pub state: DestinationState,
         /// `true`: only destinations that are failing, or were when they were disabled; `false`: only the others.
         pub failing: bool,
         /// Only destinations whose name, URL or description contains this text, ignoring case.
@@ -87,11 +91,15 @@ struct StoredRow {
     updated_at: SystemTime,
     failing_since: Option<PgTimestamp>,
     failing: bool,
+    failing_reason: Option<String>,
     old_secrets_until: Option<PgTimestamp>,
     verification: Option<String>,
     verified_at: Option<PgTimestamp>,
     allowed_rate: Option<String>,
     verification_error: Option<String>,
+    disabled_by: Option<String>,
+    #[diesel(deserialize_as = MaybeJson)]
+    set_by: Option<String>,
 }
 
 impl From<StoredRow> for RegisteredDestination {
@@ -142,10 +150,13 @@ impl From<StoredRow> for RegisteredDestination {
             policy,
             description: row.description,
             disabled_reason: row.disabled_reason,
+            disabled_by: (!row.enabled).then(|| Hand::of_column(row.disabled_by.as_deref())),
+            set_by: hands(row.set_by.as_deref()),
             created_at: Some(row.created_at),
             updated_at: Some(row.updated_at),
             failing_since: row.failing_since.map(system_time),
             failing: row.failing,
+            failing_reason: row.failing_reason,
             old_secrets_until: row.old_secrets_until.map(system_time),
             verification: verification.unwrap_or_default(),
             verified_at: row.verified_at.map(system_time),
@@ -155,6 +166,7 @@ impl From<StoredRow> for RegisteredDestination {
             ..Self::new(row.name, row.url)
         };
         found.problem = problem.or_else(|| found.check().err().map(|error| error.to_string()));
+        found.set_state(None);
         found
     }
 }
@@ -179,6 +191,17 @@ fn headers(json: &str) -> Result<Headers, &'static str> {
         .into_iter()
         .map(|(name, value)| (name, value.into()))
         .collect())
+}
+
+/// Who has set which value. What is not understood was set by nobody.
+fn hands(json: Option<&str>) -> BTreeMap<String, Hand> {
+    let words = json.and_then(|json| serde_json::from_str::<BTreeMap<String, String>>(json).ok());
+    let hand = |(name, word): (String, String)| Some((name, word.parse().ok()?));
+    words
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(hand)
+        .collect()
 }
 
 #[cfg(feature = "relay")]
@@ -231,60 +254,194 @@ pub(crate) fn refused_value(error: &Error) -> Option<(String, String)> {
     Some((column.to_owned(), reason))
 }
 
-/// Inserts the destination with this secret and this authentication in its stored form. If the name exists, replaces
-/// everything except the secrets. With a tenant: only a destination that is the tenant's. `false`: another has the name.
-pub(crate) fn put(
+/// Inserts the destination with this secret and this authentication in its stored form. `false`: the name exists.
+pub(crate) fn insert(
     conn: &mut PgConnection,
     name: &OutboxName,
     one: &RegisteredDestination,
-    tenant: Option<Uuid>,
-    secret: &str,
-    auth: Option<&str>,
+    (secret, auth): (&str, Option<&str>),
 ) -> QueryResult<bool> {
-    use diesel::query_dsl::methods::FilterDsl;
+    let policy = &one.policy;
+    let disabled_by = (!one.enabled).then(|| one.disabled_by.unwrap_or(Hand::Owner).as_str());
+    insert_into(registered(name))
+        .values((
+            (
+                destination::name.eq(&one.name),
+                destination::secret.eq(secret),
+                destination::auth.eq(auth),
+                destination::url.eq(&one.url),
+                destination::topics.eq(&one.topics),
+                destination::tenant_id.eq(one.tenant_id),
+                destination::filter.eq(one.filter.clone().map(Filter)),
+                destination::headers.eq(headers_column(one).as_deref().map(Json)),
+                destination::description.eq(&one.description),
+            ),
+            (
+                destination::enabled.eq(one.enabled),
+                destination::disabled_by.eq(disabled_by),
+                destination::disabled_reason.eq(&one.disabled_reason),
+            ),
+            (
+                destination::mode.eq(policy.mode.map(|mode| mode.to_string())),
+                destination::concurrency.eq(concurrency_column(policy)),
+                destination::rate.eq(policy.rate.map(|rate| rate.to_string())),
+                destination::timeout.eq(policy.timeout.map(interval)),
+                destination::policy.eq(policy.column().as_deref().map(Json)),
+                destination::verification.eq(verification_column(one).as_deref()),
+            ),
+        ))
+        .on_conflict(destination::name)
+        .do_nothing()
+        .execute(conn)
+        .map(|count| count > 0)
+}
 
+fn headers_column(one: &RegisteredDestination) -> Option<String> {
     let headers: BTreeMap<&str, &str> = (one.headers.iter())
         .map(|(name, value)| (name.as_str(), value.expose_secret()))
         .collect();
-    let headers = (!headers.is_empty()).then(|| serde_json::json!(headers).to_string());
-    let policy = &one.policy;
-    let column = policy.column();
-    let concurrency = policy
-        .concurrency
-        .map(|sends| i32::try_from(sends).unwrap_or(i32::MAX));
+    (!headers.is_empty()).then(|| serde_json::json!(headers).to_string())
+}
+
+fn concurrency_column(policy: &DeliveryPolicy) -> Option<i32> {
+    let sends = policy.concurrency?;
+    Some(i32::try_from(sends).unwrap_or(i32::MAX))
+}
+
+fn verification_column(one: &RegisteredDestination) -> Option<String> {
     let verification = one.verification;
-    let verification = (verification != Verification::None).then(|| verification.to_string());
-    let row = || {
-        (
-            destination::url.eq(&one.url),
-            destination::topics.eq(&one.topics),
-            destination::tenant_id.eq(one.tenant_id),
-            destination::filter.eq(one.filter.clone().map(Filter)),
-            destination::enabled.eq(one.enabled),
-            destination::headers.eq(headers.as_deref().map(Json)),
-            destination::auth.eq(auth),
-            destination::mode.eq(policy.mode.map(|mode| mode.to_string())),
-            destination::concurrency.eq(concurrency),
-            destination::rate.eq(policy.rate.map(|rate| rate.to_string())),
-            destination::timeout.eq(policy.timeout.map(interval)),
-            destination::policy.eq(column.as_deref().map(Json)),
-            destination::description.eq(&one.description),
-            destination::disabled_reason.eq(&one.disabled_reason),
-            destination::verification.eq(verification.as_deref()),
-        )
-    };
-    let new = (
-        destination::name.eq(&one.name),
-        destination::secret.eq(secret),
-    );
-    insert_into(registered(name))
-        .values((new, row()))
-        .on_conflict(destination::name)
-        .do_update()
-        .set(row())
-        .filter(all_of([given(tenant, is_of_tenant)]))
+    (verification != Verification::None).then(|| verification.to_string())
+}
+
+/// The row, locked until the end of the transaction.
+pub(crate) fn lock(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: Which<'_>,
+) -> QueryResult<Option<RegisteredDestination>> {
+    let found = registered(name)
+        .filter(is_it(which))
+        .for_update()
+        .select(StoredRow::as_select())
+        .get_result::<StoredRow>(conn)
+        .optional()?;
+    Ok(found.map(RegisteredDestination::from))
+}
+
+/// Writes what has changed of a locked row, and nothing else: the columns of these values.
+pub(crate) fn write(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    one: &RegisteredDestination,
+    changed: &[&str],
+    auth: Option<&str>,
+) -> QueryResult<()> {
+    let has = |value: &str| changed.contains(&value);
+    let policy = &one.policy;
+    let (headers, options) = (headers_column(one), policy.column());
+    let is_of_policy =
+        |name: &&str| PolicyOption::named(name).is_some_and(PolicyOption::is_of_column);
+    let words: BTreeMap<&str, &str> = (one.set_by.iter())
+        .map(|(name, by)| (name.as_str(), by.as_str()))
+        .collect();
+    let set_by = (!words.is_empty()).then(|| serde_json::json!(words).to_string());
+    let is_set = changed.iter().any(|name| is_recorded(name));
+    let disabled_by = one.disabled_by.map(Hand::as_str);
+    update(registered(name))
+        .filter(destination::name.eq(&one.name))
+        .set((
+            has("url").then(|| destination::url.eq(&one.url)),
+            has("topics").then(|| destination::topics.eq(&one.topics)),
+            has("tenant").then(|| destination::tenant_id.eq(one.tenant_id)),
+            has("description").then(|| destination::description.eq(&one.description)),
+            has("enabled").then(|| {
+                (
+                    destination::enabled.eq(one.enabled),
+                    destination::disabled_by.eq(disabled_by),
+                    destination::disabled_reason.eq(&one.disabled_reason),
+                )
+            }),
+            has("filter").then(|| destination::filter.eq(one.filter.clone().map(Filter))),
+            has("headers").then(|| destination::headers.eq(headers.as_deref().map(Json))),
+            has("auth").then(|| destination::auth.eq(auth)),
+            has("verification").then(|| destination::verification.eq(verification_column(one))),
+            has("mode").then(|| destination::mode.eq(policy.mode.map(|mode| mode.to_string()))),
+            has("concurrency").then(|| destination::concurrency.eq(concurrency_column(policy))),
+            has("rate").then(|| destination::rate.eq(policy.rate.map(|rate| rate.to_string()))),
+            has("timeout").then(|| destination::timeout.eq(policy.timeout.map(interval))),
+            changed
+                .iter()
+                .any(is_of_policy)
+                .then(|| destination::policy.eq(options.as_deref().map(Json))),
+            is_set.then(|| destination::set_by.eq(set_by.as_deref().map(Json))),
+        ))
         .execute(conn)
-        .map(|count| count > 0)
+        .map(drop)
+}
+
+/// The values of which the row says who has set them.
+pub(crate) fn recorded() -> impl Iterator<Item = &'static str> {
+    let options = PolicyOption::of_registered().map(|option| option.name);
+    ["filter", "headers", "auth", "verification"]
+        .into_iter()
+        .chain(options)
+}
+
+/// Whether the row says who has set this value.
+pub(crate) fn is_recorded(value: &str) -> bool {
+    recorded().any(|name| name == value)
+}
+
+/// The names of the values that differ, as [`write`] takes them.
+pub(crate) fn differing(
+    before: &RegisteredDestination,
+    after: &RegisteredDestination,
+) -> Vec<&'static str> {
+    let auth = |one: &RegisteredDestination| {
+        let auth = one.auth.as_ref();
+        auth.map(|auth| auth.written().expose_secret().to_owned())
+    };
+    let disabled = |one: &RegisteredDestination| {
+        let why = (one.disabled_by, one.disabled_reason.clone());
+        (!one.enabled).then_some(why)
+    };
+    let own = [
+        ("url", before.url != after.url),
+        ("topics", before.topics != after.topics),
+        ("tenant", before.tenant_id != after.tenant_id),
+        ("description", before.description != after.description),
+        ("enabled", disabled(before) != disabled(after)),
+        ("filter", before.filter != after.filter),
+        ("headers", headers_column(before) != headers_column(after)),
+        ("auth", auth(before) != auth(after)),
+        ("verification", before.verification != after.verification),
+    ];
+    let own = own
+        .into_iter()
+        .filter_map(|(name, differs)| differs.then_some(name));
+    let options = PolicyOption::of_registered()
+        .filter(|option| option.value(&before.policy) != option.value(&after.policy))
+        .map(|option| option.name);
+    own.chain(options).collect()
+}
+
+/// Whether a destination of this name exists.
+pub(crate) fn exists(conn: &mut PgConnection, name: &OutboxName, which: &str) -> QueryResult<bool> {
+    let row = registered(name).filter(destination::name.eq(which));
+    let found = row.select(destination::name).get_result::<String>(conn);
+    Ok(found.optional()?.is_some())
+}
+
+/// Keeps the row until the end of the transaction. `false`: it does not exist.
+pub(crate) fn hold(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: Which<'_>,
+) -> QueryResult<bool> {
+    let row = registered(name).filter(is_it(which));
+    let row = row.select(destination::name).for_key_share();
+    let row = row.get_result::<String>(conn).optional()?;
+    Ok(row.is_some())
 }
 
 pub(crate) fn get(
@@ -307,8 +464,13 @@ pub(crate) fn list(
     (filter, tenant): (&DestinationFilter, Option<Uuid>),
     limit: usize,
 ) -> QueryResult<Vec<RegisteredDestination>> {
+    let paused = match filter.state {
+        None => Vec::new(),
+        Some(_) => pause::destinations(conn, name)?,
+    };
     let which: On<'_, destination::table> = all_of([
         given(tenant, is_of_tenant),
+        given(filter.state, |state| is_in_state(state, paused)),
         given(filter.tenant_id, is_of_tenant),
         given(filter.enabled, |enabled| destination::enabled.eq(enabled)),
         given(filter.failing, |failing| destination::failing.eq(failing)),
@@ -332,14 +494,34 @@ pub(crate) fn list(
     Ok(found.into_iter().map(RegisteredDestination::from).collect())
 }
 
+/// The row is in this state; `paused` are the names of all paused destinations.
+fn is_in_state(state: DestinationState, paused: Vec<String>) -> On<'static, destination::table> {
+    let is_paused = || destination::name.eq_any(paused.clone());
+    let may_send = || destination::enabled.and(not(is_unverified()));
+    match state {
+        DestinationState::Disabled => Box::new(not(destination::enabled)),
+        DestinationState::Unverified => Box::new(destination::enabled.and(is_unverified())),
+        DestinationState::Paused => Box::new(may_send().and(is_paused())),
+        DestinationState::Failing => {
+            Box::new(may_send().and(not(is_paused())).and(destination::failing))
+        }
+        DestinationState::Active => {
+            let is_good = not(destination::failing);
+            Box::new(may_send().and(not(is_paused())).and(is_good))
+        }
+    }
+}
+
 /// The number of registered destinations in each state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DestinationCounts {
-    /// Enabled, verified where that is asked for, and not failing.
+    /// Active: messages are sent.
     pub working: i64,
     /// Enabled, but the endpoint has not shown yet that it wants messages: nothing is sent.
     pub unverified: i64,
+    /// Enabled, but paused by an operator, by its owner, by its receiver or by its circuit breaker.
+    pub paused: i64,
     /// Enabled, but no send has succeeded for ten minutes since the first failure.
     pub failing: i64,
     /// Disabled: nothing is sent.
@@ -348,41 +530,39 @@ pub struct DestinationCounts {
 
 /// The number of registered destinations in each state.
 pub(crate) fn counts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<DestinationCounts> {
-    let of_enabled = |is: On<'static, destination::table>| {
-        count(destination::name).aggregate_filter(destination::enabled.and(is))
-    };
-    let works = not(destination::failing).and(not(is_unverified()));
-    let (working, unverified, failing, disabled) = registered(name)
+    let paused = pause::destinations(conn, name)?;
+    let of = |state| count(destination::name).aggregate_filter(is_in_state(state, paused.clone()));
+    let (working, unverified, paused, failing, disabled) = registered(name)
         .select((
-            of_enabled(Box::new(works)),
-            of_enabled(is_unverified()),
-            of_enabled(Box::new(destination::failing.and(not(is_unverified())))),
-            count(destination::name).aggregate_filter(not(destination::enabled)),
+            of(DestinationState::Active),
+            of(DestinationState::Unverified),
+            of(DestinationState::Paused),
+            of(DestinationState::Failing),
+            of(DestinationState::Disabled),
         ))
         .get_result(conn)?;
     Ok(DestinationCounts {
         working,
         unverified,
+        paused,
         failing,
         disabled,
     })
 }
 
-/// Enables the destination, or disables it for this reason. `false`: the destination does not exist.
-pub(crate) fn set_enabled(
+/// Decides the state of each destination with its pauses.
+pub(crate) fn read_states(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
-    disabled_reason: Option<&str>,
-) -> QueryResult<bool> {
-    update(registered(name))
-        .filter(is_it(which))
-        .set((
-            destination::enabled.eq(disabled_reason.is_none()),
-            destination::disabled_reason.eq(disabled_reason),
-        ))
-        .execute(conn)
-        .map(|count| count > 0)
+    found: &mut [RegisteredDestination],
+) -> QueryResult<()> {
+    let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
+    let mut pauses: HashMap<String, PausedBy> = pause::of_destinations(conn, name, &names)?;
+    for one in found {
+        let pause = pauses.remove(&one.name);
+        one.set_state(pause);
+    }
+    Ok(())
 }
 
 /// Whether the endpoint has yet to show that it wants messages.
@@ -433,7 +613,7 @@ pub(crate) fn disable_as_seen(
     conn: &mut PgConnection,
     name: &OutboxName,
     seen: AsSeen<'_>,
-    reason: &str,
+    (by, reason): (Hand, &str),
     failed_for: Option<Duration>,
 ) -> QueryResult<bool> {
     let fails: On<'_, destination::table> = all_of([given(failed_for, |time| {
@@ -449,6 +629,7 @@ pub(crate) fn disable_as_seen(
         .filter(fails)
         .set((
             destination::enabled.eq(false),
+            destination::disabled_by.eq(by.as_str()),
             destination::disabled_reason.eq(reason),
         ))
         .execute(conn)

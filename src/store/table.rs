@@ -316,12 +316,12 @@ tables! {
         last_error, http_status, response, dead_lettered_at, split_from, split_to, blocks_key, registration
     }
     messages = outbox_messages { sequence, status, settled_at }
-    pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until, lasts }
+    pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until, lasts, paused_by }
     destination = outbox_destination {
         name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, auth, mode, concurrency,
         rate, timeout, policy, description, disabled_reason, created_at, updated_at, failing_since,
         failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries,
-        verification_error, id
+        verification_error, id, disabled_by, set_by
     }
     registration = outbox_registration { id }
     topic = outbox_topic { pattern, kind, first_served, last_served }

@@ -569,7 +569,7 @@ fn registered_destinations_are_searched_shown_and_changed() {
     };
     assert_eq!(rows("/destinations"), 50);
     assert_eq!(rows("/destinations?after=d19990"), 10);
-    assert_eq!(rows("/destinations?q=EXAMPLE%2F1234&state=enabled"), 5);
+    assert_eq!(rows("/destinations?q=EXAMPLE%2F1234&state=active"), 5);
     assert_eq!(
         rows("/destinations?q=100%25_12345"),
         1,
@@ -608,7 +608,7 @@ fn registered_destinations_are_searched_shown_and_changed() {
         body.contains("37") && body.contains("Delivered messages, last hour"),
         "{body}"
     );
-    for shown in ["order.*", "x-key", "REJECTED", "Send again", "enabled"] {
+    for shown in ["order.*", "x-key", "REJECTED", "Send again", "active"] {
         assert!(body.contains(shown), "{shown}: {body}");
     }
     let secret = outbox.destinations().secret(conn, "acme").expect("read");
@@ -1043,16 +1043,16 @@ fn failing_and_disabled_destinations_are_shown_everywhere() {
     );
     let run = |arguments: &[&str]| finish(database.binary(arguments)).code(0);
     let status = run(&["status"]).stdout;
-    let line = "registered destinations: 1 failing, 1 disabled, 0 not verified";
+    let line = "registered destinations: 1 failing, 0 paused, 1 disabled, 0 unverified";
     assert!(status.contains(line), "{status}");
     assert_eq!(
         run(&["status", "--json"]).json()["registered_destinations"],
-        json!({ "working": 2, "unverified": 0, "failing": 1, "disabled": 1 })
+        json!({ "working": 2, "unverified": 0, "paused": 0, "failing": 1, "disabled": 1 })
     );
     let list = run(&["destination", "list"]).stdout;
     for text in [
         "failing since 2026-11-26T09:00:00Z",
-        "enabled, no success since 2026-11-26T10:00:00Z",
+        "active, no success since 2026-11-26T10:00:00Z",
     ] {
         assert_eq!(list.matches(text).count(), 1, "{list}");
     }
@@ -1085,6 +1085,7 @@ fn failing_and_disabled_destinations_are_shown_everywhere() {
     for (state, count) in [
         ("working", 2),
         ("unverified", 0),
+        ("paused", 0),
         ("failing", 1),
         ("disabled", 1),
     ] {

@@ -712,6 +712,8 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
     database.execute("UPDATE {o}_destination SET verification = 'challenge'");
     let verified = program.post(&format!("{one}/verify"), json!({}));
     assert_eq!(verified["is_verified"], false, "{verified}");
+    program.post(&format!("{one}/pause"), json!({ "for": "1h" }));
+    program.post(&format!("{one}/resume"), json!({}));
     program.post(&format!("{one}/disable"), json!({}));
     let disabled = program.get(&one);
     assert_eq!(disabled["state"], "disabled", "{disabled}");

@@ -412,7 +412,7 @@ fn the_commands_register_show_change_and_remove_a_destination() {
     // Only the given options are changed.
     run(&["put", "acme", "--description", "their shop"]).code(0);
     let shown = run(&["show", "acme"]).code(0).stdout;
-    for part in ["enabled", "order.*", "10/s", "3s", "their shop", "x-key"] {
+    for part in ["active", "order.*", "10/s", "3s", "their shop", "x-key"] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     assert!(
@@ -428,7 +428,10 @@ fn the_commands_register_show_change_and_remove_a_destination() {
 
     run(&["disable", "acme", "--reason", "they asked for it"]).code(0);
     let listed = run(&["list"]).code(0).stdout;
-    assert!(listed.contains("disabled: they asked for it"), "{listed}");
+    assert!(
+        listed.contains("disabled by an operator: they asked for it"),
+        "{listed}"
+    );
     run(&["enable", "acme"]).code(0);
     assert_eq!(
         run(&["list", "--failing"]).code(0).stdout,
@@ -441,9 +444,10 @@ fn the_commands_register_show_change_and_remove_a_destination() {
     );
     // A change of another column keeps the value that cannot be read.
     database.execute("UPDATE {o}_destination SET rate = 'fast'");
-    let error = run(&["put", "acme", "--description", "a shop"])
-        .code(2)
-        .stderr;
+    run(&["put", "acme", "--description", "a shop"]).code(0);
+    let rate = database.text("SELECT rate FROM {o}_destination");
+    assert_eq!(rate.as_deref(), Some("fast"));
+    let error = run(&["put", "acme", "--max-attempts", "3"]).code(2).stderr;
     assert!(
         error.contains("rate") && error.contains("Fix the value with SQL"),
         "{error}"

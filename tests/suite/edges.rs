@@ -123,7 +123,7 @@ fn a_drain_says_what_it_leaves_behind_a_pause() {
     let text = drain(&["drain", "--quiet"]).code(0).stdout;
     for part in [
         "due messages are left",
-        "destination default is paused: GONE",
+        "destination default is paused by its receiver: GONE",
     ] {
         assert!(text.contains(part), "{text}");
     }

@@ -71,8 +71,7 @@ fn a_paused_destination_gets_nothing_until_it_is_resumed() {
         .run(&["pause", "destination", "billing"])
         .code(0)
         .stdout;
-    let sentence =
-        "destination billing is paused: OPERATOR (by hand, without a reason), until resumed\n";
+    let sentence = "destination billing is paused by an operator: OPERATOR (by hand, without a reason), until resumed\n";
     assert_eq!(text, sentence);
     relay.wait_for_log("event=destination_closed");
     for n in 0..20 {
@@ -113,7 +112,7 @@ fn a_paused_topic_waits_and_others_of_its_destination_do_not() {
         "they are closed",
     ];
     let text = shop.run(&pause).code(0).stdout;
-    let sentence = "topic billing.due is paused: they are closed, until resumed\n";
+    let sentence = "topic billing.due is paused by an operator: they are closed, until resumed\n";
     assert_eq!(text, sentence);
     // The relay still sends messages that it claims before it knows of the pause. Enqueues until a message stays.
     let mut rounds = 0;
@@ -179,7 +178,7 @@ fn status_check_and_list_show_what_is_paused() {
         let left = pauses[0]["seconds_left"].as_f64().expect("a number");
         assert!(left > 3000.0 && left <= 3600.0, "{left}");
         let topic = json!({
-            "what": "topic", "name": "audit.due", "reason": "migration", "seconds_left": null,
+            "what": "topic", "name": "audit.due", "by": "operator", "reason": "migration", "seconds_left": null,
         });
         assert_eq!(pauses[1], topic);
     }
@@ -198,8 +197,8 @@ fn status_check_and_list_show_what_is_paused() {
     }
     let text = shop.run(&["check"]).code(1).stdout;
     for part in [
-        "warning pause       destination billing is paused: OPERATOR (by hand, without a reason), for another ",
-        "PROBLEM pause       topic audit.due is paused: migration, until resumed",
+        "warning pause       destination billing is paused by an operator: OPERATOR (by hand, without a reason), for another ",
+        "PROBLEM pause       topic audit.due is paused by an operator: migration, until resumed",
     ] {
         assert!(text.contains(part), "{text}");
     }
@@ -218,14 +217,17 @@ fn an_operator_resumes_what_a_receiver_has_paused() {
     relay.wait_for_log("event=destination_paused");
     eventually("the pause is in the table", || shop.paused() != json!([]));
     let text = shop.run(&["check"]).code(1).stdout;
-    let sentence = "destination billing is paused: GONE (the receiver answered 410), until resumed";
+    let sentence = "destination billing is paused by its receiver: GONE (the receiver answered 410), until resumed";
     assert!(text.contains(sentence), "{text}");
-    // The existing pause is at least as long as the operator's would be.
-    let text = shop.run(&["pause", "destination", "billing", "--for", "1s"]);
-    let stays = format!(
-        "nothing was changed: {sentence}, which is at least as long as requested. To replace this pause, first run: diesel-outbox resume destination billing\n"
+    // The operator's pause stands beside that of the receiver; a longer one of the operator stays.
+    let pause = |time| shop.run(&["pause", "destination", "billing", "--for", time]);
+    pause("1h").code(0);
+    let text = pause("1s").code(0).stdout;
+    assert!(
+        text.contains("nothing was changed: destination billing is paused by an operator"),
+        "{text}"
     );
-    assert_eq!(text.code(0).stdout, stays);
+    assert!(text.contains("at least as long as requested"), "{text}");
 
     gone.store(false, std::sync::atomic::Ordering::Release);
     let resumed = shop.run(&["resume", "destination", "billing", "--json"]);

@@ -318,7 +318,7 @@ fn all_of_an_endpoint(database: &Database, portal: &Portal) {
     assert!(
         ann.get(&recovered.location)
             .ok()
-            .contains("0 events will be sent")
+            .contains("0 events wait to be sent again")
     );
     let unsure = ann.post("/endpoint/remove", &name);
     assert_eq!(unsure.status, StatusCode::UNPROCESSABLE_ENTITY);
@@ -800,32 +800,32 @@ fn an_endpoint_says_why_it_gets_nothing_and_what_to_do() {
             "Look at the latest deliveries for the reason",
         ),
         (
-            "enabled = false, disabled_reason = 'GONE: the receiver returned 410'",
+            "enabled = false, disabled_by = 'receiver', disabled_reason = 'GONE: the receiver returned 410'",
             "disabled",
             "answered 410 (Gone)",
         ),
         (
-            "disabled_reason = 'has failed for 5 days'",
+            "disabled_by = 'relay', disabled_reason = 'has failed for 5 days'",
             "disabled",
             "recover the events that it missed",
         ),
         (
-            "disabled_reason = '10.0.0.7 annoys us'",
+            "disabled_by = NULL, disabled_reason = '10.0.0.7 annoys us'",
             "disabled",
             "contact our support",
         ),
         (
             "enabled = true, failing = false, verification = 'challenge'",
-            "not_verified",
+            "unverified",
             "Nothing is sent before your endpoint is verified",
         ),
         (
             "verification_error = 'CONNECT: 10.0.0.7 refused'",
-            "not_verified",
+            "unverified",
             "your endpoint could not be reached",
         ),
         (
-            "enabled = false, disabled_reason = 'NOT_VERIFIED: CONNECT: 10.0.0.7 refused'",
+            "enabled = false, disabled_by = 'relay', disabled_reason = 'NOT_VERIFIED: CONNECT: 10.0.0.7 refused'",
             "disabled",
             "did not confirm that it wants events",
         ),
@@ -911,7 +911,7 @@ fn a_customer_verifies_an_endpoint_and_recovers_what_failed() {
     assert!(
         ann.get(&recovered.location)
             .ok()
-            .contains("1 events will be sent")
+            .contains("1 events wait to be sent again")
     );
     let relay = database.keeping_relay().start().expect("a relay");
     eventually("delivered", || database.count("delivered") == 1);

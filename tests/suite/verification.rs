@@ -124,7 +124,7 @@ fn nothing_is_sent_until_the_endpoint_repeats_the_challenge_and_then_all_that_wa
         finish(command)
     };
     let status = said(&["status"]).code(0).stdout;
-    let counted = "registered destinations: 0 failing, 0 disabled, 1 not verified";
+    let counted = "registered destinations: 0 failing, 0 paused, 0 disabled, 1 unverified";
     assert!(status.contains(counted), "{status}");
     let counts = said(&["status", "--json"]).code(0).json()["registered_destinations"].clone();
     assert_eq!(
@@ -136,7 +136,7 @@ fn nothing_is_sent_until_the_endpoint_repeats_the_challenge_and_then_all_that_wa
     assert!(listed.contains(&reason), "{listed}");
     let shown = said(&["destination", "show", "hook"]).code(0).stdout;
     assert!(
-        shown.contains(&format!("not verified: {expected}")),
+        shown.contains(&format!("unverified: {expected}")),
         "{shown}"
     );
     let refused = said(&["destination", "verify", "hook", "--json"]).code(1);

@@ -111,11 +111,17 @@ pub(super) fn sent_again(
 }
 
 /// Fails unless the receiver has accepted the test event.
-pub(super) fn tested(name: &str, answer: &TestAnswer, json: bool) -> Result<()> {
+pub(super) fn tested(
+    name: &str,
+    answer: &TestAnswer,
+    has_closed_breaker: bool,
+    json: bool,
+) -> Result<()> {
     if json {
         output::json(&json!({
             "message_id": answer.message_id.to_string(),
             "went_well": answer.went_well,
+            "closed_breaker": has_closed_breaker,
             "http_status": answer.http_status,
             "took_ms": u64::try_from(answer.took.as_millis())?,
             "body": answer.body,
@@ -132,6 +138,11 @@ pub(super) fn tested(name: &str, answer: &TestAnswer, json: bool) -> Result<()> 
             None => format!("no response from {name} after {took} ms"),
         };
         output::line(line.trim_end())?;
+        if has_closed_breaker {
+            output::line(format!(
+                "the circuit breaker of {name} is closed: its due messages are sent now"
+            ))?;
+        }
     }
     match (answer.reason, &answer.error) {
         (Some(reason), Some(error)) => bail!("the test failed: {reason} ({error})"),

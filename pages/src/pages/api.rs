@@ -64,8 +64,8 @@ static ROUTES: &[Route<Site, Guest>] = &[
     route!(GET "/destinations/{name}", Look, "A destination.", get_destination => Destination),
     route!(PATCH "/destinations/{name}", Act, "Change a destination.", change_destination <- Written => Destination),
     route!(DELETE "/destinations/{name}", Act, "Remove a destination. Its waiting messages become dead letters.", remove_destination <- Nothing => Done),
-    route!(POST "/destinations/{name}/enable", Act, "Send messages again.", enable_destination <- Nothing => Done),
-    route!(POST "/destinations/{name}/disable", Act, "Let messages wait.", disable_destination <- Because => Done),
+    route!(POST "/destinations/{name}/enable", Act, "Send messages again, and address new ones to the destination.", enable_destination <- Nothing => Done),
+    route!(POST "/destinations/{name}/disable", Act, "Address no new messages to the destination; those that are wait.", disable_destination <- Because => Done),
     route!(POST "/destinations/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_destination <- Nothing => Verified, sends: true),
     route!(POST "/destinations/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
     route!(POST "/destinations/{name}/test", Act, "Send a test event now.", test_destination <- Nothing => Tested, sends: true),
@@ -177,6 +177,12 @@ view! {
         tenant: Option<Uuid> = one.tenant_id,
         filter: Option<String> = one.filter.clone(),
         description: Option<String> = one.description.clone(),
+        /// `disabled`, `unverified`, `paused`, `failing` or `active`.
+        state: String = one.state.to_string(),
+        /// Whose act the state is: `owner`, `operator`, `relay` or `receiver`.
+        state_by: Option<String> = one.state_by.map(|by| by.to_string()),
+        state_until: Option<Time> = one.state_until.map(Time::from),
+        state_reason: Option<String> = one.state_reason.clone(),
         enabled: bool = one.enabled,
         disabled_reason: Option<String> = one.disabled_reason.clone(),
         /// Why no relay uses the destination.

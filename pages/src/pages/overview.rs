@@ -10,7 +10,7 @@ use diesel_outbox::program::Rates;
 use http::StatusCode;
 use maud::{Markup, html};
 
-pub(super) use self::destinations::{held, left};
+pub(super) use self::destinations::held;
 use self::verdict::Verdict;
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, number, table};

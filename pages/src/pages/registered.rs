@@ -6,11 +6,11 @@ pub(super) mod edit;
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel::PgConnection;
-use diesel_outbox::admin::{Pausable, Place};
+use diesel_outbox::admin::Place;
 use diesel_outbox::config::Verification;
 use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter,
-    Destinations, RegisteredDestination,
+    DestinationState, Destinations, RegisteredDestination,
 };
 use diesel_outbox::program::{self, PolicyOption};
 use diesel_outbox::{Outbox, OutboxName};
@@ -19,11 +19,12 @@ use maud::{Markup, html};
 use super::asked::{Asked, Wrong};
 use super::layout::{act, hidden, list, section, token};
 use super::messages::{QUICK, badge};
-use super::overview::{held, left};
+use super::overview::held;
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, link, next_page, words};
 use crate::database::Database;
+use crate::pause::{WHILE_PAUSED, hand_in_words, in_words, while_disabled};
 use crate::response::Response;
 use crate::{Guest, Site, text};
 
@@ -83,19 +84,16 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
 pub(super) const NAMES: &[&str] = &["q", "tenant", "state"];
 
 fn filter(asked: Asked<'_>, after: Option<&str>) -> Result<DestinationFilter, Wrong> {
-    let (enabled, failing) = asked.read("state", |state| match state {
-        "enabled" => Ok((Some(true), None)),
-        "disabled" => Ok((Some(false), None)),
-        "failing" => Ok((Some(true), Some(true))),
-        other => Err(format!(
-            "{other:?} is not a state: expected enabled, failing or disabled"
+    let state = asked.read("state", |word| match word.parse() {
+        Ok(state) => Ok(Some(state)),
+        Err(_) => Err(format!(
+            "{word:?} is not a state: expected active, failing, paused, unverified or disabled"
         )),
     })?;
     Ok(DestinationFilter::default()
         .search(asked.given("q"))
         .tenant_id(asked.tenant()?)
-        .enabled(enabled)
-        .failing(failing)
+        .state(state)
         .after(after.map(str::to_owned)))
 }
 
@@ -138,7 +136,7 @@ fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let fields = html! {
         label.field.wide { "Part of the name, URL or description" input name="q" value=(asked.get("q")); }
         (asked.field("Tenant", "tenant"))
-        (asked.choice("State", "state", ["enabled", "failing", "disabled"]))
+        (asked.choice("State", "state", ["active", "failing", "paused", "unverified", "disabled"]))
     };
     let content = html! {
         div.title {
@@ -201,18 +199,20 @@ fn state(site: &Site, one: &RegisteredDestination) -> Markup {
         .relay
         .as_ref()
         .and_then(|relay| program::held(relay, &one.name));
+    let badge = match one.state {
+        DestinationState::Active => "badge good",
+        DestinationState::Paused | DestinationState::Unverified => "badge wait",
+        _ => "badge bad",
+    };
+    let moment = |time| words::moment(&humantime::format_rfc3339_seconds(time).to_string());
     html! {
-        @match (one.enabled, one.failing) {
-            (false, _) => span.badge.bad { "disabled" },
-            (true, _) if !one.is_verified() => span.badge.wait { "not verified" },
-            (true, true) => span.badge.bad { "failing" },
-            (true, false) => span.badge.good { "enabled" },
-        }
+        span class=(badge) { (one.state) }
+        @if let Some(by) = one.state_by { " by " (hand_in_words(by)) }
+        @if let Some(until) = one.state_until { " until " (moment(until)) }
+        @if let Some(reason) = &one.state_reason { " " (words::shortened(&in_words(reason), 200)) }
         @if let Some(since) = one.failing_since.filter(|_| one.enabled) {
-            " " span.quiet { "no success since " (words::moment(&humantime::format_rfc3339_seconds(since).to_string())) }
+            " " span.quiet { "no success since " (moment(since)) }
         }
-        @if let Some(reason) = &one.disabled_reason { " " (words::shortened(reason, 200)) }
-        @if let Some(error) = &one.verification_error { " " (words::shortened(error, 200)) }
         @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
         " " (held(why.as_deref()))
     }
@@ -264,7 +264,7 @@ fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
             h1 { "Destination " span.key { (words::name(name)) } }
             p { a href="/destinations" { "All registered destinations" } }
         }
-        @if visit.guest.rights.act { (actions(visit.guest, &found)) }
+        @if visit.guest.rights.act { (actions(visit, &found)) }
         (facts(visit, &found))
         @if after.is_none() { (curves(&counts)) }
         (deliveries_of(visit.guest, name, &deliveries, after.is_some()))
@@ -303,21 +303,12 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
 
 fn facts(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
-    let (glance, _) = visit.site.glance();
-    let pause = glance.as_ref().and_then(|glance| {
-        let mut pauses = glance.pauses.iter();
-        pauses.find(|pause| pause.kind == Pausable::Destination && pause.name == one.name)
-    });
     let content = html! {
             div.body {
                 dl.facts {
                     dt { "State" }
                     dd {
                         (state(visit.site, one))
-                        @if let Some(pause) = pause {
-                            " " span.badge.wait { (if pause.reason == "BREAKER_OPEN" { "breaker open" } else { "paused" }) }
-                            " " (words::shortened(&pause.reason, 200)) " " span.quiet { (left(pause)) }
-                        }
                     }
                     dt { "URL" } dd { span.key { (url(visit.guest, one)) } }
                     @if let Some(text) = &one.description { dt { "Description" } dd { (text) } }
@@ -355,8 +346,10 @@ fn heading(option: &PolicyOption) -> String {
     heading
 }
 
-fn actions(guest: &Guest, one: &RegisteredDestination) -> Markup {
+fn actions(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
+    let guest = visit.guest;
     let form = |path: &str, content: &Markup| act(guest, path, &[("name", &one.name)], content);
+    let kind = [("kind", "destination"), ("name", one.name.as_str())];
     let since = html! {
         label.field { "Since" input name="since" value="24h" required; }
         label.field { "Why" input name="reason" maxlength="400"; }
@@ -365,11 +358,21 @@ fn actions(guest: &Guest, one: &RegisteredDestination) -> Markup {
         section.panel {
             div.head { h2 { "Actions" } }
             div.body {
+                @if one.state == DestinationState::Paused {
+                    (act(guest, "/resume", &kind, &html! { button { "Resume" } }))
+                } @else {
+                    (act(guest, "/pause", &kind, &html! {
+                        label.field { "For (empty: until resumed)" input name="for" placeholder="2h"; }
+                        label.field { "Why" input name="reason" maxlength="200"; }
+                        button.second { "Pause" }
+                        span.quiet { (WHILE_PAUSED) }
+                    }))
+                }
                 @if one.enabled {
                     (form("/destination/disable", &html! {
                         label.field { "Why" input name="reason" maxlength="200" required; }
                         button.danger { "Disable" }
-                        span.quiet { "Messages for the destination wait until it is enabled." }
+                        span.quiet { (while_disabled(&visit.site.config)) }
                     }))
                 } @else {
                     (form("/destination/enable", &html! { button { "Enable" } }))

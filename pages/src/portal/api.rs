@@ -15,8 +15,8 @@ use uuid::Uuid;
 
 use super::deliveries::{find, search, send_again as resend};
 use super::endpoints::{
-    self, State, Written, ask, delete, new_secret, page, register, send_example, send_missed,
-    set_enabled, write,
+    self, Written, ask, delete, hold, new_secret, page, register, release, send_example,
+    send_missed, set_enabled, write,
 };
 use super::own::Own;
 use super::session::{Session, Unopened};
@@ -43,8 +43,10 @@ pub(super) static ROUTES: &[Route<Portal, Session>] = &[
     route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
     route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
     route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint.", remove_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/enable", Act, "Send events again.", enable_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/disable", Act, "Let events wait.", disable_endpoint <- Nothing => Done),
+    route!(POST "/endpoints/{name}/enable", Act, "Send events again. An endpoint that an operator has disabled stays disabled: 409.", enable_endpoint <- Nothing => Done),
+    route!(POST "/endpoints/{name}/disable", Act, "New events are not for the endpoint; those that it has already wait.", disable_endpoint <- Nothing => Done),
+    route!(POST "/endpoints/{name}/pause", Act, "New events are for the endpoint, and wait.", pause_endpoint <- Hold => Done),
+    route!(POST "/endpoints/{name}/resume", Act, "Send waiting events again. The pause of an operator stays: 409.", resume_endpoint <- Nothing => Done),
     route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants events.", verify_endpoint <- Nothing => Verified, sends: true),
     route!(POST "/endpoints/{name}/rotate", Secrets, "Make a new secret. The old one also signs for 24 hours.", rotate_secret <- Nothing => Secret),
     route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested, sends: true),
@@ -128,9 +130,16 @@ view! {
         url: String = without_user(&one.url),
         description: Option<String> = one.description.clone(),
         topics: Vec<String> = one.topics.clone(),
-        state: State = State::of(one, words()).0,
+        /// `disabled`, `unverified`, `paused`, `failing` or `active`.
+        state: String = one.state.to_string(),
+        /// Whose act the state is: `owner`, `operator`, `relay` or `receiver`.
+        state_by: Option<String> = one.state_by.map(|by| by.to_string()),
+        /// The end of a pause. Null: until it is resumed.
+        state_until: Option<Time> = one.state_until.map(Time::from),
+        /// What the owner has written.
+        state_reason: Option<String> = endpoints::reason(one),
         /// What to do about the state; empty: nothing.
-        hint: &'static str = State::of(one, words()).1,
+        hint: &'static str = endpoints::hint(one, words()),
         failing_since: Option<Time> = one.failing_since.map(Time::from),
         verification_error: Option<String> = one.public_verification_error(),
         old_secret_until: Option<Time> = one.old_secrets_until.filter(|until| *until > SystemTime::now()).map(Time::from),
@@ -208,10 +217,12 @@ view! {
 
 view! {
     /// How many events will be sent, or would be.
-    Count of (done: &Bulked) {
+    Count of (done: &Bulked, is_cut: bool) {
         changed: u64 = done.changed,
         /// Events that are no longer kept.
         without_payload: u64 = done.without_payload,
+        /// `true`: there was no time for all; the same request continues.
+        more: bool = is_cut,
     }
 }
 
@@ -249,6 +260,17 @@ struct Recovery {
     /// Only count.
     #[serde(default)]
     dry_run: bool,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Hold {
+    /// A duration such as `2h`; absent: until it is resumed.
+    #[serde(default, rename = "for")]
+    lasts: String,
+    /// For those who read it later.
+    #[serde(default)]
+    reason: String,
 }
 
 fn own<'a>(call: &'a Call<'_>) -> Own<'a> {
@@ -304,6 +326,16 @@ fn disable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
     Ok(DONE)
 }
 
+fn pause_endpoint(call: &Call<'_>, given: Hold) -> Found<Done> {
+    hold(own(call), call.part("name"), &given.lasts, &given.reason)?;
+    Ok(DONE)
+}
+
+fn resume_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
+    release(own(call), call.part("name"))?;
+    Ok(DONE)
+}
+
 fn verify_endpoint(call: &Call<'_>, _: Nothing) -> Found<Verified> {
     let answer = ask(own(call), call.part("name"))?;
     Ok(Verified::of(&answer))
@@ -325,8 +357,8 @@ fn test_endpoint(call: &Call<'_>, given: Example) -> Found<Tested> {
 fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
     let since = parse_time(&given.since).map_err(|why| Problem::from(why).of_field("since"))?;
     let name = call.part("name");
-    let done = send_missed(own(call), name, since, given.missing, given.dry_run)?;
-    Ok(Count::of(&done))
+    let (done, is_cut) = send_missed(own(call), name, since, given.missing, given.dry_run)?;
+    Ok(Count::of(&done, is_cut))
 }
 
 fn list_counts(call: &Call<'_>) -> Found<Listed<Step>> {

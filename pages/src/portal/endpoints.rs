@@ -5,15 +5,15 @@ use std::time::{Duration, Instant, SystemTime};
 use diesel_outbox::admin::{Bulk, Bulked};
 use diesel_outbox::config::SigningSecret;
 use diesel_outbox::destinations::{
-    DeliveryCount, DeliveryFilter, DestinationFilter, EndpointAnswer, Recover,
-    RegisteredDestination, TestAnswer,
+    DeliveryCount, DeliveryFilter, DestinationFilter, DestinationState, EndpointAnswer, Hand,
+    Recover, RegisteredDestination, TestAnswer,
 };
 use diesel_outbox::program::Act;
 use http::StatusCode;
 use maud::{Markup, html};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use uuid::Uuid;
 
 use super::deliveries;
@@ -24,6 +24,7 @@ use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;
 use crate::pages::{link, next_page};
+use crate::pause::{check_reason, kept_for};
 use crate::response::Response;
 use crate::text::{with_user_of, without_user};
 
@@ -37,8 +38,10 @@ const WINDOW: Duration = Duration::from_secs(1800);
 const WINDOWS: usize = 48;
 /// After this time, recovering stops, so that the page answers. Asked again, it continues.
 const LONGEST_RECOVERY: Duration = Duration::from_secs(8);
-/// Why an endpoint was disabled in the portal, in its row.
-const BY_OWNER: &str = "disabled in the portal";
+/// The reason of an owner who gives none.
+const BY_OWNER: &str = "in the portal";
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The topic of a test without an example.
 const TEST: &str = "outbox.test";
 
@@ -118,60 +121,72 @@ fn topics(asked: &Asked<'_>, one: &RegisteredDestination) -> String {
     }
 }
 
-/// The health of an endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum State {
-    Active,
-    Failing,
-    /// No relay can use its values.
-    Unusable,
-    NotVerified,
-    Disabled,
-}
-
-impl State {
-    /// The health of an endpoint, and what its owner can do.
-    pub(super) fn of(one: &RegisteredDestination, words: &Words) -> (Self, &'static str) {
-        if !one.enabled {
-            return (Self::Disabled, why_disabled(one, words));
-        }
-        match (&one.problem, one.is_verified(), one.failing) {
-            (Some(_), ..) => (Self::Unusable, words.why_unusable),
-            (_, false, _) => (Self::NotVerified, words.why_not_verified),
-            (_, _, true) => (Self::Failing, words.why_failing),
-            _ => (Self::Active, ""),
-        }
+/// What the owner of an endpoint can do about its state. Empty: nothing.
+pub(super) fn hint(one: &RegisteredDestination, words: &Words) -> &'static str {
+    match (one.state, one.state_by) {
+        (DestinationState::Disabled, _) => why_disabled(one, words),
+        _ if one.problem.is_some() => words.why_unusable,
+        (DestinationState::Unverified, _) => words.why_not_verified,
+        (DestinationState::Paused, Some(Hand::Owner)) => words.why_paused_here,
+        (DestinationState::Paused, Some(Hand::Relay)) => words.why_paused_breaker,
+        (DestinationState::Paused, Some(Hand::Receiver)) => words.why_paused_receiver,
+        (DestinationState::Paused, _) => words.why_paused_by_us,
+        (DestinationState::Failing, _) => words.why_failing,
+        _ => "",
     }
 }
 
 fn why_disabled(one: &RegisteredDestination, words: &Words) -> &'static str {
-    match one.disabled_reason.as_deref().unwrap_or_default() {
-        BY_OWNER => words.why_disabled_here,
-        reason if reason.starts_with("GONE") => words.why_disabled_gone,
-        reason if reason.starts_with("has failed for ") => words.why_disabled_failing,
-        reason if reason.starts_with("NOT_VERIFIED") => words.why_disabled_not_verified,
+    match (
+        one.state_by,
+        one.state_reason.as_deref().unwrap_or_default(),
+    ) {
+        (Some(Hand::Owner), _) => words.why_disabled_here,
+        (Some(Hand::Receiver), _) => words.why_disabled_gone,
+        (Some(Hand::Relay), reason) if reason.starts_with("has failed for ") => {
+            words.why_disabled_failing
+        }
+        (Some(Hand::Relay), reason) if reason.starts_with("NOT_VERIFIED") => {
+            words.why_disabled_not_verified
+        }
+        (Some(Hand::Relay), _) => words.why_unusable,
         _ => words.why_disabled_other,
     }
 }
 
+/// Why the endpoint is in its state, for its owner: what the owner has written.
+pub(super) fn reason(one: &RegisteredDestination) -> Option<String> {
+    let is_own = one.state_by == Some(Hand::Owner);
+    one.state_reason.clone().filter(|_| is_own)
+}
+
+/// Whether an operator has disabled or paused the endpoint.
+fn is_of_operator(one: &RegisteredDestination) -> bool {
+    one.state_by == Some(Hand::Operator)
+}
+
 fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
     let words = asked.words;
-    let (state, why) = State::of(one, words);
-    let (class, name) = match state {
-        State::Disabled => ("badge bad", words.disabled),
-        State::Failing | State::Unusable => ("badge bad", words.failing),
-        State::NotVerified => ("badge wait", words.not_verified),
-        State::Active => ("badge good", words.active),
+    let (class, name) = match one.state {
+        DestinationState::Disabled => ("badge bad", words.disabled),
+        _ if one.problem.is_some() => ("badge bad", words.unusable),
+        DestinationState::Unverified => ("badge wait", words.not_verified),
+        DestinationState::Paused => ("badge wait", words.paused),
+        DestinationState::Failing => ("badge bad", words.failing),
+        _ => ("badge good", words.active),
     };
+    let why = hint(one, words);
     let error = one.public_verification_error();
+    let moment =
+        |time: SystemTime| plain_time(&humantime::format_rfc3339_seconds(time).to_string());
     let since = one.failing_since.filter(|_| one.enabled);
-    let since = since.map(|since| humantime::format_rfc3339_seconds(since).to_string());
     html! {
         span class=(class) { (name) }
+        @if let Some(until) = one.state_until { " " (words.until_time.replace("{}", &moment(until))) }
+        @if let Some(reason) = reason(one).filter(|reason| reason != BY_OWNER) { " " (shortened(&reason, 200)) }
         @if !why.is_empty() { span.why { (why) } }
         @if let Some(error) = error.filter(|_| !one.is_verified()) { span.error { (words.failure(&error)) } }
-        @if let Some(since) = since { span.why.quiet { (words.no_success_since.replace("{}", &plain_time(&since))) } }
+        @if let Some(since) = since { span.why.quiet { (words.no_success_since.replace("{}", &moment(since))) } }
     }
 }
 
@@ -272,15 +287,31 @@ fn actions(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
                 }))
                 (form("/endpoint/recover", &html! {
                     label.field { (words.since) input type="datetime-local" name="since" required; }
-                    label { input type="checkbox" name="missing" value="yes"; " " (words.missing_too) }
+                    @if kept_for(&asked.portal.config).is_some() {
+                        label { input type="checkbox" name="missing" value="yes"; " " (words.missing_too) }
+                    }
                     button.second { (words.recover) }
                     span.quiet { (words.recover_hint) }
                 }))
                 div.do {
                     a.button.second href=(link("/endpoint/edit", &[("name", name)])) { (words.change) }
                     @if !one.is_verified() { (button("/endpoint/verify", words.verify)) }
-                    @if one.enabled { (button("/endpoint/disable", words.disable)) }
-                    @else { (button("/endpoint/enable", words.enable)) }
+                    @if one.state == DestinationState::Paused && !is_of_operator(one) { (button("/endpoint/resume", words.resume)) }
+                    @if !one.enabled && !is_of_operator(one) { (button("/endpoint/enable", words.enable)) }
+                }
+                @if one.enabled && one.state != DestinationState::Paused {
+                    (form("/endpoint/pause", &html! {
+                        label.field { (words.pause_for) input name="for" placeholder="2h"; }
+                        label.field { (words.reason) input name="reason" maxlength="200"; }
+                        button.second { (words.pause) }
+                        span.quiet { (words.while_paused) }
+                    }))
+                }
+                @if one.enabled {
+                    (form("/endpoint/disable", &html! {
+                        button.second { (words.disable) }
+                        span.quiet { (asked.own().while_disabled(words)) }
+                    }))
                 }
                 @if asked.may().secrets {
                     (form("/endpoint/rotate", &html! { button.second { (words.rotate) } " " span.quiet { (words.rotate_hint) } }))
@@ -485,13 +516,25 @@ pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
 }
 
 pub(super) fn write(own: Own<'_>, name: &str, written: Written) -> Result<(), Refusal> {
-    let mut one = get(own, name)?;
-    written.write(own, &mut one)?;
-    own.change(Act::PutDestination, name, |conn, to| {
-        to.put(conn, &one)?;
+    let mut refused = None;
+    let done = own.change(Act::PutDestination, name, |conn, to| {
+        let is_there = to.change(conn, name, |row| {
+            let mut changed = row.clone();
+            match written.write(own, &mut changed) {
+                Ok(()) => *row = changed,
+                Err(refusal) => refused = Some(refusal),
+            }
+        })?;
+        if !is_there || refused.is_some() {
+            return Ok(false);
+        }
         let is_there = to.test(conn, name, &own.portal.config)?;
         Ok(is_there.is_some())
-    })
+    });
+    match refused {
+        Some(refusal) => Err(refusal),
+        None => done,
+    }
 }
 
 pub(super) fn change(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -564,6 +607,43 @@ pub(super) fn disable(asked: &Asked<'_>) -> Result<Response, Refusal> {
     done(name, "disabled")
 }
 
+/// Pauses the endpoint for a time such as `2h`; empty: until it is resumed.
+pub(super) fn hold(own: Own<'_>, name: &str, lasts: &str, reason: &str) -> Result<(), Refusal> {
+    let lasts = match lasts {
+        "" => None,
+        text => match humantime::parse_duration(text) {
+            Ok(time) if !time.is_zero() && time <= LONGEST_PAUSE => Some(time),
+            _ => return Err(Refusal::Wrong("for", |words| words.invalid_duration)),
+        },
+    };
+    let reason = match reason.trim() {
+        "" => BY_OWNER,
+        given => given,
+    };
+    if check_reason(reason).is_err() {
+        return Err(Refusal::Wrong("reason", |words| words.invalid_value));
+    }
+    own.change(Act::Pause, name, |conn, own| {
+        own.pause(conn, name, reason, lasts)
+    })
+}
+
+pub(super) fn pause(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    hold(asked.own(), name, asked.get("for"), asked.get("reason"))?;
+    done(name, "paused")
+}
+
+pub(super) fn release(own: Own<'_>, name: &str) -> Result<(), Refusal> {
+    own.change(Act::Resume, name, |conn, own| own.resume(conn, name))
+}
+
+pub(super) fn resume(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    release(asked.own(), name)?;
+    done(name, "resumed")
+}
+
 pub(super) fn delete(own: Own<'_>, name: &str) -> Result<(), Refusal> {
     own.change(Act::RemoveDestination, name, |conn, own| {
         own.remove(conn, name)
@@ -612,7 +692,9 @@ pub(super) fn send_example(own: Own<'_>, name: &str, topic: &str) -> Result<Test
         Some(one) => test.event(&one.topic, &one.example),
         None => test,
     };
-    Ok(test.send())
+    let answer = test.send();
+    own.change_many(|conn, own, _| own.record_test(conn, &answer))?;
+    Ok(answer)
 }
 
 /// Sends an example, and shows the answer.
@@ -644,14 +726,14 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
     Ok(asked.page(StatusCode::OK, words.example_event, &content))
 }
 
-/// Sends what the endpoint did not get since this time, or only counts it.
+/// Sends what the endpoint did not get since this time, or only counts it. `true`: the time was too short for all.
 pub(super) fn send_missed(
     own: Own<'_>,
     name: &str,
     since: SystemTime,
     missing: bool,
     dry_run: bool,
-) -> Result<Bulked, Refusal> {
+) -> Result<(Bulked, bool), Refusal> {
     let what = match missing {
         true => Recover::AndMissed,
         false => Recover::DeadLetters,
@@ -665,15 +747,17 @@ pub(super) fn send_missed(
         };
         own.recover(conn, name, since, what, bulk)
     })?;
-    done.ok_or(Refusal::NotFound)
+    let is_cut = !dry_run && began.elapsed() >= LONGEST_RECOVERY;
+    done.map(|done| (done, is_cut)).ok_or(Refusal::NotFound)
 }
 
 pub(super) fn recover(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
     let since = time(asked.get("since"))?;
     let missing = asked.given("missing").is_some();
-    let sent = send_missed(asked.own(), name, since, missing, false)?;
+    let (sent, is_cut) = send_missed(asked.own(), name, since, missing, false)?;
     let sent = sent.changed.to_string();
-    let done = [("name", name), ("done", "recovered"), ("count", &sent)];
+    let done = if is_cut { "recovering" } else { "recovered" };
+    let done = [("name", name), ("done", done), ("count", &sent)];
     Ok(Response::see_other(&link("/endpoint", &done)))
 }

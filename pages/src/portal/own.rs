@@ -7,9 +7,11 @@ use diesel_outbox::program::{self, Act};
 use diesel_outbox::{Outbox, OutboxName};
 
 use super::session::Session;
+use super::words::Words;
 use super::{Portal, Refusal};
 use crate::AUDIT;
 use crate::database::{Act as Together, Database};
+use crate::pause::kept_for;
 
 /// Requests that are sent to endpoints of a tenant in a minute.
 pub(super) const MOST_SENT: i64 = 10;
@@ -41,6 +43,15 @@ impl<'a> Own<'a> {
     /// answered.
     pub(super) fn shows_responses(self) -> bool {
         self.session.rights.payloads && self.portal.config.registered_public_only
+    }
+
+    /// What a disabled endpoint gets, with what the ledger keeps.
+    pub(super) fn while_disabled(self, words: &Words) -> String {
+        let missed = match kept_for(&self.portal.config) {
+            Some(time) => words.missed_is_kept.replace("{}", &time),
+            None => words.missed_is_lost.to_owned(),
+        };
+        format!("{} {missed}", words.while_disabled)
     }
 
     /// Reads.

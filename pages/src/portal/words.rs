@@ -31,7 +31,10 @@ macro_rules! words {
 words! {
     code thousands decimal title skip_to_content endpoints deliveries read_only
     add_endpoint no_endpoints url description topics state all_topics example
-    active failing not_verified disabled no_success_since
+    active failing not_verified disabled paused unusable until_time no_success_since
+    why_paused_here why_paused_by_us why_paused_receiver why_paused_breaker
+    pause resume pause_for reason while_paused while_disabled missed_is_kept missed_is_lost
+    invalid_duration set_by_us
     why_failing why_disabled_failing why_disabled_gone why_disabled_not_verified why_disabled_here why_disabled_other why_unusable why_not_verified
     change save cancel verify enable disable remove remove_sure rotate rotate_hint secret secret_once old_secrets_until
     send_example example_event send_example_hint test_accepted test_failed status_code took no_response
@@ -46,7 +49,7 @@ words! {
     invalid_value too_often
     unavailable unavailable_hint form_expired not_allowed
     link_needed link_needed_hint link_expired link_invalid link_hint
-    done_added done_changed done_enabled done_disabled done_removed done_again done_recovered done_verified
+    done_added done_changed done_enabled done_paused done_resumed done_removed done_again done_recovered done_recovering done_verified
 }
 
 impl Words {

@@ -241,8 +241,9 @@ impl DeliveryPolicy {
 
 /// The options in the column `policy`.
 fn of_column() -> impl Iterator<Item = &'static PolicyOption> {
-    let is_there = |option: &&PolicyOption| option.stored() == Some(Stored::Policy);
-    PolicyOption::ALL.iter().filter(is_there)
+    PolicyOption::ALL
+        .iter()
+        .filter(|option| option.is_of_column())
 }
 
 impl PolicyOption {
@@ -297,6 +298,26 @@ impl PolicyOption {
     /// The option of this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         Self::ALL.iter().find(|option| option.name == name)
+    }
+
+    /// Whether the table of registered destinations has the option in its column `policy`.
+    pub(crate) fn is_of_column(&self) -> bool {
+        self.stored() == Some(Stored::Policy)
+    }
+
+    /// Gives a policy the value that another policy has.
+    pub(crate) fn copy(
+        &self,
+        from: &DeliveryPolicy,
+        to: &mut DeliveryPolicy,
+    ) -> Result<(), ConfigError> {
+        match self.value(from) {
+            Some(value) => (self.set)(to, self.name, value),
+            None => {
+                (self.clear)(to);
+                Ok(())
+            }
+        }
     }
 
     /// The options of registered destinations.

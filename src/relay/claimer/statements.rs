@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Claimer;
 use crate::clock;
+use crate::hand::Hand;
 use crate::log;
 use crate::relay::database::{Answer, Database, Published};
 use crate::relay::doubt::{AtWork, Doubt, RanBy};
@@ -133,7 +134,8 @@ impl<D: Database> Claimer<'_, D> {
         }
         let mut locked = Vec::new();
         for one in std::mem::take(&mut self.unusable) {
-            if disable(&mut self.db, one.as_seen(), &one.why, None)? == Tried::Locked {
+            let why = (Hand::Relay, one.why.as_str());
+            if disable(&mut self.db, one.as_seen(), why, None)? == Tried::Locked {
                 locked.push(one);
             }
         }

@@ -100,6 +100,7 @@ impl DepthGauges {
         for (state, count) in [
             ("working", counts.working),
             ("unverified", counts.unverified),
+            ("paused", counts.paused),
             ("failing", counts.failing),
             ("disabled", counts.disabled),
         ] {

@@ -8,8 +8,9 @@ use crate::log;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
 impl Gate {
-    /// Learns the state of the table. The table is outdated while the gate has news that is not recorded yet.
-    pub(crate) fn learn(&self, row: Option<&Paused>, now: Instant) {
+    /// Learns the state of the table: the pauses of this destination, one of each hand. Of several, the gate learns the one
+    /// that ends last. The table is outdated while the gate has news that is not recorded yet.
+    pub(crate) fn learn<'a>(&self, rows: impl IntoIterator<Item = &'a Paused>, now: Instant) {
         let mut state = self.lock();
         if state.news.is_some() || state.phase == Phase::Refused {
             return;
@@ -22,18 +23,16 @@ impl Gate {
                     ..
                 }
         );
-        let is_breaker = row.is_some_and(|row| row.reason == BREAKER_OPEN);
-        // The breaker of a relay with other settings: its row has replaced the reason that closed this gate.
-        let is_of_others = is_breaker && state.window.is_none();
-        let was_closed = matches!(state.phase, Phase::Closed { .. });
-        let has_own_end = matches!(state.phase, Phase::Closed { until: Some(_), .. });
-        if is_of_others && has_own_end {
-            return;
-        }
-        let is_on = |row: &&Paused| {
-            !is_of_others && (is_breaker || row.left.is_none_or(|left| !left.is_zero()))
+        let is_breaker = |row: &Paused| row.reason == BREAKER_OPEN;
+        // A gate without a breaker ignores that of a relay with other settings.
+        let has_breaker = state.window.is_some();
+        let is_meant = |row: &&Paused| match is_breaker(row) {
+            true => has_breaker,
+            false => row.is_on(),
         };
-        let Some(row) = row.filter(is_on) else {
+        let was_closed = matches!(state.phase, Phase::Closed { .. });
+        let meant = rows.into_iter().filter(is_meant);
+        let Some(row) = meant.max_by_key(|row| row.length()) else {
             if was_closed || is_probing {
                 state.openings = 0;
                 self.turn(&mut state, Phase::Trying(None));
@@ -44,10 +43,11 @@ impl Gate {
         };
         state.openings = state.openings.max(row.openings);
         // The probing relay itself decides when its probe ends.
-        if is_probing && is_breaker {
+        if is_probing && is_breaker(row) {
             return;
         }
-        state.close(row.left.map(|left| clock::after(now, left)), is_breaker);
+        let left = row.left.map(|left| clock::after(now, left));
+        state.close(left, is_breaker(row));
         self.changed(&state);
         drop(state);
         if !was_closed {

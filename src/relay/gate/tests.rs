@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::Rate;
 use crate::dispatch::Response;
+use crate::hand::Hand;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
 
 impl Gate {
@@ -42,6 +43,7 @@ fn row(reason: &str, left: Option<Duration>) -> Paused {
         kind: "destination".to_owned(),
         name: "a".to_owned(),
         reason: reason.to_owned(),
+        by: Hand::Operator,
         openings: 1,
         left,
     }
@@ -212,16 +214,27 @@ fn a_breaker_of_others_neither_closes_nor_holds_a_gate_without_one() {
     let open = row(BREAKER_OPEN, Some(Duration::from_secs(60)));
     gate.learn(Some(&open), now);
     assert_eq!(gate.room(), Room::Free);
-    // The destination's own back-off counts; an operator's pause that has ended does not.
-    gate.learn(
-        Some(&row("RATE_LIMITED", Some(Duration::from_secs(2)))),
-        now,
-    );
-    gate.learn(Some(&open), now);
+    let asked = row("RATE_LIMITED", Some(Duration::from_secs(2)));
+    gate.learn([&asked, &open], now);
     assert_eq!(gate.opens_at(), Some(now + Duration::from_secs(2)));
-    gate.learn(Some(&row("OPERATOR", None)), now);
     gate.learn(Some(&open), now);
     assert_eq!(gate.room(), Room::Free);
+}
+
+/// R66: each hand has a pause of its own. The gate stays closed until all have ended.
+#[test]
+fn the_gate_stays_closed_until_the_last_of_several_pauses_ends() {
+    let gate = gate(|_| {});
+    let now = Instant::now();
+    let open = row(BREAKER_OPEN, Some(Duration::from_secs(9)));
+    let of_owner = row("HOLIDAY", Some(Duration::from_secs(60)));
+    let asked = row("RATE_LIMITED", Some(Duration::from_secs(5)));
+    gate.learn([&open, &of_owner, &asked], now);
+    assert_eq!(gate.opens_at(), Some(now + Duration::from_secs(60)));
+    gate.learn([&open, &row("HOLIDAY", None)], now);
+    assert_eq!((gate.room(), gate.opens_at()), (Room::Closed, None));
+    gate.learn([&open, &asked], now);
+    assert_eq!(gate.opens_at(), Some(now + Duration::from_secs(9)));
 }
 
 fn not_sent() -> Outcome {

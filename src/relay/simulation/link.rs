@@ -12,6 +12,7 @@ use super::stage::{Stage, Trouble};
 use super::tables::{Changes, Now, Tables};
 use super::wants;
 use crate::error::DatabaseError;
+use crate::hand::Hand;
 use crate::relay::database::{After, Answer, Database, Published, Taken, Which};
 use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
@@ -184,9 +185,10 @@ impl<'w> Link<'w> {
         which: &str,
         work: impl FnOnce(&mut Tables, Now) -> T,
     ) -> Answer<Tried<T>> {
-        let row = ("destination".to_owned(), which.to_owned());
         self.ask(|tables, now, _, _| {
-            let is_locked = tables.has_locked_pauses && tables.pauses.contains_key(&row);
+            let is_it =
+                |(kind, name, _): &(String, String, Hand)| kind == "destination" && name == which;
+            let is_locked = tables.has_locked_pauses && tables.pauses.keys().any(is_it);
             match is_locked {
                 true => Tried::Locked,
                 false => Tried::Done(work(tables, now)),
@@ -383,7 +385,12 @@ impl Database for Link<'_> {
         Ok(answers)
     }
 
-    fn disable(&mut self, seen: AsSeen<'_>, why: &str, _: Option<Duration>) -> Answer<Tried<bool>> {
+    fn disable(
+        &mut self,
+        seen: AsSeen<'_>,
+        (_, why): (Hand, &str),
+        _: Option<Duration>,
+    ) -> Answer<Tried<bool>> {
         // Each row of this world is good for some relay, and no filter is slow.
         self.stage.fall(Promise::Others, || {
             format!("{} is disabled: {why}", seen.name)
@@ -571,15 +578,17 @@ impl Database for Link<'_> {
 
     fn tell_pause(&mut self, which: &str, _: Option<AsSeen<'_>>, news: News) -> Answer<Tried<()>> {
         let left = |until: Instant| until.saturating_duration_since(crate::clock::now());
-        let (reason, left, openings) = match news {
-            News::Paused(code, until) => (code.as_str(), until.map(left), 0),
-            News::Opened(until, openings) => (BREAKER_OPEN, Some(left(until)), openings),
+        let (by, left, openings) = match news {
+            News::Paused(code, until) => ((Hand::Receiver, code.as_str()), until.map(left), 0),
+            News::Opened(until, openings) => {
+                ((Hand::Relay, BREAKER_OPEN), Some(left(until)), openings)
+            }
             News::Recovered => {
                 return self.of_pause(which, |tables, _| tables.close_breaker(which));
             }
         };
         self.of_pause(which, |tables, now| {
-            tables.pause("destination", which, reason, left, openings, now.micros);
+            tables.pause("destination", which, by, left, openings, now.micros);
         })
     }
 

@@ -103,7 +103,7 @@ fn rows_of_postgres(conn: &mut PgConnection, name: &OutboxName) -> Vec<Row> {
          SELECT concat_ws(' ', 'lease', single_active::text, ended::text,
                     (expires_at <= clock_timestamp())::text), 0, id, expires_at FROM {}
          UNION ALL
-         SELECT concat_ws(' ', 'pause', kind, name, reason, openings), 0, NULL, paused_until FROM {}",
+         SELECT concat_ws(' ', 'pause', kind, name, paused_by, reason, openings), 0, NULL, paused_until FROM {}",
         name.outbox(),
         name.dead(),
         name.ledger(),
@@ -161,9 +161,9 @@ fn rows_of_tables(tables: &Tables, now: i64) -> Vec<Row> {
         row(what, 0, Some(*id), Some(at))
     });
     let pauses = tables.pauses.iter();
-    let pauses = pauses.map(|((kind, name), (reason, openings, until))| {
+    let pauses = pauses.map(|((kind, name, by), (reason, openings, until))| {
         row(
-            format!("pause {kind} {name} {reason} {openings}"),
+            format!("pause {kind} {name} {by} {reason} {openings}"),
             0,
             None,
             *until,

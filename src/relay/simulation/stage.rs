@@ -21,6 +21,7 @@ use super::promises::{Fall, Promise};
 use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
 use super::wants;
 use crate::clock::simulated;
+use crate::hand::Hand;
 use crate::relay::settlement::Settlement;
 use crate::relay::shared::Shared;
 use crate::relay::written::Settle;
@@ -965,7 +966,8 @@ impl<'w> Stage<'w> {
             Happens::Reload(relay) => self.reload(relay),
             Happens::Ask(relay) => self.ask(relay),
             Happens::Resume(kind, name) => {
-                self.tables.borrow_mut().pauses.remove(&(kind, name));
+                let row = (kind, name, Hand::Operator);
+                self.tables.borrow_mut().pauses.remove(&row);
             }
             Happens::Well(destination, since) => {
                 let mut moods = self.moods.borrow_mut();
@@ -1039,7 +1041,7 @@ impl<'w> Stage<'w> {
             Event::Pause(kind, name, lasts) => {
                 let now = self.database_now().micros;
                 let mut tables = self.tables.borrow_mut();
-                tables.pause(kind, name, "OPERATOR", None, 0, now);
+                tables.pause(kind, name, (Hand::Operator, "OPERATOR"), None, 0, now);
                 drop(tables);
                 self.after(
                     *lasts,
@@ -1449,7 +1451,7 @@ impl<'w> Stage<'w> {
             message.fails = 0;
         }
         let mut tables = self.tables.borrow_mut();
-        tables.pauses.retain(|_, (reason, ..)| reason != "OPERATOR");
+        tables.pauses.retain(|(.., by), _| *by != Hand::Operator);
         // A promoted standby may not know that a destination was enabled.
         let registered: Vec<&str> = tables.registered.keys().copied().collect();
         registered

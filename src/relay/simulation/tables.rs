@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::broken::Broken;
 use super::history::{HANDLED, REGISTERED};
 use super::wants;
+use crate::hand::Hand;
 use crate::message::replays::replayed;
 use crate::message::{Message, Sequence};
 use crate::registered_destination::RegisteredDestination;
@@ -116,14 +117,19 @@ pub(super) struct Changes {
     pub(super) misled: Vec<(i64, WaitReason)>,
 }
 
+/// Kind, name and hand of a pause.
+pub(super) type PauseOf = (String, String, Hand);
+/// Its reason, the openings of the breaker, and its end.
+pub(super) type PauseRow = (String, u32, Option<i64>);
+
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tables {
     pub(super) rows: BTreeMap<i64, Row>,
     pub(super) dead: Vec<Dead>,
     pub(super) ledger: Vec<Entry>,
     pub(super) leases: BTreeMap<i64, Lease>,
-    /// By kind and name: the reason, the openings of the breaker, and the end (`None`: until resumed).
-    pub(super) pauses: BTreeMap<(String, String), (String, u32, Option<i64>)>,
+    /// By kind, name and hand: the reason, the openings of the breaker, and the end (`None`: until resumed).
+    pub(super) pauses: BTreeMap<PauseOf, PauseRow>,
     /// The registered destinations.
     pub(super) registered: BTreeMap<&'static str, Registered>,
     /// The registered destinations that were removed.
@@ -529,16 +535,16 @@ impl Tables {
     }
 
     pub(super) fn all_pauses(&self, now: i64) -> Vec<Paused> {
-        let paused = |((kind, name), (reason, openings, until)): (
-            &(String, String),
-            &(String, u32, Option<i64>),
-        )| Paused {
-            kind: kind.clone(),
-            name: name.clone(),
-            reason: reason.clone(),
-            openings: *openings,
-            left: until.map(|until| Duration::from_micros(u64::try_from(until - now).unwrap_or(0))),
-        };
+        let paused =
+            |((kind, name, by), (reason, openings, until)): (&PauseOf, &PauseRow)| Paused {
+                kind: kind.clone(),
+                name: name.clone(),
+                reason: reason.clone(),
+                by: *by,
+                openings: *openings,
+                left: until
+                    .map(|until| Duration::from_micros(u64::try_from(until - now).unwrap_or(0))),
+            };
         self.pauses.iter().map(paused).collect()
     }
 
@@ -839,6 +845,7 @@ impl Tables {
                     let destination = (*name).to_owned();
                     let reason = String::new();
                     let why = WaitReason::DestinationDisabled {
+                        by: Hand::Operator,
                         destination,
                         reason,
                     };
@@ -1134,12 +1141,12 @@ impl Tables {
         &mut self,
         kind: &str,
         which: &str,
-        reason: &str,
+        (by, reason): (Hand, &str),
         left: Option<Duration>,
         openings: u32,
         now: i64,
     ) {
-        let key = (kind.to_owned(), which.to_owned());
+        let key = (kind.to_owned(), which.to_owned(), by);
         let until = left.map(|left| now + micros(left));
         let gives_way = self.pauses.get(&key).is_none_or(|(reason, _, before)| {
             before.is_some_and(|before| {
@@ -1152,18 +1159,14 @@ impl Tables {
         }
     }
 
-    fn breaker(&mut self, which: &str) -> Option<&mut (String, u32, Option<i64>)> {
-        let key = ("destination".to_owned(), which.to_owned());
-        self.pauses
-            .get_mut(&key)
-            .filter(|(reason, ..)| reason == BREAKER_OPEN)
+    fn breaker(&mut self, which: &str) -> Option<&mut PauseRow> {
+        let key = ("destination".to_owned(), which.to_owned(), Hand::Relay);
+        self.pauses.get_mut(&key)
     }
 
     pub(super) fn close_breaker(&mut self, which: &str) {
-        if self.breaker(which).is_some() {
-            self.pauses
-                .remove(&("destination".to_owned(), which.to_owned()));
-        }
+        let key = ("destination".to_owned(), which.to_owned(), Hand::Relay);
+        self.pauses.remove(&key);
     }
 
     pub(super) fn take_probe(&mut self, which: &str, hold: Duration, now: i64) -> bool {

@@ -11,6 +11,7 @@ use diesel::{PgConnection, select};
 
 use super::messages::{self, Content, KeptIn, MessageRecord};
 use crate::config::Rate;
+use crate::hand::Hand;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
@@ -61,6 +62,8 @@ pub enum WaitReason {
     DestinationPaused {
         /// The name of the destination.
         destination: String,
+        /// Whose pause it is.
+        by: Hand,
         /// Why the destination is paused.
         reason: String,
         /// The end of the pause, RFC 3339. `None`: until someone resumes the destination.
@@ -70,6 +73,8 @@ pub enum WaitReason {
     DestinationDisabled {
         /// The name of the destination.
         destination: String,
+        /// Who has disabled the destination.
+        by: Hand,
         /// Why the destination is disabled.
         reason: String,
     },
@@ -192,6 +197,7 @@ impl fmt::Display for WaitReason {
                 destination,
                 reason,
                 until,
+                ..
             } => {
                 let until = pause(until);
                 write!(f, "destination paused {until}: {destination}: {reason}")
@@ -199,6 +205,7 @@ impl fmt::Display for WaitReason {
             Self::DestinationDisabled {
                 destination,
                 reason,
+                ..
             } => write!(f, "destination disabled: {destination}: {reason}"),
             Self::NotVerified {
                 destination,
@@ -280,6 +287,7 @@ impl fmt::Display for WaitReason {
 
 /// A row of `outbox_pause` that is in force.
 struct Pause {
+    by: Hand,
     reason: String,
     until: Option<String>,
 }
@@ -339,12 +347,13 @@ impl Facts {
             let micros = i64::try_from(left.as_micros()).unwrap_or(i64::MAX);
             rfc3339(from_micros(now.saturating_add(micros)))
         };
-        let in_force = |row: &pause::Paused| row.left.is_none_or(|left| !left.is_zero());
-        let pauses = pauses.into_iter().filter(in_force);
-        let pauses = pauses.map(|row| {
+        // Of the pauses of several hands, the one that ends last.
+        let mut pauses: Vec<_> = pauses.into_iter().filter(pause::Paused::is_on).collect();
+        pauses.sort_by_key(pause::Paused::length);
+        let pauses = pauses.into_iter().map(|row| {
             let until = row.left.map(at);
-            let reason = row.reason;
-            ((row.kind, row.name), Pause { reason, until })
+            let (by, reason) = (row.by, row.reason);
+            ((row.kind, row.name), Pause { by, reason, until })
         });
         Self {
             now,
@@ -392,19 +401,20 @@ impl Facts {
             self.pauses
                 .get(&(kind.as_str().to_owned(), name.to_owned()))
         };
-        if let Some(Pause { reason, until }) = pause_of(Pausable::Topic, topic) {
+        if let Some(Pause { reason, until, .. }) = pause_of(Pausable::Topic, topic) {
             return Some(WaitReason::TopicPaused {
                 reason: reason.clone(),
                 until: until.clone(),
             });
         }
         let goes_to = self.goes_to(topic, destination);
-        if let Some(Pause { reason, until }) = pause_of(Pausable::Destination, goes_to) {
+        if let Some(Pause { by, reason, until }) = pause_of(Pausable::Destination, goes_to) {
             let (destination, until) = (goes_to.to_owned(), until.clone());
             return Some(match reason == BREAKER_OPEN {
                 true => WaitReason::BreakerOpen { destination, until },
                 false => WaitReason::DestinationPaused {
                     destination,
+                    by: *by,
                     reason: reason.clone(),
                     until,
                 },
@@ -572,27 +582,35 @@ impl Facts {
     }
 }
 
+/// Name, whether it is enabled, who has disabled it and why, and why the last verification failed.
+type Stopped = (
+    String,
+    bool,
+    (Option<String>, Option<String>),
+    Option<String>,
+);
+
 /// The registered destinations to which nothing is sent, and why.
 pub(crate) fn stopped(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> QueryResult<HashMap<String, WaitReason>> {
-    let stopped: Vec<(String, bool, Option<String>, Option<String>)> =
-        destination::table(name.destination())
-            .filter(not(destination::enabled).or(is_unverified()))
-            .select((
-                destination::name,
-                destination::enabled,
-                destination::disabled_reason,
-                destination::verification_error,
-            ))
-            .load(conn)?;
-    let reason = |(name, is_enabled, reason, error): (String, bool, Option<String>, _)| {
+    let stopped: Vec<Stopped> = destination::table(name.destination())
+        .filter(not(destination::enabled).or(is_unverified()))
+        .select((
+            destination::name,
+            destination::enabled,
+            (destination::disabled_by, destination::disabled_reason),
+            destination::verification_error,
+        ))
+        .load(conn)?;
+    let reason = |(name, is_enabled, (by, reason), error): Stopped| {
         let destination = name.clone();
         let reason = match is_enabled {
             true => WaitReason::NotVerified { destination, error },
             false => WaitReason::DestinationDisabled {
                 destination,
+                by: Hand::of_column(by.as_deref()),
                 reason: reason.unwrap_or_default(),
             },
         };
@@ -695,6 +713,7 @@ mod tests {
         let until = || Some("2026-11-25T10:00:00Z".to_owned());
         let (destination, reason) = ("billing".to_owned(), "upgrade".to_owned());
         let of_billing = |until| WaitReason::DestinationPaused {
+            by: Hand::Operator,
             destination: destination.clone(),
             reason: reason.clone(),
             until,

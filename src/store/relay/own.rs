@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::failing::{Turn, Turned};
 use super::pause::{self, Pausable};
 use super::settle::Failed;
+use crate::hand::Hand;
 use crate::message::{Message, digest};
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
@@ -103,10 +104,11 @@ pub(crate) fn disable(
     conn: &mut PgConnection,
     name: &OutboxName,
     seen: AsSeen<'_>,
-    reason: &str,
+    (by, reason): (Hand, &str),
     failed_for: Option<Duration>,
 ) -> QueryResult<bool> {
-    let is_disabled = destinations::disable_as_seen(conn, name, seen, reason, failed_for)?;
+    let why = (by, reason);
+    let is_disabled = destinations::disable_as_seen(conn, name, seen, why, failed_for)?;
     if is_disabled {
         write(conn, name, DISABLED, seen.name, json!({ "reason": reason }))?;
     }
@@ -121,7 +123,8 @@ pub(crate) fn pause(
     reason: &str,
 ) -> QueryResult<()> {
     let kind = Pausable::Destination;
-    if pause::pause(conn, name, kind, destination, reason, None, 0)? {
+    let by = (Hand::Receiver, reason);
+    if pause::pause(conn, name, kind, destination, by, None, 0)? {
         write(conn, name, PAUSED, destination, json!({ "reason": reason }))?;
     }
     Ok(())
@@ -139,7 +142,7 @@ pub(crate) fn open_breaker(
     if !pause::open_breaker(conn, name, destination, left, openings)? {
         return Ok(());
     }
-    let until: Option<PgTimestamp> = pause::until(conn, name, Pausable::Destination, destination)?;
+    let until: Option<PgTimestamp> = pause::open_until(conn, name, destination)?;
     let facts = json!({ "until": until.map(rfc3339) });
     write(conn, name, OPENED, destination, facts)
 }

@@ -1,5 +1,6 @@
 //! The paused destinations and topics, shared by all relays of an outbox.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use diesel::dsl::{case_when, exists, not};
@@ -14,7 +15,10 @@ use diesel::upsert::excluded;
 use diesel::{PgConnection, delete, insert_into, select, update};
 use uuid::Uuid;
 
+use crate::hand::Hand;
 use crate::name::OutboxName;
+use crate::registered_destination::PausedBy;
+use crate::schema::values::system_time;
 use crate::status::ReasonCode;
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::sql::{On, clock_timestamp, interval, length};
@@ -53,10 +57,24 @@ pub(crate) struct Paused {
     pub(crate) kind: String,
     pub(crate) name: String,
     pub(crate) reason: String,
+    /// Whose pause it is. Each hand has a row of its own.
+    pub(crate) by: Hand,
     /// How often in a row a breaker has opened.
     pub(crate) openings: u32,
     /// The time left. Zero: the pause has expired. `None`: paused until resumed.
     pub(crate) left: Option<Duration>,
+}
+
+impl Paused {
+    /// Whether the pause holds now.
+    pub(crate) fn is_on(&self) -> bool {
+        self.left.is_none_or(|left| !left.is_zero())
+    }
+
+    /// For the pause that ends last: an endless pause is the longest.
+    pub(crate) fn length(&self) -> (bool, Option<Duration>) {
+        (self.left.is_none(), self.left)
+    }
 }
 
 fn is(kind: Pausable, which: &str) -> On<'_, pause::table> {
@@ -93,7 +111,7 @@ pub(in crate::store) fn removed_again(name: &OutboxName, rows: &str) -> String {
           WHERE r.registration <> '{of_route}'
             AND NOT EXISTS (SELECT FROM {destination} d WHERE d.name = r.destination)
           ORDER BY r.destination
-         ON CONFLICT (kind, name) DO UPDATE SET paused_at = clock_timestamp()",
+         ON CONFLICT (kind, name, paused_by) DO UPDATE SET paused_at = clock_timestamp()",
         pause = name.pause(),
         destination = name.destination(),
         reason = ReasonCode::DestinationRemoved.as_str(),
@@ -127,46 +145,102 @@ pub(crate) fn all_in_time(conn: &mut PgConnection, name: &OutboxName) -> QueryRe
 fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Vec<Paused>, bool)> {
     let mut are_ahead = false;
     let rows = QueryDsl::filter(pauses(name), not(is_removal()))
-        .order((pause::kind, pause::name))
+        .order((pause::kind, pause::name, pause::paused_by))
         .select((
             pause::kind,
             pause::name,
             pause::reason,
             pause::openings,
             (pause::paused_until, pause::lasts),
+            pause::paused_by,
             clock_timestamp(),
         ))
         .load(conn)?;
     let is_endless = |time: &PgTimestamp| matches!(time.0, i64::MIN | i64::MAX);
-    let row =
-        |(kind, name, reason, openings, (until, lasts), now): (_, _, _, i32, _, PgTimestamp)| {
-            let (until, lasts): (Option<PgTimestamp>, Option<PgInterval>) = (until, lasts);
-            let most = lasts.map_or(Duration::MAX, length);
-            let mut left = |until: PgTimestamp| {
-                let micros = until.0.saturating_sub(now.0);
-                let left = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
-                are_ahead |= left > most.saturating_add(TOLERANCE);
-                left.min(most)
-            };
-            Paused {
-                kind,
-                name,
-                reason,
-                openings: u32::try_from(openings).unwrap_or(0),
-                left: until.filter(|until| !is_endless(until)).map(&mut left),
-            }
+    let row = |(kind, name, reason, openings, (until, lasts), by, now): (
+        _,
+        _,
+        _,
+        i32,
+        _,
+        String,
+        PgTimestamp,
+    )| {
+        let (until, lasts): (Option<PgTimestamp>, Option<PgInterval>) = (until, lasts);
+        let most = lasts.map_or(Duration::MAX, length);
+        let mut left = |until: PgTimestamp| {
+            let micros = until.0.saturating_sub(now.0);
+            let left = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+            are_ahead |= left > most.saturating_add(TOLERANCE);
+            left.min(most)
         };
+        Paused {
+            kind,
+            name,
+            reason,
+            by: Hand::of_column(Some(&by)),
+            openings: u32::try_from(openings).unwrap_or(0),
+            left: until.filter(|until| !is_endless(until)).map(&mut left),
+        }
+    };
     let rows = rows.into_iter().map(row).collect();
     Ok((rows, are_ahead))
 }
 
-/// Pauses a destination or a topic for a time, or until it is resumed. `false`: a longer pause exists, and stays.
+/// A pause that holds now.
+fn is_on() -> On<'static, pause::table> {
+    let until = pause::paused_until;
+    let lasts = until.assume_not_null().gt(clock_timestamp());
+    let is_endless = until.assume_not_null().eq(PgTimestamp(i64::MIN));
+    Box::new(until.is_null().or(lasts).or(is_endless))
+}
+
+/// The names of the destinations that are paused now.
+pub(crate) fn destinations(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
+    let is_destination = pause::kind.eq(Pausable::Destination.as_str());
+    QueryDsl::filter(pauses(name), is_destination.and(is_on()))
+        .select(pause::name)
+        .load(conn)
+}
+
+/// The pause of each of these destinations that ends last, by name.
+pub(crate) fn of_destinations(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    names: &[&str],
+) -> QueryResult<HashMap<String, PausedBy>> {
+    let is_one = pause::name.eq_any(names);
+    let is_meant = pause::kind
+        .eq(Pausable::Destination.as_str())
+        .and(is_one)
+        .and(is_on());
+    let mut found: Vec<(String, String, String, Option<PgTimestamp>)> =
+        QueryDsl::filter(pauses(name), is_meant)
+            .select((
+                pause::name,
+                pause::paused_by,
+                pause::reason,
+                pause::paused_until,
+            ))
+            .load(conn)?;
+    let end = |until: Option<PgTimestamp>| until.filter(|at| !matches!(at.0, i64::MIN | i64::MAX));
+    found.sort_by_key(|(.., until)| end(*until).map_or(i64::MAX, |at| at.0));
+    let pause = |(name, by, reason, until): (String, String, String, Option<PgTimestamp>)| {
+        let by = Hand::of_column(Some(&by));
+        let until = end(until).map(system_time);
+        (name, PausedBy { by, reason, until })
+    };
+    Ok(found.into_iter().map(pause).collect())
+}
+
+/// Pauses a destination or a topic for a time, or until it is resumed. `false`: a longer pause of this hand exists, and
+/// stays. The pauses of others stay, too.
 pub(crate) fn pause(
     conn: &mut PgConnection,
     name: &OutboxName,
     kind: Pausable,
     which: &str,
-    reason: &str,
+    (by, reason): (Hand, &str),
     duration: Option<Duration>,
     openings: u32,
 ) -> QueryResult<bool> {
@@ -180,8 +254,9 @@ pub(crate) fn pause(
             pause::openings.eq(i32::try_from(openings).unwrap_or(i32::MAX)),
             pause::paused_until.eq(until),
             pause::lasts.eq(lasts),
+            pause::paused_by.eq(by.as_str()),
         ))
-        .on_conflict((pause::kind, pause::name))
+        .on_conflict((pause::kind, pause::name, pause::paused_by))
         .do_update()
         .set((
             pause::reason.eq(excluded(pause::reason)),
@@ -224,40 +299,25 @@ pub(crate) fn open_breaker(
             pause::openings.eq(i32::try_from(openings).unwrap_or(i32::MAX)),
             pause::paused_until.eq(clock_timestamp().nullable() + Some(interval(left))),
             pause::lasts.eq(Some(interval(left))),
+            pause::paused_by.eq(Hand::Relay.as_str()),
         ))
         .on_conflict_do_nothing()
         .execute(conn)?
         > 0;
-    if is_first {
-        return Ok(true);
+    if !is_first {
+        let by = (Hand::Relay, BREAKER_OPEN);
+        pause(conn, name, kind, destination, by, Some(left), openings)?;
     }
-    let is_open = |conn: &mut PgConnection| {
-        // Locks the row, whatever its reason.
-        let row = QueryDsl::filter(pauses(name), is(kind, destination)).select(pause::reason);
-        let reasons: Vec<String> = row.for_update().load(conn)?;
-        QueryResult::Ok(reasons.iter().any(|reason| reason == BREAKER_OPEN))
-    };
-    let was_open = is_open(conn)?;
-    pause(
-        conn,
-        name,
-        kind,
-        destination,
-        BREAKER_OPEN,
-        Some(left),
-        openings,
-    )?;
-    Ok(!was_open && is_open(conn)?)
+    Ok(is_first)
 }
 
-/// The end of the pause. `None`: not paused, or paused without an end.
-pub(crate) fn until(
+/// Until when the breaker of a destination is open. `None`: it is closed.
+pub(crate) fn open_until(
     conn: &mut PgConnection,
     name: &OutboxName,
-    kind: Pausable,
-    which: &str,
+    destination: &str,
 ) -> QueryResult<Option<PgTimestamp>> {
-    QueryDsl::filter(pauses(name), is(kind, which))
+    QueryDsl::filter(pauses(name), is_breaker(destination))
         .select(pause::paused_until)
         .get_result(conn)
         .optional()
@@ -299,29 +359,52 @@ pub(crate) fn release_probe(
         .map(drop)
 }
 
-/// Closes the breaker for all relays, after a successful probe. Other pauses stay.
+/// Closes the breaker for all relays, after a successful probe, test or verification. Other pauses stay. `false`: the breaker
+/// was closed.
 pub(crate) fn close_breaker(
     conn: &mut PgConnection,
     name: &OutboxName,
     destination: &str,
-) -> QueryResult<()> {
+) -> QueryResult<bool> {
     delete(pauses(name))
         .filter(is_breaker(destination))
         .execute(conn)
-        .map(drop)
+        .map(|count| count > 0)
 }
 
-/// Ends a pause. `false`: there was none.
+/// Ends the pauses of operators, relays and the receiver; if there were none, that of the owner. `false`: there was none.
 pub(crate) fn resume(
     conn: &mut PgConnection,
     name: &OutboxName,
     kind: Pausable,
     which: &str,
 ) -> QueryResult<bool> {
-    delete(pauses(name))
-        .filter(is(kind, which))
-        .execute(conn)
-        .map(|count| count > 0)
+    let not_the_owner = pause::paused_by.ne(Hand::Owner.as_str());
+    let rows = delete(pauses(name)).filter(is(kind, which));
+    if rows.filter(not_the_owner).execute(conn)? > 0 {
+        return Ok(true);
+    }
+    let rows = delete(pauses(name)).filter(is(kind, which));
+    Ok(rows.execute(conn)? > 0)
+}
+
+/// Ends the pauses of a destination that its owner may end: all, unless an operator has paused the destination. `None`: an
+/// operator has. `Some(false)`: the destination was not paused.
+pub(crate) fn resume_as_owner(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &str,
+) -> QueryResult<Option<bool>> {
+    let all = || is(Pausable::Destination, which);
+    let is_operators = pause::paused_by.eq(Hand::Operator.as_str());
+    let of_operator = QueryDsl::filter(pauses(name), all().and(is_operators).and(is_on()));
+    if select(exists(of_operator)).get_result(conn)? {
+        return Ok(None);
+    }
+    let not_of_operator = pause::paused_by.ne(Hand::Operator.as_str());
+    let rows = delete(pauses(name)).filter(all());
+    let count = rows.filter(not_of_operator).execute(conn)?;
+    Ok(Some(count > 0))
 }
 
 /// Removes pauses that expired longer ago than `age`.
@@ -412,9 +495,8 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// An expired pause does not count.
     #[test]
-    fn a_breaker_opens_where_it_was_closed_and_nothing_longer_is_there() {
+    fn a_breaker_opens_where_it_was_closed_whoever_else_has_paused() {
         let outbox = Outbox::new();
         let (conn, name) = (&mut outbox.connect(), &outbox.name);
         let opens = |conn: &mut PgConnection, openings| {
@@ -426,15 +508,52 @@ mod tests {
         close_breaker(conn, name, "billing").expect("closed");
         assert!(opens(conn, 1));
         close_breaker(conn, name, "billing").expect("closed");
-        let pause_for = |conn: &mut PgConnection, duration| {
-            let kind = Pausable::Destination;
-            pause(conn, name, kind, "billing", "RATE_LIMITED", duration, 0).expect("paused");
-        };
-        pause_for(conn, Some(Duration::ZERO));
-        assert!(opens(conn, 1), "the existing pause has expired");
+        let by = (Hand::Receiver, "RATE_LIMITED");
+        let kind = Pausable::Destination;
+        pause(conn, name, kind, "billing", by, None, 0).expect("paused");
+        assert!(opens(conn, 1), "each hand has a pause of its own");
         close_breaker(conn, name, "billing").expect("closed");
-        pause_for(conn, None);
-        assert!(!opens(conn, 1), "an operator's pause stays");
+        let left = all(conn, name).expect("pauses");
+        assert_eq!(
+            left.iter().map(|one| one.by).collect::<Vec<_>>(),
+            [Hand::Receiver]
+        );
+    }
+
+    /// R66: whoever resumes ends no pause that another hand needs.
+    #[test]
+    fn no_hand_ends_the_pause_of_another() {
+        let outbox = Outbox::new();
+        let (conn, name) = (&mut outbox.connect(), &outbox.name);
+        let kind = Pausable::Destination;
+        let hold = |conn: &mut PgConnection, by, lasts| {
+            pause(conn, name, kind, "acme", (by, "WHY"), lasts, 0).expect("paused");
+        };
+        let hands = |conn: &mut PgConnection| -> Vec<Hand> {
+            all(conn, name)
+                .expect("pauses")
+                .iter()
+                .map(|one| one.by)
+                .collect()
+        };
+        hold(conn, Hand::Owner, None);
+        hold(conn, Hand::Operator, Some(MINUTE));
+        hold(conn, Hand::Receiver, Some(2 * MINUTE));
+        assert_eq!(resume_as_owner(conn, name, "acme"), Ok(None));
+        assert_eq!(hands(conn).len(), 3, "the operator's pause holds");
+        assert_eq!(resume(conn, name, kind, "acme"), Ok(true));
+        assert_eq!(
+            hands(conn),
+            [Hand::Owner],
+            "an operator leaves the owner's pause first"
+        );
+        assert_eq!(resume(conn, name, kind, "acme"), Ok(true));
+        assert_eq!(resume(conn, name, kind, "acme"), Ok(false));
+        hold(conn, Hand::Owner, None);
+        hold(conn, Hand::Receiver, None);
+        hold(conn, Hand::Operator, Some(Duration::ZERO));
+        assert_eq!(resume_as_owner(conn, name, "acme"), Ok(Some(true)));
+        assert_eq!(hands(conn), [Hand::Operator], "which has expired");
     }
 
     /// R46: the row of a removed destination stays while a message names the destination. `resume` does not end it.
@@ -538,7 +657,7 @@ mod tests {
         let (conn, name) = (&mut outbox.connect(), &outbox.name);
         let pause_it = |conn: &mut PgConnection, which, reason| {
             let kind = Pausable::Destination;
-            pause(conn, name, kind, which, reason, None, 0).expect("paused");
+            pause(conn, name, kind, which, (Hand::Operator, reason), None, 0).expect("paused");
         };
         pause_it(conn, "gone", "GONE");
         pause_it(conn, "paused", "OPERATOR");

@@ -12,8 +12,9 @@ use diesel::result::QueryResult;
 use diesel::sql_types::Bool;
 use diesel::{Connection, PgConnection, PgSortExpressionMethods, update};
 
-use super::own;
+use super::{own, pause};
 use crate::config::{LONGEST_SEND, Rate};
+use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::store::destinations::{AsSeen, disable_as_seen, is_as_seen};
 use crate::store::sql::{clock_timestamp, interval};
@@ -108,14 +109,14 @@ pub(crate) fn hold(
         .map(|count| count > 0)
 }
 
-/// Records that the endpoint wants messages, and how many. `false`: the destination has changed.
+/// Records that the endpoint wants messages, and how many, and closes its breaker. `false`: the destination has changed.
 pub(crate) fn verified(
     conn: &mut PgConnection,
     name: &OutboxName,
     seen: AsSeen<'_>,
     rate: Option<Rate>,
 ) -> QueryResult<bool> {
-    update(destination::table(name.destination()))
+    let count = update(destination::table(name.destination()))
         .filter(is_as_seen(seen))
         .set((
             destination::verified_at.eq(clock_timestamp().nullable()),
@@ -124,8 +125,11 @@ pub(crate) fn verified(
             destination::verification_tries.eq(0),
             destination::verification_error.eq(None::<&str>),
         ))
-        .execute(conn)
-        .map(|count| count > 0)
+        .execute(conn)?;
+    if count > 0 {
+        pause::close_breaker(conn, name, seen.name)?;
+    }
+    Ok(count > 0)
 }
 
 /// Records a failed try. After the last one, or a refusal, the destination is disabled; `own_events`: with an event.
@@ -165,9 +169,10 @@ pub(crate) fn failed(
             return Ok(Next::Again(*wait));
         }
         let reason = format!("NOT_VERIFIED: {error}");
+        let why = (Hand::Relay, reason.as_str());
         let is_disabled = match own_events {
-            true => own::disable(conn, name, seen, &reason, None)?,
-            false => disable_as_seen(conn, name, seen, &reason, None)?,
+            true => own::disable(conn, name, seen, why, None)?,
+            false => disable_as_seen(conn, name, seen, why, None)?,
         };
         Ok(match is_disabled {
             true => Next::Disabled(reason),

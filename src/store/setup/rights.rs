@@ -139,6 +139,7 @@ const READER: Role = Role {
         ("_destination", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
             timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, \
             failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries, \
+            disabled_by, set_by, \
             verification_error, id"),
         ("_messages", "SELECT", ""),
     ],

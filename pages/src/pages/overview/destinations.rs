@@ -142,7 +142,7 @@ pub(in crate::pages) fn held(why: Option<&str>) -> Markup {
 }
 
 /// How long a pause lasts, as the end of a sentence.
-pub(in crate::pages) fn left(pause: &Pause) -> String {
+pub(super) fn left(pause: &Pause) -> String {
     match pause.left {
         None => "until resumed".to_owned(),
         Some(left) if left.is_zero() => "until the next trial message".to_owned(),

@@ -305,7 +305,8 @@ impl Facts<'_> {
         }
         for (count, state) in [
             (self.destinations.failing, "failing"),
-            (self.destinations.unverified, "not verified"),
+            (self.destinations.paused, "paused"),
+            (self.destinations.unverified, "unverified"),
             (self.destinations.disabled, "disabled"),
         ] {
             if count > 0 {

@@ -118,6 +118,9 @@ pub(in crate::pages) fn test(visit: &Visit<'_>, name: &str) -> Result<Option<Tes
     })?;
     let answer = test.map(DestinationTest::send);
     if let Some(answer) = &answer {
+        on(visit, &visit.site.changes, |conn, _, destinations| {
+            destinations.record_test(conn, answer)
+        })?;
         let went_well = answer.went_well;
         let name = name.to_owned();
         visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_destination", who = who, peer:% = peer, destination = name, what = "test", went_well = went_well; "{who:?} tested destination {name:?} on the admin page"));

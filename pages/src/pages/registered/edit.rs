@@ -107,24 +107,24 @@ impl Written {
         }
     }
 
-    fn write(self, one: &mut RegisteredDestination) -> Result<(), String> {
-        let filled = |text: String| Some(text).filter(|text| !text.is_empty());
-        if let Some(url) = self.url {
-            one.url = with_user_of(url, &one.url);
+    fn write(&self, one: &mut RegisteredDestination) -> Result<(), String> {
+        let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        if let Some(url) = &self.url {
+            one.url = with_user_of(url.clone(), &one.url);
         }
-        if let Some(topics) = self.topics {
-            one.topics = topics;
+        if let Some(topics) = &self.topics {
+            one.topics.clone_from(topics);
         }
-        if let Some(text) = self.tenant {
-            one.tenant_id = tenant(&text)?;
+        if let Some(text) = &self.tenant {
+            one.tenant_id = tenant(text)?;
         }
-        if let Some(filter) = self.filter {
+        if let Some(filter) = &self.filter {
             one.filter = filled(filter);
         }
-        if let Some(description) = self.description {
+        if let Some(description) = &self.description {
             one.description = filled(description);
         }
-        if let Some(word) = self.verification {
+        if let Some(word) = &self.verification {
             let word: Result<_, String> = word.parse();
             one.verification = word.map_err(|error| format!("verification: {error}"))?;
         }
@@ -140,23 +140,33 @@ pub(in crate::pages) fn write(
     written: Written,
 ) -> Result<Option<SigningSecret>, Refusal> {
     let secret = (!is_known).then(SigningSecret::random);
+    // What cannot be read is refused before anything is written.
+    let mut tried = RegisteredDestination::new(name, "");
+    written.write(&mut tried).map_err(Refusal::Invalid)?;
     let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
-        let mut one = match (destinations.get(conn, name)?, is_known) {
-            (Some(one), true) => one,
-            (None, false) => RegisteredDestination::new(name, ""),
-            (Some(_), false) => {
-                let why = format!("There is already a destination {name:?}.");
-                return Ok(Err(Refusal::Taken(why)));
-            }
-            (None, true) => return Ok(Err(no_destination(name))),
-        };
-        if let Err(why) = written.write(&mut one) {
-            return Ok(Err(Refusal::Invalid(why)));
-        }
-        one.secret.clone_from(&secret);
         let note = Note::new(&visit.guest.who, "");
-        let put = |conn: &mut _| destinations.put(conn, &one).map(|()| true);
-        program::audited(conn, outbox, &note, Act::PutDestination, name, put).map(Ok)
+        let mut refused = None;
+        let written = program::audited(conn, outbox, &note, Act::PutDestination, name, |conn| {
+            if let Some(secret) = &secret {
+                if destinations.get(conn, name)?.is_some() {
+                    let why = format!("There is already a destination {name:?}.");
+                    refused = Some(Refusal::Taken(why));
+                    return Ok(false);
+                }
+                let url = written.url.clone().unwrap_or_default();
+                let new = RegisteredDestination::new(name, url).secret(secret.clone());
+                destinations.put(conn, &new)?;
+            }
+            destinations.change(conn, name, |row| {
+                let done = written.write(row);
+                refused = done.err().map(Refusal::Invalid);
+            })
+        })?;
+        Ok(match (refused, written) {
+            (Some(refused), _) => Err(refused),
+            (None, false) => Err(no_destination(name)),
+            (None, true) => Ok(()),
+        })
     })?;
     done?;
     let what = match is_known {

@@ -1,0 +1,36 @@
+//! Whose act it was.
+
+use crate::words::words;
+
+words! {
+    "hand":
+    /// Who has paused or disabled a destination, or set one of its values.
+    ///
+    /// ```
+    /// use diesel_outbox::destinations::Hand;
+    ///
+    /// assert_eq!(Hand::Receiver.as_str(), "receiver");
+    /// assert_eq!("owner".parse(), Ok(Hand::Owner));
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    #[non_exhaustive]
+    pub enum Hand {
+        /// The owner of a registered destination: a customer, in the portal or through
+        /// [`of_tenant`](crate::destinations::Destinations::of_tenant).
+        Owner = "owner",
+        /// An operator, with a command, on the page, through the library, or with SQL.
+        Operator = "operator",
+        /// The relays: their circuit breaker, or a destination that has failed for too long or cannot be used.
+        Relay = "relay",
+        /// The receiver, by its responses.
+        Receiver = "receiver",
+    }
+}
+
+impl Hand {
+    /// The hand of a column; null and unknown words count as an operator.
+    pub(crate) fn of_column(word: Option<&str>) -> Self {
+        let known = word.and_then(|word| word.parse().ok());
+        known.unwrap_or(Self::Operator)
+    }
+}
