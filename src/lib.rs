@@ -66,6 +66,8 @@ mod backoff;
 mod clock;
 #[cfg(feature = "relay")]
 pub mod config;
+#[cfg(feature = "relay")]
+mod deadline;
 mod error;
 mod event;
 mod hand;

@@ -4,7 +4,7 @@
 //! release need each other's exact version.
 
 use diesel::result::QueryResult;
-use diesel::{Connection, PgConnection};
+use diesel::{Connection as _, PgConnection};
 use metrics::{counter, gauge};
 use uuid::Uuid;
 
@@ -34,7 +34,7 @@ pub use crate::admin::messages::{
 };
 pub use crate::admin::migrations::{missing_rights, revert_migrations, roles_sql};
 pub use crate::admin::overview::{Overview, exact_overview, overview};
-pub use crate::admin::server::{WakeUp, connect, server_version, wake_up};
+pub use crate::admin::server::{Connection, WakeUp, connect, server_version, wake_up};
 pub use crate::admin::tail::{Tail, TailFilter};
 pub use crate::admin::topics::{
     LiveTopic, TopicChange, TopicError, change_topics, freed_by, known_topics, routed_topics,

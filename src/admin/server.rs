@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use diesel::PgConnection;
+use diesel::sql_types::Bool;
+use diesel::{IntoSql, PgConnection, RunQueryDsl, select};
 use secrecy::SecretString;
 
 use crate::config::Config;
@@ -12,8 +13,9 @@ use crate::store::relay::connection;
 use crate::store::relay::notifications::Listener;
 use crate::store::setup::inspect;
 
-/// Opens a connection that limits the time of each statement, and quickly detects a lost server. Behind a
-/// pooler in transaction mode, statements have no limit, because it would also apply to other clients.
+/// Opens a connection that limits the time of each statement, and quickly detects a lost server. If there is no answer
+/// 5 s after that time, the connection is closed, and the statement fails. Behind a pooler in transaction mode the server
+/// limits no statement, because the limit would also apply to other clients, and an answer may take 120 s longer.
 ///
 /// `purpose` is a word or two without quotes, and becomes part of the connection's `application_name`.
 ///
@@ -24,8 +26,54 @@ pub fn connect(
     purpose: &str,
     statement_timeout: Duration,
 ) -> Result<PgConnection, DatabaseError> {
+    Ok(open(database_url, purpose, statement_timeout)?.conn)
+}
+
+fn open(
+    database_url: &SecretString,
+    purpose: &str,
+    statement_timeout: Duration,
+) -> Result<connection::Connected, DatabaseError> {
     let limits = connection::Limits::of_caller(statement_timeout);
-    Ok(connection::connect(database_url, purpose, limits)?.conn)
+    connection::connect(database_url, purpose, limits)
+}
+
+/// A connection that [`connect`] has opened, for those who keep it: it says if the server did not answer in time.
+pub struct Connection(connection::Connected);
+
+impl Connection {
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// Those of [`connect`].
+    pub fn open(
+        database_url: &SecretString,
+        purpose: &str,
+        statement_timeout: Duration,
+    ) -> Result<Self, DatabaseError> {
+        open(database_url, purpose, statement_timeout).map(Self)
+    }
+
+    /// Runs statements.
+    ///
+    /// # Errors
+    /// Those of the statements, and that there was no answer in time. Then the connection is closed.
+    pub fn run<T>(
+        &mut self,
+        statements: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
+    ) -> Result<T, DatabaseError> {
+        statements(&mut self.0.conn).map_err(|error| match error {
+            DatabaseError::Statement(error) => self.0.explained(error).into(),
+            other => other,
+        })
+    }
+
+    /// Whether the server answers a trivial question within this time. If not, the connection is closed.
+    pub fn answers(&mut self, within: Duration) -> bool {
+        self.0
+            .within(within, |conn| select(true.into_sql::<Bool>()).execute(conn))
+            .is_ok()
+    }
 }
 
 /// How a relay with these settings learns of new messages.

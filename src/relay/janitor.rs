@@ -28,7 +28,8 @@ use crate::store::write::inbox::{self, Cleaning, Forgetting};
 const CLEAN_INTERVAL: Duration = Duration::from_secs(60);
 /// The most rows that one statement removes or changes.
 const CLEAN_BATCH: i32 = 1000;
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// A shutdown waits for a statement of the janitor, and `drain` with it.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most topics without a subscriber that are recorded at once.
 const MOST_UNWANTED: usize = 10;
 /// While registered destinations fail, the interval between two looks whether that is to be told.

@@ -3,10 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use diesel::connection::{
-    AnsiTransactionManager, Instrumentation, InstrumentationEvent, TransactionManager,
-    get_default_instrumentation,
-};
+use diesel::connection::{AnsiTransactionManager, TransactionManager};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
@@ -17,11 +14,11 @@ use crate::name::OutboxName;
 use crate::store::brief::has_timed_out;
 use crate::store::pinned::{pin, pinned};
 use crate::store::relay::backend::{Backend, backend};
-use crate::store::relay::connection::{Connected, Limits, Plans, Source, keep_memory, lock_limit};
+use crate::store::relay::connection::{
+    Connected, Limits, POOLERS_TURN, Plans, Source, keep_memory, lock_limit,
+};
 use crate::store::setup::rights;
 
-/// How long a pooler lets a client wait for a server connection: the default of PgBouncer's `query_wait_timeout`.
-const POOLERS_TURN: Duration = Duration::from_secs(120);
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 /// The longest wait between attempts to reach a lost database.
@@ -192,17 +189,13 @@ impl Session {
         } = open;
         let is_taken_over = last != self.post;
         if is_taken_over {
-            let limits = self.limits();
             let longest = self.longest(&connected);
             let _within = self.threads.in_database(self.post).within(longest);
-            match &mut connected.pooled {
-                Some(pooled) => *pooled = limits,
-                // A connection that fails here is lost, and a new one is opened.
-                None if limits.set(&mut connected.conn).is_err() => return true,
-                None => {}
+            // A connection that fails here is lost, and a new one is opened.
+            if connected.set_limits(self.limits()).is_err() {
+                return true;
             }
-            let conn = &mut connected.conn;
-            conn.set_instrumentation(each_statement(&self.threads, self.post, longest));
+            limit_each_statement(&mut connected, &self.threads, self.post, longest);
         }
         (self.conn, self.backend) = (Some(connected), backend);
         is_taken_over
@@ -310,15 +303,17 @@ impl Session {
             Some(connected) => connected,
             None => self.connect()?,
         };
-        let Connected { conn, pooled } = self.conn.insert(connected);
+        let connected = self.conn.insert(connected);
         self.began = Instant::now();
-        let Some(limits) = *pooled else {
-            return Ok(statements(conn, &self.outbox)?);
+        let conn = &mut connected.conn;
+        let done = match connected.pooled {
+            None => statements(conn, &self.outbox),
+            Some(limits) => conn.transaction(|conn| {
+                limits.set_local(conn)?;
+                statements(conn, &self.outbox)
+            }),
         };
-        Ok(conn.transaction(|conn| {
-            limits.set_local(conn)?;
-            statements(conn, &self.outbox)
-        })?)
+        Ok(done.map_err(|error| connected.explained(error))?)
     }
 
     fn connect(&mut self) -> Result<Connected, DatabaseError> {
@@ -345,7 +340,7 @@ impl Session {
         if !is_pooled && (self.plans == Plans::ByIndex || self.shared.is_some()) {
             keep_memory(conn)?;
         }
-        conn.set_instrumentation(each_statement(&self.threads, self.post, longest));
+        limit_each_statement(&mut connected, &self.threads, self.post, longest);
         Ok(connected)
     }
 
@@ -364,22 +359,17 @@ impl Session {
 }
 
 /// Gives each statement of the connection its own time limit, also inside one stay of several statements.
-fn each_statement(
+fn limit_each_statement(
+    connected: &mut Connected,
     threads: &Arc<Threads>,
     post: Post,
     limit: Duration,
-) -> impl Instrumentation + use<> {
+) {
     let threads = Arc::clone(threads);
-    // The instrumentation that the application has set, if any. It is still called.
-    let mut default = get_default_instrumentation();
-    move |event: InstrumentationEvent<'_>| {
+    connected.on_each_statement(move || {
         let stay = threads.in_database(post);
-        let is_next = matches!(event, InstrumentationEvent::StartQuery { .. });
-        if is_next && stay.is_inside() {
+        if stay.is_inside() {
             stay.begin(limit);
         }
-        if let Some(default) = &mut default {
-            default.on_connection_event(event);
-        }
-    }
+    });
 }

@@ -23,6 +23,7 @@ pub(crate) mod search;
 pub(crate) mod served;
 pub(crate) mod settle;
 pub(crate) mod sleep_lock;
+mod socket;
 pub(crate) mod split;
 pub(crate) mod streams;
 pub(crate) mod topics;

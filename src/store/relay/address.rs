@@ -1,5 +1,13 @@
 //! Addresses of the database as the user wrote them, and the limits that a connection adds, at both ends.
 
+use std::time::Duration;
+
+/// How long a pooler lets a client wait for a server connection: the default of PgBouncer's `query_wait_timeout`.
+pub(crate) const POOLERS_TURN: Duration = Duration::from_secs(120);
+
+/// The user timeout in milliseconds. The connections of Diesel add a few ([`Socket`](super::socket::Socket)).
+pub(super) const USER_TIMEOUT: u32 = 20_000;
+
 /// libpq's parameters, used if the URL does not set them. A dead server is noticed after at most 20 s of silence, and
 /// sooner while data is being sent.
 const PARAMETERS: &[(&str, &str)] = &[

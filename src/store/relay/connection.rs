@@ -3,16 +3,23 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use diesel::connection::{CacheSize, SimpleConnection};
+use diesel::connection::{
+    CacheSize, Instrumentation as _, InstrumentationEvent, SimpleConnection,
+    get_default_instrumentation,
+};
 use diesel::r2d2::ManageConnection;
-use diesel::result::QueryResult;
+use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 use secrecy::{ExposeSecret, SecretString};
 
+pub(crate) use super::address::POOLERS_TURN;
 use super::address::{OF_SESSION, with_parameters, without_password};
 use super::notifications::has_own_process;
+use super::socket::{Socket, cookies, opened_since};
+use crate::deadline::Deadline;
 use crate::error::DatabaseError;
 use crate::lock::lock;
+use crate::log;
 
 /// glibc returns memory to the system whenever more than 128 KiB of it are free, and a claim or a settle of 500 messages
 /// needs and frees blocks of megabytes: pages of memory came and went with each statement, which took a claim from 0.9 ms
@@ -28,6 +35,17 @@ const KNOWN: Duration = Duration::from_secs(10);
 /// How long a relay's transaction may wait for its next statement. A relay that is stopped or cut off during a
 /// transaction holds rows and the lock of keyed claims for at most this time.
 const LONGEST_IDLE: Duration = Duration::from_secs(2);
+
+/// How long an answer may take beyond the limit that the server keeps. Then the connection is closed: a server that
+/// hangs keeps no limit, and behind a proxy an open connection may lead nowhere.
+const GRACE: Duration = Duration::from_secs(5);
+/// The longest time to connect. libpq has a limit for each address (`connect_timeout`), but Diesel asks the server twice
+/// more. After this time libpq gives up the present address.
+const LONGEST_CONNECT: Duration = Duration::from_secs(20);
+/// How often a connection is opened again because others were opened at the same moment, so that its socket is not known.
+const MORE_TRIES: u32 = 10;
+/// The longest pause before that.
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where a relay's connections come from.
 #[derive(Clone)]
@@ -100,10 +118,11 @@ impl Source {
                 connect_to(&address.url, purpose, limits, is_own)
             }
             Self::Manager(manager) => {
-                let mut conn = manager.connect()?;
-                limits.set(&mut conn)?;
+                let mut connected = Connected::open(limits, |_| manager.connect())?;
+                let conn = &mut connected.conn;
+                limits.set(conn)?;
                 conn.batch_execute(&format!("SET application_name = 'diesel-outbox {purpose}'"))?;
-                Ok(Connected { conn, pooled: None })
+                Ok(connected)
             }
         }
     }
@@ -115,6 +134,115 @@ pub(crate) struct Connected {
     /// Set behind a pooler that gives each transaction another connection: settings last no longer than a
     /// transaction.
     pub(crate) pooled: Option<Limits>,
+    /// Closes the connection if a statement has no answer in time.
+    deadline: Arc<Deadline>,
+}
+
+impl Connected {
+    /// Opens a connection whose statements have a deadline.
+    fn open(
+        limits: Limits,
+        open: impl Fn(&Socket) -> Result<PgConnection, DatabaseError>,
+    ) -> Result<Self, DatabaseError> {
+        let mut tries = 0;
+        loop {
+            let before = cookies();
+            let socket = Arc::new(Socket::new());
+            let of_deadline = Arc::clone(&socket);
+            let deadline = Deadline::new(LONGEST_CONNECT, move || of_deadline.shut_down());
+            deadline.begin();
+            let opened = open(&socket);
+            deadline.finish();
+            let conn = opened?;
+            if !socket.is_tagged() {
+                match opened_since(&before).as_slice() {
+                    [cookie] => socket.set_cookie(*cookie),
+                    [_, _, ..] if tries < MORE_TRIES => {
+                        tries += 1;
+                        std::thread::sleep(LONGEST_PAUSE.mul_f64(fastrand::f64()));
+                        continue;
+                    }
+                    _ => {
+                        log::warn!(event = "no_socket"; "cannot find the socket of a connection to the database: its statements have no deadline");
+                    }
+                }
+            }
+            deadline.set_limit(limits.longest_answer());
+            let mut connected = Self {
+                conn,
+                pooled: None,
+                deadline,
+            };
+            connected.on_each_statement(|| {});
+            return Ok(connected);
+        }
+    }
+
+    /// Calls `begins` when a statement begins. Each statement has its own deadline.
+    pub(crate) fn on_each_statement(&mut self, mut begins: impl FnMut() + Send + 'static) {
+        let deadline = Arc::clone(&self.deadline);
+        // The instrumentation that the application has set, if any. It is still called.
+        let mut default = get_default_instrumentation();
+        (self.conn).set_instrumentation(move |event: InstrumentationEvent<'_>| {
+            match event {
+                InstrumentationEvent::StartQuery { .. } => {
+                    deadline.begin();
+                    begins();
+                }
+                InstrumentationEvent::FinishQuery { .. } => deadline.finish(),
+                _ => {}
+            }
+            if let Some(default) = &mut default {
+                default.on_connection_event(event);
+            }
+        });
+    }
+
+    /// Changes the limits of the next statements.
+    pub(crate) fn set_limits(&mut self, limits: Limits) -> QueryResult<()> {
+        match &mut self.pooled {
+            Some(pooled) => *pooled = limits,
+            None => limits.set(&mut self.conn)?,
+        }
+        self.deadline.set_limit(self.longest_answer(limits));
+        Ok(())
+    }
+
+    /// Waits for the answers to some statements at most for this time.
+    pub(crate) fn within<T>(
+        &mut self,
+        limit: Duration,
+        statements: impl FnOnce(&mut PgConnection) -> T,
+    ) -> T {
+        let before = self.deadline.set_limit(limit);
+        let result = statements(&mut self.conn);
+        self.deadline.set_limit(before);
+        result
+    }
+
+    /// The error of a statement. Of a connection that its deadline has closed, libpq says that the server closed it.
+    pub(crate) fn explained(&self, error: Error) -> Error {
+        match self.deadline.ended() {
+            None => error,
+            Some(limit) => {
+                let text = format!("no answer within {} s", limit.as_secs());
+                Error::DatabaseError(DatabaseErrorKind::ClosedConnection, Box::new(text))
+            }
+        }
+    }
+
+    fn behind_pooler(mut self, limits: Limits) -> Self {
+        (self.conn).set_prepared_statement_cache_size(CacheSize::Disabled);
+        self.pooled = Some(limits);
+        self.deadline.set_limit(self.longest_answer(limits));
+        self
+    }
+
+    /// How long to wait for an answer. A pooler may let its client wait for a turn.
+    fn longest_answer(&self, limits: Limits) -> Duration {
+        let turn = self.pooled.map_or(Duration::ZERO, |_| POOLERS_TURN);
+        limits.longest_answer().saturating_add(turn)
+    }
 }
 
 /// The limits of each statement, and the planner's settings.
@@ -174,6 +302,11 @@ impl Limits {
             longest_idle: statement_timeout.saturating_add(Duration::from_secs(10)),
             plans: Plans::Any,
         }
+    }
+
+    /// How long to wait for the answer to a statement.
+    fn longest_answer(self) -> Duration {
+        self.statement_timeout.saturating_add(GRACE)
     }
 
     /// Merge joins are off: they would read the primary key from the first to the last of a few scattered sequences.
@@ -250,18 +383,17 @@ fn connect_to(
 ) -> Result<Connected, DatabaseError> {
     let url = database_url.expose_secret();
     if !is_own {
-        return Ok(behind_pooler(establish(url, &[])?, limits));
+        let connected = Connected::open(limits, |socket| establish(url, &[socket.parameter()]))?;
+        return Ok(connected.behind_pooler(limits));
     }
     let name = format!("diesel-outbox {purpose}");
-    let mut conn = establish(url, &[("application_name", name)])?;
-    limits.set(&mut conn)?;
-    Ok(Connected { conn, pooled: None })
-}
-
-fn behind_pooler(mut conn: PgConnection, limits: Limits) -> Connected {
-    conn.set_prepared_statement_cache_size(CacheSize::Disabled);
-    let pooled = Some(limits);
-    Connected { conn, pooled }
+    let mut connected = Connected::open(limits, |socket| {
+        let name = ("application_name", name.clone());
+        establish(url, &[socket.parameter(), name])
+    })?;
+    let set = limits.set(&mut connected.conn);
+    set.map_err(|error| connected.explained(error))?;
+    Ok(connected)
 }
 
 fn establish(
@@ -304,5 +436,63 @@ mod tests {
         let managed = settings(Source::Manager(Arc::new(manager)));
         assert_eq!(managed, settings(Source::of_url(url.into())));
         assert!(managed.contains(&"7654ms".to_owned()), "{managed:?}");
+    }
+
+    /// Also where the socket has no tag. Connections of others are left alone. In a process of its own: other tests
+    /// open connections at the same moment.
+    #[test]
+    fn a_statement_without_an_answer_ends_on_every_kind_of_connection() {
+        const NAME: &str = "store::relay::connection::tests::a_statement_without_an_answer_ends_on_every_kind_of_connection";
+        const MARK: &str = "A_PROCESS_OF_ITS_OWN";
+        if std::env::var_os(MARK).is_none() {
+            let program = std::env::current_exe().expect("this program");
+            let mut command = std::process::Command::new(program);
+            let output = command.args(["--exact", NAME]).env(MARK, "1").output();
+            let output = output.expect("the test runs");
+            let stdout = String::from_utf8_lossy(&output.stdout);
+            assert!(
+                output.status.success() && stdout.contains("1 passed"),
+                "{stdout}"
+            );
+            return;
+        }
+        let url = std::env::var("DATABASE_URL").expect("DATABASE_URL is set");
+        let mut bystander = PgConnection::establish(&url).expect("PostgreSQL is there");
+        let mut setting = |name: &str| -> String {
+            select(crate::store::sql::current_setting(name))
+                .get_result(&mut bystander)
+                .expect("a setting")
+        };
+        let (folders, port) = (setting("unix_socket_directories"), setting("port"));
+        let with = |more: &str| {
+            let separator = if url.contains('?') { '&' } else { '?' };
+            format!("{url}{separator}{more}")
+        };
+        let manager = diesel::r2d2::ConnectionManager::<PgConnection>::new(&url);
+        let sources = [
+            Source::of_url(url.clone().into()),
+            Source::of_url(with("tcp_user_timeout=15000").into()),
+            Source::of_url(with(&format!("host={folders}&port={port}")).into()),
+            Source::Manager(Arc::new(manager)),
+        ];
+        std::thread::scope(|scope| {
+            for source in &sources {
+                scope.spawn(move || {
+                    let limits = Limits::of_relay(Duration::from_secs(1), Plans::Any);
+                    let mut connected = source.connect("test", limits).expect("connected");
+                    let conn = &mut connected.conn;
+                    conn.batch_execute("SET statement_timeout = 0")
+                        .expect("no limit of the server");
+                    let error = conn
+                        .batch_execute("SELECT pg_sleep(60)")
+                        .expect_err("too long");
+                    let error = connected.explained(error).to_string();
+                    assert_eq!(error, "no answer within 6 s");
+                });
+            }
+        });
+        bystander
+            .batch_execute("SELECT 1")
+            .expect("its connection is as before");
     }
 }

@@ -1,11 +1,13 @@
 //! Waiting for notifications: a separate libpq connection, because Diesel does not expose its socket, and the
 //! advisory lock that tells inserts that a relay sleeps.
 //!
-//! The only `unsafe` code of the crate. Its invariants:
+//! The only `unsafe` code of the crate, with [`with_descriptor`], which finds the sockets of Diesel's connections. Its
+//! invariants:
 //! - `Raw::conn` comes from `PQconnectdb`, is not null, is used by one thread at a time (`&mut self`),
 //!   and is freed once, by `Drop`.
 //! - Each result and each notification is freed once, after its text is copied.
 //! - Every text passed to libpq is a `CString` that lives during the call.
+//! - A descriptor that is borrowed by its number is only asked and duplicated.
 
 #![allow(
     unsafe_code,
@@ -14,6 +16,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::fd::BorrowedFd;
+#[cfg(target_os = "linux")]
+use std::os::fd::RawFd;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -22,20 +26,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::address::{OF_SESSION, with_parameters, without_password};
+use super::address::{OF_SESSION, POOLERS_TURN, with_parameters, without_password};
 use super::backend::Backend;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::millis;
 
-/// How long a pooler may let its client wait for a server.
-const LONGEST_TURN: Duration = Duration::from_secs(120);
-
 /// Whether this URL leads to a server process that serves this client alone, and not to a pooler: a pooler greets its
 /// clients with an invented process id. Only then may settings last longer than a transaction. That a process stays the
 /// same for some transactions proves nothing: a pooler may give its clients the same one again.
 pub(crate) fn has_own_process(url: &SecretString) -> Result<bool, DatabaseError> {
-    Raw::connect(url, LONGEST_TURN)?.has_own_process()
+    Raw::connect(url, POOLERS_TURN)?.has_own_process()
 }
 
 /// A connection that listens for messages of one outbox.
@@ -89,7 +90,7 @@ impl Listener {
         is_direct: bool,
         serves: &str,
     ) -> Result<Option<Self>, DatabaseError> {
-        let mut raw = Raw::connect(url, LONGEST_TURN)?;
+        let mut raw = Raw::connect(url, POOLERS_TURN)?;
         let is_pooled = !raw.has_own_process()?;
         if is_pooled && !is_direct {
             return Ok(None);
@@ -218,6 +219,14 @@ impl Listener {
     pub(crate) fn notifications(&mut self) -> usize {
         std::mem::take(&mut self.heard) + self.raw.notifications()
     }
+}
+
+/// Asks an open descriptor of this process by its number.
+#[cfg(target_os = "linux")]
+pub(super) fn with_descriptor<T>(number: RawFd, ask: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+    // SAFETY: the number is not -1, because it comes from the list of open descriptors. `ask` does not close the
+    // descriptor. Its owner may: then each call fails, or asks the descriptor that has the number now.
+    ask(unsafe { BorrowedFd::borrow_raw(number) })
 }
 
 /// A literal of SQL.

@@ -1,0 +1,188 @@
+//! The socket of a connection of libpq, so that another thread can shut it down: Diesel does not give it away.
+//!
+//! A TCP connection is found by its user timeout (`tcp_user_timeout`), which libpq sets as we ask. Each connection of the
+//! process asks for another number of milliseconds ([`Tag`]). So the socket can be found when it is needed, also while
+//! libpq still connects, and no other socket is taken for it.
+//!
+//! A connection without the tag is one over a Unix socket, one whose URL sets `tcp_user_timeout` or turns keep-alive off,
+//! and one of an application's manager. It is the one socket that was not there before the connection was opened
+//! ([`opened_since`]). If others were opened at that moment, another connection is opened, and at last none is taken.
+//!
+//! Only on Linux: elsewhere no socket is found, and the loss of a server is noticed by keep-alive alone.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, OnceLock};
+
+use super::address::USER_TIMEOUT;
+use crate::lock::lock;
+
+/// The tags in use.
+static TAGS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+/// A user timeout in milliseconds that no other connection of this process asks for.
+#[derive(Debug)]
+pub(super) struct Tag(u32);
+
+impl Tag {
+    /// The first that is free. So the timeout is hardly longer than it has to be.
+    fn new() -> Self {
+        let mut tags = lock(&TAGS);
+        let mut free = USER_TIMEOUT + 1;
+        for tag in tags.iter() {
+            if *tag != free {
+                break;
+            }
+            free += 1;
+        }
+        tags.insert(free);
+        Self(free)
+    }
+}
+
+impl Drop for Tag {
+    fn drop(&mut self) {
+        lock(&TAGS).remove(&self.0);
+    }
+}
+
+/// What identifies a socket. Linux gives each a number, its cookie, that no other gets.
+#[derive(Debug)]
+pub(super) struct Socket {
+    tag: Tag,
+    cookie: OnceLock<u64>,
+}
+
+impl Socket {
+    pub(super) fn new() -> Self {
+        Self {
+            tag: Tag::new(),
+            cookie: OnceLock::new(),
+        }
+    }
+
+    /// The parameter of libpq that marks the socket.
+    pub(super) fn parameter(&self) -> (&'static str, String) {
+        ("tcp_user_timeout", self.tag.0.to_string())
+    }
+
+    /// The connection has this socket, and no tag.
+    pub(super) fn set_cookie(&self, cookie: u64) {
+        // Set once, after the connection was opened.
+        let _ = self.cookie.set(cookie);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) use elsewhere::{cookies, opened_since};
+#[cfg(target_os = "linux")]
+pub(super) use linux::{cookies, opened_since};
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::collections::HashSet;
+    use std::os::fd::{AsFd, BorrowedFd, RawFd};
+
+    use rustix::net::sockopt::{socket_cookie, socket_domain, socket_keepalive, tcp_user_timeout};
+    use rustix::net::{AddressFamily, Shutdown, getpeername, shutdown};
+
+    use super::{Socket, TAGS};
+    use crate::lock::lock;
+    use crate::store::relay::notifications::with_descriptor;
+
+    /// The cookies of all sockets of this process.
+    pub(in crate::store::relay) type Cookies = HashSet<u64>;
+
+    impl Socket {
+        /// Whether the connection is open and has its tag.
+        pub(in crate::store::relay) fn is_tagged(&self) -> bool {
+            descriptors().any(|number| with_descriptor(number, |fd| self.has_tag(fd)))
+        }
+
+        /// Ends the connection, if its socket is found: who waits for it gets an error.
+        pub(in crate::store::relay) fn shut_down(&self) {
+            let found = descriptors().find_map(|number| {
+                // A duplicate stays the same socket, even if the connection is closed meanwhile.
+                let own = with_descriptor(number, |fd| {
+                    self.is(fd).then(|| fd.try_clone_to_owned().ok()).flatten()
+                })?;
+                self.is(own.as_fd()).then_some(own)
+            });
+            if let Some(socket) = found {
+                // Fails if the connection was closed meanwhile.
+                let _ = shutdown(&socket, Shutdown::Both);
+            }
+        }
+
+        fn has_tag(&self, fd: BorrowedFd<'_>) -> bool {
+            tcp_user_timeout(fd) == Ok(self.tag.0)
+        }
+
+        fn is(&self, fd: BorrowedFd<'_>) -> bool {
+            match self.cookie.get() {
+                Some(cookie) => socket_cookie(fd) == Ok(*cookie),
+                None => self.has_tag(fd),
+            }
+        }
+    }
+
+    /// The open descriptors of this process, of any kind.
+    fn descriptors() -> impl Iterator<Item = RawFd> {
+        let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
+        entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+    }
+
+    /// All sockets of this process.
+    pub(in crate::store::relay) fn cookies() -> Cookies {
+        let cookie = |number| with_descriptor(number, |fd| socket_cookie(fd).ok());
+        descriptors().filter_map(cookie).collect()
+    }
+
+    /// The connections without a tag that were opened since `before`.
+    pub(in crate::store::relay) fn opened_since(before: &Cookies) -> Vec<u64> {
+        let new = descriptors().filter_map(|number| {
+            let cookie = with_descriptor(number, |fd| {
+                may_be_of_libpq(fd)
+                    .then(|| socket_cookie(fd).ok())
+                    .flatten()
+            })?;
+            (!before.contains(&cookie)).then_some(cookie)
+        });
+        // A descriptor may be a duplicate.
+        new.collect::<Cookies>().into_iter().collect()
+    }
+
+    /// Whether this is a connection as libpq opens them, and none of those with a tag.
+    fn may_be_of_libpq(fd: BorrowedFd<'_>) -> bool {
+        if getpeername(fd).is_err() {
+            return false;
+        }
+        match socket_domain(fd) {
+            Ok(AddressFamily::UNIX) => true,
+            Ok(AddressFamily::INET | AddressFamily::INET6) => {
+                let is_tagged = || tcp_user_timeout(fd).is_ok_and(|tag| lock(&TAGS).contains(&tag));
+                socket_keepalive(fd) == Ok(true) && !is_tagged()
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod elsewhere {
+    use super::Socket;
+
+    impl Socket {
+        /// Nothing else identifies the connection.
+        pub(in crate::store::relay) fn is_tagged(&self) -> bool {
+            true
+        }
+
+        pub(in crate::store::relay) fn shut_down(&self) {}
+    }
+
+    pub(in crate::store::relay) fn cookies() {}
+
+    pub(in crate::store::relay) fn opened_since(_: &()) -> Vec<u64> {
+        Vec::new()
+    }
+}
