@@ -196,6 +196,8 @@ struct Outage {
     began: u64,
     ended: Option<u64>,
     is_reported: bool,
+    /// The outage has begun and not ended.
+    lasts: bool,
 }
 
 impl Trouble {
@@ -213,6 +215,7 @@ impl Trouble {
 
 impl Outage {
     fn begin(&mut self) {
+        self.lasts = true;
         self.began = now();
         self.is_reported = self.ended.is_none_or(|ended| elapsed(ended) > QUIET);
     }
@@ -342,13 +345,24 @@ impl Threads {
     pub(super) fn set_connected(&self, post: Post, is_connected: bool) {
         let mut state = self.lock();
         let connection = is_connected.then_some(Ok(()));
-        let before = std::mem::replace(&mut state.connections[post as usize], connection);
-        if !matches!(before, Some(Err(_))) || state.failing().next().is_some() {
+        state.connections[post as usize] = connection;
+        self.end_outage(state);
+    }
+
+    /// Ends the outage when all threads have their database again: also those that have waited for an answer since before
+    /// the outage, perhaps on a connection that leads nowhere.
+    fn end_outage(&self, mut state: MutexGuard<'_, State>) {
+        let began = state.outage.began;
+        let waits = |stay: &Stay| stay.read().is_some_and(|(since, _)| since < began);
+        if !state.outage.lasts
+            || state.failing().next().is_some()
+            || self.in_database.iter().any(waits)
+        {
             return;
         }
-        state.outage.ended = Some(now());
+        (state.outage.lasts, state.outage.ended) = (false, Some(now()));
         let level = state.outage.level(log::Level::Info);
-        let seconds = elapsed(state.outage.began).as_secs_f64();
+        let seconds = elapsed(began).as_secs_f64();
         drop(state);
         log::log!(level, event = "db_recovered", seconds = seconds; "the database is back after {seconds:.1} s: all threads continue");
     }
@@ -362,7 +376,7 @@ impl Threads {
         };
         let mut state = self.lock();
         let mut level = log::Level::Debug;
-        if state.failing().next().is_none() {
+        if !state.outage.lasts {
             state.outage.begin();
             level = state.outage.level(log::Level::Error);
         }
@@ -392,7 +406,9 @@ impl Threads {
     /// Records a check by the monitor. `is_stuck`: claimed messages make no progress, unless `moves` has changed.
     /// `is_deaf`: the relay gets no notifications of new messages.
     pub(super) fn look(&self, moves: u64, is_stuck: bool, is_deaf: bool) {
-        self.lock().watch.look(now(), moves, is_stuck, is_deaf);
+        let mut state = self.lock();
+        state.watch.look(now(), moves, is_stuck, is_deaf);
+        self.end_outage(state);
     }
 
     /// Records the janitor's check whether messages are due that the relay should have claimed.
