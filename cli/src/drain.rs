@@ -51,7 +51,6 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     if !config.enabled {
         return output::line("OUTBOX_ENABLED is false: nothing was sent");
     }
-    let signals = signals::channel()?;
     let due = {
         let mut conn = connect(&config, "drain", Duration::from_secs(60))?;
         match options.topics.as_slice() {
@@ -59,6 +58,8 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             topics => count(&program::due(&mut conn, &config.table, topics)?),
         }
     };
+    // Until here a signal ends the process.
+    let signals = signals::channel()?;
     let bar = progress_bar(options, due);
     let shutdown_timeout = config.shutdown_timeout;
     let (database_url, table) = (config.database_url()?.clone(), config.table.clone());
@@ -173,7 +174,7 @@ impl Left {
         table: &OutboxName,
         topics: &[String],
     ) -> Result<Self, DatabaseError> {
-        let mut conn = program::connect(database_url, "drain", Duration::from_secs(60))?;
+        let mut conn = program::connect(database_url, "drain", Duration::from_secs(15))?;
         Ok(Self {
             due: program::due(&mut conn, table, topics)?,
             pauses: admin::pauses(&mut conn, table)?,

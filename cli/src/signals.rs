@@ -1,7 +1,7 @@
 //! Signals as a channel: the first requests a shutdown, the second exits at once.
 
 use anyhow::{Context, Result};
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, bounded, select};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -40,6 +40,28 @@ pub(crate) fn at_each<T: Send + 'static>(
         })
         .context("cannot start a thread")?;
     Ok(results)
+}
+
+/// Runs work that reads only, until it ends or a signal arrives. A signal is a success, and does not wait for the work,
+/// which may hang in the database.
+///
+/// # Errors
+///
+/// Those of the work, or a thread cannot be started.
+pub(crate) fn or_until_signal(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    let signals = channel()?;
+    let (end, ended) = bounded(1);
+    std::thread::Builder::new()
+        .name("work".to_owned())
+        .spawn(move || {
+            // After a signal nobody receives.
+            let _ = end.send(work());
+        })
+        .context("cannot start a thread")?;
+    select! {
+        recv(signals) -> _ => Ok(()),
+        recv(ended) -> result => result.context("the command panicked")?,
+    }
 }
 
 /// A channel that receives the first SIGTERM or SIGINT. The second exits the process at once.

@@ -61,15 +61,20 @@ struct Snapshot {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let mut conn = connect(&config, "status", Duration::from_secs(120))?;
     if let Some(interval) = options.watch {
-        return watch::run(conn, &config, options, interval);
+        return watch::run(config, options, interval);
     }
+    let mut conn = connect(&config, "status", patience(options.exact))?;
     let seen = read(&mut conn, &config, options.exact)?;
     if options.json {
         return output::json(&as_json(&seen));
     }
     output::line(text(&seen))
+}
+
+/// The statement timeout. A statement takes milliseconds, but counts of every message may take long.
+fn patience(exact: bool) -> Duration {
+    Duration::from_secs(if exact { 120 } else { 15 })
 }
 
 fn read(conn: &mut PgConnection, config: &Config, exact: bool) -> Result<Snapshot, DatabaseError> {

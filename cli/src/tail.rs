@@ -1,23 +1,21 @@
 //! `diesel-outbox tail`: what is delivered, as it is delivered.
 
-use std::fmt::Display;
 use std::time::Duration;
 
 use anyhow::Result;
-use diesel::PgConnection;
 use diesel_outbox::config::Config;
 use diesel_outbox::destinations::{DestinationError, TestAnswer};
-use diesel_outbox::program::{self, Forward, MessageRecord, Tail, TailFilter};
-use diesel_outbox::{ConfigError, DatabaseError, Outbox, ReasonCode, Status};
+use diesel_outbox::program::{Connection, Forward, MessageRecord, Tail, TailFilter};
+use diesel_outbox::{ConfigError, DatabaseError, Outbox, ReasonCode, Status, admin};
 use serde_json::{Value, json};
 
-use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::{bulk, output, signals};
 
 /// How long to wait when nothing was settled, and before trying a lost database again.
 const INTERVAL: Duration = Duration::from_millis(500);
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The statement timeout.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Options of `tail`.
 #[derive(Debug, clap::Args)]
@@ -63,47 +61,55 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         destination: options.destination.clone(),
         since: since.map(|text| bulk::time("--since", text)).transpose()?,
     };
+    let (url, is_json) = (options.forward_to.clone(), options.json);
+    signals::or_until_signal(move || follow(&config, filter, url.as_deref(), is_json))
+}
+
+fn follow(
+    config: &Config,
+    filter: TailFilter,
+    forward_to: Option<&str>,
+    is_json: bool,
+) -> Result<()> {
     let outbox = Outbox::new(&config.table.to_string())?;
-    let url = options.forward_to.as_deref();
-    let mut forward = url
-        .map(|url| Forward::new(outbox.destinations(), &config, url))
+    let mut forward = forward_to
+        .map(|url| Forward::new(outbox.destinations(), config, url))
         .transpose()?;
-    let signals = signals::channel()?;
-    let mut first = connect(&config, "tail", PATIENCE)?;
-    let mut tail = Tail::new(&mut first, filter)?;
+    let mut first = open(config)?;
+    first.run(|conn| admin::check_schema(conn, &config.table))?;
+    let mut tail = first.run(|conn| Tail::new(conn, filter))?;
     // A role without the right to read, for example, never gets further.
-    let mut rows = tail.next(&mut first, &config.table)?;
+    let mut rows = first.run(|conn| tail.next(conn, &config.table))?;
     let mut conn = Some(first);
     eprintln!("following the ledger of {} (Ctrl-C ends)", config.table);
     loop {
         for row in &rows {
             let forwarded = match &mut forward {
                 Some(forward) if row.status == Status::Delivered => loop {
-                    let sent = connected(&mut conn, &config).map(|conn| forward.send(conn, row));
-                    let error: Box<dyn Display> = match sent {
-                        Err(error) => Box::new(error),
-                        Ok(Err(DestinationError::Database(error))) => Box::new(error),
+                    let sent = connected(&mut conn, config).and_then(|conn| {
+                        conn.run(|conn| match forward.send(conn, row) {
+                            Err(DestinationError::Database(error)) => Err(error.into()),
+                            sent => Ok(sent),
+                        })
+                    });
+                    match sent {
                         Ok(sent) => break Some(forwarded(sent)),
-                    };
-                    lost(&mut conn, &*error);
-                    if signals.recv_timeout(INTERVAL).is_ok() {
-                        return Ok(());
+                        Err(error) => lost(&mut conn, &error),
                     }
+                    std::thread::sleep(INTERVAL);
                 },
                 _ => None,
             };
-            output::line(match options.json {
+            output::line(match is_json {
                 true => as_json(row, forwarded.as_ref()).to_string(),
                 false => as_line(row, forwarded.as_ref()),
             })?;
-            if signals.try_recv().is_ok() {
-                return Ok(());
-            }
         }
-        if rows.is_empty() && signals.recv_timeout(INTERVAL).is_ok() {
-            return Ok(());
+        if rows.is_empty() {
+            std::thread::sleep(INTERVAL);
         }
-        let read = connected(&mut conn, &config).and_then(|conn| tail.next(conn, &config.table));
+        let read = connected(&mut conn, config)
+            .and_then(|conn| conn.run(|conn| tail.next(conn, &config.table)));
         rows = read.unwrap_or_else(|error| {
             lost(&mut conn, &error);
             Vec::new()
@@ -111,23 +117,25 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
 }
 
+fn open(config: &Config) -> Result<Connection, DatabaseError> {
+    let url = config
+        .database_url()
+        .map_err(|error: ConfigError| DatabaseError::Connect(error.to_string()))?;
+    Connection::open(url, "tail", PATIENCE)
+}
+
 /// The connection, opened again if it was lost.
 fn connected<'c>(
-    conn: &'c mut Option<PgConnection>,
+    conn: &'c mut Option<Connection>,
     config: &Config,
-) -> Result<&'c mut PgConnection, DatabaseError> {
+) -> Result<&'c mut Connection, DatabaseError> {
     match conn {
         Some(conn) => Ok(conn),
-        None => {
-            let url = config
-                .database_url()
-                .map_err(|error: ConfigError| DatabaseError::Connect(error.to_string()))?;
-            Ok(conn.insert(program::connect(url, "tail", PATIENCE)?))
-        }
+        None => Ok(conn.insert(open(config)?)),
     }
 }
 
-fn lost(conn: &mut Option<PgConnection>, error: &dyn Display) {
+fn lost(conn: &mut Option<Connection>, error: &DatabaseError) {
     *conn = None;
     let text = format!("cannot read the ledger, trying again: {error}");
     eprintln!("{}", output::shown(&text));

@@ -4,20 +4,16 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::Result;
-use diesel::PgConnection;
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, Activity, Rates};
-use diesel_outbox::{DatabaseError, Status};
+use diesel_outbox::program::{self, Activity, Connection, Rates};
+use diesel_outbox::{DatabaseError, Status, admin};
 use serde_json::{Value, json};
 
-use super::{Options, Snapshot, about, as_json, count, lanes, read, rest};
+use super::{Options, Snapshot, about, as_json, count, lanes, patience, read, rest};
 use crate::{output, signals};
 
 /// The most lanes shown.
 const LANES: usize = 15;
-
-/// The statement timeout. A statement takes milliseconds, or longer with `--exact`.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The form of the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,25 +35,27 @@ struct Tick {
 }
 
 /// Shows the status until a signal arrives, which is a success. Reports a lost database, and reconnects.
-pub(super) fn run(
-    conn: PgConnection,
-    config: &Config,
-    options: &Options,
-    interval: Duration,
-) -> Result<()> {
+pub(super) fn run(config: Config, options: &Options, interval: Duration) -> Result<()> {
     let form = match options.json {
         true => Form::Json,
         false if std::io::stdout().is_terminal() => Form::Terminal,
         false => Form::Plain,
     };
-    let signals = signals::channel()?;
-    let mut conn = Some(conn);
+    let exact = options.exact;
+    signals::or_until_signal(move || follow(&config, exact, form, interval))
+}
+
+fn follow(config: &Config, exact: bool, form: Form, interval: Duration) -> Result<()> {
+    // A missing outbox, for example, never gets further.
+    let mut first = open(config, exact)?;
+    first.run(|conn| admin::check_schema(conn, &config.table))?;
+    let mut conn = Some(first);
     let mut last: Option<Activity> = None;
     if form == Form::Terminal {
         draw("\x1b[2J")?;
     }
     loop {
-        match tick(&mut conn, config, options.exact, last) {
+        match tick(&mut conn, config, exact, last) {
             Ok(tick) => {
                 last = Some(tick.activity);
                 show(&tick, config, form, interval)?;
@@ -68,34 +66,36 @@ pub(super) fn run(
                 show_error(&error, form, interval)?;
             }
         }
-        if signals.recv_timeout(interval).is_ok() {
-            return Ok(());
-        }
+        std::thread::sleep(interval);
     }
 }
 
+fn open(config: &Config, exact: bool) -> Result<Connection, DatabaseError> {
+    let url = config
+        .database_url()
+        .map_err(|error| DatabaseError::Connect(error.to_string()))?;
+    Connection::open(url, "status", patience(exact))
+}
+
 fn tick(
-    conn: &mut Option<PgConnection>,
+    conn: &mut Option<Connection>,
     config: &Config,
     exact: bool,
     last: Option<Activity>,
 ) -> Result<Tick, DatabaseError> {
     let conn = match conn {
         Some(conn) => conn,
-        None => {
-            let url = config
-                .database_url()
-                .map_err(|error| DatabaseError::Connect(error.to_string()))?;
-            conn.insert(program::connect(url, "status", PATIENCE)?)
-        }
+        None => conn.insert(open(config, exact)?),
     };
-    let seen = read(conn, config, exact)?;
-    let activity = program::activity(conn, &config.table)?;
-    Ok(Tick {
-        at: now(),
-        seen,
-        rates: last.and_then(|last| activity.since(&last)),
-        activity,
+    conn.run(|conn| {
+        let seen = read(conn, config, exact)?;
+        let activity = program::activity(conn, &config.table)?;
+        Ok(Tick {
+            at: now(),
+            seen,
+            rates: last.and_then(|last| activity.since(&last)),
+            activity,
+        })
     })
 }
 
