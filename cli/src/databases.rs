@@ -15,10 +15,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use crossbeam_channel::{Receiver, Sender, bounded, select};
-use diesel::PgConnection;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, Work};
+use diesel_outbox::program::{self, Connection, Work};
 use diesel_outbox::{ConfigError, Relay, RelayBuilder, RelayHandle, Stats, admin};
 use secrecy::{ExposeSecret, SecretString};
 
@@ -52,6 +51,8 @@ const TICK: Duration = Duration::from_millis(500);
 /// How long the sends of a relay may take whose turn has ended. Longer than any send: what is not settled then is sent
 /// again by another relay, a minute later.
 const LONGEST_END: Duration = Duration::from_secs(600);
+/// Beyond the time of a shutdown, until a thread that has shut its relay down has ended.
+const RESERVE: Duration = Duration::from_secs(1);
 /// Each database has a relay at least this often: it cleans the ledger, and removes old leases.
 const MAINTENANCE: Duration = Duration::from_secs(3600);
 /// The longest wait before the next try, when a database cannot be reached, or a relay could do nothing for messages
@@ -148,6 +149,8 @@ struct Group {
     keepers: BTreeMap<String, Running>,
     /// The threads of databases that are not served any more.
     ending: Vec<JoinHandle<()>>,
+    /// Each thread has a copy of the first. So the second says when all have ended.
+    ends: (Sender<()>, Receiver<()>),
 }
 
 /// What the threads share.
@@ -197,6 +200,7 @@ impl Group {
             relays,
             keepers: BTreeMap::new(),
             ending: Vec::new(),
+            ends: bounded(0),
         }
     }
 
@@ -235,7 +239,13 @@ impl Group {
             };
             let thread = std::thread::Builder::new()
                 .name(format!("{name} relay-keeper"))
-                .spawn(move || keeper.run(wait))
+                .spawn({
+                    let end = self.ends.0.clone();
+                    move || {
+                        keeper.run(wait);
+                        drop(end);
+                    }
+                })
                 .context("cannot start a thread")?;
             let running = Running {
                 url,
@@ -270,9 +280,27 @@ impl Group {
     }
 
     fn end(self) -> Result<()> {
+        let longest = self
+            .common
+            .config()
+            .shutdown_timeout
+            .saturating_add(RESERVE);
         // All are told before the first is waited for.
         let threads: Vec<_> = threads(self.keepers).chain(self.ending).collect();
-        let results: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
+        let (end, ended) = self.ends;
+        drop(end);
+        // Nobody sends: disconnected when all threads have ended.
+        let have_ended = ended.recv_timeout(longest) == Err(RecvTimeoutError::Disconnected);
+        if !have_ended {
+            let hang: Vec<_> = threads.iter().filter(|one| !one.is_finished()).collect();
+            let hang: Vec<_> = hang.iter().filter_map(|one| one.thread().name()).collect();
+            log::warn!(event = "databases_left", threads = hang.join(", "); "{} databases do not answer: the process ends without waiting for them", hang.len());
+        }
+        let results: Vec<_> = threads
+            .into_iter()
+            .filter(|one| have_ended || one.is_finished())
+            .map(JoinHandle::join)
+            .collect();
         ensure!(
             results.iter().all(Result::is_ok),
             "a thread panicked: the log says which"
@@ -317,7 +345,7 @@ struct Keeper {
     /// Disconnected when the thread is to end.
     stopped: Receiver<()>,
     reloaded: Receiver<()>,
-    conn: Option<PgConnection>,
+    conn: Option<Connection>,
     /// Failures since the last success.
     failures: u32,
     in_vain: InVain,
@@ -364,13 +392,13 @@ impl Keeper {
         let conn = match &mut self.conn {
             Some(conn) => conn,
             none => {
-                let mut conn = program::connect(&self.url, "databases", STATEMENT_TIMEOUT)?;
-                admin::check_schema(&mut conn, &config.table)?;
+                let mut conn = Connection::open(&self.url, "databases", STATEMENT_TIMEOUT)?;
+                conn.run(|conn| admin::check_schema(conn, &config.table))?;
                 none.insert(conn)
             }
         };
         let began = Instant::now();
-        let work = program::work(conn, &config.table)?;
+        let work = conn.run(|conn| program::work(conn, &config.table))?;
         let took = began.elapsed();
         if work != self.in_vain.work {
             self.in_vain = InVain::default();
