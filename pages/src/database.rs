@@ -15,6 +15,9 @@ use secrecy::SecretString;
 
 /// How long a page waits for its turn.
 const TURN: Duration = Duration::from_secs(2);
+/// How long a kept connection has to answer before a page takes another: the server may have been restarted, or the
+/// connection may lead nowhere.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 /// How long a statement may take.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -87,12 +90,12 @@ where
     }
 }
 
-/// One connection. An own one is opened on first use and dropped after an error.
+/// One connection. An own one is opened on first use and dropped after an error, and if it does not answer.
 pub(crate) struct Connection {
     source: Source,
     purpose: &'static str,
     timeout: Duration,
-    kept: Option<PgConnection>,
+    kept: Option<program::Connection>,
 }
 
 impl Connection {
@@ -107,11 +110,17 @@ impl Connection {
     }
 
     /// An own connection.
-    fn open(&mut self) -> Result<Option<PgConnection>> {
-        Ok(match (self.kept.take(), &self.source) {
-            (None, Source::Url(url)) => Some(program::connect(url, self.purpose, self.timeout)?),
-            (kept, _) => kept,
-        })
+    fn open(&mut self) -> Result<Option<program::Connection>> {
+        let Source::Url(url) = &self.source else {
+            return Ok(None);
+        };
+        if let Some(mut kept) = self.kept.take()
+            && kept.answers(SIGN_OF_LIFE)
+        {
+            return Ok(Some(kept));
+        }
+        let opened = program::Connection::open(url, self.purpose, self.timeout);
+        Ok(Some(opened?))
     }
 
     /// Runs statements in one transaction.
@@ -124,7 +133,7 @@ impl Connection {
 
     fn execute(&mut self, statements: Statements<'_>) -> Result<()> {
         if let Some(mut conn) = self.open()? {
-            limited(&mut conn, self.timeout, statements)?;
+            conn.run(|conn| limited(conn, self.timeout, statements))?;
             self.kept = Some(conn);
             return Ok(());
         }
