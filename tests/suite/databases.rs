@@ -39,10 +39,10 @@ fn delivered(database: &FreshDatabase) -> i64 {
 }
 
 /// A file that names databases, removed when dropped.
-struct File(PathBuf);
+pub(crate) struct File(PathBuf);
 
 impl File {
-    fn of(databases: &[(&str, &str)]) -> Self {
+    pub(crate) fn of(databases: &[(&str, &str)]) -> Self {
         let name = format!("databases-{}.toml", uuid::Uuid::now_v7().simple());
         let file = Self(std::env::temp_dir().join(name));
         file.write(databases);
@@ -57,7 +57,7 @@ impl File {
         std::fs::write(&self.0, text).expect("a file");
     }
 
-    fn run(&self, receiver: &Receiver, arguments: &[&str]) -> Command {
+    pub(crate) fn run(&self, receiver: &Receiver, arguments: &[&str]) -> Command {
         let mut command = binary(&["run", "--databases"]);
         command.arg(&self.0).args(arguments);
         command

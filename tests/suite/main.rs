@@ -89,6 +89,7 @@ mod sent_again;
 mod settings;
 mod several;
 mod shortage;
+mod silence;
 mod states;
 mod tail;
 mod tenants;
