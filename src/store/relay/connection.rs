@@ -1,6 +1,6 @@
 //! A connection of the relay: it has a name and limits on every statement, and quickly notices a lost server.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use diesel::connection::{
@@ -44,7 +44,9 @@ const GRACE: Duration = Duration::from_secs(5);
 const LONGEST_CONNECT: Duration = Duration::from_secs(20);
 /// How often a connection is opened again because others were opened at the same moment, so that its socket is not known.
 const MORE_TRIES: u32 = 10;
-/// The longest pause before that.
+/// How long a thread waits while another asks a manager for a connection.
+const LONGEST_TURN: Duration = Duration::from_secs(5);
+/// The longest pause before another connection is opened.
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where a relay's connections come from.
@@ -118,12 +120,38 @@ impl Source {
                 connect_to(&address.url, purpose, limits, is_own)
             }
             Self::Manager(manager) => {
-                let mut connected = Connected::open(limits, |_| manager.connect())?;
+                let turn = Turn::wait();
+                let mut connected = Connected::open(limits, 0, |_| manager.connect())?;
+                drop(turn);
                 let conn = &mut connected.conn;
                 limits.set(conn)?;
                 conn.batch_execute(&format!("SET application_name = 'diesel-outbox {purpose}'"))?;
                 Ok(connected)
             }
+        }
+    }
+}
+
+/// Threads ask a manager in turn, so that each connection can be told from the others. A manager that hangs holds up
+/// nobody for longer than [`LONGEST_TURN`].
+struct Turn(bool);
+
+static IS_TAKEN: Mutex<bool> = Mutex::new(false);
+static TURN_ENDS: Condvar = Condvar::new();
+
+impl Turn {
+    fn wait() -> Self {
+        let waited = TURN_ENDS.wait_timeout_while(lock(&IS_TAKEN), LONGEST_TURN, |taken| *taken);
+        let mut is_taken = waited.unwrap_or_else(PoisonError::into_inner).0;
+        Self(!std::mem::replace(&mut *is_taken, true))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.0 {
+            *lock(&IS_TAKEN) = false;
+            TURN_ENDS.notify_one();
         }
     }
 }
@@ -139,9 +167,11 @@ pub(crate) struct Connected {
 }
 
 impl Connected {
-    /// Opens a connection whose statements have a deadline.
+    /// Opens a connection whose statements have a deadline. `more_tries`: how often another is opened, because others were
+    /// opened at the same moment.
     fn open(
         limits: Limits,
+        more_tries: u32,
         open: impl Fn(&Socket) -> Result<PgConnection, DatabaseError>,
     ) -> Result<Self, DatabaseError> {
         let mut tries = 0;
@@ -157,7 +187,7 @@ impl Connected {
             if !socket.is_tagged() {
                 match opened_since(&before).as_slice() {
                     [cookie] => socket.set_cookie(*cookie),
-                    [_, _, ..] if tries < MORE_TRIES => {
+                    [_, _, ..] if tries < more_tries => {
                         tries += 1;
                         std::thread::sleep(LONGEST_PAUSE.mul_f64(fastrand::f64()));
                         continue;
@@ -383,11 +413,13 @@ fn connect_to(
 ) -> Result<Connected, DatabaseError> {
     let url = database_url.expose_secret();
     if !is_own {
-        let connected = Connected::open(limits, |socket| establish(url, &[socket.parameter()]))?;
+        let connected = Connected::open(limits, MORE_TRIES, |socket| {
+            establish(url, &[socket.parameter()])
+        })?;
         return Ok(connected.behind_pooler(limits));
     }
     let name = format!("diesel-outbox {purpose}");
-    let mut connected = Connected::open(limits, |socket| {
+    let mut connected = Connected::open(limits, MORE_TRIES, |socket| {
         let name = ("application_name", name.clone());
         establish(url, &[socket.parameter(), name])
     })?;

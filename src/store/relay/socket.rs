@@ -6,7 +6,8 @@
 //!
 //! A connection without the tag is one over a Unix socket, one whose URL sets `tcp_user_timeout` or turns keep-alive off,
 //! and one of an application's manager. It is the one socket that was not there before the connection was opened
-//! ([`opened_since`]). If others were opened at that moment, another connection is opened, and at last none is taken.
+//! ([`opened_since`]). If others were opened at that moment, another connection is opened (but a manager is not
+//! asked again), and at last none is taken.
 //!
 //! Only on Linux: elsewhere no socket is found, and the loss of a server is noticed by keep-alive alone.
 
