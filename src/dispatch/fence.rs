@@ -51,6 +51,27 @@ impl Fence {
     }
 }
 
+/// The lease under which the send of a thread runs, for other threads that work for it.
+#[derive(Debug, Clone)]
+pub(crate) struct Hold {
+    fence: Arc<Fence>,
+    lease: i64,
+}
+
+impl Hold {
+    /// The lease of this thread's send. `None`: the thread does not send for a relay.
+    pub(crate) fn of_thread() -> Option<Self> {
+        let fence = OF_THREAD.with_borrow(Option::clone)?;
+        let lease = LEASE.get();
+        Some(Self { fence, lease })
+    }
+
+    /// Whether no other relay may have taken the message over.
+    pub(crate) fn lasts(&self) -> bool {
+        !self.fence.left(self.lease).is_zero()
+    }
+}
+
 /// The thread's next send runs under this lease.
 pub(crate) fn begin(lease: i64) {
     LEASE.set(lease);

@@ -2,14 +2,16 @@
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use diesel::PgConnection;
 use metrics::Gauge;
 
 use super::error::HandlerError;
+use crate::dispatch::fence::Hold;
 use crate::inbox::{self, Once};
+use crate::lock::lock;
 use crate::message::Message;
 use crate::shows::shows;
 
@@ -75,6 +77,8 @@ pub(super) enum Source<'a> {
 pub struct Context<'a> {
     message: &'a Message,
     deadline: Option<Instant>,
+    /// The lease under which the relay holds the message. Another claim of the message may replace it.
+    hold: Option<&'a Mutex<Option<Hold>>>,
 }
 
 /// A [`Context`] with connections, for handlers added with
@@ -112,13 +116,14 @@ impl<'a> PooledContext<'a> {
     pub(super) fn new(
         message: &'a Message,
         inbox: &'a str,
-        deadline: Instant,
+        (deadline, hold): (Instant, &'a Mutex<Option<Hold>>),
         connections: &'a Connections,
     ) -> Self {
         Self {
             context: Context {
                 message,
                 deadline: Some(deadline),
+                hold: Some(hold),
             },
             inbox,
             source: Source::Application(connections),
@@ -132,6 +137,7 @@ impl<'a> PooledContext<'a> {
             context: Context {
                 message,
                 deadline: None,
+                hold: None,
             },
             inbox,
             source: Source::Test(conn),
@@ -149,6 +155,32 @@ impl Context<'_> {
     /// The number of this attempt, starting at 1.
     pub fn attempt(&self) -> u32 {
         self.message.attempts.saturating_add(1)
+    }
+
+    /// Whether the relay's lease still holds. `false`: another relay may be handling this message, or the next message of
+    /// its ordering key, and the result of this call may not count. Ask before work that a later message must not
+    /// precede, and return an error instead:
+    ///
+    /// ```
+    /// use diesel_outbox::handlers::{HandlerError, Handlers};
+    ///
+    /// # fn render(_: &str) -> Vec<u8> { Vec::new() }
+    /// # fn publish(_: Vec<u8>) {}
+    /// let handlers = Handlers::new().on_topic("page.changed", |message, context| {
+    ///     let page = render(&message.payload);
+    ///     if !context.holds_lease() {
+    ///         return Err(HandlerError::retry("the lease was lost"));
+    ///     }
+    ///     publish(page);
+    ///     Ok(())
+    /// });
+    /// ```
+    ///
+    /// The lease may end just after the answer, so this makes an overlap rare, not impossible. Work in the database is
+    /// protected by [`once`](PooledContext::once). In tests the lease always holds.
+    pub fn holds_lease(&self) -> bool {
+        let hold = self.hold.and_then(|hold| lock(hold).clone());
+        hold.is_none_or(|hold| hold.lasts())
     }
 
     /// The time until the limit of the group. Zero: the limit has passed. The handler then continues, and its

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::context::{Connections, Lent, PooledContext};
 use super::{Handler, Handlers, run};
 use crate::clock;
+use crate::dispatch::fence::Hold;
 use crate::dispatch::{Failure, Outcome};
 use crate::lock::lock;
 use crate::log;
@@ -60,6 +61,7 @@ struct Task {
     message: Message,
     handler: Arc<Handler>,
     deadline: Instant,
+    hold: Arc<Mutex<Option<Hold>>>,
     span: Span,
     /// Dropped after the call has ended and its outcome was passed on.
     running: Sender<()>,
@@ -72,6 +74,8 @@ pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 struct Call {
     /// One for each claim of the message since the call started. More than one if a lease was lost meanwhile.
     on_end: Vec<OnEnd>,
+    /// The lease of the last of these claims.
+    hold: Arc<Mutex<Option<Hold>>>,
     /// Disconnected when the call has ended.
     running: Receiver<()>,
     group: Arc<Shared>,
@@ -143,6 +147,7 @@ impl Group {
             Entry::Occupied(mut call) => {
                 let call = call.get_mut();
                 call.on_end.push(on_end);
+                *lock(&call.hold) = Hold::of_thread();
                 let ended = call.running.clone();
                 drop(all);
                 self.wait(&key, &ended, deadline);
@@ -155,8 +160,10 @@ impl Group {
                 )));
             }
             Entry::Vacant(place) => {
+                let hold = Arc::new(Mutex::new(Hold::of_thread()));
                 place.insert(Call {
                     on_end: vec![on_end],
+                    hold: Arc::clone(&hold),
                     running: ended.clone(),
                     group: Arc::clone(&self.shared),
                     is_late: false,
@@ -166,6 +173,7 @@ impl Group {
                     message,
                     handler,
                     deadline,
+                    hold,
                     span,
                     running,
                 };
@@ -258,12 +266,14 @@ impl Shared {
                 message,
                 handler,
                 deadline,
+                hold,
                 span,
                 running,
             } = task;
             let began = Instant::now();
             let connections = &self.connections;
-            let context = PooledContext::new(&message, &self.inbox, deadline, connections);
+            let limits = (deadline, &*hold);
+            let context = PooledContext::new(&message, &self.inbox, limits, connections);
             let outcome = span.within(|| run(&*handler, &message, &context));
             let key = (Arc::clone(&self.inbox), message.identity());
             self.end(&key, &outcome, began);

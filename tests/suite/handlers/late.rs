@@ -171,6 +171,43 @@ fn a_message_whose_lease_was_lost_is_not_started_again_while_its_handler_runs() 
     end(&relay);
 }
 
+/// R45, G4, G5: a handler whose relay has lost its lease can ask before it does what the next message of the key, at another
+/// relay, may have done already.
+#[test]
+fn a_handler_can_ask_whether_the_lease_of_its_relay_still_holds() {
+    let database = Database::new();
+    let (gate, pass) = Gate::new();
+    let (tell, told) = mpsc::channel();
+    let relay = database.relay().on::<MemberJoined>(move |_, context| {
+        tell.send(context.holds_lease())?;
+        pass();
+        tell.send(context.holds_lease())?;
+        Ok(())
+    });
+    let relay = relay.start().expect("a relay");
+    join(&database, 1);
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true));
+    eventually("the handler waits", || gate.came() == 1);
+    // Another relay has taken the message over.
+    let first = database.number("SELECT locked_by FROM {o}");
+    database.execute(
+        "WITH other AS (INSERT INTO {o}_lease (relay, expires_at) VALUES ('other', now() + interval '1 h') RETURNING id)
+         UPDATE {o} SET locked_by = other.id FROM other",
+    );
+    database.execute(&format!(
+        "UPDATE {{o}}_lease SET expires_at = now() - interval '1 second' WHERE id = {first}"
+    ));
+    eventually("the relay has its next lease", || {
+        let leases =
+            format!("SELECT count(*) FROM {{o}}_lease WHERE relay <> 'other' AND id > {first}");
+        database.number(&leases) == 1
+    });
+    gate.open();
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(false));
+    end(&relay);
+    assert_eq!(database.count("delivered"), 0, "the result did not count");
+}
+
 /// R28, R45
 #[test]
 fn a_shutdown_waits_for_a_handler_until_its_deadline_and_the_result_counts_when_it_comes() {
