@@ -115,7 +115,7 @@ fn is_taken_over_soon(before: bool, settings: &'static [(&'static str, &'static 
     assert_eq!(other.wait().code(), Some(0), "{}", other.log());
 }
 
-/// R15.
+/// R12, R15: T-3 by processes.
 #[test]
 fn messages_of_a_killed_relay_are_delivered_by_another_in_seconds() {
     is_taken_over_soon(true, DEFAULTS);
@@ -200,7 +200,7 @@ fn messages_of_a_lease_whose_row_is_removed_are_delivered_by_another_relay_in_se
     assert_eq!(other.wait().code(), Some(0), "{}", other.log());
 }
 
-/// R15.
+/// R12, R15: T-3 by processes.
 #[test]
 fn a_lone_relay_that_starts_again_has_what_it_held_in_seconds() {
     is_taken_over_soon(false, DEFAULTS);

@@ -1,5 +1,6 @@
 //! The acceptance scenarios W-101 to W-105 and T-1 to T-7: each is the test of that name.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -50,6 +51,103 @@ fn w_101_pending_then_sending_then_delivered() {
     assert_eq!(database.number("SELECT http_status FROM {o}_ledger"), 200);
     assert_eq!(database.number("SELECT attempts FROM {o}_ledger"), 1);
     end(&relay);
+}
+
+/// R7: when the receiver gets a message, its claim is visible to others, and no lock is left on its row. Of a message
+/// without a key, of keys, of a dead relay, and of claims that have to count their bytes.
+#[test]
+fn each_kind_of_claim_is_a_transaction_that_ends_before_a_send() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead:1', now() - interval '1 s')",
+    );
+    for (topic, key, payload, lease) in [
+        ("plain", "NULL", "'1'", "NULL"),
+        ("keyed", "'k' || n % 3", "'1'", "NULL"),
+        ("taken.over", "NULL", "'1'", "(SELECT id FROM {o}_lease)"),
+        (
+            "keyed.taken.over",
+            "'l' || n",
+            "'1'",
+            "(SELECT id FROM {o}_lease)",
+        ),
+        ("large", "NULL", "to_json(repeat('x', 1000000))", "NULL"),
+    ] {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, ordering_key, payload, locked_by, locked_at)
+             SELECT '{topic}', {key}, {payload}, {lease}, CASE WHEN {lease} IS NOT NULL THEN now() END
+               FROM generate_series(1, 20) n"
+        ));
+    }
+    let table = database.name();
+    let conn = Mutex::new(database.connect());
+    let receiver = Receiver::answering(move |request| {
+        let (conn, id) = (&mut *conn.lock().expect("no panic"), request.id());
+        let found = sql_query(format!(
+            "SELECT FROM {table} WHERE message_id = '{id}' AND locked_by IS NOT NULL FOR UPDATE SKIP LOCKED"
+        ));
+        match found.execute(conn) {
+            Ok(1) => 200,
+            found => {
+                eprintln!("{id}: {found:?}");
+                422
+            }
+        }
+    });
+    let relay = database.relay().url(&receiver.url());
+    let relay = relay.start().expect("a relay");
+    eventually("all messages have ended", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    assert_eq!((database.count("delivered"), receiver.count()), (100, 100));
+}
+
+/// R18: of a message that ends, the outbox, the ledger and the dead letters change in one transaction.
+#[test]
+fn each_kind_of_settle_is_one_commit() {
+    let database = Database::new();
+    database.execute("CREATE TABLE {o}_seen (place text, sequence bigint, transaction text)");
+    database.execute(
+        "CREATE FUNCTION {o}_see() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             INSERT INTO {o}_seen VALUES (TG_ARGV[0],
+                 CASE TG_OP WHEN 'DELETE' THEN OLD.sequence ELSE NEW.sequence END, pg_current_xact_id());
+             RETURN NULL;
+         END $$",
+    );
+    for (place, act) in [("", "DELETE"), ("_ledger", "INSERT"), ("_dead", "INSERT")] {
+        database.execute(&format!(
+            "CREATE TRIGGER see AFTER {act} ON {{o}}{place} FOR EACH ROW EXECUTE FUNCTION {{o}}_see('{{o}}{place}')"
+        ));
+    }
+    let receiver = Receiver::answering(|request| match request.json()["n"] == 1 {
+        true => 200,
+        false => 422,
+    });
+    for key in ["NULL", "'k'"] {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, ordering_key, expires_at)
+             SELECT 't', json_build_object('n', n), {key}, CASE n WHEN 3 THEN now() END FROM generate_series(1, 3) n"
+        ));
+    }
+    let relay = database.relay().url(&receiver.url());
+    let relay = relay.start().expect("a relay");
+    eventually("all messages have ended", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    assert_eq!(
+        (database.count("delivered"), database.count("dead")),
+        (2, 4)
+    );
+    let seen = database.text(
+        "SELECT string_agg(changes || ' in ' || transactions, ', ' ORDER BY sequence) FROM
+            (SELECT sequence, count(*) AS changes, count(DISTINCT transaction) AS transactions
+               FROM {o}_seen GROUP BY 1) s",
+    );
+    let expected = "2 in 1, 3 in 1, 3 in 1, 2 in 1, 3 in 1, 3 in 1";
+    assert_eq!(seen.as_deref(), Some(expected));
 }
 
 #[test]

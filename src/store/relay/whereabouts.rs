@@ -74,3 +74,49 @@ pub(crate) fn whereabouts(
         ));
     live.union_all(dead).union_all(delivered).load(conn)
 }
+
+#[cfg(test)]
+mod tests {
+    use diesel::connection::SimpleConnection;
+
+    use super::*;
+    use crate::store::relay::settle::Claim;
+    use crate::store::tests::Outbox;
+
+    /// R37: who holds a message now, or what its state is. The relay that logs a conflict no longer has it.
+    #[test]
+    fn the_present_state_and_the_holder_of_each_message_are_read() {
+        let outbox = Outbox::new();
+        let (conn, name) = (&mut outbox.connect(), &outbox.name);
+        let lease = outbox.lease(conn);
+        conn.batch_execute(&format!(
+            "INSERT INTO {} (topic, payload, attempts, locked_by, locked_at) VALUES
+                ('t', '1', 1, {lease}, now()), ('t', '2', 0, 7, now()), ('t', '3', 0, NULL, NULL), ('t', '4', 2, NULL, NULL)",
+            name.outbox(),
+            lease = lease.0
+        ))
+        .expect("messages");
+        let missed: Vec<Trace> = (1..=5)
+            .map(|sequence| Trace {
+                claim: Claim { sequence, at: 0 },
+                message_id: Uuid::nil(),
+            })
+            .collect();
+        let mut found = whereabouts(conn, name, &missed).expect("an answer");
+        found.sort_unstable_by_key(|one| one.sequence);
+        let found = found.into_iter().map(|one| {
+            let holder = (one.lease, one.relay.is_some());
+            (one.sequence, one.status, one.attempts, holder)
+        });
+        let expected = [
+            (1, "sending", 1, (Some(lease.0), true)),
+            (2, "sending", 0, (Some(7), false)),
+            (3, "pending", 0, (None, false)),
+            (4, "retrying", 2, (None, false)),
+        ];
+        let expected = expected.map(|(sequence, status, attempts, holder)| {
+            (sequence, status.to_owned(), attempts, holder)
+        });
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+    }
+}
