@@ -205,6 +205,10 @@ pub struct Encryption {
     pub unreadable: Vec<String>,
 }
 
+fn not_available(name: &str, reason: impl Into<String>) -> DestinationError {
+    ConfigError::new(format!("destinations.{name}.name"), reason).into()
+}
+
 /// The default of [`Destinations::with_keys`].
 static NO_KEYS: LazyLock<SecretKeys> = LazyLock::new(SecretKeys::default);
 
@@ -302,7 +306,8 @@ impl<'a> Destinations<'a> {
     /// # Errors
     /// - [`DestinationError::Invalid`], which names the value that cannot be used. Also if the destination is from
     ///   [`get`](Self::get) or [`list`](Self::list) and its row has a value that could not be read: the value would be
-    ///   lost.
+    ///   lost. And if the name is new, and a running relay has a destination or a group of handlers of this name in its
+    ///   settings.
     /// - [`DestinationError::TooMany`]: the tenant has reached its limit.
     /// - [`DestinationError::Database`]: the database failed.
     pub fn put(
@@ -323,6 +328,18 @@ impl<'a> Destinations<'a> {
         let auth = self.sealed_auth(&one)?;
         let auth = auth.as_ref().map(ExposeSecret::expose_secret);
         let put = pinned(conn, self.name, |conn, outbox| {
+            // Of two destinations of one name, nobody could tell which one is meant.
+            let is_new = !store::exists(conn, outbox, name)?;
+            let relay = is_new.then(|| served::relay_with(conn, outbox, name));
+            if let Some(relay) = relay.transpose()?.flatten() {
+                let reason = match self.tenant {
+                    Some(_) => "the name is not available".to_owned(),
+                    None => format!(
+                        "the settings of the relay {relay} have a destination of this name: choose another one"
+                    ),
+                };
+                return Err(not_available(name, reason));
+            }
             loop {
                 if store::insert(conn, outbox, &one, (secret.expose_secret(), auth))? {
                     return Ok(());
@@ -335,8 +352,7 @@ impl<'a> Destinations<'a> {
                     return Ok(());
                 }
                 if store::exists(conn, outbox, name)? {
-                    let key = format!("destinations.{name}.name");
-                    return Err(ConfigError::new(key, "the name is not available").into());
+                    return Err(not_available(name, "the name is not available"));
                 }
             }
         });

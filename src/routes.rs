@@ -85,6 +85,11 @@ impl Routes {
         self.by_name.contains_key(destination)
     }
 
+    /// The names of the configured destinations and of the groups of handlers.
+    pub(crate) fn all_names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(String::as_str)
+    }
+
     /// Where a message of this topic goes: to the destination that the message names or, if that is
     /// empty, to the destinations of the most specific pattern.
     pub(crate) fn find(&self, topic: &str, destination: &str) -> Way<'_> {

@@ -144,6 +144,7 @@ impl ByHand {
                 rooms: Rooms::default(),
                 met: Err(Unasked::Released),
                 is_current: true,
+                knows_registered: false,
             };
             let job = ways.job(claimed, lease, Instant::now());
             let verdict = self.verdict(&job, conn);
@@ -159,6 +160,7 @@ impl ByHand {
                 group: std::slice::from_ref(&settlement),
                 keys: &HashMap::new(),
                 closed: &[],
+                namesakes: None,
                 bytes: 0,
                 piece: Piece::WHOLE,
             };

@@ -429,9 +429,9 @@ impl Database for Session {
         let claimant = Claimant {
             lease: settle.lease,
             expired: &[],
-            max_attempts: settle.config.max_attempts,
             bytes: settle.bytes,
             runs: settle.runs,
+            namesakes: settle.namesakes,
         };
         self.run_with(after, |conn, name| {
             if let Some(done) = deliver_and_continue(conn, settle, claimant)? {

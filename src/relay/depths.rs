@@ -128,9 +128,13 @@ impl<'a> Counting<'a> {
             age > due_for.as_secs_f64()
                 && monitor::is_open(shared, &Topic::new(&lane.topic, &lane.destination))
         };
+        let registry = shared.registered.registry();
         for lane in depths.lanes.iter().filter(is_late).take(MOST_PROBED) {
             let (topic, destination) = (&lane.topic, &lane.destination);
-            if session.run(|conn, name| is_claimable(conn, name, topic, destination, due_for))? {
+            let namesakes = registry.namesakes.as_ref();
+            let claimable = session
+                .run(|conn, name| is_claimable(conn, name, topic, destination, namesakes, due_for));
+            if claimable? {
                 return Ok(true);
             }
         }

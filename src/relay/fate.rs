@@ -24,6 +24,7 @@ use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
 use crate::store::relay::claim::{Claimed, Known, TakenOver};
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::namesakes::OF_ROUTE;
 use crate::store::relay::settle::Claim;
 use crate::store::relay::split::Parts;
 
@@ -40,10 +41,9 @@ pub(super) struct Ways<'a> {
     pub(super) met: Result<Met, Unasked>,
     /// Whether the registry has all destinations that the claim could see.
     pub(super) is_current: bool,
+    /// Whether the relay reads the table of registered destinations.
+    pub(super) knows_registered: bool,
 }
-
-/// Stands for a registration where the message is for a configured destination, although a registered one has its name.
-const NOT_REGISTERED: Uuid = Uuid::nil();
 
 /// Why registered destinations were not looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,12 +111,11 @@ impl Fate<'_> {
         Self::not_sent(To::Split, verdict, message, now)
     }
 
-    /// The message is for another destination of the same name: for a registered one, and this relay has the other one,
-    /// or the other way round.
+    /// The message is for a registered destination, of which this relay knows none.
     fn namesake(message: &Message, now: Instant) -> Self {
         let name = &message.destination;
         let error = format!(
-            "the message is for another destination {name:?} than that of this relay: a registered and a configured destination have the same name"
+            "the message is for the registered destination {name:?}, and this relay knows no registered destinations"
         );
         let failure = Failure::new(ReasonCode::UnknownDestination, error);
         let verdict = Verdict::Retry(failure, LEFT_TO_OTHERS, Attempt::NotCounted);
@@ -244,9 +243,8 @@ impl<'a> Ways<'a> {
                     Err(why) => unknown(why),
                 };
                 return match registry.named(destination) {
-                    Some(_) if message.registration == Some(NOT_REGISTERED) => {
-                        Fate::namesake(message, now)
-                    }
+                    // The destination of the settings of another relay.
+                    _ if message.registration == Some(OF_ROUTE) => nowhere(),
                     Some(one) if one.is_another(message) => removed(),
                     // Claimed as a message of a removed destination, or behind one: no thread here sends the message.
                     Some(one) if one.is_held() => nowhere(),
@@ -255,8 +253,15 @@ impl<'a> Ways<'a> {
                     None => nowhere(),
                 };
             }
-            (_, false) if !matches!(message.registration, None | Some(NOT_REGISTERED)) => {
-                return Fate::namesake(message, now);
+            (_, false) if !matches!(message.registration, None | Some(OF_ROUTE)) => {
+                let named = registry.named(destination);
+                return match self.met {
+                    _ if !self.knows_registered => Fate::namesake(message, now),
+                    // The claim was made before this relay knew the registration.
+                    _ if named.is_some_and(|one| !one.is_another(message)) => nowhere(),
+                    Ok(_) => Fate::removed(message),
+                    Err(why) => unknown(why),
+                };
             }
             (_, false) => Vec::new(),
             (Way::NoRoute, true) if registry.awaits_route(topic) => return nowhere(),
@@ -310,7 +315,7 @@ impl<'a> Ways<'a> {
             let is_namesake = registry.named(name).is_some() && routed.contains(name);
             let named = customers.iter().find(|one| *one.name == **name);
             match is_namesake {
-                true => Some(NOT_REGISTERED),
+                true => Some(OF_ROUTE),
                 false => named.map(|one| one.registration),
             }
         };
@@ -345,13 +350,10 @@ impl<'a> Ways<'a> {
     }
 
     /// Whether a message for a single registered destination may go there without a row of its own. The destination
-    /// must have room. A message with an ordering key always gets its own row: other messages of the key may have other
-    /// destinations. So does a message with an idempotency key: later messages of the key are compared by destination.
+    /// must have room.
     fn may_go_at_once(&self, registry: &Registry, message: &Message, only: &Customer) -> bool {
-        message.ordering_key.is_none()
-            && !message.has_idempotency_key()
-            && message.attempts == 0
-            && registry.others_route(&message.topic).is_none()
+        message.attempts == 0
+            && registry.may_go_without_a_part(message)
             && self.rooms.left(only.id) > 0
     }
 }
@@ -443,6 +445,7 @@ impl Shared {
             rooms: self.rooms(),
             met,
             is_current,
+            knows_registered: self.registered.is_on(),
         };
         let jobs = claimed.map(|(one, lease)| ways.job(one, lease, now));
         let jobs: Vec<Job> = jobs.collect();
@@ -528,6 +531,7 @@ mod tests {
             rooms: Rooms::default(),
             met: Err(Unasked::Released),
             is_current: true,
+            knows_registered: true,
         };
         ways.job(one, LeaseId(1), Instant::now())
     }
@@ -558,12 +562,76 @@ mod tests {
                 one.message.registration = registration;
             })
         };
-        assert_eq!(named(None).to, To::Bulkhead(1));
+        for registration in [None, Some(OF_ROUTE)] {
+            assert_eq!(named(registration).to, To::Bulkhead(1));
+        }
+        // Its registration may be new.
         let other = named(Some(Uuid::now_v7())).unsent;
-        assert!(
-            matches!(other, Some(Verdict::Retry(_, _, Attempt::NotCounted))),
-            "{other:?}"
-        );
+        assert!(matches!(other, Some(Verdict::Released)), "{other:?}");
+    }
+
+    /// R50: where the settings have a destination of the name, a message for a registration of that name waits for other
+    /// relays while the registration exists, and is dead-lettered when it is gone. Without such a destination, it is the
+    /// message of a route that waits, whether a registration of the name exists, or has been removed.
+    #[test]
+    fn of_two_destinations_of_one_name_each_gets_what_is_addressed_to_it() {
+        let mut config = Config::default();
+        let b = Destination::new("x", "http://a").expect("a URL");
+        config.destinations.push(b);
+        let (there, gone) = (Uuid::from_u128(7), Uuid::from_u128(8));
+        let of = |config: &Config, registration, is_removed| {
+            let (bulkheads, ..) = Bulkhead::all(config, Dispatchers::idle(config));
+            let routes = Routes::new(config);
+            let mut registry = Registry::default();
+            if is_removed {
+                registry.removed.insert("x".to_owned());
+            } else {
+                let customer = Arc::new(Customer {
+                    registration: there,
+                    limits: bulkheads.last().map(|one| one.limits.clone()),
+                    ..Customer::plain()
+                });
+                registry
+                    .by_name
+                    .insert(Arc::clone(&customer.name), customer);
+            }
+            registry.index(&routes);
+            let mut ways = Ways {
+                routes: &routes,
+                bulkheads: &bulkheads,
+                on_dead: OnDead::Continue,
+                registry: Arc::new(registry),
+                rooms: Rooms::default(),
+                met: Ok(Met::new()),
+                is_current: true,
+                knows_registered: true,
+            };
+            let mut one = claimed(1, "a", None);
+            one.message.destination = "x".to_owned();
+            one.message.registration = Some(registration);
+            let job = ways.job(one, LeaseId(1), Instant::now());
+            match job.unsent {
+                None => format!("{:?}", job.to),
+                Some(Verdict::Dead(failure, _)) => failure.code.to_string(),
+                Some(verdict) => format!("{verdict:?}"),
+            }
+        };
+        let none = Config::default();
+        for (config, registration, is_removed, expected) in [
+            (&config, OF_ROUTE, false, "Bulkhead(0)"),
+            (&config, OF_ROUTE, true, "Bulkhead(0)"),
+            (&config, there, false, "Released"),
+            (&config, gone, false, "DESTINATION_REMOVED"),
+            (&config, there, true, "DESTINATION_REMOVED"),
+            (&none, OF_ROUTE, false, "Released"),
+            (&none, OF_ROUTE, true, "Released"),
+            (&none, there, false, "Registered(1)"),
+            (&none, gone, false, "DESTINATION_REMOVED"),
+            (&none, there, true, "DESTINATION_REMOVED"),
+        ] {
+            let is = of(config, registration, is_removed);
+            assert_eq!(is, expected, "{registration} {is_removed}");
+        }
     }
 
     /// R50: otherwise the relay would claim the message again and again, and the other relay would not get it.
@@ -584,6 +652,7 @@ mod tests {
                 rooms: Rooms::default(),
                 met: Ok(Met::new()),
                 is_current: true,
+                knows_registered: true,
             };
             ways.job(claimed(1, "d", None), LeaseId(1), Instant::now())
                 .unsent
@@ -663,6 +732,7 @@ mod tests {
                 rooms: Rooms::default(),
                 met,
                 is_current: true,
+                knows_registered: true,
             };
             let mut one = claimed(1, "a", None);
             one.message.destination = "gone".to_owned();
@@ -697,7 +767,7 @@ mod tests {
             };
             let name = Arc::clone(&customer.name);
             registry.by_name.insert(name, Arc::new(customer));
-            registry.index();
+            registry.index(&Routes::new(&Config::default()));
             let mut ways = Ways {
                 routes: &Routes::new(&Config::default()),
                 bulkheads: &bulkheads,
@@ -706,6 +776,7 @@ mod tests {
                 rooms: Rooms::default(),
                 met: Ok(Met::new()),
                 is_current: true,
+                knows_registered: true,
             };
             let mut one = claimed(1, "a", None);
             one.message.destination = "x".to_owned();

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::config::OnDead;
 use crate::message::Message;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::split::Parts;
 
 /// A claimed message with its lease and its destination.
 pub(crate) struct Job {
@@ -36,6 +37,19 @@ impl Job {
     /// The messages of the run.
     pub(super) fn messages(&self) -> impl Iterator<Item = &Message> {
         self.each().map(|job| &*job.message)
+    }
+
+    /// How a registered destination gives the message back. A message that names no destination gets a row for the
+    /// destination that it was for: the destination may have been disabled or removed, and then no other claim would find
+    /// who wants the message.
+    pub(super) fn release_unsent(&self) -> Verdict {
+        match &self.customer {
+            Some(name) if self.message.destination.is_empty() => Verdict::Split(Parts {
+                to: vec![name.to_string()],
+                registrations: vec![self.registration],
+            }),
+            _ => Verdict::Released,
+        }
     }
 
     /// The number of messages of the run.

@@ -171,7 +171,7 @@ impl Maker {
             let member = bulkhead.map(|bulkhead| Arc::new(Member { customer, bulkhead }));
             pool.extend(member.map(|member| (id, member)));
         }
-        next.index();
+        next.index(routes);
         (next, pool, bad)
     }
 

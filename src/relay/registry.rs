@@ -15,6 +15,7 @@ use crate::message::Message;
 use crate::routes::{Refuses, Routes, Way, matches_any};
 use crate::store::destinations::{AsSeen, Stamp};
 use crate::store::relay::claim::Topic;
+use crate::store::relay::namesakes::Namesakes;
 use crate::store::relay::own::is_own;
 use crate::store::relay::served::Others;
 
@@ -69,6 +70,12 @@ impl Customer {
             || tenants.is_some_and(|(own, of_message)| own != of_message)
     }
 
+    /// Whether the message may have been addressed to this destination, which is disabled now: its row has changed since the
+    /// message was enqueued.
+    fn may_have_wanted(&self, message: &Message) -> bool {
+        self.updated_at.is_none_or(|at| at >= message.created_at) && self.wants(message)
+    }
+
     /// Whether the message has a topic and the tenant of this destination, and is not of a transaction that began before
     /// that of the registration. If the registration is in the future, the server's clock was set back, and says nothing.
     fn wants(&self, message: &Message) -> bool {
@@ -96,6 +103,9 @@ fn subscribe(patterns: &[String], topic: &str) -> bool {
     asking.any(|pattern| matches_any(std::slice::from_ref(pattern), topic))
 }
 
+/// The names of destinations by their tenants.
+type OfTenants = HashMap<Option<Uuid>, Vec<Arc<str>>>;
+
 /// All registered destinations, at one point in time: a value, for the planner and for the fate of messages.
 #[derive(Default)]
 pub(crate) struct Registry {
@@ -103,7 +113,9 @@ pub(crate) struct Registry {
     pub(super) by_name: HashMap<Arc<str>, Arc<Customer>>,
     by_id: HashMap<u32, Arc<Customer>>,
     /// The enabled destinations, by tenant, in the order of their names.
-    of_tenants: HashMap<Option<Uuid>, Vec<Arc<str>>>,
+    of_tenants: OfTenants,
+    /// The disabled destinations, likewise.
+    disabled: OfTenants,
     /// The topics of all enabled destinations.
     topics: Vec<String>,
     pub(super) has_filters: bool,
@@ -120,6 +132,8 @@ pub(crate) struct Registry {
     pub(super) registrations: Option<i64>,
     /// Whether this relay sends to registered destinations.
     pub(super) can_send: bool,
+    /// Which messages for destinations of one name are left to other relays, if some may be.
+    pub(crate) namesakes: Option<Namesakes>,
     /// The enabled destinations to which this relay does not send because of its settings, if it sends to others.
     pub(super) refuses: Arc<Refuses>,
 }
@@ -166,18 +180,39 @@ impl Registry {
         subscribe(&self.topics, topic)
     }
 
-    /// The enabled destinations whose topics and tenant match a message. Filters on the payload are not applied.
+    /// The enabled destinations whose topics and tenant match a message, and those that a relay may have sent the message
+    /// to before they were disabled. Filters on the payload are not applied.
     pub(super) fn wanting<'a>(
         &'a self,
         message: &'a Message,
     ) -> impl Iterator<Item = &'a Arc<Customer>> {
-        let tenants = [Some(None), message.tenant_id.map(Some)];
-        let names = tenants.into_iter().flatten();
-        let names = names
-            .filter_map(|tenant| self.of_tenants.get(&tenant))
-            .flatten();
-        let all = names.filter_map(|name| self.by_name.get(name));
-        all.filter(|one| one.wants(message))
+        let enabled = self.for_tenant_of(&self.of_tenants, message);
+        let enabled = enabled.filter(|one| one.wants(message));
+        // The row of a message that went at once to its only destination does not name the destination. Then its relay
+        // has crashed, and the takeover has counted an attempt.
+        let may_have_gone = message.attempts > 0 && self.may_go_without_a_part(message);
+        let disabled = may_have_gone.then(|| self.for_tenant_of(&self.disabled, message));
+        let disabled = disabled.into_iter().flatten();
+        enabled.chain(disabled.filter(|one| one.may_have_wanted(message)))
+    }
+
+    fn for_tenant_of<'a>(
+        &'a self,
+        names: &'a OfTenants,
+        message: &Message,
+    ) -> impl Iterator<Item = &'a Arc<Customer>> + use<'a> {
+        let tenants = [Some(None), message.tenant_id.map(Some)].into_iter();
+        let names = tenants.flatten().filter_map(|tenant| names.get(&tenant));
+        names.flatten().filter_map(|name| self.by_name.get(name))
+    }
+
+    /// Whether a message goes to its only registered destination without a row of its own, if it has a single one. A
+    /// message with an ordering key always gets its own row: other messages of the key may have other destinations. So
+    /// does a message with an idempotency key: later messages of the key are compared by destination.
+    pub(super) fn may_go_without_a_part(&self, message: &Message) -> bool {
+        message.ordering_key.is_none()
+            && !message.has_idempotency_key()
+            && self.others_route(&message.topic).is_none()
     }
 
     /// Whether messages of this topic, which no route of this relay serves and no registered destination wants, are for
@@ -222,7 +257,19 @@ impl Registry {
     }
 
     /// Derives the other fields from `by_name`.
-    pub(super) fn index(&mut self) {
+    pub(super) fn index(&mut self, routes: &Routes) {
+        self.namesakes = (self.is_in_use() || !self.removed.is_empty()).then(|| {
+            let of = |one: &Arc<Customer>| one.registration;
+            let others = self.others.routes.iter().flat_map(Routes::all_names);
+            let is_elsewhere = |name: &&str| !routes.has(name) && self.by_name.contains_key(*name);
+            Namesakes {
+                configured: routes.all_names().map(str::to_owned).collect(),
+                registered: (routes.all_names())
+                    .filter_map(|name| self.named(name).map(of))
+                    .collect(),
+                elsewhere: others.filter(is_elsewhere).map(str::to_owned).collect(),
+            }
+        });
         let mut topics = HashSet::new();
         let mut refuses = Refuses::default();
         for (name, one) in &self.by_name {
@@ -233,16 +280,20 @@ impl Registry {
             if one.verifier.is_some() && self.can_send {
                 self.unverified.push(Arc::clone(one));
             }
+            self.has_filters |= one.filter.is_some();
+            let of_tenants = match one.is_enabled() {
+                true => &mut self.of_tenants,
+                false => &mut self.disabled,
+            };
+            let of_tenant = of_tenants.entry(one.tenant_id).or_default();
+            of_tenant.push(Arc::clone(name));
             if one.is_enabled() {
-                let of_tenant = self.of_tenants.entry(one.tenant_id).or_default();
-                of_tenant.push(Arc::clone(name));
                 topics.extend(one.topics.iter().cloned());
-                self.has_filters |= one.filter.is_some();
                 self.has_runs |= one.limits.as_ref().is_some_and(|one| one.key_run > 1);
             }
         }
-        self.of_tenants
-            .values_mut()
+        (self.of_tenants.values_mut())
+            .chain(self.disabled.values_mut())
             .for_each(|names| names.sort_unstable());
         self.topics = topics.into_iter().collect();
         self.refuses = Arc::new(refuses);

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::status::Status;
 use crate::store::relay::claim::{Batch, Claimant, Runs};
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::namesakes::Namesakes;
 use crate::store::relay::ordered::{self, Key};
 use crate::store::relay::own;
 use crate::store::relay::settle::{self, Claim, Delivered, Failed, Repeat};
@@ -29,6 +30,8 @@ pub(super) struct Settle<'a> {
     pub(super) keys: &'a HashMap<i64, Key>,
     /// The topics of which no message is claimed.
     pub(super) closed: &'a [String],
+    /// Which messages are left to other relays, if some may be.
+    pub(super) namesakes: Option<&'a Namesakes>,
     /// The most bytes of the claimed messages.
     pub(super) bytes: usize,
     /// How much of a fan-out is done at once.
@@ -141,7 +144,7 @@ pub(super) fn deliver_and_continue(
     let (changed, next) = ordered::deliver_and_claim_next(
         conn,
         &config.table,
-        settle.lease,
+        claimant,
         (&delivered, config.ledger_payload.is_kept()),
         settle.keys,
         settle.closed,

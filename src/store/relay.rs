@@ -12,6 +12,7 @@ pub(crate) mod keyed_lock;
 pub(crate) mod late;
 pub(crate) mod lease;
 pub(crate) mod logins;
+pub(crate) mod namesakes;
 pub(crate) mod notifications;
 pub(crate) mod ordered;
 pub(crate) mod own;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use diesel_outbox::config::{Class, Classes, OnDead};
 use diesel_outbox::destinations::{DeliveryFilter, RegisteredDestination};
-use diesel_outbox::{NewMessage, Relay, RelayHandle};
+use diesel_outbox::{Backoff, Destination, NewMessage, Relay, RelayHandle};
 use serde_json::json;
 
 use crate::support::{Database, Receiver, end, eventually, finish};
@@ -57,6 +57,44 @@ fn dead(database: &Database) -> String {
            FROM {o}_dead",
     );
     text.unwrap_or_default()
+}
+
+/// R12, R46: what a crashed relay leaves is sent at once, if its destination allows one more attempt, whatever the settings
+/// of the relay say.
+#[test]
+fn a_takeover_counts_against_the_limit_of_the_messages_destination() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let patient = Destination::new("patient", &receiver.url()).expect("a URL");
+    let patient = patient.configure(|one| one.policy.max_attempts = Some(3));
+    database.execute(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead:1', now() - interval '1 s')",
+    );
+    for (topic, attempts) in [("patient", 1), ("patient", 2), ("hasty", 0), ("hasty", 1)] {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, attempts, locked_by, locked_at)
+             SELECT '{topic}', '{attempts}', {attempts}, id, now() FROM {{o}}_lease"
+        ));
+    }
+    let relay = database
+        .relay()
+        .max_attempts(2)
+        .backoff(Backoff::Table(vec![Duration::from_secs(3600)]))
+        .destination(patient)
+        .route("patient", "patient")
+        .url(&receiver.url())
+        .start()
+        .expect("a relay");
+    eventually("none waits for a retry", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    let ended = "SELECT string_agg(topic || ' ' || status || ' ' || attempts, ', ' ORDER BY topic DESC, sequence) FROM {o}_ledger";
+    assert_eq!(
+        database.text(ended).as_deref(),
+        Some("patient delivered 3, patient dead 3, hasty delivered 2, hasty dead 2")
+    );
+    assert_eq!(receiver.count(), 2);
 }
 
 /// R46: rows by plain SQL, by the library and without a policy.

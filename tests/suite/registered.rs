@@ -1180,14 +1180,9 @@ fn a_row_with_the_name_of_a_configured_destination_waits_for_another_relay() {
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
     database.enqueue("member.joined", json!({}));
+    let waits = "SELECT count(*) FROM {o} WHERE destination = 'acme' AND locked_by IS NULL AND last_error_code IS NULL";
     eventually("only the part of the customer is left", || {
-        eprintln!(
-            "{:?} {}",
-            database.text("SELECT string_agg(o::text, '; ') FROM {o} o"),
-            ledger(&database)
-        );
-        database.number("SELECT count(*) FROM {o}") == 1
-            && database.number("SELECT count(*) FROM {o} WHERE last_error_code IS NOT NULL") == 1
+        database.number("SELECT count(*) FROM {o}") == 1 && database.number(waits) == 1
     });
     let problem = refused(&namesake).expect("the relay says so");
     assert!(
@@ -1199,26 +1194,108 @@ fn a_row_with_the_name_of_a_configured_destination_waits_for_another_relay() {
         "acme delivered, other delivered, other delivered"
     );
     assert_eq!((configured.count(), registered.count()), (1, 2));
-    let other = started(&database);
     for _ in 0..20 {
         database.enqueue("member.joined", json!({}));
     }
-    // While both run, chance decides: who claims a message first sends it, or lets it wait for 5 s more.
-    eventually("each message was claimed", || {
-        database.number("SELECT count(*) FROM {o} WHERE attempts = 0 AND last_error_code IS NULL")
-            == 0
+    eventually("the parts of the customer are left", || {
+        database.number("SELECT count(*) FROM {o}") == 21
     });
-    end(&namesake);
+    assert_eq!(database.number(waits), 21, "the relay takes none of them");
+    let other = started(&database);
+    // While both run.
     eventually("the other relay delivers what is for the customer", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
+    database.enqueue("order.paid", json!({}));
+    eventually("the relay that has the route delivers its part", || {
+        configured.count() == 2
+    });
+    end(&namesake);
     end(&other);
-    assert_eq!((configured.count(), registered.count()), (1, 43));
     assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
     assert_eq!(
         database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
         2
     );
+}
+
+/// R50: the part of a route waits for a relay that has its destination, and what is for a customer ends with the customer,
+/// whichever of the two names a running relay has.
+#[test]
+fn messages_of_a_removed_row_end_and_those_for_its_namesake_wait() {
+    let database = Database::new();
+    let (configured, registered) = (Receiver::ok(), Receiver::ok());
+    put(
+        &database,
+        &RegisteredDestination::new("acme", registered.url()),
+    );
+    let of_route = "INSERT INTO {o} (topic, destination, registration, payload)
+        VALUES ('order.paid', 'acme', '00000000-0000-0000-0000-000000000000', '1')";
+    database.execute(of_route);
+    let with_acme = || {
+        let acme = Destination::new("acme", &configured.url()).expect("a URL");
+        let relay = relay(&database).destination(acme).route("order.*", "acme");
+        relay.start().expect("a relay")
+    };
+    let without = started(&database);
+    database.execute("DELETE FROM {o}_destination");
+    put(
+        &database,
+        &RegisteredDestination::new("other", registered.url()),
+    );
+    database.enqueue("member.joined", json!({}));
+    eventually("the relay has read that the row is gone", || {
+        registered.count() == 1
+    });
+    end(&without);
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NULL"),
+        1
+    );
+    let of_gone = of_route.replace("0000-0000-0000-0000", "1111-0000-0000-0000");
+    database.execute(&of_gone);
+    let namesake = with_acme();
+    eventually("both end", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&namesake);
+    assert_eq!(
+        ledger(&database),
+        "acme delivered, acme dead DESTINATION_REMOVED, other delivered"
+    );
+    assert_eq!(configured.count(), 1);
+}
+
+/// R50: nobody could tell which of two destinations of one name is meant.
+#[test]
+fn put_refuses_a_name_that_the_settings_of_a_running_relay_have() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let before = RegisteredDestination::new("before", receiver.url());
+    put(&database, &before);
+    let configured = |name| Destination::new(name, &receiver.url()).expect("a URL");
+    let relay = relay(&database)
+        .destination(configured("billing"))
+        .destination(configured("before"))
+        .start()
+        .expect("a relay");
+    let outbox = database.outbox();
+    let conn = &mut database.connect();
+    let billing = RegisteredDestination::new("billing", receiver.url());
+    let error = outbox.destinations().put(conn, &billing);
+    let error = error.expect_err("refused").to_string();
+    assert!(
+        error.contains("destinations.billing.name") && error.contains("choose another one"),
+        "{error}"
+    );
+    let tenant = Uuid::now_v7();
+    let error = outbox.destinations().of_tenant(tenant).put(conn, &billing);
+    let error = error.expect_err("refused").public_error();
+    assert_eq!(error, "name: the name is not available");
+    // A row that is there already can be changed.
+    put(&database, &before.topics(["order.*"]));
+    end(&relay);
+    put(&database, &billing);
 }
 
 /// R46: for up to a second, a relay may still believe that a row is gone that has come back.
@@ -1375,6 +1452,41 @@ fn claimed_messages_of_a_disabled_row_wait_for_it() {
         database.number("SELECT count(*) FROM {o}_ledger WHERE reason IS NOT NULL"),
         0
     );
+}
+
+/// R46, G2: a message goes to its only destination without a row of its own. Its relay crashes, and the destination is
+/// disabled before another relay takes the message over.
+#[test]
+fn a_message_that_a_crashed_relay_sent_to_its_only_destination_stays_addressed_when_it_is_disabled()
+{
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let acme = RegisteredDestination::new("acme", receiver.url()).filter("$.n == 7");
+    put(&database, &acme);
+    database.execute("INSERT INTO {o}_destination (name, url, enabled) VALUES ('off', 'http://a.example', false)");
+    database.execute(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead:1', now() - interval '1 s')",
+    );
+    database.execute(
+        "INSERT INTO {o} (topic, payload, locked_by, locked_at) SELECT 'order.paid', '{\"n\": 7}', id, now() FROM {o}_lease",
+    );
+    database.execute("UPDATE {o}_destination SET enabled = false WHERE name = 'acme'");
+    // Enqueued after that: it is for nobody.
+    database.enqueue("order.paid", json!({ "n": 7 }));
+    let relay = started(&database);
+    eventually("the new message is settled", || {
+        ledger(&database) == " no_subscriber NO_SUBSCRIBER"
+    });
+    eventually("the other message waits for its destination", || {
+        database.number("SELECT count(*) FROM {o} WHERE destination = 'acme'") == 1
+    });
+    database.execute("UPDATE {o}_destination SET enabled = true WHERE name = 'acme'");
+    eventually("the message is delivered", || {
+        database.count("delivered") == 1
+    });
+    end(&relay);
+    assert_eq!(receiver.count(), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 0);
 }
 
 /// R46: messages that were claimed for a destination when it was removed.

@@ -120,11 +120,12 @@ impl<D: Database> Claimer<'_, D> {
             Which::Plain(..) | Which::Chosen(_) => None,
             Which::Due(..) | Which::First(_) => self.shared.runs(),
         };
+        let registry = self.shared.registered.registry();
         let claimant = Claimant {
+            namesakes: registry.namesakes.as_ref(),
             runs: runs.as_ref().map(|runs| runs as &dyn Runs),
             lease,
             expired: self.planner.expired(),
-            max_attempts: self.shared.config.max_attempts,
             bytes: claim_bytes(&self.shared.bulkheads),
         };
         let is_keyed_look = matches!(which, Which::Due(..));

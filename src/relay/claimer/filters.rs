@@ -11,6 +11,7 @@ use crate::routes::Way;
 use crate::store::brief::Tried;
 use crate::store::relay::claim::{Batch, Claimed};
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::namesakes::OF_ROUTE;
 
 impl<D: Database> Claimer<'_, D> {
     /// Updates the destinations if the claim has seen registrations that this relay does not know, or if some messages
@@ -22,8 +23,12 @@ impl<D: Database> Claimer<'_, D> {
         // A destination that was registered again must get the messages that wait for it.
         let is_removed = |one: &Claimed| {
             let (message, named) = (&one.message, registry.named(&one.message.destination));
-            registry.is_removed(&message.destination)
-                || named.is_some_and(|named| named.is_another(message))
+            let is_gone = match named {
+                Some(named) => named.is_another(message),
+                None => message.registration.is_some(),
+            };
+            let is_unsure = registry.is_removed(&message.destination) || is_gone;
+            is_unsure && message.registration != Some(OF_ROUTE)
         };
         let routes = &self.shared.routes;
         let has_no_subscriber = |one: &Claimed| {

@@ -6,6 +6,7 @@ use crate::relay::registry::Registry;
 use crate::relay::to::To;
 use crate::routes::Routes;
 use crate::store::relay::claim::Topic;
+use crate::store::relay::page::Free;
 
 #[derive(Debug)]
 pub(super) struct Directory<'a> {
@@ -26,6 +27,12 @@ impl<'a> Directory<'a> {
 
     pub(super) fn way(&self, topic: &Topic) -> To {
         To::of(self.routes, &self.registry, topic)
+    }
+
+    /// Whether the message is left to other relays.
+    pub(super) fn leaves(&self, free: &Free) -> bool {
+        let namesakes = self.registry.namesakes.as_ref();
+        namesakes.is_some_and(|one| one.leave(&free.destination, free.registration))
     }
 
     /// The name of the destination of a topic's messages; empty if the messages are fanned out or go nowhere.

@@ -61,7 +61,10 @@ impl Planner<'_> {
         match ask {
             Ask::Expired(..) => {
                 // They are dead-lettered, whatever room there is.
-                let found = page.found.iter();
+                let found = page
+                    .found
+                    .iter()
+                    .filter(|free| !self.directory.leaves(free));
                 picked.keyed = found.map(|free| candidate(free, String::new())).collect();
                 return picked;
             }
@@ -76,7 +79,7 @@ impl Planner<'_> {
         let most = view.left_to_claim.unwrap_or(usize::MAX);
         for free in &page.found {
             let topic = free.topic();
-            if self.lanes.kept_back().has(&topic) {
+            if self.lanes.kept_back().has(&topic) || self.directory.leaves(free) {
                 continue;
             }
             let (to, key) = (self.directory.way(&topic), free.key());

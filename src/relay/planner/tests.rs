@@ -182,6 +182,7 @@ fn head(of: &str, sequence: i64) -> Page {
         destination: String::new(),
         ordering_key: Some("k".to_owned()),
         available_at: diesel::pg::data_types::PgTimestamp(0),
+        registration: None,
     };
     Page {
         found: vec![free],
@@ -1231,6 +1232,7 @@ fn a_message_committed_late_is_claimed_next() {
         destination: String::new(),
         ordering_key: ordering_key.map(str::to_owned),
         available_at: diesel::pg::data_types::PgTimestamp(10_000_000 + sequence),
+        registration: None,
     };
     let found = [one(1, "a", None), one(2, "a", None), one(3, "b", Some("k"))];
     ground.now += SECOND / 5;

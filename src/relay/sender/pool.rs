@@ -22,8 +22,6 @@ use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
 use crate::relay::turns::{Next, Sent};
-use crate::relay::verdict::Verdict;
-use crate::store::relay::split::Parts;
 
 /// An idle thread checks for work again after this time.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
@@ -225,17 +223,10 @@ impl Worker<'_> {
         }
     }
 
-    /// Releases messages. A message that names no destination gets a row for the destination that it was for: the
-    /// destination may have been disabled or removed, and then no other claim would find who wants the message.
+    /// Gives messages back unsent.
     fn release(&self, jobs: Vec<Job>) -> Result<(), NobodyListens> {
         for job in jobs {
-            let verdict = match &job.customer {
-                Some(name) if job.message.destination.is_empty() => Verdict::Split(Parts {
-                    to: vec![name.to_string()],
-                    registrations: vec![job.registration],
-                }),
-                _ => Verdict::Released,
-            };
+            let verdict = job.release_unsent();
             let settlement = Settlement::unsent(job, &self.shared.bulkheads, verdict);
             self.outcomes.send(settlement)?;
         }

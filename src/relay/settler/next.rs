@@ -52,6 +52,7 @@ impl<D: Database> Settler<'_, D> {
     ) -> Result<(Written, HashSet<i64>), DatabaseError> {
         let shared = self.shared;
         let looks = shared.keyed_looks();
+        let registry = shared.registered.registry();
         let mut settle = Settle {
             config: &shared.config,
             bulkheads: &shared.bulkheads,
@@ -61,6 +62,7 @@ impl<D: Database> Settler<'_, D> {
             runs: None,
             keys: &HashMap::new(),
             closed: &[],
+            namesakes: registry.namesakes.as_ref(),
             bytes: left_bytes(&shared.bulkheads),
             piece: self.splits.piece(),
         };

@@ -15,6 +15,8 @@ pub(super) enum Broken {
     ClaimsWhatIsLocked,
     /// A takeover counts as two attempts.
     CountsTakeoversTwice,
+    /// The relay's own limit decides which attempt of a message is the last, not the limit of the message's destination.
+    TakesOverByOwnLimit,
     /// The messages of a dead relay are never taken over.
     NeverTakesOver,
     /// An expired lease is renewed.
@@ -55,6 +57,10 @@ pub(super) enum Broken {
     OverlooksWhatIsLate,
     /// The relay never hears that a registered destination was removed.
     OverlooksWhatIsRemoved,
+    /// The relay does not know which destinations have been disabled since a message was enqueued.
+    ForgetsAddressees,
+    /// A relay claims the messages for another destination of the same name, which other relays serve.
+    ClaimsForNamesakes,
     /// A message goes to whoever has the name of its destination.
     KnowsOnlyNames,
     /// The end of a send to a registered destination frees no place for the next send.
@@ -141,7 +147,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 51] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 54] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -162,6 +168,7 @@ impl Broken {
             &[Promise::Fence, Promise::Order, Promise::Doubled],
         ),
         (Self::CountsTakeoversTwice, &[Promise::Attempts]),
+        (Self::TakesOverByOwnLimit, &[Promise::Takeover]),
         (Self::NeverTakesOver, &[Promise::Lost]),
         (Self::RenewsWhatIsOver, &[Promise::Fence, Promise::Order]),
         (Self::LeavesSendsOpen, &[Promise::Fence, Promise::Order]),
@@ -193,6 +200,8 @@ impl Broken {
         (Self::SettlesRunsOneByOne, &[Promise::Repeats]),
         (Self::RepeatsRefusedRuns, &[Promise::Doubled]),
         (Self::OverlooksWhatIsRemoved, &[Promise::Lost]),
+        (Self::ForgetsAddressees, &[Promise::Address]),
+        (Self::ClaimsForNamesakes, &[Promise::Others]),
         (Self::KnowsOnlyNames, &[Promise::Address]),
         (Self::LosesTurns, &[Promise::Late, Promise::Lost]),
         (Self::PrefersOne, &[Promise::Fair, Promise::Late]),

@@ -37,8 +37,8 @@ pub(super) struct History {
     pub(super) lease: Duration,
     /// Some messages go to the registered destinations `x` and `y`, or by topic `c` to both.
     pub(super) has_registered: bool,
-    /// The transaction that registers `y` also enqueues messages, and is the one with this number. `None`: `y` is there
-    /// from the beginning.
+    /// The transaction that registers `y` also enqueues messages, and is the one with this number, if there are so many.
+    /// `None`: `y` is there from the beginning.
     pub(super) registers: Option<usize>,
     /// There are many registered destinations: see [`History::crowd`].
     pub(super) has_crowd: bool,
@@ -49,6 +49,9 @@ pub(super) struct History {
     /// The settings of all relays but the first refuse the port of `x`, and have no route for the topic `d` and no
     /// handlers. The first relay has these at each second start.
     pub(super) settings_differ: bool,
+    /// While the first relay has the route for `d`, its settings have a destination with the name of the registered `y`, and
+    /// the route leads there, too.
+    pub(super) has_namesake: bool,
     /// The registered destinations have filters.
     pub(super) has_filters: bool,
     /// Registered destinations and messages belong to tenants.
@@ -66,6 +69,8 @@ pub(super) struct History {
 
 /// Registered destinations. In a crowd, all of them have a large backlog from the same moment on.
 pub(super) const REGISTERED: [&str; 3] = ["x", "y", "z"];
+/// The registered destination whose name the settings of the first relay may have.
+pub(super) const NAMESAKE: &str = REGISTERED[1];
 /// A registered destination that gets a message now and then.
 pub(super) const QUIET: &str = "quiet";
 /// A group of handlers, and the topic of its handler.
@@ -178,6 +183,8 @@ pub(super) enum Event {
     Deaf(usize, Duration),
 }
 
+/// The most attempts at each destination.
+pub(super) const MAX_ATTEMPTS: u32 = 4;
 /// The timeout of sends in most histories, and of handlers.
 pub(super) const SEND_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Too short for an early end when the session is lost.
@@ -229,6 +236,7 @@ impl History {
             has_outages: false,
             rate: None,
             settings_differ: false,
+            has_namesake: false,
             has_filters: false,
             has_tenants: false,
             has_handlers: false,
@@ -433,6 +441,10 @@ impl History {
             .filter(|item| matches!(item.event, Event::Enqueue { .. }));
         let count = count.count();
         self.registers = (dice.u8(..3) == 0).then(|| dice.usize(..count.max(1)));
+        let has_orphans = !is_calm && dice.u8(..4) == 0;
+        if has_orphans {
+            self.registers = Some(usize::MAX);
+        }
         for item in &mut self.items {
             let Event::Enqueue { messages, .. } = &mut item.event else {
                 continue;
@@ -455,6 +467,9 @@ impl History {
         if is_calm {
             return;
         }
+        if has_orphans {
+            self.orphan(&mut dice);
+        }
         for _ in 0..rng.usize(..4) {
             let name = REGISTERED[rng.usize(..2)];
             let event = match rng.u8(..3) {
@@ -467,6 +482,30 @@ impl History {
             };
             self.add(rng, event);
         }
+    }
+
+    /// Kills a relay that is sending messages to the only registered destination, which is then disabled until after the
+    /// takeover.
+    fn orphan(&mut self, rng: &mut Rng) {
+        let at = millis(rng, 0..3000);
+        let enqueue = Event::Enqueue {
+            messages: vec![New::of(wants::TOPIC); rng.usize(1..4)],
+            lasts: Duration::ZERO,
+            commits: true,
+        };
+        let name = REGISTERED[0];
+        let kill = at + millis(rng, 2..300);
+        let events = [
+            (at, enqueue),
+            (at, Event::Mood(name, Mood::Slow, Duration::from_secs(1))),
+            (
+                kill,
+                Event::Kill(rng.usize(..self.relays), millis(rng, 1..2000)),
+            ),
+            (kill, Event::Disable(name, Duration::from_secs(8))),
+        ];
+        let items = events.map(|(at, event)| Item { at, event });
+        self.items.extend(items);
     }
 
     /// Gives relays different settings, and registered destinations filters and tenants.
@@ -484,6 +523,7 @@ impl History {
         if !self.settings_differ {
             return;
         }
+        self.has_namesake = Rng::with_seed(self.seed ^ 3).bool();
         for item in &mut self.items {
             let Event::Enqueue { messages, .. } = &mut item.event else {
                 continue;
@@ -739,7 +779,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, outages {}, rate {:?}, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, filters {}, tenants {}, handlers {}, batches {}, of each {}, key_run {}",
+            "seed {}: {} relays, outages {}, rate {:?}, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, namesake {}, filters {}, tenants {}, handlers {}, batches {}, of each {}, key_run {}",
             self.seed,
             self.relays,
             self.has_outages,
@@ -752,6 +792,7 @@ impl fmt::Display for History {
             self.is_crowded,
             self.registers,
             self.settings_differ,
+            self.has_namesake,
             self.has_filters,
             self.has_tenants,
             self.has_handlers,

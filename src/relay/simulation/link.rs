@@ -529,9 +529,9 @@ impl Database for Link<'_> {
             let by = Claimant {
                 lease: settle.lease,
                 expired: &[],
-                max_attempts: settle.config.max_attempts,
                 bytes: settle.bytes,
                 runs: settle.runs,
+                namesakes: settle.namesakes,
             };
             let now = stage.database_now();
             let mut more = changes.clone();

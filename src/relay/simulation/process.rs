@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use secrecy::SecretString;
 
 use super::broken::Broken;
-use super::history::{HANDLED, History, Mood, REGISTERED, SEND_TIMEOUT};
+use super::history::{HANDLED, History, MAX_ATTEMPTS, Mood, NAMESAKE, REGISTERED, SEND_TIMEOUT};
 use super::link::Link;
 use super::promises::Promise;
 use super::stage::{CLAIM_LIMIT, MOST_TURNS, Stage};
@@ -54,6 +54,7 @@ use crate::store::brief::Tried;
 use crate::store::relay::claim::{Batch, Claimed, Position, Stream, Topic};
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::{LeaseId, Registration};
+use crate::store::relay::namesakes::OF_ROUTE;
 use crate::store::relay::page::{Moment, Page, Writers};
 use crate::store::relay::settle::Claim;
 use crate::store::relay::split::Piece;
@@ -309,6 +310,12 @@ pub(super) struct Process<'w> {
     _channels: (Sender<()>, Sender<()>),
 }
 
+/// The destination that a message is for, if it is registered or the message names it.
+fn addressee(job: &Job) -> &str {
+    let named = &job.message.destination;
+    job.customer.as_deref().unwrap_or(named)
+}
+
 fn registration_of(shared: &Shared) -> Registration {
     registration(&shared.config, "relay", shared.registered.can_send(), false)
 }
@@ -336,7 +343,8 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
         poll_interval: stage.poll,
         lease: stage.history.lease,
         send_timeout: stage.history.send_timeout(),
-        max_attempts: 4,
+        // Each destination has a limit of its own.
+        max_attempts: 1,
         backoff: Backoff::exponential(Duration::from_millis(200), Duration::from_secs(2)),
         single_active: stage.history.single_active,
         registered_threads: match stage.history.has_registered {
@@ -344,7 +352,7 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
             false => 0,
         },
         registered_timeout: stage.history.send_timeout(),
-        registered_max_attempts: 4,
+        registered_max_attempts: MAX_ATTEMPTS,
         registered_backoff: Backoff::exponential(
             Duration::from_millis(200),
             Duration::from_secs(2),
@@ -362,6 +370,7 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
             ..Breaker::default()
         });
         destination.policy.key_run = stage.history.key_run;
+        destination.policy.max_attempts = Some(MAX_ATTEMPTS);
         config.destinations.push(destination);
         config.routes.push(Route::new(name, name));
     }
@@ -374,12 +383,18 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
     }
     config.routes.push(Route::to_each("fan", ["a", "b"]));
     if stage.has_route_next(relay) {
-        config.routes.push(Route::new(wants::ROUTED, "a"));
+        let mut names = vec!["a"];
+        if stage.history.has_namesake {
+            let namesake = Destination::new(NAMESAKE, "http://a").expect("a URL");
+            config.destinations.push(namesake);
+            names.push(NAMESAKE);
+        }
+        config.routes.push(Route::to_each(wants::ROUTED, names));
     }
     let has_handlers = !stage.history.settings_differ || stage.has_route_next(relay);
     if stage.history.has_handlers && has_handlers {
         let handlers = Handlers::new().on_topic(HANDLED, |_, _| Ok(()));
-        let handlers = handlers.timeout(SEND_TIMEOUT);
+        let handlers = handlers.timeout(SEND_TIMEOUT).max_attempts(MAX_ATTEMPTS);
         add_groups(&mut config, &[(HANDLED.to_owned(), handlers)]).expect("a group");
     }
     config
@@ -502,6 +517,21 @@ impl<'w> Process<'w> {
     pub(super) fn has_route(&self) -> bool {
         let mut routes = self.shared.config.routes.iter();
         routes.any(|route| route.topic == wants::ROUTED)
+    }
+
+    /// Whether the relay knows that a message is for other relays: for another destination of the same name.
+    pub(super) fn leaves(&self, row: &Row) -> bool {
+        let configured = &self.shared.config.destinations;
+        let is_configured = configured.iter().any(|one| one.name == row.destination);
+        match row.registration {
+            Some(OF_ROUTE) => !is_configured,
+            Some(id) if is_configured => {
+                let registry = self.shared.registered.registry();
+                let named = registry.named(&row.destination);
+                named.is_some_and(|one| one.registration == id)
+            }
+            _ => false,
+        }
     }
 
     pub(super) fn registration(&self) -> Registration {
@@ -1024,7 +1054,8 @@ impl<'w> Stage<'w> {
             (processes[number].shared, processes[number].outcomes.clone())
         };
         while shared.registered.bell.ear.try_recv().is_ok() {}
-        let settle = |job, verdict| {
+        let release_unsent = |job: Job| {
+            let verdict = job.release_unsent();
             let settlement = Settlement::unsent(job, &shared.bulkheads, verdict);
             // The send cannot fail: the other end is here.
             let _ = outcomes.send(settlement);
@@ -1045,8 +1076,7 @@ impl<'w> Stage<'w> {
                 })
             }
             Next::GiveBack(jobs) => {
-                jobs.into_iter()
-                    .for_each(|job| settle(job, Verdict::Released));
+                jobs.into_iter().for_each(release_unsent);
                 now
             }
             Next::Send(job, pass, in_flight) => {
@@ -1077,7 +1107,7 @@ impl<'w> Stage<'w> {
                     }
                     None => {
                         shared.registered.turns().ended(in_flight, None, 1);
-                        settle(job, Verdict::Released);
+                        release_unsent(job);
                     }
                 }
                 now
@@ -1140,6 +1170,18 @@ impl<'w> Stage<'w> {
         }
     }
 
+    /// Notes that a message which names no destination goes to this one. A relay may not know yet that it is disabled.
+    fn note_addressee(&self, message: &Message, customer: &Customer) {
+        let tables = self.tables.borrow();
+        let living = tables.registered.get(&*customer.name);
+        let is_it = living.is_some_and(|one| one.enabled && one.id == customer.registration);
+        if is_it && message.destination.is_empty() {
+            let mut messages = self.messages.borrow_mut();
+            let addressed = &mut messages[number_of(message)].addressed;
+            addressed.insert(customer.registration);
+        }
+    }
+
     fn begin_send(
         &self,
         (number, which): (usize, usize),
@@ -1156,6 +1198,7 @@ impl<'w> Stage<'w> {
                 let of_registered = request.registered.as_ref();
                 if let Some((_, member)) = of_registered.filter(|_| self.is_strict()) {
                     self.check_tenant(number_of(&job.message), member.customer.stamp, name);
+                    self.note_addressee(&job.message, &member.customer);
                 }
             }
             earlier.extend(run.each());
@@ -1213,9 +1256,10 @@ impl<'w> Stage<'w> {
             .map_or(Mood::Well, |(mood, _)| *mood);
         let messages = self.messages.borrow();
         let failed = |code| Outcome::Retry(Failure::new(code, "no"));
+        let addressee = runs.first().map_or("", addressee);
         let of_message = |message: &Message| {
             let truth = &messages[number_of(message)];
-            if mood == Mood::Failing || of(&truth.failed, &message.destination) < truth.fails {
+            if mood == Mood::Failing || of(&truth.failed, addressee) < truth.fails {
                 failed(ReasonCode::ServerError)
             } else if truth.is_refused {
                 let mut failure = Failure::new(ReasonCode::Rejected, "no");
@@ -1300,7 +1344,10 @@ impl<'w> Stage<'w> {
         let message = &job.message;
         let mut messages = self.messages.borrow_mut();
         let truth = &mut messages[number_of(message)];
-        let again = of(&truth.again, &message.destination);
+        // Those that name no destination are counted where they go.
+        let mut names = vec![addressee(job), &message.destination];
+        names.dedup();
+        let again: u32 = names.iter().map(|name| of(&truth.again, name)).sum();
         let of = match outcome {
             Outcome::Delivered(_) => &mut truth.well,
             // No handler was called.
@@ -1309,7 +1356,7 @@ impl<'w> Stage<'w> {
             Outcome::Dead(_) if !truth.is_refused => return,
             _ => &mut truth.failed,
         };
-        let count = of.entry(message.destination.clone()).or_default();
+        let count = of.entry(addressee(job).to_owned()).or_default();
         *count += 1;
         let most = 1 + again;
         let is_twice = *count > most && matches!(outcome, Outcome::Delivered(_));

@@ -19,6 +19,8 @@ pub(super) enum Promise {
     Repeats,
     /// G6: attempts are failed sends and takeovers.
     Attempts,
+    /// A message that was taken over for the first time is sent, if its destination allows another attempt.
+    Takeover,
     /// A due message that has room is claimed in time.
     Late,
     /// The relay reports that nothing is due only if that is true.
@@ -29,7 +31,7 @@ pub(super) enum Promise {
     Again,
     /// R46: registered destinations with waiting messages are served equally.
     Fair,
-    /// R50: a relay disables no destination for a reason of its own.
+    /// R50: a relay disables no destination for a reason of its own, and claims nothing that only others serve.
     Others,
     /// A message of one tenant is not sent to a destination of another.
     Tenant,

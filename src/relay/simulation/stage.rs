@@ -11,14 +11,16 @@ use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant, SystemTime};
 
 use fastrand::Rng;
+use uuid::Uuid;
 
 use super::broken::Broken;
 use super::history::{
-    Act, BAD, Event, HANDLED, History, Item, LENGTH, Mood, New, QUIET, REGISTERED, SEND_TIMEOUT,
+    Act, BAD, Event, HANDLED, History, Item, LENGTH, Mood, NAMESAKE, New, QUIET, REGISTERED,
+    SEND_TIMEOUT,
 };
 use super::process::{Actor, Process, Send, of};
 use super::promises::{Fall, Promise};
-use super::tables::{Changes, Now, Row, Tables, goes_to, micros};
+use super::tables::{Changes, Entry, Now, Row, Tables, goes_to, micros};
 use super::wants;
 use crate::clock::simulated;
 use crate::hand::Hand;
@@ -28,6 +30,7 @@ use crate::relay::written::Settle;
 use crate::store::filters::Evaluated;
 use crate::store::operate::why::WaitReason;
 use crate::store::relay::lease::LeaseId;
+use crate::store::relay::namesakes::OF_ROUTE;
 
 /// The time at which a history begins: the clocks do not start at 0.
 const BEGIN: Duration = Duration::from_secs(100);
@@ -176,6 +179,8 @@ pub(super) struct Truth {
     /// How often an operator has requeued or replayed the message, by destination.
     pub(super) again: BTreeMap<String, u32>,
     pub(super) is_cancelled: bool,
+    /// The registrations to which the message was sent while it named no destination.
+    pub(super) addressed: BTreeSet<Uuid>,
     /// The headers and the time of the first send.
     pub(super) first: Option<(Option<String>, SystemTime)>,
 }
@@ -549,6 +554,8 @@ impl<'w> Stage<'w> {
         self.note_claims(&changes);
         if self.is_strict() {
             self.check_delivered(&changes);
+            self.check_takeovers(&changes);
+            self.check_claims(&changes);
         }
         let mut tables = self.tables.borrow_mut();
         tables.unlock(&changes);
@@ -557,6 +564,38 @@ impl<'w> Stage<'w> {
         if self.is_strict() {
             self.check_alone(&changes);
             self.check_attempts(&changes);
+        }
+    }
+
+    /// Checks that relays leave the messages for other destinations of the same name to others. A settler may continue a key
+    /// while the claimer reads the destinations.
+    fn check_claims(&self, changes: &Changes) {
+        let (tables, processes) = (self.tables.borrow(), self.processes.borrow());
+        let rows = changes.rows.values().flatten();
+        for row in rows.filter(|row| row.ordering_key.is_none()) {
+            let before = tables.rows.get(&row.sequence);
+            let claimed = row
+                .held
+                .filter(|_| before.is_some_and(|one| one.held != row.held));
+            let lease = claimed.map(|held| LeaseId(held.lease));
+            let by = |one: &&Process<'_>| lease.is_some() && one.shared.lease.current() == lease;
+            if processes.iter().find(by).is_some_and(|one| one.leaves(row)) {
+                self.fall(Promise::Others, || {
+                    format!("{row:?} is claimed by a relay that does not serve it")
+                });
+            }
+        }
+    }
+
+    /// Checks that no message is retried because of its first takeover, without a send.
+    fn check_takeovers(&self, changes: &Changes) {
+        let tables = self.tables.borrow();
+        for row in changes.rows.values().flatten() {
+            let before = tables.rows.get(&row.sequence);
+            let was_once = before.is_some_and(|one| one.held.is_some() && !one.is_abandoned);
+            if was_once && row.is_abandoned && row.held.is_none() {
+                self.fall(Promise::Takeover, || format!("{row:?} waits unsent"));
+            }
         }
     }
 
@@ -1601,6 +1640,8 @@ impl<'w> Stage<'w> {
                 && row.waits_for(other)
         };
         let waits_for_room = |row: &Row| match tables.reason(&facts, row, micros) {
+            // No relay may have the namesake in its settings.
+            _ if row.registration == Some(OF_ROUTE) => false,
             WaitReason::NoRoom { .. } | WaitReason::NoRelay { .. } => true,
             // One relay alone has a route, and only at each second start.
             WaitReason::NotServed { .. } => !self.history.settings_differ,
@@ -1774,6 +1815,7 @@ impl<'w> Stage<'w> {
             return;
         }
         self.check_recipients(&tables);
+        self.check_addressees(&tables);
         for (id, truth) in self.messages.borrow().iter().enumerate() {
             let entries: Vec<_> = tables
                 .ledger
@@ -1814,6 +1856,22 @@ impl<'w> Stage<'w> {
         }
     }
 
+    /// Checks that no message was settled as one that nobody wants after it was sent to a destination that still exists.
+    fn check_addressees(&self, tables: &Tables) {
+        let messages = self.messages.borrow();
+        let is_there = |id: &Uuid| tables.registered.values().any(|one| one.id == *id);
+        let has_no_subscriber = |entry: &&Entry| {
+            let truth = &messages[entry.row.id];
+            let was_addressed = truth.addressed.iter().any(is_there);
+            entry.is_delivered && entry.to.is_empty() && was_addressed && truth.again.is_empty()
+        };
+        if let Some(entry) = tables.ledger.iter().find(has_no_subscriber) {
+            self.fall(Promise::Address, || {
+                format!("{entry:?} was sent to a destination, and ended without a subscriber")
+            });
+        }
+    }
+
     /// Checks that each message for registered destinations has reached those that want it, and no others.
     fn check_recipients(&self, tables: &Tables) {
         if !self.history.has_same_recipients() {
@@ -1829,7 +1887,11 @@ impl<'w> Stage<'w> {
             let is_fanned_out = entry.is_delivered || !entry.row.destination.is_empty();
             let of = reached.entry((entry.row.id, entry.row.topic)).or_default();
             of.insert(if is_fanned_out {
-                &entry.row.destination
+                if entry.row.topic == wants::TOPIC {
+                    &entry.to
+                } else {
+                    &entry.row.destination
+                }
             } else {
                 "*"
             });
@@ -1854,6 +1916,8 @@ impl<'w> Stage<'w> {
             // A message that only the route of a topic gets needs no row for the route's destination. A replay names it.
             let is_whole = wanted.is_empty() && reached.contains("");
             wanted.extend((topic == wants::ROUTED).then_some("a"));
+            let has_namesake = topic == wants::ROUTED && self.history.has_namesake;
+            wanted.extend(has_namesake.then_some(NAMESAKE));
             let named = reached.iter().copied().filter(|name| !name.is_empty());
             let is_so = match is_whole {
                 true => named.collect::<BTreeSet<_>>().is_subset(&wanted),

@@ -19,7 +19,7 @@ use crate::registered_destination::RegisteredDestination;
 use crate::relay::planner::Part;
 use crate::relay::registered;
 use crate::relay::registry::Registry;
-use crate::relay::settlement::{Kind, Settlement, failed};
+use crate::relay::settlement::{Kind, Settlement, delivered, failed};
 use crate::relay::written::{Settle, Written};
 use crate::routes::{Refuses, Routes, Serves};
 use crate::status::ReasonCode;
@@ -85,6 +85,8 @@ pub(super) struct Dead {
 pub(super) struct Entry {
     /// The row when it was settled.
     pub(super) row: Row,
+    /// The destination that the message was for, even if the row names none.
+    pub(super) to: String,
     pub(super) is_delivered: bool,
     pub(super) at: i64,
 }
@@ -172,6 +174,7 @@ pub(super) struct Registered {
     pub(super) stamp: i64,
     /// When the transaction that registered it began.
     pub(super) created_at: i64,
+    updated_at: i64,
 }
 
 /// The destination of a message; empty if the message is fanned out or goes nowhere.
@@ -198,6 +201,7 @@ impl Row {
             destination: self.destination.clone(),
             ordering_key: self.ordering_key.map(str::to_owned),
             available_at: diesel::pg::data_types::PgTimestamp(self.available_at),
+            registration: self.registration,
         }
     }
 
@@ -278,6 +282,15 @@ impl Tables {
         self.rows
             .values()
             .filter(|row| !self.locked.contains(&row.sequence))
+    }
+
+    /// Whether a row is free, and not left to other relays.
+    fn can_be_taken(&self, by: Claimant<'_>, row: &Row) -> bool {
+        let namesakes = by
+            .namesakes
+            .filter(|_| self.broken != Some(Broken::ClaimsForNamesakes));
+        let is_left = namesakes.is_some_and(|one| one.leave(&row.destination, row.registration));
+        row.is_free(by.expired) && !is_left
     }
 
     fn is_locked(&self, row: &Row) -> bool {
@@ -419,7 +432,7 @@ impl Tables {
         gone.into_iter().collect()
     }
 
-    /// Registers a destination in a transaction that began at this time, or changes it.
+    /// Registers a destination in a transaction that began at this time, or changes it at this time.
     pub(super) fn put(&mut self, name: &'static str, enabled: bool, began: i64) {
         self.last_stamp += 1;
         let stamp = self.last_stamp;
@@ -439,6 +452,7 @@ impl Tables {
             tenant,
             stamp,
             created_at,
+            updated_at: began,
         };
         self.registered.insert(name, registered);
         self.removed.remove(name);
@@ -512,6 +526,11 @@ impl Tables {
                 row.tenant_id = self.tenants.get(&one.stamp).copied();
                 row.created_at = (broken != Some(Broken::GivesWhatIsEarlier))
                     .then(|| UNIX_EPOCH + Duration::from_micros(one.created_at.unsigned_abs()));
+                let updated_at = match broken {
+                    Some(Broken::ForgetsAddressees) => 0,
+                    _ => one.updated_at.unsigned_abs(),
+                };
+                row.updated_at = Some(UNIX_EPOCH + Duration::from_micros(updated_at));
                 match broken {
                     Some(Broken::OverlooksTenants) => row.tenant_id = None,
                     Some(Broken::RefusesForAll) if is_strict && *name == REGISTERED[0] => {
@@ -596,7 +615,7 @@ impl Tables {
         let mut found = Vec::new();
         for lane in lanes {
             let free = self.in_lane(lane, now.micros).into_iter();
-            let free = free.filter(|row| row.is_free(by.expired) && !self.is_locked(row));
+            let free = free.filter(|row| self.can_be_taken(by, row) && !self.is_locked(row));
             found.extend(free.take(lane.room));
         }
         let left = found.split_off(room.min(found.len()));
@@ -617,7 +636,7 @@ impl Tables {
             sequences.contains(&row.sequence)
                 && row.ordering_key.is_none()
                 && row.available_at <= now.micros
-                && row.is_free(by.expired)
+                && self.can_be_taken(by, row)
         };
         let found: Vec<&Row> = self.others().filter(is_chosen).collect();
         self.take(by, &found, false, now, changes)
@@ -644,15 +663,12 @@ impl Tables {
                 .map(|row| (row.sequence, self.reason(&facts, row, now.micros)));
             (changes.misled).extend(told.filter(|(_, told)| is_held_up(told)));
         }
+        // By the settings of the relays, each attempt is the last one.
+        let is_last = self.broken == Some(Broken::TakesOverByOwnLimit);
         let claimed = found.iter().map(|row| {
             let taken_over = match row.held {
                 None => TakenOver::No,
-                Some(_)
-                    if row.is_abandoned
-                        || i64::from(row.attempts) + 1 >= i64::from(by.max_attempts) =>
-                {
-                    TakenOver::Again
-                }
+                Some(_) if row.is_abandoned || is_last => TakenOver::Again,
                 Some(_) => TakenOver::Once,
             };
             let is_once = taken_over == TakenOver::Once;
@@ -721,6 +737,7 @@ impl Tables {
                     && other.available_at <= now.micros
                     && !self.locked.contains(&other.sequence)
                     && other.held.is_none()
+                    && self.can_be_taken(by, other)
                     && other.attempts == 0
                     && mine.is_not_kept_back(other, None)
                     && mine.none_before(other, |one| one.destination.is_empty() != names_none);
@@ -763,7 +780,9 @@ impl Tables {
             payload,
             headers: row.headers.map(|value| format!(r#"{{"h":"{value}"}}"#)),
             ordering_key: row.ordering_key.map(str::to_owned),
-            idempotency_key: row.id.to_string(),
+            // Messages without a key of their own have their id.
+            idempotency_key: (row.idempotency_key.clone())
+                .unwrap_or_else(|| Uuid::from_u128(row.id as u128).to_string()),
             tenant_id: wants::tenant_of(row.id).filter(|_| self.has_tenants),
             created_at: UNIX_EPOCH + Duration::from_micros(row.occurred_at.unsigned_abs()),
             occurred_at: Some(UNIX_EPOCH + Duration::from_micros(row.occurred_at.unsigned_abs())),
@@ -958,7 +977,7 @@ impl Tables {
         for (lane, goes_to) in lanes.iter().zip(goes_to) {
             let mut count = 0;
             for (place, row) in (1..).zip(self.in_lane(lane, now)) {
-                if row.is_free(by.expired) && self.is_first(row, Some(goes_to)) {
+                if self.can_be_taken(by, row) && self.is_first(row, Some(goes_to)) {
                     count += 1;
                     due.push(Candidate {
                         sequence: row.sequence,
@@ -994,7 +1013,7 @@ impl Tables {
             };
             let can_be_claimed = row.available_at <= now.micros
                 && !self.locked.contains(&row.sequence)
-                && row.is_free(by.expired)
+                && self.can_be_taken(by, row)
                 && (self.is_first(row, Some(&one.goes_to))
                     || matches!(
                         broken,
@@ -1239,11 +1258,12 @@ impl Tables {
             if changes.rows.contains_key(&row.sequence) {
                 continue;
             }
-            let entry = |attempts, is_delivered| Entry {
+            let entry = |attempts, to: &str, is_delivered| Entry {
                 row: Row {
                     attempts: row.attempts + attempts,
                     ..freed(&row)
                 },
+                to: to.to_owned(),
                 is_delivered,
                 at: now,
             };
@@ -1270,7 +1290,8 @@ impl Tables {
             let after = match kind {
                 Kind::Delivered | Kind::NoSubscriber => {
                     if broken != Some(Broken::ForgetsWhatIsDelivered) {
-                        changes.ledger.push(entry(1, true));
+                        let to = delivered(one, settle.bulkheads).map(|one| one.destination);
+                        changes.ledger.push(entry(1, &to.unwrap_or_default(), true));
                     }
                     None
                 }
@@ -1307,7 +1328,8 @@ impl Tables {
                     let Some(failed) = failed(dying, settle.bulkheads) else {
                         continue;
                     };
-                    changes.ledger.push(entry(failed.attempt as i32, false));
+                    let (attempts, to) = (failed.attempt as i32, &failed.destination);
+                    changes.ledger.push(entry(attempts, to, false));
                     changes.dead.push(Dead {
                         blocks_key: failed.blocks_key && row.ordering_key.is_some(),
                         row: Row {
@@ -1431,6 +1453,7 @@ impl Tables {
             keys.extend(row.ordering_key);
             let (row, is_delivered) = (freed(&row), false);
             self.ledger.push(Entry {
+                to: row.destination.clone(),
                 row,
                 is_delivered,
                 at: now,
@@ -1566,6 +1589,7 @@ impl Tables {
                 && !self.locked.contains(&row.sequence)
                 && !closed.iter().any(|topic| topic == row.topic)
                 && row.held.is_none()
+                && self.can_be_taken(by, row)
                 && mine.is_not_kept_back(row, None)
                 && (names_none || mine.none_before(row, |other| other.destination.is_empty()))
                 && (!names_none || !mine.rows.values().any(elsewhere));

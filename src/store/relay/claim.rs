@@ -26,6 +26,7 @@ use diesel::sql_types::{Array, BigInt, Integer, Nullable, Record, Text, Timestam
 use diesel::{PgConnection, select, update};
 
 use super::lease::{LeaseId, at_work};
+use super::namesakes::{Namesakes, is_not_left};
 use super::registrations;
 use crate::message::{MAX_ROW_BYTES, Message};
 use crate::name::OutboxName;
@@ -109,7 +110,7 @@ pub(crate) enum TakenOver {
     No,
     /// Taken over for the first time: an attempt is counted, and the message is sent at once.
     Once,
-    /// Taken over again, or at the last attempt: the message must be settled as a failed attempt.
+    /// Taken over again, without an attempt in between: the message must be settled as a failed attempt.
     Again,
 }
 
@@ -146,11 +147,12 @@ pub(crate) struct Claimant<'a> {
     pub(crate) lease: LeaseId,
     /// Expired leases, whose messages may be taken.
     pub(crate) expired: &'a [i64],
-    pub(crate) max_attempts: u32,
     /// The most bytes of payloads and headers in a claim, without the last message. A claim takes at least one message.
     pub(crate) bytes: usize,
     /// How far runs go. `None`: a claim takes one message of a key.
     pub(crate) runs: Option<&'a dyn Runs>,
+    /// Which messages are left to other relays, if some may be.
+    pub(crate) namesakes: Option<&'a Namesakes>,
 }
 
 impl Claimant<'_> {
@@ -225,7 +227,7 @@ pub(crate) fn claim<'a>(
             .filter(is_in(lane))
             .filter(candidate::ordering_key.is_null())
             .filter(is_due())
-            .filter(is_free(claimant.expired))
+            .filter(can_be_taken(claimant))
             .order((candidate::available_at, candidate::sequence))
             .limit(as_bigint(lane.room))
     };
@@ -260,7 +262,7 @@ pub(crate) fn claim_chosen(
         .filter(candidate::sequence.eq_any(sequences))
         .filter(candidate::ordering_key.is_null())
         .filter(is_due())
-        .filter(is_free(claimant.expired))
+        .filter(can_be_taken(claimant))
         .order(candidate::sequence)
         .select(facts())
         .for_no_key_update()
@@ -272,6 +274,15 @@ pub(crate) fn claim_chosen(
 /// Due when the transaction began: an index scan can end at `now()`, but not at `clock_timestamp()`.
 pub(super) fn is_due() -> On<'static, candidate::table> {
     Box::new(candidate::available_at.le(now()))
+}
+
+/// Free, and not left to other relays.
+pub(super) fn can_be_taken(claimant: Claimant<'_>) -> On<'_, candidate::table> {
+    let is_free = is_free(claimant.expired);
+    match claimant.namesakes {
+        Some(namesakes) => Box::new(is_free.and(is_not_left(namesakes))),
+        None => is_free,
+    }
 }
 
 /// Held by no lease, or by an expired lease. The expired leases are values: a subquery would keep the old snapshot if
@@ -300,8 +311,8 @@ pub(super) struct LockedRow {
     pub(super) bytes: usize,
 }
 
-/// Sequence, bytes of the payload, bytes of the headers, holder, attempts, code of the last error.
-type Facts = (i64, i32, Option<i32>, Option<i64>, i32, Option<String>);
+/// Sequence, bytes of the payload, bytes of the headers, holder, code of the last error.
+type Facts = (i64, i32, Option<i32>, Option<i64>, Option<String>);
 
 /// The SQL types of [`Facts`].
 type FactsSql = (
@@ -309,7 +320,6 @@ type FactsSql = (
     Integer,
     Nullable<Integer>,
     Nullable<BigInt>,
-    Integer,
     Nullable<Text>,
 );
 
@@ -319,23 +329,21 @@ pub(super) fn facts() -> On<'static, candidate::table, Record<FactsSql>> {
         octet_length(candidate::payload.cast::<Text>()),
         maybe_octet_length(candidate::headers.cast::<Nullable<Text>>()),
         candidate::locked_by,
-        candidate::attempts,
         candidate::last_error_code,
     );
     Box::new(facts.into_sql::<Record<FactsSql>>())
 }
 
 impl LockedRow {
-    fn new(facts: Facts, max_attempts: u32) -> Self {
-        let (sequence, payload, headers, holder, attempts, error) = facts;
-        let is_last = i64::from(attempts) + 1 >= i64::from(max_attempts);
+    fn new(facts: Facts) -> Self {
+        let (sequence, payload, headers, holder, error) = facts;
         let was_abandoned = error.as_deref() == Some(ReasonCode::Abandoned.as_str());
         let bytes = i64::from(payload) + i64::from(headers.unwrap_or(0));
         Self {
             sequence,
             taken_over: match holder {
                 None => TakenOver::No,
-                Some(_) if is_last || was_abandoned => TakenOver::Again,
+                Some(_) if was_abandoned => TakenOver::Again,
                 Some(_) => TakenOver::Once,
             },
             bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
@@ -401,9 +409,7 @@ pub(super) fn lock(
         .get_result::<Vec<Facts>>(conn)
         .optional()?;
     let found = found.into_iter().flatten();
-    Ok(found
-        .map(|facts| LockedRow::new(facts, claimant.max_attempts))
-        .collect())
+    Ok(found.map(LockedRow::new).collect())
 }
 
 /// The number of candidates to claim, from the first: up to the candidate that reaches `bytes`.

@@ -3,37 +3,51 @@
 use std::time::Duration;
 
 use diesel::PgConnection;
-use diesel::prelude::{ExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl};
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl,
+};
 use diesel::result::QueryResult;
 
+use super::namesakes::{Namesakes, is_not_left};
 use crate::name::OutboxName;
 use crate::store::looking::looking_briefly;
-use crate::store::sql::{interval, now};
+use crate::store::sql::{On, interval, now};
 use crate::store::statement::unprepared;
-use crate::store::table::outbox;
+use crate::store::table::candidate;
 
 /// The time limit of the check.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// Claimed by no relay, and not left to others.
+fn is_free(namesakes: Option<&Namesakes>) -> On<'_, candidate::table> {
+    let is_free = candidate::locked_by.is_null();
+    match namesakes {
+        Some(namesakes) => Box::new(is_free.and(is_not_left(namesakes))),
+        None => Box::new(is_free),
+    }
+}
+
 /// Whether a lane (the waiting messages of one topic and destination) has a message without an ordering key that has
-/// been due for `due_for`, is not claimed, and could be locked. Also `false` if the check takes too long.
+/// been due for `due_for`, is not claimed, could be locked, and is not left to other relays. Also `false` if the check takes
+/// too long.
 pub(crate) fn is_claimable(
     conn: &mut PgConnection,
     name: &OutboxName,
     topic: &str,
     destination: &str,
+    namesakes: Option<&Namesakes>,
     due_for: Duration,
 ) -> QueryResult<bool> {
     let found = looking_briefly(conn, PATIENCE, |conn| {
-        let first = outbox::table(name.outbox())
-            .filter(outbox::ordering_key.is_null())
-            .filter(outbox::topic.eq(topic))
-            .filter(outbox::destination.eq(destination))
-            .filter(outbox::available_at.le(now() - interval(due_for)))
-            .filter(outbox::locked_by.is_null())
-            .order((outbox::available_at, outbox::sequence))
+        let first = candidate::table(name.outbox())
+            .filter(candidate::ordering_key.is_null())
+            .filter(candidate::topic.eq(topic))
+            .filter(candidate::destination.eq(destination))
+            .filter(candidate::available_at.le(now() - interval(due_for)))
+            .filter(is_free(namesakes))
+            .order((candidate::available_at, candidate::sequence))
             .limit(1)
-            .select(outbox::sequence)
+            .select(candidate::sequence)
             .for_no_key_update()
             .skip_locked();
         unprepared(first).get_result::<i64>(conn).optional()
@@ -67,7 +81,7 @@ mod tests {
         ))
         .expect("an outbox");
         let ask = |conn: &mut PgConnection, topic| {
-            is_claimable(conn, &name, topic, "", Duration::from_secs(60)).expect("an answer")
+            is_claimable(conn, &name, topic, "", None, Duration::from_secs(60)).expect("an answer")
         };
         let found = ["late", "new", "keyed", "none"].map(|topic| ask(&mut conn, topic));
         assert_eq!(found, [true, false, false, false]);

@@ -8,7 +8,7 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, IntoSql, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::select;
-use diesel::sql_types::{BigInt, Nullable, Record, Text, Timestamptz};
+use diesel::sql_types::{BigInt, Nullable, Record, Text, Timestamptz, Uuid};
 
 use super::claim::{as_bigint, is_due, is_free};
 use super::ordered::is_first;
@@ -42,6 +42,7 @@ pub(crate) fn late(
         candidate::destination,
         candidate::ordering_key,
         candidate::available_at,
+        candidate::registration,
     );
     let free = candidate::table(name.outbox())
         .filter(candidate::sequence.gt(look.behind.unwrap_or(i64::MAX)))
@@ -51,7 +52,7 @@ pub(crate) fn late(
         .filter(candidate::ordering_key.is_null().or(has_its_turn))
         .order(candidate::sequence)
         .limit(as_bigint(PAGE))
-        .select(facts.into_sql::<Record<(BigInt, Text, Text, Nullable<Text>, Timestamptz)>>());
+        .select(facts.into_sql::<Record<ColumnsSql>>());
     let newest = other::table(name.outbox())
         .filter(other::sequence.gt(look.known))
         .order(other::sequence.desc())
@@ -71,6 +72,16 @@ pub(crate) fn late(
         ..Page::of_sequences(free.into_iter().map(Free::from).collect())
     })
 }
+
+/// The SQL types of [`Columns`].
+type ColumnsSql = (
+    BigInt,
+    Text,
+    Text,
+    Nullable<Text>,
+    Timestamptz,
+    Nullable<Uuid>,
+);
 
 /// Text: Diesel has no type for transaction numbers.
 fn number_of(bound: &str) -> SqlLiteral<BigInt> {

@@ -38,8 +38,8 @@ pub(crate) use self::next::{claim_next, deliver_and_claim_next};
 
 use self::run::claim_behind;
 use super::claim::{
-    ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, claim_from, concatenated,
-    facts, is_due, is_free, is_in,
+    ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, can_be_taken, claim_from,
+    concatenated, facts, is_due, is_in,
 };
 use super::keyed_lock::try_lock;
 use super::lease::LeaseId;
@@ -214,9 +214,9 @@ pub(crate) fn due(
         .zip(lanes.iter().zip(goes_to.iter().copied()))
         .collect();
     for part in numbered.chunks(ARRAYS_AT_ONCE) {
-        let seen = part.iter().map(|(number, (lane, goes_to))| {
-            seen_in(name, claimant.expired, *number, lane, goes_to)
-        });
+        let seen = part
+            .iter()
+            .map(|(number, (lane, goes_to))| seen_in(name, claimant, *number, lane, goes_to));
         let Some(seen) = concatenated(seen) else {
             continue;
         };
@@ -232,12 +232,12 @@ pub(crate) fn due(
 /// The first messages of a lane after its position, whether they can be claimed or not.
 fn seen_in<'a>(
     name: &OutboxName,
-    expired: &'a [i64],
+    claimant: Claimant<'a>,
     number: i32,
     lane: &'a Lane,
     goes_to: &'a str,
 ) -> On<'a, NoFromClause, Array<Record<DueRow>>> {
-    let can_be_claimed = is_free(expired).and(is_first(name, Some(goes_to)));
+    let can_be_claimed = can_be_taken(claimant).and(is_first(name, Some(goes_to)));
     let seen = (
         number,
         candidate::sequence,
@@ -300,7 +300,7 @@ pub(crate) fn claim(
             }
             let chosen = part
                 .iter()
-                .map(|(goes_to, sequences)| chosen_for(name, claimant.expired, goes_to, sequences));
+                .map(|(goes_to, sequences)| chosen_for(name, claimant, goes_to, sequences));
             let claimant = Claimant { bytes, ..claimant };
             let more = claim_from(conn, name, claimant, [chosen.collect()], usize::MAX)?;
             if !more.claimed.is_empty() {
@@ -317,16 +317,16 @@ pub(crate) fn claim(
 /// The messages that may be claimed for a destination.
 fn chosen_for<'a>(
     name: &OutboxName,
-    expired: &'a [i64],
+    claimant: Claimant<'a>,
     goes_to: &'a str,
     sequences: &'a [i64],
 ) -> Candidates<'a> {
     let chosen = candidate::table(name.outbox())
         .filter(candidate::sequence.eq_any(sequences))
         .filter(is_due())
-        .filter(is_free(expired))
+        .filter(can_be_taken(claimant))
         .filter(is_first(name, Some(goes_to)))
-        .filter(is_alone(name, expired, goes_to))
+        .filter(is_alone(name, claimant.expired, goes_to))
         .filter(is_not_kept_back(name, Some(goes_to)))
         .order(candidate::sequence)
         .select(facts())
@@ -357,9 +357,9 @@ pub(crate) fn claim_one(
     let claimant = Claimant {
         lease,
         expired: &[],
-        max_attempts: u32::MAX,
         bytes: usize::MAX,
         runs: None,
+        namesakes: None,
     };
     let look = vec![Box::new(array(one)) as Candidates<'_>];
     let batch = conn.transaction(|conn| claim_from(conn, name, claimant, [look], 1))?;

@@ -2,6 +2,7 @@
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::Queryable;
+use uuid::Uuid;
 
 use super::claim::{Position, Stream, Topic};
 use super::ordered::Key;
@@ -66,6 +67,8 @@ pub(crate) struct Free {
     pub(crate) destination: String,
     pub(crate) ordering_key: Option<String>,
     pub(crate) available_at: PgTimestamp,
+    /// The registration that the message is addressed to.
+    pub(crate) registration: Option<Uuid>,
 }
 
 impl Free {
@@ -104,16 +107,25 @@ impl Free {
 }
 
 /// The columns of a [`Free`], as one record.
-pub(super) type Columns = (i64, String, String, Option<String>, PgTimestamp);
+pub(super) type Columns = (
+    i64,
+    String,
+    String,
+    Option<String>,
+    PgTimestamp,
+    Option<Uuid>,
+);
 
 impl From<Columns> for Free {
-    fn from((sequence, topic, destination, ordering_key, available_at): Columns) -> Self {
+    fn from(columns: Columns) -> Self {
+        let (sequence, topic, destination, ordering_key, available_at, registration) = columns;
         Self {
             sequence,
             topic,
             destination,
             ordering_key,
             available_at,
+            registration,
         }
     }
 }

@@ -35,6 +35,7 @@ pub(crate) fn free(
             outbox::destination,
             outbox::ordering_key,
             outbox::available_at,
+            outbox::registration,
         ))
         .load(conn)?;
     Ok(Page::of_sequences(found))

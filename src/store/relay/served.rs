@@ -157,6 +157,26 @@ pub(crate) fn server_of(
     Ok(found)
 }
 
+/// The name of a running relay whose settings have a destination, or a group of handlers, of this name.
+pub(crate) fn relay_with(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+) -> QueryResult<Option<String>> {
+    let rows: Vec<(String, MaybeJson)> = leases(name)
+        .filter(lease::serves.is_not_null())
+        .filter(is_not_over())
+        .order(lease::id)
+        .select((lease::relay, lease::serves))
+        .load(conn)?;
+    let has = |(relay, json): (String, MaybeJson)| {
+        let names = Serves::from_json(&Option::<String>::from(json)?)?.names();
+        let has = names.iter().any(|one| one == destination);
+        has.then_some(relay)
+    };
+    Ok(rows.into_iter().find_map(has))
+}
+
 impl Served {
     /// What these active relays serve and refuse, without registered destinations.
     pub(crate) fn by_relays(relays: impl Iterator<Item = (String, Serves, Refuses)>) -> Self {

@@ -48,6 +48,7 @@ pub(crate) fn expired(
                 candidate::destination,
                 candidate::ordering_key,
                 candidate::available_at,
+                candidate::registration,
             ),
             candidate::expires_at.le(clock_timestamp().nullable()),
         ));

@@ -4,7 +4,7 @@
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text, Timestamptz, Uuid};
 use diesel::{PgConnection, RunQueryDsl};
 
 use super::claim::as_bigint;
@@ -25,6 +25,8 @@ struct HeadRow {
     sequence: i64,
     #[diesel(sql_type = Timestamptz)]
     available_at: PgTimestamp,
+    #[diesel(sql_type = Nullable<Uuid>)]
+    registration: Option<uuid::Uuid>,
     #[diesel(sql_type = Bool)]
     is_free: bool,
     #[diesel(sql_type = BigInt)]
@@ -41,7 +43,7 @@ pub(crate) fn walk(
 ) -> QueryResult<Page> {
     let step = |from: &str| {
         format!(
-            "SELECT o.ordering_key, o.destination, o.topic, o.sequence, o.available_at, {IS_FREE} AS is_free
+            "SELECT o.ordering_key, o.destination, o.topic, o.sequence, o.available_at, o.registration, {IS_FREE} AS is_free
                FROM {outbox} o
               WHERE o.ordering_key IS NOT NULL AND (o.ordering_key, o.destination) {from}
               ORDER BY o.ordering_key, o.destination, {PLACE} LIMIT 1",
@@ -83,7 +85,7 @@ pub(crate) fn first_of(
         "SELECT first.*, 0::bigint AS n
            FROM unnest($2::text[], $3::text[]) AS k(ordering_key, destination)
           CROSS JOIN LATERAL (
-            SELECT o.ordering_key, o.destination, o.topic, o.sequence, o.available_at, {IS_FREE} AS is_free
+            SELECT o.ordering_key, o.destination, o.topic, o.sequence, o.available_at, o.registration, {IS_FREE} AS is_free
               FROM {outbox} o
              WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination
              ORDER BY {PLACE} LIMIT 1
@@ -120,6 +122,7 @@ fn page(rows: Vec<HeadRow>, next: Option<Place>) -> Page {
         destination: row.destination,
         ordering_key: Some(row.ordering_key),
         available_at: row.available_at,
+        registration: row.registration,
     };
     let found = rows.into_iter().filter(|row| row.is_free).map(free);
     Page {

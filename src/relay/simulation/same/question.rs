@@ -32,7 +32,6 @@ pub(super) struct Question {
     pub(super) expired: Vec<usize>,
     /// In the order of their sequences, without duplicates.
     pub(super) claims: Vec<usize>,
-    pub(super) max_attempts: u32,
     pub(super) bytes: usize,
     /// The most messages that are claimed behind another.
     pub(super) behind: usize,
@@ -165,7 +164,6 @@ impl<'a> Dice<'a> {
             lease,
             expired: self.expired(),
             claims,
-            max_attempts: self.rng.u32(2..5),
             bytes: self.one(&BYTES),
             behind: self.rng.usize(..4),
             is_run: self.one_in(2),

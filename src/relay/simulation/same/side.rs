@@ -236,9 +236,9 @@ impl<'a, D: Database> Side<'a, D> {
         let by = Claimant {
             lease,
             expired: &expired,
-            max_attempts: question.max_attempts,
             bytes: question.bytes,
             runs: Some(&behind),
+            namesakes: None,
         };
         let db = &mut self.db;
         Ok(match &question.ask {
@@ -356,6 +356,7 @@ impl<'a, D: Database> Side<'a, D> {
                     group: &group,
                     keys: &keys,
                     closed,
+                    namesakes: None,
                     bytes: question.bytes,
                     piece: Piece {
                         parts: *parts,

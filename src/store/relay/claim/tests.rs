@@ -28,7 +28,7 @@ fn sequences(conn: &mut PgConnection, name: &OutboxName) -> Vec<i64> {
 }
 
 fn found(sequence: i64, bytes: i32) -> LockedRow {
-    LockedRow::new((sequence, bytes, None, None, 0, None), 3)
+    LockedRow::new((sequence, bytes, None, None, None))
 }
 
 /// R48
@@ -44,10 +44,7 @@ fn a_claim_ends_with_the_message_that_fills_it() {
     assert_eq!(count(&[100, 1], 10), 1, "at least one");
     assert_eq!(count(&[0, 0, i32::MAX, 1], 1), 3);
     assert_eq!(count(&[i32::MAX; 4], usize::MAX), 4);
-    let with_headers = [
-        LockedRow::new((1, 4, Some(6), None, 0, None), 3),
-        found(2, 1),
-    ];
+    let with_headers = [LockedRow::new((1, 4, Some(6), None, None)), found(2, 1)];
     assert_eq!(how_many_fit(&with_headers, 10), 1);
 }
 
@@ -57,9 +54,9 @@ fn a_claim_is_one_statement_only_if_it_cannot_be_too_large_and_no_message_is_hel
     let claimant = |bytes, expired| Claimant {
         lease: LeaseId(1),
         expired,
-        max_attempts: 3,
         bytes,
         runs: None,
+        namesakes: None,
     };
     let bytes = 16 * 1024 * 1024;
     assert!(claimant(bytes, &[]).has_space_for_any(15));
@@ -72,16 +69,15 @@ fn a_claim_is_one_statement_only_if_it_cannot_be_too_large_and_no_message_is_hel
 /// G6
 #[test]
 fn a_message_of_a_dead_relay_is_sent_once_more_and_then_counts_as_failed() {
-    let taken_over = |holder, attempts, error: Option<&str>| {
-        let facts = (1, 1, None, holder, attempts, error.map(str::to_owned));
-        LockedRow::new(facts, 3).taken_over
+    let taken_over = |holder, error: Option<&str>| {
+        let facts = (1, 1, None, holder, error.map(str::to_owned));
+        LockedRow::new(facts).taken_over
     };
-    assert_eq!(taken_over(None, 0, None), TakenOver::No);
-    assert_eq!(taken_over(None, 2, Some("ABANDONED")), TakenOver::No);
-    assert_eq!(taken_over(Some(7), 0, None), TakenOver::Once);
-    assert_eq!(taken_over(Some(7), 1, Some("HTTP_500")), TakenOver::Once);
-    assert_eq!(taken_over(Some(7), 1, Some("ABANDONED")), TakenOver::Again);
-    assert_eq!(taken_over(Some(7), 2, None), TakenOver::Again, "the last");
+    assert_eq!(taken_over(None, None), TakenOver::No);
+    assert_eq!(taken_over(None, Some("ABANDONED")), TakenOver::No);
+    assert_eq!(taken_over(Some(7), None), TakenOver::Once);
+    assert_eq!(taken_over(Some(7), Some("HTTP_500")), TakenOver::Once);
+    assert_eq!(taken_over(Some(7), Some("ABANDONED")), TakenOver::Again);
 }
 
 fn lane(topic: &str, room: usize) -> Lane {
@@ -109,9 +105,9 @@ fn many_lanes_give_what_they_are_asked_for_and_together_no_more_than_there_is_ro
     let claimant = Claimant {
         lease,
         expired: &[],
-        max_attempts: 3,
         bytes: usize::MAX,
         runs: None,
+        namesakes: None,
     };
     let lanes: Vec<Lane> = (0..20).map(|n| lane(&format!("topic-{n}"), n)).collect();
     let batch = claim(&mut conn, name, claimant, &lanes, 200).expect("a claim");
@@ -170,9 +166,9 @@ fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
         let claimant = |bytes| Claimant {
             lease,
             expired: &[],
-            max_attempts: 3,
             bytes,
             runs: None,
+            namesakes: None,
         };
         for (bytes, count, is_cut) in [
             // The small message, and the first large one.
@@ -216,9 +212,9 @@ fn a_claim_skips_what_another_one_has_locked() {
         let claimant = Claimant {
             lease,
             expired: &[],
-            max_attempts: 3,
             bytes: usize::MAX,
             runs: None,
+            namesakes: None,
         };
         let batch = claim(conn, name, claimant, &lanes, room).expect("a claim");
         let sequences = batch.claimed.into_iter();
@@ -253,9 +249,9 @@ fn a_claim_that_cannot_find_out_what_was_delivered_counts_as_one_without_an_answ
             let claimant = Claimant {
                 lease,
                 expired: &[],
-                max_attempts: 3,
                 bytes: usize::MAX,
                 runs: None,
+                namesakes: None,
             };
             let lanes = [lane("topic", 1)];
             let claim = claim(conn, name, claimant, &lanes, 1);

@@ -25,10 +25,9 @@ use crate::name::OutboxName;
 use crate::status::Status;
 use crate::store::live::LiveRow;
 use crate::store::relay::claim::{
-    Batch, Candidates, Claimant, Sequences, TakenOver, claim_from, facts, is_free, take_at_once,
-    take_these,
+    Batch, Candidates, Claimant, Sequences, TakenOver, can_be_taken, claim_from, facts,
+    take_at_once, take_these,
 };
-use crate::store::relay::lease::LeaseId;
 use crate::store::relay::settle::{Delivered, delivering};
 use crate::store::sql::{On, clock_timestamp};
 use crate::store::statement::Statement;
@@ -52,7 +51,7 @@ pub(crate) fn claim_next(
     let first = AnyFirstOf::new(name, keys.iter(), None);
     let next = candidate::table(name.outbox())
         .filter(candidate::sequence.eq(first))
-        .filter(may_follow(name, claimant.expired, closed))
+        .filter(may_follow(name, claimant, closed))
         .order(candidate::sequence);
     let mut batch = if claimant.has_space_for_any(keys.len()) {
         let next = next.select(candidate::sequence);
@@ -70,18 +69,18 @@ pub(crate) fn claim_next(
 /// Whether the first message of a key can be claimed.
 fn may_follow<'a>(
     name: &OutboxName,
-    expired: &'a [i64],
+    claimant: Claimant<'a>,
     closed: &'a [String],
 ) -> On<'a, candidate::table> {
     let is_open = candidate::available_at
         .le(clock_timestamp())
         .and(candidate::topic.ne_all(closed));
-    let parts_elsewhere = names(None).and(is_before().or(is_held(expired)));
+    let parts_elsewhere = names(None).and(is_before().or(is_held(claimant.expired)));
     let none_for_all = none_before(name, Box::new(other::destination.eq("")));
     let none_elsewhere = none_of_its_key(name, Box::new(parts_elsewhere));
     Box::new(
         is_open
-            .and(is_free(expired))
+            .and(can_be_taken(claimant))
             .and(is_not_kept_back(name, None))
             .and(names_none().or(none_for_all))
             .and(names_one().or(none_elsewhere)),
@@ -97,7 +96,7 @@ fn may_follow<'a>(
 pub(crate) fn deliver_and_claim_next(
     conn: &mut PgConnection,
     name: &OutboxName,
-    lease: LeaseId,
+    claimant: Claimant<'_>,
     (delivered, keep_payload): (&[Delivered], bool),
     keys: &HashMap<i64, Key>,
     closed: &[String],
@@ -107,15 +106,21 @@ pub(crate) fn deliver_and_claim_next(
     let first = AnyFirstOf::new(name, keys.into_iter(), Some(sequences));
     let next = candidate::table(name.outbox())
         .filter(candidate::sequence.eq(first))
-        .filter(may_follow(name, &[], closed))
+        .filter(may_follow(name, claimant, closed))
         .order(candidate::sequence)
         .select(candidate::sequence)
         .for_no_key_update()
         .skip_locked();
     let next: Sequences<'_> = Box::new(array(next));
     let both = Both {
-        settle: delivering(name, lease, delivered, Status::Delivered, keep_payload),
-        claim: take_these(name, lease, next),
+        settle: delivering(
+            name,
+            claimant.lease,
+            delivered,
+            Status::Delivered,
+            keep_payload,
+        ),
+        claim: take_these(name, claimant.lease, next),
     };
     let rows: Vec<BothRow> = both.load(conn)?;
     let mut done = Vec::with_capacity(rows.len());

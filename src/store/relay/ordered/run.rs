@@ -16,7 +16,8 @@ use super::{is_not_kept_back, none_beside};
 use crate::message::Message;
 use crate::name::OutboxName;
 use crate::store::relay::claim::{
-    Batch, Candidates, Claimant, Claimed, Known, LockedRow, Longest, facts, lock, take,
+    Batch, Candidates, Claimant, Claimed, Known, LockedRow, Longest, can_be_taken, facts, lock,
+    take,
 };
 use crate::store::sql::clock_timestamp;
 use crate::store::statement::statement;
@@ -56,7 +57,12 @@ pub(super) fn claim_behind(
     let sequences = behind
         .iter()
         .flat_map(|(_, run)| run.iter().map(|one| one.0));
-    let found = lock(conn, name, claimant, vec![free(name, sequences.collect())])?;
+    let found = lock(
+        conn,
+        name,
+        claimant,
+        vec![free(name, claimant, sequences.collect())],
+    )?;
     let mut found: HashMap<i64, LockedRow> =
         found.into_iter().map(|one| (one.sequence, one)).collect();
     let mut left = claimant.bytes.saturating_sub(batch.bytes());
@@ -130,10 +136,11 @@ fn seen_behind(
 }
 
 /// Those of these messages that can be claimed behind another. Due means due now, as for the next message of a key.
-fn free(name: &OutboxName, sequences: Vec<i64>) -> Candidates<'static> {
+fn free<'a>(name: &OutboxName, claimant: Claimant<'a>, sequences: Vec<i64>) -> Candidates<'a> {
     let free = candidate::table(name.outbox())
         .filter(candidate::sequence.eq_any(sequences))
         .filter(candidate::available_at.le(clock_timestamp()))
+        .filter(can_be_taken(claimant))
         .filter(
             candidate::locked_by
                 .is_null()

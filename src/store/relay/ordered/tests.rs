@@ -28,9 +28,9 @@ fn a_key_continues_with_a_message_enqueued_during_the_settle_of_its_first() {
     let claimant = Claimant {
         lease,
         expired: &[],
-        max_attempts: 3,
         bytes: usize::MAX,
         runs: None,
+        namesakes: None,
     };
     let first = claim_one(&mut relay, name, lease, &[]).expect("a claim");
     let first = first.expect("a message").message;
@@ -94,10 +94,17 @@ fn recording_deliveries_and_claiming_the_next_is_one_statement() {
     let keys = held.iter();
     let keys = keys.filter_map(|one| Some((one.sequence.0, Key::of(one)?)));
     let closed = ["closed".to_owned()];
+    let claimant = Claimant {
+        lease,
+        expired: &[],
+        bytes: usize::MAX,
+        runs: None,
+        namesakes: None,
+    };
     let done = deliver_and_claim_next(
         conn,
         name,
-        lease,
+        claimant,
         (&delivered, false),
         &keys.collect(),
         &closed,
@@ -129,9 +136,9 @@ fn a_relay_that_stops_in_the_middle_of_a_keyed_claim_does_not_stop_the_others() 
     let claimant = Claimant {
         lease: LeaseId(1),
         expired: &[],
-        max_attempts: 3,
         bytes: usize::MAX,
         runs: None,
+        namesakes: None,
     };
     let is_free = |conn: &mut PgConnection| {
         claim(conn, name, claimant, &[])
