@@ -30,6 +30,7 @@ use super::told::Told;
 use super::verdict::Verdict;
 use crate::clock;
 use crate::routes::Refuses;
+use crate::store::relay::glance::Marks;
 use crate::store::relay::lease::LeaseId;
 
 /// For how long a relay that is shutting down continues to release messages it does not know.
@@ -49,6 +50,8 @@ pub(crate) struct Claimer<'a, D> {
     to_filter: Sender<Vec<Filtering>>,
     /// The last check of the rows of registered destinations for changes.
     rows_looked: Option<Last>,
+    /// The marks of these rows that were read before they were.
+    marks: Option<Marks>,
     /// Whether another session has locked the rows of registered destinations.
     is_locked_out: bool,
     /// Whether the pauses have been read.
@@ -95,6 +98,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             inbox,
             to_filter,
             rows_looked: None,
+            marks: None,
             is_locked_out: false,
             knows_pauses: false,
             unusable: Vec::new(),

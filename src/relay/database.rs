@@ -26,6 +26,7 @@ use crate::store::filters::{Evaluated, Pairs, evaluate};
 use crate::store::relay::backend::{self, Backend};
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::failing::{self, Failures};
+use crate::store::relay::glance::{self, Glance, Marks};
 use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::relay::own;
@@ -35,7 +36,7 @@ use crate::store::relay::registrations;
 use crate::store::relay::search::{self, Ask};
 use crate::store::relay::served;
 use crate::store::relay::settle::{self, Claim, Discarded, Released, Trace};
-use crate::store::relay::streams::{streams, streams_behind, streams_beside};
+use crate::store::relay::streams::{Found, streams, streams_behind, streams_beside};
 use crate::store::relay::topics;
 use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
 
@@ -77,6 +78,15 @@ pub(super) struct Taken {
     pub(super) reached: HashMap<Stream, Position>,
 }
 
+/// What a survey asks beside the streams and the leases.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asks {
+    /// Whether the survey waits for locks of the table of pauses.
+    pub(super) locks: Locks,
+    /// Whether the survey reads the marks of registered destinations. They cost more the more destinations there are.
+    pub(super) marks: bool,
+}
+
 /// What other relays must know of a relay.
 pub(super) enum Published<'a> {
     /// The topics that it serves.
@@ -89,21 +99,23 @@ pub(super) trait Database {
     /// The connection after the last call.
     fn after(&self) -> After;
 
-    /// Queries the streams, the ended leases, the state of this lease, and the pauses. `locks`: of the table of pauses.
+    /// Queries the streams, the ended leases, the state of this lease, the pauses, and the marks of registered
+    /// destinations.
     fn survey(
         &mut self,
         lease: LeaseId,
         streams: &Streams,
         moment: Duration,
-        locks: Locks,
+        asks: Asks,
     ) -> Answer<Surveyed>;
 
-    /// The changes of registered destinations since `known` and since the stamp `failing`, the removed ones, and what
-    /// other relays serve. `locks`: of the tables of destinations, pauses and topics.
+    /// The changes of registered destinations since `known` and since the stamp `failing`, those of the names `waiting`
+    /// that were removed, and what other relays serve. `locks`: of the tables of destinations, pauses and topics.
     fn registered(
         &mut self,
         known: &Registry,
         failing: i64,
+        waiting: &[String],
         locks: Locks,
     ) -> Answer<Tried<Option<Changes>>>;
 
@@ -198,7 +210,47 @@ pub(super) trait Database {
     fn end(&mut self, lease: LeaseId) -> Answer<()>;
 }
 
+/// What the survey reads beside the streams.
+struct SeenAtGlance {
+    glance: Glance,
+    paused: Tried<Vec<Paused>>,
+    marks: Option<(Marks, Duration)>,
+}
+
 impl Session {
+    /// Reads the leases, the pauses and the marks: one statement, unless it takes too long, or another session has locked a
+    /// table.
+    fn glance(&mut self, lease: LeaseId, moment: Duration, asks: Asks) -> Answer<SeenAtGlance> {
+        let began = Instant::now();
+        let seen = match (asks.locks, asks.marks) {
+            (Locks::NotWaitedFor, true) => self.run_briefly(moment, |conn, name| {
+                let (glance, paused, marks) = glance::at_all(conn, name, lease)?;
+                Ok((glance, paused, Some(marks)))
+            })?,
+            (Locks::NotWaitedFor, false) => self.run_briefly(moment, |conn, name| {
+                let (glance, paused) = glance::at_pauses(conn, name, lease)?;
+                Ok((glance, paused, None))
+            })?,
+            (Locks::WaitedFor, _) => None,
+        };
+        if let Some((glance, (paused, are_ahead), marks)) = seen {
+            let took = began.elapsed();
+            return Ok(SeenAtGlance {
+                glance,
+                paused: match are_ahead {
+                    true => self.run_heeding(asks.locks, pause::all_in_time)?,
+                    false => Tried::Done(paused),
+                },
+                marks: marks.map(|marks| (marks, took)),
+            });
+        }
+        Ok(SeenAtGlance {
+            glance: self.run(|conn, name| glance::at_leases(conn, name, lease))?,
+            paused: self.run_heeding(asks.locks, pause::all_in_time)?,
+            marks: None,
+        })
+    }
+
     /// For tables that people and applications may lock, too.
     fn run_heeding<T>(
         &mut self,
@@ -220,6 +272,18 @@ impl Session {
     }
 }
 
+fn ask_streams(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    asked: &Streams,
+) -> QueryResult<Vec<Found>> {
+    match asked {
+        Streams::All => streams(conn, name),
+        Streams::Beside(known) => streams_beside(conn, name, known),
+        Streams::Behind(sequence) => streams_behind(conn, name, *sequence),
+    }
+}
+
 impl Database for Session {
     fn after(&self) -> After {
         After {
@@ -235,37 +299,44 @@ impl Database for Session {
         lease: LeaseId,
         asked: &Streams,
         moment: Duration,
-        locks: Locks,
+        asks: Asks,
     ) -> Answer<Surveyed> {
-        let found = self.run(|conn, name| {
-            let began = Instant::now();
-            let streams = match asked {
-                Streams::All => briefly(conn, moment, |conn| streams(conn, name))?,
-                Streams::Beside(known) => {
-                    briefly(conn, moment, |conn| streams_beside(conn, name, known))?
-                }
-                Streams::Behind(sequence) => {
-                    briefly(conn, moment, |conn| streams_behind(conn, name, *sequence))?
-                }
-            };
-            let took = began.elapsed();
-            let shortened = lease::shorten(conn, name, lease)?;
-            let ended = expired::ended(conn, name)?;
-            let standing = lease::standing(conn, name, lease)?;
-            Ok(Surveyed {
-                streams,
-                took,
-                shortened,
-                ended,
-                is_active: standing.is_active,
-                time: standing.now,
-                server: standing.server,
-                paused: Tried::Locked,
-            })
-        })?;
+        let began = Instant::now();
+        let found = self.run_briefly(moment, |conn, name| ask_streams(conn, name, asked))?;
+        let found = match found {
+            // Another session holds the table for a moment: only a query that is slow gives up.
+            None if began.elapsed() < moment => {
+                self.run(|conn, name| briefly(conn, moment, |conn| ask_streams(conn, name, asked)))?
+            }
+            found => found,
+        };
+        let took = began.elapsed();
+        let seen = self.glance(lease, moment, asks)?;
+        let (mut seen, mut shortened) = (seen, Vec::new());
+        if seen.glance.is_any_over {
+            (shortened, seen.glance) = self.run(|conn, name| {
+                let shortened = lease::shorten(conn, name, lease)?;
+                expired::ended(conn, name)?;
+                Ok((shortened, glance::at_leases(conn, name, lease)?))
+            })?;
+        }
+        let Glance {
+            now,
+            is_active,
+            server,
+            ended,
+            ..
+        } = seen.glance;
         Ok(Surveyed {
-            paused: self.run_heeding(locks, pause::all_in_time)?,
-            ..found
+            streams: found,
+            took,
+            shortened,
+            ended,
+            is_active,
+            time: now,
+            server,
+            paused: seen.paused,
+            marks: seen.marks,
         })
     }
 
@@ -273,13 +344,26 @@ impl Database for Session {
         &mut self,
         known: &Registry,
         failing: i64,
+        waiting: &[String],
         locks: Locks,
     ) -> Answer<Tried<Option<Changes>>> {
         self.run_heeding(locks, |conn, name| {
             // Read first, so that the rows are at least as new.
             let registrations = registrations::number(conn, name)?;
             let (stamp, failing_now) = destinations::stamp(conn, name)?;
-            let removed = pause::removed(conn, name)?.into_iter().collect();
+            let mut gone = HashMap::new();
+            let mut changed = HashMap::new();
+            if stamp != known.stamp {
+                gone = known.stamps();
+                for (destination, stamp) in destinations::stamps(conn, name)? {
+                    if gone.remove(&destination) != Some(stamp) {
+                        changed.insert(destination, stamp);
+                    }
+                }
+            }
+            let asked = waiting.iter().chain(gone.keys()).map(String::as_str);
+            let asked: Vec<&str> = asked.collect();
+            let removed = pause::removed_of(conn, name, &asked)?.into_iter().collect();
             let has_same_records = removed == known.removed && registrations == known.registrations;
             if stamp.0 == 0 && !known.is_in_use() && has_same_records {
                 return Ok(None);
@@ -292,26 +376,12 @@ impl Database for Session {
                     rows: failing::all(conn, name)?.into_iter().collect(),
                 }),
             };
-            if stamp == known.stamp {
-                return Ok(Some(Changes {
-                    stamp,
-                    others,
-                    removed,
-                    failing,
-                    registrations,
-                    ..Changes::default()
-                }));
-            }
-            let mut gone = known.stamps();
-            let mut changed = HashMap::new();
-            for (destination, stamp) in destinations::stamps(conn, name)? {
-                if gone.remove(&destination) != Some(stamp) {
-                    changed.insert(destination, stamp);
-                }
-            }
             let names: Vec<String> = changed.keys().cloned().collect();
-            let rows = destinations::registered_as(conn, name, &names)?.into_iter();
-            let rows = rows.filter_map(|one| {
+            let rows = match names.is_empty() {
+                true => Vec::new(),
+                false => destinations::registered_as(conn, name, &names)?,
+            };
+            let rows = rows.into_iter().filter_map(|one| {
                 let stamp = *changed.get(&one.row.name)?;
                 Some((one, stamp))
             });

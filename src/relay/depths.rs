@@ -18,7 +18,7 @@ use super::unrouted::{self, Unrouted};
 use crate::error::DatabaseError;
 use crate::log;
 use crate::routes::Way;
-use crate::store::operate::depths::{self, Care, Depths, LaneDepth};
+use crate::store::operate::depths::{self, Depths, LaneDepth};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::claimable::is_claimable;
 use crate::store::relay::{agreement, topics};
@@ -75,7 +75,7 @@ impl<'a> Counting<'a> {
         let lease = self.shared.lease.current().map(|lease| lease.0);
         let (depths, unwanted, differences) = session.run(|conn, name| {
             Ok((
-                depths::depths(conn, name, Care::Cheap)?,
+                depths::depths_of_relay(conn, name)?,
                 topics::without_subscriber(conn, name)?,
                 match lease {
                     Some(lease) => agreement::differences(conn, name, Some(lease))?,

@@ -304,6 +304,11 @@ impl<'a> Planner<'a> {
         self.directory.goes_to(topic)
     }
 
+    /// The destinations that messages of known streams name.
+    pub(super) fn destinations(&self) -> impl Iterator<Item = &str> {
+        self.lanes.destinations()
+    }
+
     /// Whether this relay is active; otherwise it stands by.
     pub(super) fn is_active(&self) -> bool {
         self.is_active

@@ -10,7 +10,7 @@ use crate::store::millis;
 
 /// How long a statement that must not wait waits for a lock.
 #[cfg(feature = "relay")]
-const NO_WAIT: Duration = Duration::from_millis(20);
+pub(crate) const NO_WAIT: Duration = Duration::from_millis(20);
 
 /// The result of statements that do not wait for locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,10 +19,14 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::catalogue::pages_of;
 use super::filter::filter;
 use super::place::from_micros;
 use super::relay::pause;
-use super::sql::{Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval, length};
+use super::sql::{
+    Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval, length,
+    pg_relation_size, to_regclass,
+};
 use super::statement::statement;
 use super::table::destination;
 use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, words};
@@ -528,26 +532,35 @@ pub struct DestinationCounts {
     pub disabled: i64,
 }
 
-/// The number of registered destinations in each state.
-pub(crate) fn counts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<DestinationCounts> {
+/// The number of registered destinations in each state, and the sizes of these tables in pages: one statement, because
+/// every relay asks it again and again.
+pub(crate) fn counts_and_pages(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    [one, other]: [&str; 2],
+) -> QueryResult<(DestinationCounts, [i64; 2])> {
     let paused = pause::destinations(conn, name)?;
     let of = |state| count(destination::name).aggregate_filter(is_in_state(state, paused.clone()));
-    let (working, unverified, paused, failing, disabled) = registered(name)
+    type Found = (i64, i64, i64, i64, i64, Option<i64>, Option<i64>);
+    let (working, unverified, paused, failing, disabled, one, other): Found = registered(name)
         .select((
             of(DestinationState::Active),
             of(DestinationState::Unverified),
             of(DestinationState::Paused),
             of(DestinationState::Failing),
             of(DestinationState::Disabled),
+            pages_of!(pg_relation_size(to_regclass(one))),
+            pages_of!(pg_relation_size(to_regclass(other))),
         ))
         .get_result(conn)?;
-    Ok(DestinationCounts {
+    let counts = DestinationCounts {
         working,
         unverified,
         paused,
         failing,
         disabled,
-    })
+    };
+    Ok((counts, [one, other].map(Option::unwrap_or_default)))
 }
 
 /// Decides the state of each destination with its pauses.
@@ -757,6 +770,15 @@ const STAMP: &str = "hashtextextended(name, (extract(epoch FROM updated_at) * 10
 /// A number that changes when the row begins to fail, or works again. A destination that works has 0.
 const FAILING_STAMP: &str =
     "coalesce(hashtextextended(name, (extract(epoch FROM failing_since) * 1000000)::bigint), 0)";
+
+/// A number that changes when any row or any failing destination does.
+///
+/// Text: sums of hashes.
+pub(crate) fn mark() -> String {
+    format!(
+        "((coalesce(sum({STAMP}), 0) + coalesce(sum({FAILING_STAMP}), 0)) % 9223372036854775807)::bigint"
+    )
+}
 
 /// The stamp of the whole table, and the stamp of its failing destinations.
 ///

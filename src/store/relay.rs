@@ -8,6 +8,7 @@ pub(crate) mod claimable;
 pub(crate) mod clean;
 pub(crate) mod connection;
 pub(crate) mod failing;
+pub(crate) mod glance;
 pub(crate) mod keyed_lock;
 pub(crate) mod late;
 pub(crate) mod lease;

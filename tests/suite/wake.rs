@@ -342,7 +342,7 @@ fn a_listener_that_was_cut_off_listens_again() {
 pub(crate) struct Proxy {
     /// The URL of the database through this proxy.
     pub(crate) url: String,
-    ended: Arc<AtomicUsize>,
+    statements: Arc<AtomicUsize>,
     to_server: Arc<Mutex<Vec<TcpStream>>>,
 }
 
@@ -355,8 +355,8 @@ impl Proxy {
         let port = listens.local_addr().expect("an address").port();
         url.set_port(Some(port)).expect("a port");
         let to_server: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
-        let ended = Arc::<AtomicUsize>::default();
-        let (kept, counted) = (Arc::clone(&to_server), Arc::clone(&ended));
+        let statements = Arc::<AtomicUsize>::default();
+        let (kept, counted) = (Arc::clone(&to_server), Arc::clone(&statements));
         std::thread::spawn(move || {
             for client in listens.incoming() {
                 let client = client.expect("a client");
@@ -364,26 +364,27 @@ impl Proxy {
                 kept.lock()
                     .expect("no panic holds it")
                     .push(server.try_clone().expect("a descriptor"));
-                let (mut requests, mut to) = (
+                let (requests, to) = (
                     client.try_clone().expect("a descriptor"),
                     server.try_clone().expect("a descriptor"),
                 );
-                // At the end of one side, the other stays open.
-                std::thread::spawn(move || std::io::copy(&mut requests, &mut to));
                 let counted = Arc::clone(&counted);
-                std::thread::spawn(move || pass_on(server, client, &counted));
+                // At the end of one side, the other stays open.
+                std::thread::spawn(move || pass_on(requests, to, &counted));
+                let (mut responses, mut client) = (server, client);
+                std::thread::spawn(move || std::io::copy(&mut responses, &mut client));
             }
         });
         Self {
             url: url.into(),
-            ended,
+            statements,
             to_server,
         }
     }
 
-    /// The number of transactions that have ended, including statements outside of transactions.
-    pub(crate) fn transactions(&self) -> usize {
-        self.ended.load(Ordering::SeqCst)
+    /// The number of statements, including BEGIN, COMMIT and settings.
+    pub(crate) fn statements(&self) -> usize {
+        self.statements.load(Ordering::SeqCst)
     }
 
     fn lose_the_server(&self) {
@@ -393,17 +394,36 @@ impl Proxy {
     }
 }
 
-/// Copies the server's responses and counts the messages `ReadyForQuery` outside of transactions.
-fn pass_on(mut server: TcpStream, mut client: TcpStream, ended: &AtomicUsize) {
-    const READY: &[u8] = b"Z\0\0\0\x05I";
-    let mut chunk = [0; 8192];
-    while let Ok(length @ 1..) = server.read(&mut chunk) {
-        let chunk = &chunk[..length];
-        let ready = chunk.windows(READY.len()).filter(|bytes| *bytes == READY);
-        ended.fetch_add(ready.count(), Ordering::SeqCst);
-        if client.write_all(chunk).is_err() {
-            return;
+/// Copies the client's requests and counts the statements: messages `Execute`, and texts of messages `Query`.
+fn pass_on(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    statements: &AtomicUsize,
+) -> std::io::Result<()> {
+    /// The code of a request that is followed by a startup message, as its length and code: for TLS, for GSSAPI.
+    const BEFORE_STARTUP: [u32; 2] = [80_877_103, 80_877_104];
+    let mut has_started = false;
+    loop {
+        let mut message = vec![0; if has_started { 5 } else { 4 }];
+        client.read_exact(&mut message)?;
+        let length = message.last_chunk::<4>().expect("a length");
+        let (kind, length) = (message[0], u32::from_be_bytes(*length) as usize);
+        let at = message.len();
+        message.resize(at + length - 4, 0);
+        client.read_exact(&mut message[at..])?;
+        let body = &message[at..];
+        if !has_started {
+            let code = body.first_chunk().expect("a code");
+            has_started = !BEFORE_STARTUP.contains(&u32::from_be_bytes(*code));
+        } else if kind == b'E' {
+            statements.fetch_add(1, Ordering::SeqCst);
+        } else if kind == b'Q' {
+            let text = String::from_utf8_lossy(body);
+            let each = text.split(';');
+            let each = each.filter(|one| !one.trim_matches(['\0', ' ', '\n']).is_empty());
+            statements.fetch_add(each.count(), Ordering::SeqCst);
         }
+        server.write_all(&message)?;
     }
 }
 

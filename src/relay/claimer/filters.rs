@@ -41,7 +41,10 @@ impl<D: Database> Claimer<'_, D> {
         let mut all = batch.claimed.iter().chain(&batch.behind);
         if all.any(is_unsure) {
             // The session logs a failure, and the messages are released.
-            let looked = self.look_at_rows().map_err(|_| Unasked::Released)?;
+            let named = (batch.claimed.iter().chain(&batch.behind))
+                .map(|one| one.message.destination.as_str());
+            let waiting = self.without_destination(named);
+            let looked = self.look_at_rows(&waiting).map_err(|_| Unasked::Released)?;
             if looked == Tried::Locked {
                 return Err(Unasked::Locked);
             }

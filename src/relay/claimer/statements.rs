@@ -1,16 +1,17 @@
 //! The claimer's statements around claims: surveys, registered destinations, and the release of unknown messages.
 
-use std::time::Duration;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use super::Claimer;
 use crate::clock;
 use crate::hand::Hand;
 use crate::log;
-use crate::relay::database::{Answer, Database, Published};
+use crate::relay::database::{Answer, Asks, Database, Published};
 use crate::relay::doubt::{AtWork, Doubt, RanBy};
 use crate::relay::pace::{Last, Pace};
 use crate::relay::pauses::{self, disable};
-use crate::relay::planner::{Report, Survey, Undo};
+use crate::relay::planner::{Report, Survey, Surveyed, Undo};
 use crate::relay::registry::Registry;
 use crate::routes::Serves;
 use crate::store::brief::{Locks, Tried};
@@ -23,10 +24,14 @@ const LONGEST_ROWS_INTERVAL: Duration = Duration::from_millis(500);
 impl<D: Database> Claimer<'_, D> {
     /// Queries the streams, the ended leases and the pauses.
     pub(super) fn survey(&mut self, survey: Survey) -> Answer<()> {
-        let moment = self.shared.moment();
-        let locks = heeded(self.knows_pauses);
-        let mut found = (self.db).survey(self.planner.lease(), &survey.streams, moment, locks)?;
         let shared = self.shared;
+        let rows_due = self.rows_due();
+        let asks = Asks {
+            locks: heeded(self.knows_pauses),
+            marks: rows_due == Some(None),
+        };
+        let moment = shared.moment();
+        let mut found = (self.db).survey(self.planner.lease(), &survey.streams, moment, asks)?;
         for lease in &found.shortened {
             log::info!(event = "session_gone", lease = lease; "the relay with lease {lease} has lost its connection: other relays take over its messages soon, unless it reconnects");
         }
@@ -34,7 +39,7 @@ impl<D: Database> Claimer<'_, D> {
         if found.is_active && !shared.is_one_shot {
             self.record_topics()?;
         }
-        self.look_at_registered()?;
+        self.look_at_registered(rows_due, &found)?;
         if let Tried::Done(paused) = &found.paused {
             pauses::learn(shared, paused);
             self.knows_pauses = true;
@@ -66,19 +71,56 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// Checks the rows of registered destinations for changes, or tells the planner when this is due.
-    fn look_at_registered(&mut self) -> Answer<()> {
-        if !self.shared.registered.is_on() {
-            return Ok(());
-        }
+    /// When the rows of registered destinations are checked for changes next: `Some(None)` now, `None` never.
+    fn rows_due(&self) -> Option<Option<Instant>> {
         let next = |last| ROWS.next(last).min(last.ended + LONGEST_ROWS_INTERVAL);
         let next = self.rows_looked.map(next);
-        let next = next.filter(|at| clock::now() < *at);
+        (self.shared.registered.is_on()).then(|| next.filter(|at| clock::now() < *at))
+    }
+
+    /// Reads the rows of registered destinations, unless their marks say that they are the same, or tells the planner when
+    /// this is due.
+    fn look_at_registered(&mut self, due: Option<Option<Instant>>, found: &Surveyed) -> Answer<()> {
+        let Some(next) = due else {
+            return Ok(());
+        };
         self.planner.hear(Report::RowsOwed(next));
         if next.is_none() {
-            self.look_at_rows()?;
+            let streams = found.streams.iter().flatten();
+            let named = streams.map(|one| one.stream.topic.destination.as_str());
+            let waiting = self.without_destination(named);
+            let marks = found.marks.map(|(marks, _)| marks);
+            match found.marks {
+                Some((marks, took))
+                    if self.marks == Some(marks)
+                        && waiting.is_empty()
+                        && self.unusable.is_empty() =>
+                {
+                    let ended = clock::now();
+                    self.rows_looked = Some(Last { ended, took });
+                }
+                _ => {
+                    if self.look_at_rows(&waiting)? == Tried::Done(()) {
+                        self.marks = marks;
+                    }
+                }
+            }
         }
         self.publish_refusals()
+    }
+
+    /// Those of these names, and of the destinations of known streams, that neither the settings nor the registered
+    /// destinations have. Some were removed.
+    pub(super) fn without_destination<'n>(
+        &'n self,
+        named: impl Iterator<Item = &'n str>,
+    ) -> Vec<String> {
+        let (registry, routes) = (self.shared.registered.registry(), &self.shared.routes);
+        let known = self.planner.destinations();
+        let is_without =
+            |name: &&str| !name.is_empty() && registry.named(name).is_none() && !routes.has(name);
+        let names: HashSet<&str> = named.chain(known).filter(is_without).collect();
+        names.into_iter().map(str::to_owned).collect()
     }
 
     /// Writes into the lease which registered destinations this relay does not serve because of its settings, if this
@@ -98,14 +140,15 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// Learns the changes of registered destinations, and disables those that no relay can use. If another session has
+    /// Learns the changes of registered destinations, and which of the names `waiting` were removed, and disables
+    /// destinations that no relay can use. If another session has
     /// locked the table, the relay continues with the destinations that it knows.
-    pub(super) fn look_at_rows(&mut self) -> Answer<Tried<()>> {
+    pub(super) fn look_at_rows(&mut self, waiting: &[String]) -> Answer<Tried<()>> {
         let (shared, registered) = (self.shared, &self.shared.registered);
         let began = clock::now();
         let before = registered.registry();
         let locks = heeded(self.rows_looked.is_some());
-        let changes = (self.db).registered(&before, registered.failing_stamp(), locks)?;
+        let changes = (self.db).registered(&before, registered.failing_stamp(), waiting, locks)?;
         let changes = match changes {
             Tried::Done(changes) => {
                 self.is_locked_out = false;

@@ -5,7 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use diesel::Connection;
 use uuid::Uuid;
 
 use crate::clock;
@@ -96,12 +95,7 @@ impl Leases {
     fn check(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let now = Instant::now();
         if now >= self.next_check {
-            let leases = session.run(|conn, name| {
-                conn.transaction(|conn| {
-                    keyed_lock::keep_lock(conn, name)?;
-                    lease::all(conn, name)
-                })
-            })?;
+            let leases = session.run(lease::all)?;
             let is_gone = |id: &i64| leases.iter().all(|lease| lease.id != *id);
             let gone = self.alive.iter().filter(|(id, _)| is_gone(id));
             let quiet_at = gone.map(|(_, sends_for)| clock::after(now, *sends_for));
@@ -117,6 +111,7 @@ impl Leases {
             let ended = leases.iter().filter(|lease| lease.has_ended);
             self.end_sessions(session, ended.map(|lease| lease.id).collect())?;
             if now >= self.next_records {
+                session.run(keyed_lock::keep_lock)?;
                 self.records =
                     session.run(|conn, name| registrations::forget(conn, name, &self.records))?;
                 self.next_records = now + RECORDS;

@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,8 @@ const QUIET_ROOM: usize = 15;
 /// surveys are 100 ms apart, and often find a topic empty because its messages are delivered at once.
 const EMPTY_KEPT: Duration = Duration::from_secs(10);
 
-/// With more lanes than this, a query for streams is slow because of their number: empty lanes are not kept.
+/// With more lanes than this, a query for streams is slow because of their number, and each claim reads them all: empty
+/// lanes are not kept.
 const MOST_KEPT: usize = 1000;
 
 /// The streams of live messages, and their state.
@@ -260,6 +261,12 @@ impl Lanes {
         lane.is_some_and(|lane| lane.floor > place.first)
     }
 
+    pub(super) fn destinations(&self) -> impl Iterator<Item = &str> {
+        self.lanes
+            .iter()
+            .map(|lane| &*lane.stream.topic.destination)
+    }
+
     pub(super) fn streams(&self) -> Vec<Stream> {
         self.lanes.iter().map(|lane| lane.stream.clone()).collect()
     }
@@ -315,7 +322,14 @@ impl Lanes {
     }
 
     /// Messages of these topics were released. The value is the time from which the first is available.
-    pub(super) fn go_back(&mut self, topics: &HashMap<Topic, i64>) {
+    /// A topic may have no lane any more.
+    pub(super) fn go_back(
+        &mut self,
+        topics: &HashMap<Topic, i64>,
+        way: impl Fn(&Topic) -> To,
+        looked: Instant,
+    ) {
+        let mut without: HashSet<&Topic> = topics.keys().collect();
         for lane in &mut self.lanes {
             if !lane.stream.is_keyed
                 && let Some(available_at) = topics.get(&lane.stream.topic)
@@ -324,8 +338,24 @@ impl Lanes {
                 lane.floor = lane.floor.min(place);
                 lane.first = lane.first.min(*available_at);
                 lane.is_done = false;
+                without.remove(&lane.stream.topic);
             }
         }
+        self.lanes
+            .extend(without.into_iter().map(|topic| LaneState {
+                stream: Stream {
+                    topic: topic.clone(),
+                    is_keyed: false,
+                },
+                to: way(topic),
+                is_quiet: false,
+                is_done: false,
+                floor: Position::START,
+                swept: None,
+                is_swept_in_look: false,
+                first: topics[topic],
+                seen: looked,
+            }));
     }
 
     /// Whether some keyed lane may be claimed from. `is_open`: whether its destination takes messages.
@@ -443,9 +473,10 @@ impl Lanes {
         }
         let asked = asked.iter().map(|lane| (&lane.stream, lane));
         let asked: HashMap<&Stream, &Lane> = asked.collect();
-        for known in &mut self.lanes {
+        let keeps_empty = self.lanes.len() <= MOST_KEPT;
+        self.lanes.retain_mut(|known| {
             let Some(lane) = asked.get(&known.stream) else {
-                continue;
+                return true;
             };
             let Topic { topic, destination } = &known.stream.topic;
             let (is_full, last) = if known.stream.is_keyed {
@@ -462,7 +493,12 @@ impl Lanes {
                 (count >= lane.room, last)
             };
             known.learn(lane.after, is_full, last, brought, now);
-        }
+            let is_empty = !known.stream.is_keyed
+                && known.is_swept_in_look
+                && known.is_done
+                && known.first <= now.database;
+            keeps_empty || !is_empty
+        });
     }
 
     /// Whether some lane is still to be asked in this look. `is_open`: whether its destination takes messages.

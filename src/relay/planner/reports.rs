@@ -116,7 +116,9 @@ impl Planner<'_> {
                 self.searches.unserved.topics = topics;
             }
             Report::Returned(Returned { topics, keys }) => {
-                self.lanes.go_back(&topics);
+                let (directory, looked) = (&self.directory, self.look.began);
+                self.lanes
+                    .go_back(&topics, |topic| directory.way(topic), looked);
                 self.searches.free(keys);
             }
             Report::Vanished(leases) => {

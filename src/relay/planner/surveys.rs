@@ -6,6 +6,7 @@ use super::lanes::Seen;
 use crate::relay::pace::{Last, Pace};
 use crate::store::brief::Tried;
 use crate::store::relay::claim::Stream;
+use crate::store::relay::glance::Marks;
 use crate::store::relay::pause::Paused;
 use crate::store::relay::streams::Found;
 
@@ -159,6 +160,9 @@ pub(in crate::relay) struct Surveyed {
     pub(in crate::relay) server: i64,
     /// The table of pauses.
     pub(in crate::relay) paused: Tried<Vec<Paused>>,
+    /// The marks of registered destinations, if they were asked for and could be read in a moment, and how long that
+    /// took.
+    pub(in crate::relay) marks: Option<(Marks, Duration)>,
 }
 
 /// A pass over all lanes, which may take several claims.

@@ -96,6 +96,7 @@ fn nothing() -> Surveyed {
         time: 0,
         server: 0,
         paused: Tried::Locked,
+        marks: None,
     }
 }
 

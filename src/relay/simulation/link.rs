@@ -13,7 +13,7 @@ use super::tables::{Changes, Now, Tables};
 use super::wants;
 use crate::error::DatabaseError;
 use crate::hand::Hand;
-use crate::relay::database::{After, Answer, Database, Published, Taken, Which};
+use crate::relay::database::{After, Answer, Asks, Database, Published, Taken, Which};
 use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
 use crate::relay::registered;
@@ -311,7 +311,7 @@ impl Database for Link<'_> {
         lease: LeaseId,
         asked: &Streams,
         moment: Duration,
-        _: Locks,
+        asks: Asks,
     ) -> Answer<Surveyed> {
         let stage = self.stage;
         let is_too_long =
@@ -348,6 +348,7 @@ impl Database for Link<'_> {
                     server
                 },
                 paused: Tried::Done(tables.all_pauses(now.micros)),
+                marks: (asks.marks).then(|| (tables.marks(now.micros), took)),
             }
         })
     }
@@ -356,10 +357,11 @@ impl Database for Link<'_> {
         &mut self,
         known: &Registry,
         _: i64,
+        waiting: &[String],
         _: Locks,
     ) -> Answer<Tried<Option<registered::Changes>>> {
         let is_strict = self.stage.is_strict_relay(self.process);
-        self.ask(|tables, now, _, _| tables.registered_since(known, is_strict, now.micros))
+        self.ask(|tables, now, _, _| tables.registered_since(known, waiting, is_strict, now.micros))
             .map(Tried::Done)
     }
 

@@ -1684,7 +1684,8 @@ fn a_destination_that_another_tenant_gets_has_another_number() {
     let process = Process::new(&stage, 0, 0, &slots[0]);
     let (shared, registered) = (process.shared, &process.shared.registered);
     let number_now = || {
-        let changes = (stage.tables.borrow()).registered_since(&registered.registry(), false, 0);
+        let changes =
+            (stage.tables.borrow()).registered_since(&registered.registry(), &[], false, 0);
         let pool = shared.bulkheads.last().expect("the pool");
         registered.change(changes.expect("changes"), pool, &shared.routes);
         registered.registry().named("x").expect("registered").id
@@ -1735,6 +1736,7 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
                     time: 0,
                     server: 0,
                     paused: Tried::Locked,
+                    marks: None,
                 };
                 planner.surveyed(now, survey, found, &HashSet::new());
             }
@@ -1790,7 +1792,7 @@ fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
     let process = Process::new(&stage, 0, 0, &slots[0]);
     let (shared, registered) = (process.shared, &process.shared.registered);
     stage.tables.borrow_mut().put(REGISTERED[1], true, 0);
-    let changes = (stage.tables.borrow()).registered_since(&registered.registry(), false, 0);
+    let changes = (stage.tables.borrow()).registered_since(&registered.registry(), &[], false, 0);
     let all = shared.bulkheads.last().expect("the threads");
     registered.change(changes.expect("changes"), all, &shared.routes);
     let pool = registered.pool();

@@ -4,6 +4,7 @@
 //! skip locked rows do so here, too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Bound::{Excluded, Included};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -29,6 +30,7 @@ use crate::store::range::Range;
 use crate::store::relay::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
 };
+use crate::store::relay::glance::Marks;
 use crate::store::relay::late::LookForLate;
 use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key};
@@ -493,28 +495,44 @@ impl Tables {
         }
     }
 
+    /// What changes with the registered destinations, and with what relays serve.
+    pub(super) fn marks(&self, now: i64) -> Marks {
+        let mut served = DefaultHasher::new();
+        format!("{:?}", self.active_relays(now)).hash(&mut served);
+        Marks {
+            destinations: self.registered.values().map(|one| one.stamp).sum(),
+            registrations: self.registrations(),
+            leases: Some(served.finish().cast_signed()),
+            topics: None,
+        }
+    }
+
     /// The changes since the known state of the registered destinations.
     pub(super) fn registered_since(
         &self,
         known: &Registry,
+        waiting: &[String],
         is_strict: bool,
         now: i64,
     ) -> Option<registered::Changes> {
         let broken = self.broken;
+        let stamp = self.registered.values().map(|one| one.stamp).sum();
+        let count = i64::try_from(self.registered.len()).unwrap_or(i64::MAX);
+        let mut gone = known.stamps();
+        gone.retain(|name, _| !self.registered.contains_key(name.as_str()));
         let overlooks_removed = broken == Some(Broken::OverlooksWhatIsRemoved);
         let removed = self.removed.iter().filter(|_| !overlooks_removed);
-        let removed = removed.map(|name| (*name).to_owned()).collect();
+        let removed = removed.map(|name| (*name).to_owned());
+        let removed = removed.filter(|name| waiting.contains(name) || gone.contains_key(name));
+        let removed = removed.collect();
         let registrations = self.registrations();
         let has_same_records = removed == known.removed && registrations == known.registrations;
         if self.registered.is_empty() && !known.is_in_use() && has_same_records {
             return None;
         }
-        let stamp = self.registered.values().map(|one| one.stamp).sum();
-        let count = i64::try_from(self.registered.len()).unwrap_or(i64::MAX);
-        let mut gone = known.stamps();
         let mut rows = Vec::new();
         for (name, one) in &self.registered {
-            if gone.remove(*name) != Some(one.stamp) {
+            if known.named(name).map(|known| known.stamp) != Some(one.stamp) {
                 // The port of `x` is refused by a relay with other settings.
                 let port = if *name == REGISTERED[0] { 81 } else { 80 };
                 let url = format!("http://x:{port}");

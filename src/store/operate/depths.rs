@@ -227,12 +227,47 @@ pub(crate) fn depths(
     care: Care,
 ) -> QueryResult<Depths> {
     // One transaction, because each further transaction costs four round trips.
-    let (rows, factor, dead, destinations) = looking(conn, None, |conn| {
-        let (from, factor) = sample::source(conn, &name.outbox(), care)?;
-        let rows = counted(conn, &from, factor.is_some())?;
-        let dead = dead::depths(conn, name, care)?;
-        Ok((rows, factor, dead, destinations::counts(conn, name)?))
-    })?;
+    let read = looking(conn, None, |conn| read(conn, name, care))?;
+    of_read(conn, name, read)
+}
+
+/// The same, at a cost that does not grow with the table, on a connection of a relay, whose settings are those of
+/// [`looking`].
+pub(crate) fn depths_of_relay(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Depths> {
+    let read = read(conn, name, Care::Cheap)?;
+    of_read(conn, name, read)
+}
+
+/// What is read of the tables.
+struct Read {
+    rows: Vec<LaneRow>,
+    factor: Option<f64>,
+    dead: Vec<DeadDepth>,
+    destinations: DestinationCounts,
+}
+
+/// Few statements, because a relay repeats them.
+fn read(conn: &mut PgConnection, name: &OutboxName, care: Care) -> QueryResult<Read> {
+    let (destinations, pages) =
+        destinations::counts_and_pages(conn, name, [&name.outbox(), &name.dead()])?;
+    let [(from, factor), (dead, factor_of_dead)] =
+        [(name.outbox(), pages[0]), (name.dead(), pages[1])]
+            .map(|(table, pages)| sample::source(&table, pages, care));
+    Ok(Read {
+        rows: counted(conn, &from, factor.is_some())?,
+        factor,
+        dead: dead::depths(conn, name, &dead, factor_of_dead)?,
+        destinations,
+    })
+}
+
+fn of_read(conn: &mut PgConnection, name: &OutboxName, read: Read) -> QueryResult<Depths> {
+    let Read {
+        rows,
+        factor,
+        dead,
+        destinations,
+    } = read;
     let mut lanes = match factor {
         None => rows.into_iter().map(exact).collect(),
         Some(factor) => of_large(conn, name, rows, factor)?,

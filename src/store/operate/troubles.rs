@@ -170,13 +170,18 @@ pub(crate) fn troubles(
         }
     };
     looking(conn, None, |conn| {
-        let (from, factor) = sample::source(conn, &name.outbox(), care)?;
+        let (from, factor) = sample::source(
+            &name.outbox(),
+            catalogue::pages(conn, &name.outbox())?,
+            care,
+        );
         add(live_troubles(conn, &from)?, factor);
         add(of_removed_leases(conn, name, &from)?, factor);
         if factor.is_some() {
             add(of_lanes(conn, name)?, Some(1.0));
         }
-        let (from, factor) = sample::source(conn, &name.dead(), care)?;
+        let (from, factor) =
+            sample::source(&name.dead(), catalogue::pages(conn, &name.dead())?, care);
         add(dead_troubles(conn, &from)?, factor);
         Ok(())
     })?;

@@ -20,6 +20,7 @@ use crate::deadline::Deadline;
 use crate::error::DatabaseError;
 use crate::lock::lock;
 use crate::log;
+use crate::store::brief::NO_WAIT;
 
 /// glibc returns memory to the system whenever more than 128 KiB of it are free, and a claim or a settle of 500 messages
 /// needs and frees blocks of megabytes: pages of memory came and went with each statement, which took a claim from 0.9 ms
@@ -164,6 +165,8 @@ pub(crate) struct Connected {
     pub(crate) pooled: Option<Limits>,
     /// Closes the connection if a statement has no answer in time.
     deadline: Arc<Deadline>,
+    /// The time limit that the session has now, in place of that of its limits: see [`Limits::within`].
+    moment: Option<Duration>,
 }
 
 impl Connected {
@@ -202,6 +205,7 @@ impl Connected {
                 conn,
                 pooled: None,
                 deadline,
+                moment: None,
             };
             connected.on_each_statement(|| {});
             return Ok(connected);
@@ -234,7 +238,18 @@ impl Connected {
             Some(pooled) => *pooled = limits,
             None => limits.set(&mut self.conn)?,
         }
+        self.moment = None;
         self.deadline.set_limit(self.longest_answer(limits));
+        Ok(())
+    }
+
+    /// Sets the time limits of statements and locks, which are those of this moment, unless they are set already. Behind a
+    /// pooler each transaction sets them.
+    pub(crate) fn limit_by(&mut self, moment: Option<Duration>, limits: Limits) -> QueryResult<()> {
+        if self.pooled.is_none() && self.moment != moment {
+            limits.set_timeouts(&mut self.conn)?;
+            self.moment = moment;
+        }
         Ok(())
     }
 
@@ -285,6 +300,9 @@ pub(crate) struct Limits {
     plans: Plans,
 }
 
+/// The settings of [`Limits`] that limit statements and locks.
+const TIMEOUTS: usize = 2;
+
 /// How the server finds rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plans {
@@ -324,6 +342,25 @@ impl Limits {
         }
     }
 
+    /// The limits of a statement that must not wait for a lock, nor take longer than this time, if any is given.
+    pub(crate) fn within(self, moment: Option<Duration>) -> Self {
+        match moment {
+            Some(statement_timeout) => Self {
+                statement_timeout,
+                lock_timeout: NO_WAIT,
+                ..self
+            },
+            None => self,
+        }
+    }
+
+    /// Sets the time limits of statements and locks until the connection closes.
+    pub(crate) fn set_timeouts(self, conn: &mut PgConnection) -> QueryResult<()> {
+        let timeouts = self.settings().into_iter().take(TIMEOUTS);
+        let set = |(name, value)| format!("SET {name} = {value};");
+        conn.batch_execute(&timeouts.map(set).collect::<String>())
+    }
+
     /// The limits of a connection whose transactions belong to the caller.
     pub(crate) fn of_caller(statement_timeout: Duration) -> Self {
         Self {
@@ -339,10 +376,10 @@ impl Limits {
         self.statement_timeout.saturating_add(GRACE)
     }
 
-    /// Merge joins are off: they would read the primary key from the first to the last of a few scattered sequences.
+    /// The timeouts come first. Merge joins are off: they would read the primary key from the first to the last of a few scattered sequences.
     /// JIT is off: the planner overestimates the cost of a claim, and would compile for seconds for a claim of
-    /// milliseconds. Row security is off: a policy that would hide rows is an error, not an empty outbox.
-    fn settings(self) -> [(&'static str, String); 10] {
+    /// milliseconds. Parallel workers would cost more than they save. Row security is off: a policy that would hide rows is an error, not an empty outbox.
+    fn settings(self) -> [(&'static str, String); 12] {
         let (other_plans, plan_cache_mode) = match self.plans {
             Plans::Any => ("on", "auto"),
             Plans::ByIndex => ("off", "force_generic_plan"),
@@ -361,6 +398,8 @@ impl Limits {
             ("enable_seqscan", other_plans.to_owned()),
             ("plan_cache_mode", plan_cache_mode.to_owned()),
             ("jit", "off".to_owned()),
+            ("max_parallel_workers_per_gather", "0".to_owned()),
+            ("quote_all_identifiers", "off".to_owned()),
             ("row_security", "off".to_owned()),
             ("client_min_messages", "warning".to_owned()),
         ]

@@ -22,7 +22,7 @@ use diesel::prelude::{
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Json as SqlJson, Nullable, Text};
-use diesel::{PgConnection, delete, select, update};
+use diesel::{PgConnection, delete, update};
 
 use super::backend::Backend;
 use super::keyed_lock::keep_lock;
@@ -32,8 +32,8 @@ use crate::name::OutboxName;
 use crate::routes::Serves;
 use crate::store::NOTIFY;
 use crate::store::sql::{
-    Json, On, clock_timestamp, date_part, greatest, interval, length, now,
-    pg_postmaster_start_time, pg_try_advisory_lock, pg_try_advisory_xact_lock,
+    Json, On, clock_timestamp, date_part, greatest, interval, length, now, pg_try_advisory_lock,
+    pg_try_advisory_xact_lock,
 };
 use crate::store::statement::{statement, unprepared_statement};
 use crate::store::table::{lease, other_lease};
@@ -171,36 +171,6 @@ pub(crate) fn publish_refusals(
         .map(drop)
 }
 
-/// The state of a relay.
-pub(crate) struct Standing {
-    /// The database's clock, in PostgreSQL's microseconds (since 2000).
-    pub(crate) now: i64,
-    /// Whether the relay's lease is valid and the relay does not stand by.
-    pub(crate) is_active: bool,
-    /// The start time of the server, which tells one server from another.
-    pub(crate) server: i64,
-}
-
-/// The database's clock, whether this relay is active, and which server it is connected to.
-pub(crate) fn standing(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    id: LeaseId,
-) -> QueryResult<Standing> {
-    let asked = (
-        clock_timestamp(),
-        exists(at_work(name, id)),
-        pg_postmaster_start_time(),
-    );
-    select(asked)
-        .get_result::<(PgTimestamp, bool, PgTimestamp)>(conn)
-        .map(|(now, is_active, server)| Standing {
-            now: now.0,
-            is_active,
-            server: server.0,
-        })
-}
-
 /// Renews a valid lease. `false`: the lease has ended, or has expired and will be ended. `takeover_after` is set if the
 /// relay's session holds the lease's lock; `listener` is the server process of the relay's listener.
 pub(crate) fn renew(
@@ -311,9 +281,6 @@ pub(crate) fn shorten(
         .filter(other_lease::expires_at.gt(soon))
         .filter(pg_try_advisory_xact_lock(other_lease::id))
         .select(other_lease::id);
-    if !select(exists(gone.clone())).get_result::<bool>(conn)? {
-        return Ok(Vec::new());
-    }
     let soon = clock_timestamp() + lease::takeover_after.assume_not_null();
     update(leases(name))
         .filter(lease::id.eq_any(array::<BigInt, _>(gone.for_no_key_update().skip_locked())))
@@ -455,7 +422,9 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn stands_active(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> bool {
-        standing(conn, name, id).expect("an answer").is_active
+        crate::store::relay::glance::at_leases(conn, name, id)
+            .expect("an answer")
+            .is_active
     }
 
     /// Opens a transaction on a lease's row: a renewal before its commit, or an operator's change.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use diesel::dsl::{case_when, exists, not};
+use diesel::dsl::{case_when, exists};
 use diesel::pg::data_types::{PgInterval, PgTimestamp};
 use diesel::prelude::{
     BoolExpressionMethods, Connection, ExpressionMethods, NullableExpressionMethods,
@@ -47,6 +47,8 @@ words! {
         Destination = "destination",
         /// A topic, as messages name it.
         Topic = "topic",
+        /// All registered destinations of a tenant, by its UUID.
+        Tenant = "tenant",
     }
 }
 
@@ -86,8 +88,14 @@ fn is_breaker(destination: &str) -> On<'_, pause::table> {
     Box::new(is(Pausable::Destination, destination).and(pause::reason.eq(BREAKER_OPEN)))
 }
 
-fn pauses(name: &OutboxName) -> pause::table {
+pub(super) fn pauses(name: &OutboxName) -> pause::table {
     pause::table(name.pause())
+}
+
+/// The row is a pause. Named by its kinds, so that the index finds the rows beside any number of removals.
+pub(super) fn is_pause() -> On<'static, pause::table> {
+    let kinds = Pausable::ALL.iter().map(|kind| kind.as_str());
+    Box::new(pause::kind.eq_any(kinds.collect::<Vec<_>>()))
 }
 
 /// The row marks a removed registered destination, and is no pause.
@@ -98,6 +106,22 @@ fn is_removal() -> On<'static, pause::table> {
 /// The removed registered destinations that may still have messages.
 pub(crate) fn removed(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
     QueryDsl::filter(pauses(name), is_removal())
+        .select(pause::name)
+        .load(conn)
+}
+
+/// Those of these names whose registered destinations were removed. There may be many removals, so nobody reads them all
+/// to send messages.
+pub(crate) fn removed_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    names: &[&str],
+) -> QueryResult<Vec<String>> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let marks = QueryDsl::filter(pauses(name), is_removal());
+    QueryDsl::filter(marks, pause::name.eq_any(names))
         .select(pause::name)
         .load(conn)
 }
@@ -144,7 +168,7 @@ pub(crate) fn all_in_time(conn: &mut PgConnection, name: &OutboxName) -> QueryRe
 /// All pauses, and whether one ends later than it lasts.
 fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Vec<Paused>, bool)> {
     let mut are_ahead = false;
-    let rows = QueryDsl::filter(pauses(name), not(is_removal()))
+    let rows = QueryDsl::filter(pauses(name), is_pause())
         .order((pause::kind, pause::name, pause::paused_by))
         .select((
             pause::kind,
@@ -156,35 +180,71 @@ fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Vec<P
             clock_timestamp(),
         ))
         .load(conn)?;
-    let is_endless = |time: &PgTimestamp| matches!(time.0, i64::MIN | i64::MAX);
-    let row = |(kind, name, reason, openings, (until, lasts), by, now): (
-        _,
-        _,
-        _,
-        i32,
-        _,
-        String,
-        PgTimestamp,
-    )| {
-        let (until, lasts): (Option<PgTimestamp>, Option<PgInterval>) = (until, lasts);
-        let most = lasts.map_or(Duration::MAX, length);
-        let mut left = |until: PgTimestamp| {
-            let micros = until.0.saturating_sub(now.0);
-            let left = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
-            are_ahead |= left > most.saturating_add(TOLERANCE);
-            left.min(most)
+    let rows: Vec<Row> = rows;
+    let rows = rows.into_iter().map(|row| {
+        let (row, is_ahead) = Paused::of_row(row);
+        are_ahead |= is_ahead;
+        row
+    });
+    let rows = rows.collect();
+    Ok((rows, are_ahead))
+}
+
+/// All pauses of destinations and topics; a paused tenant counts as a pause of each of its destinations.
+pub(crate) fn of_each(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
+    let is_of_tenant = |row: &Paused| row.kind == Pausable::Tenant.as_str();
+    let (tenants, mut pauses): (Vec<Paused>, Vec<Paused>) =
+        all(conn, name)?.into_iter().partition(is_of_tenant);
+    for row in tenants {
+        let Ok(tenant) = row.name.parse::<Uuid>() else {
+            continue;
         };
-        Paused {
+        let own = QueryDsl::filter(
+            destination::table(name.destination()),
+            destination::tenant_id.assume_not_null().eq(tenant),
+        );
+        let own: Vec<String> = own.select(destination::name).load(conn)?;
+        pauses.extend(own.into_iter().map(|name| Paused {
+            kind: Pausable::Destination.as_str().to_owned(),
+            name,
+            ..row.clone()
+        }));
+    }
+    Ok(pauses)
+}
+
+/// The columns of a pause, and the time at which they were read.
+pub(super) type Row = (
+    String,
+    String,
+    String,
+    i32,
+    (Option<PgTimestamp>, Option<PgInterval>),
+    String,
+    PgTimestamp,
+);
+
+impl Paused {
+    /// The pause, and whether it ends later than it lasts.
+    pub(super) fn of_row((kind, name, reason, openings, end, by, now): Row) -> (Self, bool) {
+        let is_endless = |time: &PgTimestamp| matches!(time.0, i64::MIN | i64::MAX);
+        let (until, lasts) = end;
+        let most = lasts.map_or(Duration::MAX, length);
+        let left = until.filter(|until| !is_endless(until)).map(|until| {
+            let micros = until.0.saturating_sub(now.0);
+            Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+        });
+        let is_ahead = left.is_some_and(|left| left > most.saturating_add(TOLERANCE));
+        let row = Self {
             kind,
             name,
             reason,
             by: Hand::of_column(Some(&by)),
             openings: u32::try_from(openings).unwrap_or(0),
-            left: until.filter(|until| !is_endless(until)).map(&mut left),
-        }
-    };
-    let rows = rows.into_iter().map(row).collect();
-    Ok((rows, are_ahead))
+            left: left.map(|left| left.min(most)),
+        };
+        (row, is_ahead)
+    }
 }
 
 /// A pause that holds now.

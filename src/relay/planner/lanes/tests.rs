@@ -232,7 +232,13 @@ fn a_released_message_is_claimed_from_its_time_on_without_a_sweep() {
         lane.is_done = true;
     }
     let topic = |name: &str| stream(name).topic;
-    lanes.go_back(&HashMap::from([(topic("a"), 900), (topic("c"), 1)]));
+    let here = Instant::now();
+    let to = lanes.lanes[0].to;
+    let go_back = |lanes: &mut Lanes, topics: &[(&str, i64)]| {
+        let topics = topics.iter().map(|(name, at)| (topic(name), *at)).collect();
+        lanes.go_back(&topics, |_| to, here);
+    };
+    go_back(&mut lanes, &[("a", 900)]);
     let after = |lanes: &mut Lanes| -> Vec<Position> {
         let mut asked = lanes.allot(unknown(), |_| 10, false);
         asked.sort_by_key(|lane| lane.stream.topic.topic.clone());
@@ -240,8 +246,37 @@ fn a_released_message_is_claimed_from_its_time_on_without_a_sweep() {
     };
     assert_eq!(after(&mut lanes), [Position::of_time(900), last]);
     // Messages later than the floor are found anyway.
-    lanes.go_back(&HashMap::from([(topic("b"), 2_000)]));
+    go_back(&mut lanes, &[("b", 2_000)]);
     assert_eq!(after(&mut lanes), [Position::of_time(900), last]);
+    // A topic that has no lane gets one.
+    go_back(&mut lanes, &[("c", 1)]);
+    let all = [Position::of_time(900), last, Position::START];
+    assert_eq!(after(&mut lanes), all);
+}
+
+/// R65: each claim reads all lanes, so a hundred thousand that are empty would delay every other topic.
+#[test]
+fn of_many_lanes_those_that_a_claim_finds_empty_are_forgotten() {
+    let names: Vec<String> = (0..MOST_KEPT + 500).map(|n| format!("t{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (mut lanes, now) = (lanes(&names, &[]), at(1_000_000));
+    let later = Topic::new("t0", "");
+    lanes.lanes[0].first = 2_000_000;
+    let mut claims = 0;
+    while lanes.lanes.len() > MOST_KEPT {
+        let asked = lanes.allot(now, |_| 500, false);
+        lanes.learn(&asked, &brought(Duration::ZERO), now);
+        claims += 1;
+        assert!(claims < 100, "{} lanes are left", lanes.lanes.len());
+    }
+    let is_later = |lane: &LaneState| lane.stream.topic == later;
+    assert!(lanes.lanes.iter().any(is_later), "its message is due later");
+    let kept = lanes.lanes.len();
+    while !lanes.allot(now, |_| 500, false).is_empty() {
+        let asked = lanes.allot(now, |_| 500, false);
+        lanes.learn(&asked, &brought(Duration::ZERO), now);
+    }
+    assert_eq!(lanes.lanes.len(), kept, "these are few");
 }
 
 #[test]
@@ -416,7 +451,8 @@ fn a_lane_of_a_registered_destination_is_asked_when_its_first_message_is_due() {
         1,
         "the message is due"
     );
-    lanes.go_back(&HashMap::from([(stream("a").topic, 1_000_000)]));
+    let released = HashMap::from([(stream("a").topic, 1_000_000)]);
+    lanes.go_back(&released, registered, Instant::now());
     assert_eq!(
         lanes.allot(early, |_| 10, false).len(),
         1,

@@ -11,7 +11,7 @@ use super::{LONG, Row, TURN, turns};
 use crate::config::{Config, OnDead};
 use crate::message::Message;
 use crate::relay::bulkhead::Bulkhead;
-use crate::relay::database::{Answer, Database, Taken, Which};
+use crate::relay::database::{Answer, Asks, Database, Taken, Which};
 use crate::relay::gate::News;
 use crate::relay::job::{Job, Terms};
 use crate::relay::planner::{Part, Streams};
@@ -262,7 +262,11 @@ impl<'a, D: Database> Side<'a, D> {
             Ask::Expire => told(db.renew(lease, Duration::ZERO, None, None)?),
             Ask::Survey(known) => {
                 let streams = known.clone().map_or(Streams::All, Streams::Beside);
-                let found = db.survey(lease, &streams, LONG, Locks::WaitedFor)?;
+                let asks = Asks {
+                    locks: Locks::WaitedFor,
+                    marks: false,
+                };
+                let found = db.survey(lease, &streams, LONG, asks)?;
                 let Tried::Done(pauses) = found.paused else {
                     panic!("a survey that waits for locks reads the pauses");
                 };

@@ -8,7 +8,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::{Care, DeadDepth, Lane, sample};
+use super::{DeadDepth, Lane, sample};
 use crate::name::OutboxName;
 use crate::store::statement::unprepared_statement;
 
@@ -16,13 +16,14 @@ use crate::store::statement::unprepared_statement;
 /// sample shows it.
 const LATEST: i64 = 1_000;
 
+/// `from`: the table, or a sample of it, each of whose rows then represents `factor` rows.
 pub(super) fn depths(
     conn: &mut PgConnection,
     name: &OutboxName,
-    care: Care,
+    from: &str,
+    factor: Option<f64>,
 ) -> QueryResult<Vec<DeadDepth>> {
-    let (from, factor) = sample::source(conn, &name.dead(), care)?;
-    let counted = count(conn, &from)?;
+    let counted = count(conn, from)?;
     let depth = |((topic, destination), count)| DeadDepth {
         topic,
         destination,

@@ -2,11 +2,7 @@
 //!
 //! Text: TABLESAMPLE.
 
-use diesel::PgConnection;
-use diesel::result::QueryResult;
-
 use super::{COUNTED_PAGES, Care};
-use crate::store::catalogue;
 
 /// About how many pages a sample reads.
 const PAGES: f64 = 1_000.0;
@@ -30,16 +26,11 @@ pub(in crate::store) fn times(count: i64, factor: f64) -> i64 {
     (count as f64 * factor).round() as i64
 }
 
-/// What to read of this table. If that is a sample: how many rows each sampled row represents.
-pub(in crate::store) fn source(
-    conn: &mut PgConnection,
-    table: &str,
-    care: Care,
-) -> QueryResult<(String, Option<f64>)> {
-    let pages = catalogue::pages(conn, table)?;
+/// What to read of this table of so many pages. If that is a sample: how many rows each sampled row represents.
+pub(in crate::store) fn source(table: &str, pages: i64, care: Care) -> (String, Option<f64>) {
     if care == Care::Exact || pages <= COUNTED_PAGES {
-        return Ok((table.to_owned(), None));
+        return (table.to_owned(), None);
     }
     let (sample, factor) = of(pages);
-    Ok((format!("{table} {sample}"), Some(factor)))
+    (format!("{table} {sample}"), Some(factor))
 }
