@@ -462,3 +462,36 @@ fn storable(text: &str) -> String {
         })
         .collect()
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::relay::planner::tests::claimed;
+
+    /// A message of this tenant for so many destinations.
+    pub(in crate::relay) fn fan_out(
+        sequence: i64,
+        tenant_id: Option<Uuid>,
+        destinations: usize,
+    ) -> Settlement {
+        let names = (0..destinations).map(|number| format!("{number:05}"));
+        let message = Message {
+            tenant_id,
+            ..*claimed(sequence, "a", None).message
+        };
+        Settlement {
+            message: Box::new(message),
+            lease: LeaseId(1),
+            to: To::Split,
+            customer: None,
+            registration: None,
+            verdict: Verdict::Split(Parts::from(names.collect::<Vec<_>>())),
+            terms: Terms::default(),
+            latency: Duration::ZERO,
+            placed: 0,
+            repeated: false,
+            behind: Vec::new(),
+            is_followed: false,
+        }
+    }
+}

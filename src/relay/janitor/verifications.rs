@@ -3,11 +3,13 @@
 //! A try may take as long as a send, so it has a thread of its own, and no connection. The janitor takes what is due, and
 //! records the results.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use uuid::Uuid;
 
 use crate::config::Rate;
 use crate::dispatch::NotVerified;
@@ -22,8 +24,9 @@ use crate::store::relay::verification::{self, Next};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// While they are the same, the interval between two questions to the database which tries are due.
 const ASK: Duration = Duration::from_secs(10);
-/// The most tries at a time.
-const MOST: usize = 16;
+/// The most tries at a time: of all tenants, and of each. Endpoints that hang hold up no endpoint of another tenant.
+const MOST: usize = 32;
+const MOST_OF_TENANT: usize = 4;
 
 /// A try that has ended.
 pub(super) struct Ended {
@@ -37,10 +40,32 @@ pub(super) struct Verifications {
     /// What has ended, without those that `to_record` has.
     pub(super) inbox: Receiver<Ended>,
     to_record: Vec<Ended>,
-    in_flight: usize,
+    /// The number of tries of each tenant.
+    in_flight: HashMap<Option<Uuid>, usize>,
     next: Instant,
     /// The destinations at the last question, and when the next one is if they stay the same.
     asked: Option<(Arc<Registry>, Instant)>,
+}
+
+/// Those of the due tries that begin now: tenants with few tries come first.
+fn choose(
+    due: Vec<usize>,
+    tenant: impl Fn(usize) -> Option<Uuid>,
+    in_flight: &HashMap<Option<Uuid>, usize>,
+) -> Vec<usize> {
+    let room = MOST.saturating_sub(in_flight.values().sum());
+    let mut tries = in_flight.clone();
+    let mut ranked: Vec<(usize, usize)> = Vec::new();
+    for index in due {
+        let count = tries.entry(tenant(index)).or_default();
+        if *count < MOST_OF_TENANT {
+            ranked.push((*count, index));
+            *count += 1;
+        }
+    }
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.truncate(room);
+    ranked.into_iter().map(|(_, index)| index).collect()
 }
 
 impl Verifications {
@@ -50,7 +75,7 @@ impl Verifications {
             ended,
             inbox,
             to_record: Vec::new(),
-            in_flight: 0,
+            in_flight: HashMap::new(),
             next: Instant::now(),
             asked: None,
         }
@@ -62,9 +87,16 @@ impl Verifications {
 
     /// Keeps a try that has ended, to be recorded.
     pub(super) fn keep(&mut self, ended: impl IntoIterator<Item = Ended>) {
-        let before = self.to_record.len();
-        self.to_record.extend(ended);
-        self.in_flight -= self.to_record.len() - before;
+        for one in ended {
+            let tenant = one.customer.tenant_id;
+            if let Some(count) = self.in_flight.get_mut(&tenant) {
+                *count -= 1;
+                if *count == 0 {
+                    self.in_flight.remove(&tenant);
+                }
+            }
+            self.to_record.push(one);
+        }
     }
 
     /// Records what has ended, and begins what is due.
@@ -81,19 +113,29 @@ impl Verifications {
         }
         self.next = now + INTERVAL;
         let registry = shared.registered.registry();
-        let most = MOST - self.in_flight;
         let is_same =
             |asked: &(Arc<Registry>, Instant)| Arc::ptr_eq(&asked.0, &registry) && now < asked.1;
-        if registry.unverified.is_empty() || most == 0 || self.asked.as_ref().is_some_and(is_same) {
+        if registry.unverified.is_empty() || self.asked.as_ref().is_some_and(is_same) {
             return Ok(());
         }
         let seen: Vec<_> = (registry.unverified.iter())
             .filter_map(|one| Some((one.as_seen(), one.verifier.as_ref()?.timeout())))
             .collect();
-        let taken = session.run(|conn, name| verification::take(conn, name, &seen, most))?;
-        let ask_at = if taken.len() == most { now } else { now + ASK };
+        let customers: Vec<&Arc<Customer>> = (registry.unverified.iter())
+            .filter(|one| one.verifier.is_some())
+            .collect();
+        let tenant = |index: usize| customers[index].tenant_id;
+        let (in_flight, mut is_any_left) = (&self.in_flight, false);
+        let choose = |due: Vec<usize>| {
+            let count = due.len();
+            let chosen = choose(due, tenant, in_flight);
+            is_any_left = chosen.len() < count;
+            chosen
+        };
+        let taken = session.run(|conn, name| verification::take(conn, name, &seen, choose))?;
+        let ask_at = if is_any_left { now } else { now + ASK };
         for index in taken {
-            self.begin(shared, scope, &registry.unverified[index]);
+            self.begin(shared, scope, customers[index]);
         }
         self.asked = Some((registry, ask_at));
         Ok(())
@@ -106,6 +148,7 @@ impl Verifications {
         customer: &Arc<Customer>,
     ) {
         let (customer, ended) = (Arc::clone(customer), self.ended.clone());
+        let tenant = customer.tenant_id;
         let Some(verifier) = customer.verifier.clone() else {
             return;
         };
@@ -118,7 +161,7 @@ impl Verifications {
             let _ = ended.send(Ended { customer, result });
         };
         match thread.spawn_scoped(scope, try_it) {
-            Ok(_) => self.in_flight += 1,
+            Ok(_) => *self.in_flight.entry(tenant).or_default() += 1,
             Err(error) => {
                 log::error!(event = "thread_failed", error:% = error; "could not start a thread to verify a destination ({error}): trying again");
             }
@@ -157,5 +200,25 @@ impl Verifications {
             self.to_record.pop();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// R65: sixty-four endpoints of one tenant that hang hold up no endpoint of another tenant.
+    #[test]
+    fn tenants_share_the_places_of_verifications() {
+        let tenant = |index: usize| (index > 0).then(|| Uuid::from_u128(index as u128 / 100));
+        let many: Vec<usize> = (100..164).collect();
+        let chosen = choose(many.clone(), tenant, &HashMap::new());
+        assert_eq!(chosen, [100, 101, 102, 103]);
+        let in_flight = HashMap::from([(Some(Uuid::from_u128(1)), MOST_OF_TENANT)]);
+        let due = many.into_iter().chain([200, 201]).collect();
+        assert_eq!(choose(due, tenant, &in_flight), [200, 201]);
+        let due = (1..40).map(|tenant| tenant * 100).collect();
+        let chosen = choose(due, tenant, &in_flight);
+        assert_eq!(chosen.len(), MOST - MOST_OF_TENANT);
     }
 }

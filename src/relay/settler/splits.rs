@@ -1,8 +1,10 @@
 //! Fan-outs, piece by piece: a message may have thousands of destinations, and the results of other messages must not
 //! wait for it. A piece is one transaction, and the settler records other results between two pieces.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
+
+use uuid::Uuid;
 
 use super::Settler;
 use crate::clock;
@@ -22,11 +24,19 @@ pub(super) struct Splits {
     /// The most of a piece, and the size of the next piece.
     most: Piece,
     piece: Piece,
-    /// Whether the next piece is for the messages that need the fewest parts. These and the oldest messages take turns:
-    /// a message for two destinations does not wait for messages for thousands, and each message has its turn.
-    is_turn_of_small: bool,
+    /// The tenants whose messages wait, in the order of their turns.
+    turns: VecDeque<Turn>,
     /// After an error: no piece before this time.
     rests_until: Option<Instant>,
+}
+
+/// A tenant's next piece: tenants take turns, so that nobody waits for the fan-outs of another tenant.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    tenant: Option<Uuid>,
+    /// Whether the next piece is for the messages that need the fewest parts. These and the oldest messages take turns:
+    /// a message for two destinations does not wait for messages for thousands, and each message has its turn.
+    is_of_small: bool,
 }
 
 impl Splits {
@@ -35,12 +45,19 @@ impl Splits {
             waiting: Vec::new(),
             most,
             piece: most,
-            is_turn_of_small: true,
+            turns: VecDeque::new(),
             rests_until: None,
         }
     }
 
     pub(super) fn add(&mut self, settlement: Settlement) {
+        let tenant = settlement.message.tenant_id;
+        if self.turns.iter().all(|turn| turn.tenant != tenant) {
+            self.turns.push_back(Turn {
+                tenant,
+                is_of_small: true,
+            });
+        }
         self.waiting.push(settlement);
     }
 
@@ -83,17 +100,14 @@ impl Splits {
         };
     }
 
-    /// Takes messages of one lease, each sequence at most once, that together have work for a piece.
+    /// Takes messages of one lease, each sequence at most once, that together have work for a piece, in the order of their
+    /// turns.
     fn take_next(&mut self) -> Vec<Settlement> {
-        let mut order: Vec<usize> = (0..self.waiting.len()).collect();
-        if self.is_turn_of_small {
-            order.sort_by_key(|at| self.waiting[*at].unplaced().len());
-        }
-        self.is_turn_of_small = !self.is_turn_of_small;
+        let order = self.order();
         let Some(lease) = order.first().map(|at| self.waiting[*at].lease) else {
             return Vec::new();
         };
-        let (mut sequences, mut taken, mut parts) = (HashSet::new(), HashSet::new(), 0);
+        let (mut sequences, mut taken, mut parts) = (HashSet::new(), Vec::new(), 0);
         for at in order {
             let one = &self.waiting[at];
             if parts >= self.piece.parts || taken.len() >= self.most.parts {
@@ -101,14 +115,47 @@ impl Splits {
             }
             if one.lease == lease && sequences.insert(one.sequence()) {
                 parts += one.unplaced().len();
-                taken.insert(at);
+                taken.push(at);
             }
         }
         let all = std::mem::take(&mut self.waiting);
-        let (taken, left): (Vec<_>, Vec<_>) =
-            (0..).zip(all).partition(|(at, _)| taken.contains(at));
-        self.waiting = left.into_iter().map(|(_, one)| one).collect();
-        taken.into_iter().map(|(_, one)| one).collect()
+        let mut all: Vec<Option<Settlement>> = all.into_iter().map(Some).collect();
+        let taken = taken.into_iter().filter_map(|at| all[at].take());
+        let taken: Vec<Settlement> = taken.collect();
+        self.waiting = all.into_iter().flatten().collect();
+        taken
+    }
+
+    /// The waiting messages in the order of their turns: the first of each tenant, then the second of each, and so on.
+    /// Gives the first tenant its turn.
+    fn order(&mut self) -> Vec<usize> {
+        let mut of_tenant: HashMap<Option<Uuid>, Vec<usize>> = HashMap::new();
+        for (at, one) in (0..).zip(&self.waiting) {
+            of_tenant.entry(one.message.tenant_id).or_default().push(at);
+        }
+        self.turns
+            .retain(|turn| of_tenant.contains_key(&turn.tenant));
+        let mut order = Vec::new();
+        for (place, turn) in (0..).zip(&self.turns) {
+            let mut own = of_tenant.remove(&turn.tenant).unwrap_or_default();
+            own.sort_by_key(|at| self.waiting[*at].sequence());
+            if turn.is_of_small {
+                own.sort_by_key(|at| self.waiting[*at].unplaced().len());
+            }
+            order.extend((0..).zip(own).map(|(round, at)| ((round, place), at)));
+        }
+        if let Some(Turn {
+            tenant,
+            is_of_small,
+        }) = self.turns.pop_front()
+        {
+            self.turns.push_back(Turn {
+                tenant,
+                is_of_small: !is_of_small,
+            });
+        }
+        order.sort_unstable_by_key(|(turn, _): &((usize, usize), usize)| *turn);
+        order.into_iter().map(|(_, at)| at).collect()
     }
 }
 
@@ -163,6 +210,41 @@ impl<D: Database> Settler<'_, D> {
                 left
             }
         };
-        self.splits.waiting.extend(left);
+        left.into_iter().for_each(|one| self.splits.add(one));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::settlement::tests::fan_out;
+
+    /// R65: the events of one tenant to a thousand endpoints hold up no message of another tenant.
+    #[test]
+    fn tenants_take_turns_whatever_the_number_of_their_fan_outs() {
+        let piece = Piece {
+            parts: 100,
+            bytes: usize::MAX,
+        };
+        let mut splits = Splits::new(piece);
+        let tenant = |number| Some(Uuid::from_u128(number));
+        (0..200).for_each(|sequence| splits.add(fan_out(sequence, tenant(1), 1_000)));
+        for sequence in [200, 300, 400] {
+            splits.add(fan_out(sequence, tenant(2), 5));
+        }
+        let mut first = || {
+            let taken = splits.take_next();
+            let first = taken.first().map(Settlement::sequence);
+            // Nothing of it is placed.
+            taken.into_iter().for_each(|one| splits.add(one));
+            first
+        };
+        let turns = [first(), first(), first(), first()];
+        assert_eq!(turns[1], Some(200));
+        assert_eq!(turns[3], Some(200), "the oldest has its turn, too");
+        assert!(
+            [turns[0], turns[2]].iter().all(|one| *one < Some(200)),
+            "{turns:?}"
+        );
     }
 }

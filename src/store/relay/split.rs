@@ -85,8 +85,8 @@ pub(crate) struct Done {
 /// The most tries of a split when other transactions enqueue or settle the same keys at that moment.
 const TRIES: usize = 10;
 
-/// Places the next parts of these messages, each with the id, key and content of its message, in one transaction. An
-/// existing message with the same key and content counts as the part.
+/// Places the next parts of these messages, in their order, each with the id, key and content of its message, in one
+/// transaction. An existing message with the same key and content counts as the part.
 pub(crate) fn split(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -127,7 +127,11 @@ fn try_to_split(
         .iter()
         .map(|(claim, parts)| (claim.sequence, *parts))
         .collect();
-    let held = lock(conn, name, lease, messages)?;
+    let mut held = lock(conn, name, lease, messages)?;
+    // Locked in the order of the sequences, and placed in that of the caller, who knows whose turn it is.
+    let turns = (0..).zip(messages);
+    let turns: HashMap<i64, usize> = turns.map(|(at, one)| (one.0.sequence, at)).collect();
+    held.sort_by_key(|one| turns.get(&one.0).copied());
     let mut done = Done::default();
     let mut taken = Vec::new();
     let mut left = piece;
@@ -161,6 +165,8 @@ fn try_to_split(
             is_last: count == rest.len(),
         });
     }
+    // Rows are written in one order by all relays.
+    taken.sort_by_key(|one| one.held.0);
     let digests = digests(conn, name, &taken)?;
     done.in_conflict = (existing(conn, name, &taken, &digests)?.into_iter())
         .filter_map(|(sequence, is_same)| (is_same == Some(false)).then_some(sequence))

@@ -1,5 +1,6 @@
 //! The tries to verify the endpoints of registered destinations: one at a time for each, whatever the number of relays.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use diesel::dsl::sql;
@@ -49,32 +50,52 @@ pub(crate) enum Next {
     Changed,
 }
 
-/// Takes those of these destinations whose next try is due, as they were seen, each with the timeout of a request. Returns
-/// their indices. Until a try must have ended, no other relay takes the destination.
+/// Takes those of these destinations whose next try is due, as they were seen, each with the timeout of a request, and that
+/// `choose` chooses, given in the order of their tries. Returns their indices. Until a try must have ended, no other relay
+/// takes the destination.
 pub(crate) fn take(
     conn: &mut PgConnection,
     name: &OutboxName,
     seen: &[(AsSeen<'_>, Duration)],
-    most: usize,
+    choose: impl FnOnce(Vec<usize>) -> Vec<usize>,
 ) -> QueryResult<Vec<usize>> {
-    let names: Vec<&str> = seen.iter().map(|(one, _)| one.name).collect();
-    conn.transaction(|conn| {
-        let due = destination::verification_due;
-        let is_due = due.assume_not_null().le(clock_timestamp());
-        let found: Vec<String> = destination::table(name.destination())
-            .filter(destination::name.eq_any(&names))
+    let names: HashMap<&str, usize> = (0..)
+        .zip(seen)
+        .map(|(index, (one, _))| (one.name, index))
+        .collect();
+    let due = || {
+        let at = destination::verification_due;
+        destination::table(name.destination())
             .filter(destination::enabled)
             .filter(destination::verified_at.is_null())
-            .filter(due.is_null().or(is_due).or(is_too_far()))
-            .order(due.asc().nulls_first())
-            .limit(i64::try_from(most).unwrap_or(i64::MAX))
+            .filter(
+                at.is_null()
+                    .or(at.assume_not_null().le(clock_timestamp()))
+                    .or(is_too_far()),
+            )
+            .order((at.asc().nulls_first(), destination::name))
             .select(destination::name)
+    };
+    let all: Vec<String> = due()
+        .filter(destination::name.eq_any(names.keys().copied().collect::<Vec<_>>()))
+        .load(conn)?;
+    let index = |name: &String| names.get(name.as_str()).copied();
+    let chosen = choose(all.iter().filter_map(index).collect());
+    if chosen.is_empty() {
+        return Ok(chosen);
+    }
+    conn.transaction(|conn| {
+        // Another relay may have taken some since.
+        let names: Vec<&str> = chosen.iter().map(|index| seen[*index].0.name).collect();
+        let free: Vec<String> = due()
+            .filter(destination::name.eq_any(names))
             .for_no_key_update()
             .skip_locked()
             .load(conn)?;
         let mut taken = Vec::new();
-        for (index, (one, timeout)) in seen.iter().enumerate() {
-            if found.iter().any(|name| name == one.name) && hold(conn, name, *one, *timeout)? {
+        for index in free.iter().filter_map(index) {
+            let (one, timeout) = seen[index];
+            if hold(conn, name, one, timeout)? {
                 taken.push(index);
             }
         }

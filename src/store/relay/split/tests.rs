@@ -160,6 +160,27 @@ fn a_piece_has_at_most_its_bytes() {
     );
 }
 
+/// The settler decides whose turn it is: an older message has a smaller sequence.
+#[test]
+fn a_piece_goes_to_the_message_that_comes_first_in_the_list() {
+    let outbox = Outbox::new();
+    let (mut conn, name) = (outbox.connect_as_relay(), &outbox.name);
+    enqueue(&mut conn, name, 2, "1", "NULL");
+    let mut claims = claim_all(&mut conn, name, 1);
+    claims.sort_by_key(|one| one.sequence);
+    let (older, newer) = (claims[0], claims[1]);
+    let (many, one) = (destinations(10), destinations(1));
+    let piece = Piece {
+        parts: 3,
+        bytes: usize::MAX,
+    };
+    let messages = [(newer, &one), (older, &many)];
+    let done = split(&mut conn, name, LeaseId(1), &messages, piece).expect("a piece");
+    assert_eq!(done.split, [newer.sequence]);
+    let placed = Some(many.to[1].clone());
+    assert_eq!(done.unfinished, [(older.sequence, placed)]);
+}
+
 /// G2, G3: whoever continues a fan-out knows how far it is, also with another list of destinations.
 #[test]
 fn another_relay_continues_where_a_fan_out_has_ended() {
