@@ -42,7 +42,7 @@ GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_registrar;
 GRANT SELECT ON "outbox_part" TO outbox_registrar;
 GRANT SELECT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_registrar;
 GRANT SELECT ON "outbox_lease" TO outbox_registrar;
-GRANT INSERT, SELECT (at, act, why) ON "outbox_audit" TO outbox_registrar;
+GRANT INSERT, SELECT (at, tenant_id, cost) ON "outbox_audit" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_request" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;

@@ -166,6 +166,9 @@ settings! {
         /// The CloudEvents mode of requests to registered destinations. Defaults to [`Mode::Structured`], because signatures
         /// cover no headers.
         pub registered_mode: Mode,
+        /// How endpoints that customers register in the portal show that they want messages. Defaults to
+        /// [`Verification::None`].
+        pub registered_verification: Verification,
         /// The time limit of one send to a registered destination, at most 5 minutes. Defaults to 15 s.
         pub registered_timeout: Duration,
         /// Failed attempts at a registered destination after which a message is dead-lettered. Defaults to 10.

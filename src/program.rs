@@ -53,7 +53,7 @@ pub use crate::destinations::forward::Forward;
 pub use crate::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::relay::{DepthGauges, DestinationState};
 pub use crate::store::operate::activity::{Activity, Rates};
-pub use crate::store::operate::audit::{Act, OperatorAct, sent_lately};
+pub use crate::store::operate::audit::{Act, Cost, OperatorAct, hold_budget, is_budget_spent};
 pub use crate::store::operate::blocked::BlockedKey;
 pub use crate::store::operate::dead::DeadGroup;
 pub use crate::store::operate::history::HistoryEntry;
@@ -246,6 +246,11 @@ pub fn audit(
     target: &str,
 ) -> QueryResult<()> {
     pinned(conn, name, |conn, name| note.audit(conn, name, act, target))
+}
+
+/// The note of a customer, whose tenant's budget pays for the act.
+pub fn note_of_tenant(who: &str, why: &str, tenant: Uuid, cost: Cost) -> Note {
+    Note::new(who, why).spending(tenant, cost)
 }
 
 /// Acts of operators, latest first, at most `limit`: those whose name, act or target contains the text, ignoring case. Each

@@ -197,6 +197,8 @@ mod internal {
             act -> diesel::sql_types::Text,
             target -> diesel::sql_types::Text,
             why -> diesel::sql_types::Text,
+            tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+            cost -> diesel::sql_types::BigInt,
         }
     }
     diesel::table! {

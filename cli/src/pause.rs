@@ -12,6 +12,7 @@ use diesel_outbox::program::{self, Act, parse_duration};
 use diesel_outbox::{ConfigError, Outbox};
 use diesel_outbox_pages::pause::{OPERATOR, check_reason, of};
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::connection::connect;
 use crate::settings::SettingFlags;
@@ -35,6 +36,13 @@ pub(crate) enum Action {
     Topic {
         /// Exact topic of the messages; patterns are not allowed
         topic: String,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Stop sending to all registered destinations of a tenant, on all relays within 1 s
+    Tenant {
+        /// UUID of the tenant
+        tenant: Uuid,
         #[command(flatten)]
         how: How,
     },
@@ -89,6 +97,12 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 warn_of_unknown(Pausable::Topic, topic);
             }
             pause(&mut conn, &config, Pausable::Topic, topic, how, duration)
+        }
+        Action::Tenant { tenant, how } => {
+            let duration = how.duration()?;
+            let mut conn = connect(&config, "pause", LONGEST)?;
+            let name = tenant.to_string();
+            pause(&mut conn, &config, Pausable::Tenant, &name, how, duration)
         }
         Action::List { json } => list(&mut connect(&config, "pause", LONGEST)?, &config, *json),
     }

@@ -7,6 +7,7 @@ use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::program::{self, Act};
 use diesel_outbox_pages::pause::find;
 use serde_json::json;
+use uuid::Uuid;
 
 use crate::connection::connect;
 use crate::settings::SettingFlags;
@@ -27,6 +28,16 @@ pub(crate) enum Action {
         #[arg(long)]
         json: bool,
     },
+    /// Resume all registered destinations of a tenant; pauses of one of them stay
+    Tenant {
+        /// UUID of the tenant
+        tenant: Uuid,
+        #[command(flatten)]
+        signed: Signed,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Resume a topic
     Topic {
         /// Topic, as in `pause list`
@@ -41,7 +52,16 @@ pub(crate) enum Action {
 
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
+    let of_tenant;
     let (kind, name, signed, json) = match action {
+        Action::Tenant {
+            tenant,
+            signed,
+            json,
+        } => {
+            of_tenant = tenant.to_string();
+            (Pausable::Tenant, &of_tenant, signed, *json)
+        }
         Action::Destination { name, signed, json } => (Pausable::Destination, name, signed, *json),
         Action::Topic {
             topic,

@@ -557,7 +557,7 @@ BEGIN
     EXECUTE format('CREATE TABLE %1$I.%2$I (name text NOT NULL, CONSTRAINT %3$I PRIMARY KEY (name))',
         s, t || '_lock', t || '_lock_pkey');
 
-    -- Paused destinations and topics: why, and until when (null: until resumed). paused_by: whose pause it is. Each hand has
+    -- Paused destinations, topics and tenants: why, and until when (null: until resumed). paused_by: whose pause it is. Each hand has
     -- a row of its own, so that nobody ends the pause of another: the owner of a registered destination, an operator, the
     -- relays (the circuit breaker), or the receiver (its responses). openings: how often in a row a circuit breaker has
     -- opened. lasts: the time from the writing of paused_until to the end; if the server's clock goes back after it was
@@ -565,7 +565,7 @@ BEGIN
     -- waiting messages may name.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            kind         text NOT NULL CHECK (kind IN ('destination', 'topic', 'removed')),
+            kind         text NOT NULL CHECK (kind IN ('destination', 'topic', 'tenant', 'removed')),
             name         text NOT NULL,
             reason       text NOT NULL,
             paused_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -588,14 +588,17 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (pattern, kind)
         )$sql$, s, t || '_topic', t || '_topic_pkey');
 
-    -- What operators have done with commands and on the page: who, to what (target), and why. Kept as long as the ledger.
+    -- What operators and customers have done: who, to what (target), and why. Kept as long as the ledger. tenant_id: the
+    -- tenant of a customer, whose budget has paid the cost.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-            who    text NOT NULL,
-            act    text NOT NULL,
-            target text NOT NULL,
-            why    text NOT NULL
+            at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+            who       text NOT NULL,
+            act       text NOT NULL,
+            target    text NOT NULL,
+            why       text NOT NULL,
+            tenant_id uuid,
+            cost      bigint NOT NULL DEFAULT 0
         )$sql$, s, t || '_audit');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (at)',
         s, t || '_audit', t || '_audit_at');
@@ -743,7 +746,7 @@ BEGIN
         WHEN (NEW.destination <> '' AND NEW.registration IS NULL) EXECUTE FUNCTION %1$I.%3$I()$sql$,
         s, t, t || '_address');
 
-    -- Every message with its status; cancelled messages are dead. idempotency_key is the message id if the caller gave
+    -- Every message with its status; cancelled messages, and those of a removed destination, are dead. idempotency_key is the message id if the caller gave
     -- no key. Example: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
     EXECUTE format($sql$
         CREATE VIEW %1$I.%2$I AS
@@ -768,7 +771,7 @@ BEGIN
                created_at, occurred_at, NULL, NULL, attempts, NULL, NULL,
                settled_at, reason, error, http_status, settled_at
           FROM %1$I.%5$I
-         WHERE status <> 'dead' OR reason = 'CANCELLED'$sql$,
+         WHERE status <> 'dead' OR reason IN ('CANCELLED', 'DESTINATION_REMOVED')$sql$,
         s, t || '_messages', t, t || '_dead', t || '_ledger');
     PERFORM set_config('search_path', path, true);
 END

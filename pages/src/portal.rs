@@ -546,7 +546,7 @@ enum Refusal {
     Wrong(&'static str, fn(&Words) -> &'static str),
     /// A value that cannot be used, or a limit.
     Error(DestinationError),
-    /// Too many requests were sent to endpoints of the tenant in the last minute.
+    /// The budget of the tenant is spent.
     TooOften,
     /// The database failed. Only the log says why.
     Unavailable(anyhow::Error),
@@ -573,10 +573,7 @@ impl Refusal {
                 (INVALID, words.invalid_url.into())
             }
             Self::Error(_) => (INVALID, words.invalid_value.into()),
-            Self::TooOften => {
-                let most = words.too_often.replace("{}", &own::MOST_SENT.to_string());
-                (StatusCode::TOO_MANY_REQUESTS, most.into())
-            }
+            Self::TooOften => (StatusCode::TOO_MANY_REQUESTS, words.too_often.into()),
             Self::Unavailable(error) => {
                 log::warn!(event = "portal_failed", path = path, error:% = format!("{error:#}"); "the portal cannot answer {path}: {error:#}");
                 (

@@ -2,11 +2,12 @@
 
 use diesel::PgConnection;
 use diesel::result::QueryResult;
+use uuid::Uuid;
 
 use crate::error::DatabaseError;
 use crate::message::{Due, Sequence};
 use crate::name::OutboxName;
-use crate::store::operate::audit::{self, Act};
+use crate::store::operate::audit::{self, Act, Cost};
 use crate::store::operate::messages::MessageRecord;
 use crate::store::operate::waiting::{WaitingFilter, list, retry_one};
 use crate::store::operate::why::{self, WaitReason};
@@ -89,6 +90,8 @@ pub struct Note {
     who: String,
     why: String,
     text: String,
+    /// The tenant whose budget pays for the act.
+    spends: Option<(Uuid, Cost)>,
 }
 
 impl Note {
@@ -108,7 +111,12 @@ impl Note {
             true => who.clone(),
             false => format!("{who}: {why}"),
         };
-        Self { who, why, text }
+        Self {
+            who,
+            why,
+            text,
+            spends: None,
+        }
     }
 }
 
@@ -125,7 +133,28 @@ impl Note {
         act: Act,
         target: &str,
     ) -> QueryResult<()> {
-        audit::audit(conn, name, act, target, (&self.who, &self.why))
+        self.audit_made(conn, name, act, target, 0)
+    }
+
+    /// Records an act that has made so many messages.
+    pub(crate) fn audit_made(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        act: Act,
+        target: &str,
+        made: usize,
+    ) -> QueryResult<()> {
+        let spent = self.spends.map(|(tenant, cost)| (tenant, cost, made));
+        audit::audit(conn, name, act, target, (&self.who, &self.why), spent)
+    }
+
+    /// The budget of this tenant pays for the act.
+    pub(crate) fn spending(self, tenant: Uuid, cost: Cost) -> Self {
+        Self {
+            spends: Some((tenant, cost)),
+            ..self
+        }
     }
 
     /// Records an act that has changed something. Returns what was changed.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use self::Kind::{Count, Switch, SwitchOr, Text, Time, Words};
 use self::Place::{NoFile, OwnFile};
-use super::destination::{MOST, MOST_SENDERS, Mode, OnDead, Proxy, Roots};
+use super::destination::{MOST, MOST_SENDERS, Mode, OnDead, Proxy, Roots, Verification};
 use super::error::{ConfigError, nearest};
 use super::secret::secrets;
 use super::secret_keys::secret_keys;
@@ -215,6 +215,8 @@ pub const SETTINGS: &[Setting] = &[
         "How long a registered destination may fail before the relay disables it"),
     setting("OUTBOX_REGISTERED_MODE", "structured", field!(registered_mode: Text("WORD", Mode::read)),
         "CloudEvents mode of requests to registered destinations without their own: binary, structured or batched"),
+    setting("OUTBOX_REGISTERED_VERIFICATION", "none", field!(registered_verification: Text("WORD", Verification::read)),
+        "How endpoints that customers register in the portal show that they want messages: none, challenge or cloudevents"),
     setting("OUTBOX_REGISTERED_TIMEOUT", "15s", field!(registered_timeout: Time(TICK)),
         "Time limit of one send to a registered destination without its own, up to 5m"),
     setting("OUTBOX_REGISTERED_MAX_ATTEMPTS", "10", field!(registered_max_attempts: Count(MOST)),

@@ -148,7 +148,8 @@ impl Destinations<'_> {
                 false => pinned(conn, self.name, |conn, outbox| {
                     let count = dead::requeue_to(conn, outbox, step, name, note.as_str())?;
                     if count > 0 {
-                        note.audit(conn, outbox, Act::RecoverDestination, name)?;
+                        let act = Act::RecoverDestination;
+                        note.audit_made(conn, outbox, act, name, count)?;
                     }
                     Ok::<_, DestinationError>(count)
                 })?,
@@ -183,8 +184,21 @@ impl Destinations<'_> {
                 left = rest;
                 pinned(conn, self.name, |conn, outbox| {
                     let done = missed::step(conn, outbox, &wanted, step, operator)?;
-                    if let (Some(note), Some(Bulked { changed: 1.., .. })) = (note, &done) {
-                        note.audit(conn, outbox, act, &found.row.name)?;
+                    if let (
+                        Some(note),
+                        Some(Bulked {
+                            changed: made @ 1..,
+                            ..
+                        }),
+                    ) = (note, &done)
+                    {
+                        note.audit_made(
+                            conn,
+                            outbox,
+                            act,
+                            &found.row.name,
+                            usize::try_from(*made).unwrap_or(usize::MAX),
+                        )?;
                     }
                     Ok::<_, DestinationError>(done)
                 })

@@ -170,7 +170,11 @@ impl OfDestination {
             }
             Kind::Retry => self.retried(settlement.failed_attempt()),
             Kind::Dead => {
-                if let Some(failure) = settlement.failure() {
+                let failure = settlement.failure();
+                // One whose destination was removed is no dead letter.
+                if let Some(failure) =
+                    failure.filter(|one| one.code != ReasonCode::DestinationRemoved)
+                {
                     self.dead_lettered(failure.code, &settlement.message.topic);
                 }
             }

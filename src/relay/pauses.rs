@@ -6,11 +6,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use super::bulkhead::Bulkhead;
 use super::database::Database;
 use super::gate::{Due, News, RowNews};
 use super::lease_clock::CLOSES_AFTER;
 use super::registered::Member;
+use super::registry::Customer;
 use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
@@ -205,12 +208,25 @@ pub(super) fn learn(shared: &Shared, rows: &[Paused]) {
     for one in destinations.keys().filter_map(|name| registry.named(name)) {
         registered.watch(one.id);
     }
+    let tenants: HashMap<Uuid, &Paused> = of_kind(Pausable::Tenant)
+        .filter(|row| row.left.is_none_or(|left| !left.is_zero()))
+        .filter_map(|row| Some((row.name.parse().ok()?, row)))
+        .collect();
+    let is_paused = |one: &Customer| tenants.get(&one.tenant_id?).copied();
+    if !tenants.is_empty() {
+        let paused = registry.by_name.values();
+        let paused = paused.filter(|one| is_paused(one).is_some());
+        paused.for_each(|one| registered.watch(one.id));
+    }
     let watched = registered.watched();
+    let of_tenant: HashMap<&str, &Paused> = (watched.iter())
+        .filter_map(|one| Some((&*one.customer.name, is_paused(&one.customer)?)))
+        .collect();
     for (bulkhead, _) in with_watched(shared, &watched) {
-        let rows = destinations.get(&*bulkhead.name);
-        bulkhead
-            .gate
-            .learn(rows.into_iter().flatten().copied(), now);
+        let name = &*bulkhead.name;
+        let rows = destinations.get(name).into_iter().flatten().copied();
+        let rows = rows.chain(of_tenant.get(name).copied());
+        bulkhead.gate.learn(rows, now);
     }
     registered.forget_flowing();
     let is_on = |row: &&Paused| row.is_on();

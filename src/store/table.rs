@@ -325,7 +325,7 @@ tables! {
     }
     registration = outbox_registration { id }
     topic = outbox_topic { pattern, kind, first_served, last_served }
-    audit = outbox_audit { at, who, act, target, why }
+    audit = outbox_audit { at, who, act, target, why, tenant_id, cost }
     request = outbox_request { caller, key, digest, at, status, answer }
     inbox = outbox_inbox { source, message_id }
 }

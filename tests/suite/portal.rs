@@ -1053,6 +1053,60 @@ fn a_tenant_sends_at_most_ten_examples_and_verifications_in_a_minute() {
     assert_eq!(test(&portals[0], &acme), StatusCode::OK);
 }
 
+/// R60: changes, messages and requests count against one budget, in pages and JSON: a loop of adding, recovering and
+/// removing ends soon, and delays nobody else.
+#[test]
+fn every_act_of_a_customer_counts_against_the_budget_of_the_tenant() {
+    let (database, acme, globex) = two();
+    let portal = portal(&config(&database));
+    let change = |tenant: &Tenant, act: &str| {
+        let form = [("name", tenant.endpoint.as_str())];
+        let browser = Browser::of(&portal, tenant, Rights::all());
+        browser.post(&format!("/endpoint/{act}"), &form).status
+    };
+    let mut changes = 0;
+    while change(&acme, ["disable", "enable"][changes % 2]) == StatusCode::SEE_OTHER {
+        changes += 1;
+        assert!(changes <= 60, "no budget");
+    }
+    assert_eq!(changes, 60);
+    for act in ["rotate", "disable", "recover", "verify", "test"] {
+        let form = [
+            ("name", acme.endpoint.as_str()),
+            ("since", "2026-01-01T00:00"),
+            ("missing", "on"),
+        ];
+        let browser = Browser::of(&portal, &acme, Rights::all());
+        let refused = browser.post(&format!("/endpoint/{act}"), &form);
+        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS, "{act}");
+    }
+    assert_eq!(change(&globex, "disable"), StatusCode::SEE_OTHER);
+    database.execute("UPDATE {o}_audit SET at = at - interval '1 minute'");
+    assert_eq!(change(&acme, "disable"), StatusCode::SEE_OTHER);
+    // An hour has a budget, too.
+    database.execute("UPDATE {o}_audit SET at = at - interval '1 minute', cost = 3600");
+    assert_eq!(change(&acme, "enable"), StatusCode::TOO_MANY_REQUESTS);
+}
+
+/// R59, R60
+#[test]
+fn endpoints_of_customers_are_verified_if_the_settings_say_so() {
+    let database = Database::new();
+    let mut config = config(&database);
+    config
+        .set("OUTBOX_REGISTERED_VERIFICATION", "challenge")
+        .expect("a setting");
+    let (portal, receiver) = (portal(&config), Receiver::ok());
+    let ann = Browser::opening(&portal, &portal.link(Uuid::now_v7(), HOUR));
+    let url = receiver.url();
+    let fields = [("url", url.as_str()), ("topic", "order.paid")];
+    ann.post("/endpoints/add", &fields).ok();
+    let verification = "SELECT verification FROM {o}_destination";
+    assert_eq!(database.text(verification).as_deref(), Some("challenge"));
+    // The relay asks the endpoint: so it costs as much as a test.
+    assert_eq!(database.number("SELECT cost FROM {o}_audit"), 6);
+}
+
 /// R60: the pages of a tenant that wait for the database leave connections to other tenants.
 #[test]
 fn slow_pages_of_one_tenant_delay_no_other() {

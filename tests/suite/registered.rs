@@ -9,9 +9,7 @@ use diesel::Connection;
 use diesel::connection::SimpleConnection;
 use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
 use diesel_outbox::program;
-use diesel_outbox::{
-    Backoff, Destination, NewMessage, ProblemKind, RelayBuilder, RelayHandle, admin,
-};
+use diesel_outbox::{Backoff, Destination, NewMessage, ProblemKind, RelayBuilder, RelayHandle};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -218,22 +216,23 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
         "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'acme')",
     );
     database.execute("DELETE FROM {o}_destination WHERE name = 'acme'");
-    eventually("the message is dead-lettered", || {
-        database.count("dead") == 1
-    });
+    eventually("the message has ended", || database.count("dead") == 1);
     for relay in &relays {
         end(relay);
     }
     assert_eq!(
-        database.text("SELECT reason FROM {o}_dead").as_deref(),
+        database
+            .text("SELECT reason FROM {o}_ledger WHERE status = 'dead'")
+            .as_deref(),
         Some("DESTINATION_REMOVED")
     );
+    assert_eq!(database.number("SELECT count(*) FROM {o}_dead"), 0);
     assert_eq!(receiver.count(), before + 1);
 }
 
 /// R46, R50: no relay delivers while the row is removed, and the name may be registered again before a relay does.
 #[test]
-fn messages_for_a_removed_row_are_dead_lettered_even_if_its_name_is_registered_again() {
+fn messages_for_a_removed_row_end_even_if_its_name_is_registered_again() {
     let database = Database::new();
     let receiver = Receiver::ok();
     for name in ["acme", "other"] {
@@ -1491,7 +1490,7 @@ fn a_message_that_a_crashed_relay_sent_to_its_only_destination_stays_addressed_w
 
 /// R46: messages that were claimed for a destination when it was removed.
 #[test]
-fn claimed_messages_of_a_removed_row_are_dead_letters() {
+fn claimed_messages_of_a_removed_row_end_in_the_ledger() {
     let database = Database::new();
     let (relay, receiver, gate) = queued(&database);
     database.execute("DELETE FROM {o}_destination");
@@ -1501,13 +1500,13 @@ fn claimed_messages_of_a_removed_row_are_dead_letters() {
     });
     end(&relay);
     let sent = i64::try_from(receiver.count()).expect("a count");
-    let removed = "SELECT count(*) FROM {o}_dead WHERE reason = 'DESTINATION_REMOVED'";
+    let removed = "SELECT count(*) FROM {o}_ledger WHERE reason = 'DESTINATION_REMOVED'";
     assert_eq!(database.number(removed), 12 - sent, "{}", ledger(&database));
 }
 
 /// R46, G2: an hour after a removal, relays forget it.
 #[test]
-fn messages_sent_again_to_a_destination_removed_long_ago_are_dead_letters() {
+fn messages_sent_again_to_a_destination_removed_long_ago_end_in_the_ledger() {
     let database = Database::new();
     let receiver = Receiver::answering(|request| match request.json()["n"] == 1 {
         true => 200,
@@ -1531,10 +1530,55 @@ fn messages_sent_again_to_a_destination_removed_long_ago_are_dead_letters() {
     finish(database.binary(&["dead", "requeue", "--all", "--yes"])).code(0);
     let replay = ["replay", "--yes", "--from", "1h", "--destination", "acme"];
     finish(database.binary(&replay)).code(0);
-    let removed = "SELECT count(*) FROM {o}_dead WHERE reason = 'DESTINATION_REMOVED'";
-    eventually("both are dead letters", || database.number(removed) == 2);
+    let removed = "SELECT count(*) FROM {o}_ledger WHERE reason = 'DESTINATION_REMOVED'";
+    eventually("both have ended", || database.number(removed) == 2);
     end(&relay);
     assert_eq!(receiver.count(), 2);
+}
+
+/// R65: an operator pauses all destinations of a tenant.
+#[test]
+fn a_paused_tenant_gets_nothing_until_it_is_resumed() {
+    let database = Database::new();
+    let (paused, other) = (Receiver::ok(), Receiver::ok());
+    let (tenant, neighbour) = (Uuid::now_v7(), Uuid::now_v7());
+    let hook = |name: &str, receiver: &Receiver, tenant| {
+        put(
+            &database,
+            &RegisteredDestination::new(name, receiver.url()).tenant(tenant),
+        );
+    };
+    hook("mine", &paused, tenant);
+    hook("second", &paused, tenant);
+    hook("theirs", &other, neighbour);
+    let id = tenant.to_string();
+    let said = finish(database.binary(&["pause", "tenant", &id, "--reason", "unpaid"])).code(0);
+    let sentence = format!("tenant {id} is paused: unpaid, until resumed\n");
+    assert_eq!(said.stdout, sentence);
+    let relay = started(&database);
+    let enqueue = |tenant| {
+        let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
+        database.enqueue_message(message.tenant_id(tenant));
+    };
+    (0..3).for_each(|_| enqueue(tenant));
+    enqueue(neighbour);
+    other.wait_for(1);
+    eventually("all are addressed", || {
+        database.number("SELECT count(*) FROM {o} WHERE destination IN ('mine', 'second')") == 6
+    });
+    let listed = finish(database.binary(&["message", "list", "--json"])).code(0);
+    assert!(listed.stdout.contains("unpaid"), "{}", listed.stdout);
+    assert_eq!(paused.count(), 0);
+    let said = finish(database.binary(&["resume", "tenant", &id])).code(0);
+    assert_eq!(said.stdout, format!("tenant {id} is resumed\n"));
+    paused.wait_for(6);
+    eventually("all are delivered", || database.count("delivered") == 7);
+    end(&relay);
+    assert_eq!(
+        database.number("SELECT max(attempts) FROM {o}_ledger"),
+        1,
+        "the pause cost no attempt"
+    );
 }
 
 /// R46: a failed message is for the destination that it failed at.
@@ -1702,19 +1746,11 @@ fn a_message_for_a_destination_of_one_tenant_never_reaches_one_of_another() {
         eventually("all messages are settled", || {
             (database.count("dead"), database.count("delivered")) == (4, 1)
         });
-        let conn = &mut database.connect();
-        let (name, all) = (database.outbox_name(), admin::DeadFilter::default());
-        let dead = admin::matching_dead_letters(conn, &name, &all).expect("dead letters");
-        let note = admin::Note::new("alice", "");
-        let requeued = admin::requeue(conn, &name, &dead, &note);
-        assert_eq!(requeued.expect("requeued"), 4);
-        // An operator's requeue addresses a message anew, but a tenant's message stays with its tenant.
-        eventually("the tenant's are dead letters again", || {
-            (database.count("dead"), database.count("delivered")) == (3, 2)
-        });
         end(&relay);
-        assert_eq!(receiver.count(), 2);
-        let reasons = database.text("SELECT string_agg(DISTINCT reason, ' ') FROM {o}_dead");
+        assert_eq!(receiver.count(), 1);
+        let reasons =
+            "SELECT string_agg(DISTINCT reason, ' ') FROM {o}_ledger WHERE status = 'dead'";
+        let reasons = database.text(reasons);
         assert_eq!(reasons.as_deref(), Some("DESTINATION_REMOVED"));
     }
 }
@@ -1781,7 +1817,7 @@ fn a_failed_message_stays_with_its_registration() {
     database.execute("DELETE FROM {o}_destination");
     put(&database, &RegisteredDestination::new("hook", second.url()));
     database.execute("UPDATE {o} SET available_at = now()");
-    eventually("it is a dead letter", || database.count("dead") == 1);
+    eventually("it has ended", || database.count("dead") == 1);
     end(&relay);
     assert_eq!(second.count(), 0);
     assert_eq!(ledger(&database), "hook dead DESTINATION_REMOVED");

@@ -6,7 +6,7 @@ use diesel_outbox::destinations::{
     Deliveries, Delivery, DeliveryDetails, DeliveryFilter, DestinationFilter, FailedAttempt,
     RegisteredDestination,
 };
-use diesel_outbox::program::Act;
+use diesel_outbox::program::{Act, Cost};
 use http::StatusCode;
 use maud::{Markup, html};
 use uuid::Uuid;
@@ -311,7 +311,7 @@ fn failed(asked: &Asked<'_>, all: &[FailedAttempt]) -> Markup {
 }
 
 pub(super) fn send_again(own: Own<'_>, name: &str, id: Uuid) -> Result<(), Refusal> {
-    own.change(Act::SendAgain, name, |conn, own| {
+    own.change(Act::SendAgain, name, Cost::Request, |conn, own| {
         own.send_again(conn, name, id)
     })
 }

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::{Bulk, Bulked};
-use diesel_outbox::config::SigningSecret;
+use diesel_outbox::config::{SigningSecret, Verification};
 use diesel_outbox::destinations::{
     DeliveryCount, DeliveryFilter, DestinationFilter, DestinationState, EndpointAnswer, Hand,
     Recover, RegisteredDestination, TestAnswer,
 };
-use diesel_outbox::program::Act;
+use diesel_outbox::program::{Act, Cost};
 use http::StatusCode;
 use maud::{Markup, html};
 use schemars::JsonSchema;
@@ -474,6 +474,14 @@ impl Written {
     }
 }
 
+/// A relay asks an endpoint that must be verified once its URL has changed.
+fn cost_of(one: &RegisteredDestination) -> Cost {
+    match one.verification {
+        Verification::None => Cost::Change,
+        _ => Cost::Request,
+    }
+}
+
 /// A new endpoint: its name and its secret.
 pub(super) fn register(
     own: Own<'_>,
@@ -482,6 +490,7 @@ pub(super) fn register(
     // The endpoints of all tenants share one table, so no owner chooses names.
     let name = Uuid::now_v7().to_string();
     let mut one = RegisteredDestination::new(&name, "");
+    one.verification = own.portal.config.registered_verification;
     // Otherwise every topic would count as chosen before.
     one.topics = match own.portal.topics.is_empty() {
         true => vec!["*".to_owned()],
@@ -489,7 +498,7 @@ pub(super) fn register(
     };
     written.write(own, &mut one)?;
     let mut secret = None;
-    own.change(Act::PutDestination, &name, |conn, to| {
+    own.change(Act::PutDestination, &name, cost_of(&one), |conn, to| {
         to.put(conn, &one)?;
         secret = to.secret(conn, &name)?;
         // Only what a relay would use.
@@ -517,7 +526,8 @@ pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
 
 pub(super) fn write(own: Own<'_>, name: &str, written: Written) -> Result<(), Refusal> {
     let mut refused = None;
-    let done = own.change(Act::PutDestination, name, |conn, to| {
+    let cost = cost_of(&get(own, name)?);
+    let done = own.change(Act::PutDestination, name, cost, |conn, to| {
         let is_there = to.change(conn, name, |row| {
             let mut changed = row.clone();
             match written.write(own, &mut changed) {
@@ -548,7 +558,7 @@ pub(super) fn change(asked: &Asked<'_>) -> Result<Response, Refusal> {
 /// Makes a new secret. The old one signs for a day, too.
 pub(super) fn new_secret(own: Own<'_>, name: &str) -> Result<SigningSecret, Refusal> {
     let mut secret = None;
-    own.change(Act::RotateDestination, name, |conn, own| {
+    own.change(Act::RotateDestination, name, Cost::Change, |conn, own| {
         secret = own.rotate(conn, name, OVERLAP)?;
         Ok(secret.is_some())
     })?;
@@ -586,10 +596,10 @@ fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Respo
 
 pub(super) fn set_enabled(own: Own<'_>, name: &str, enabled: bool) -> Result<(), Refusal> {
     match enabled {
-        true => own.change(Act::EnableDestination, name, |conn, own| {
+        true => own.change(Act::EnableDestination, name, Cost::Change, |conn, own| {
             own.enable(conn, name)
         }),
-        false => own.change(Act::DisableDestination, name, |conn, own| {
+        false => own.change(Act::DisableDestination, name, Cost::Change, |conn, own| {
             own.disable(conn, name, BY_OWNER)
         }),
     }
@@ -623,7 +633,7 @@ pub(super) fn hold(own: Own<'_>, name: &str, lasts: &str, reason: &str) -> Resul
     if check_reason(reason).is_err() {
         return Err(Refusal::Wrong("reason", |words| words.invalid_value));
     }
-    own.change(Act::Pause, name, |conn, own| {
+    own.change(Act::Pause, name, Cost::Change, |conn, own| {
         own.pause(conn, name, reason, lasts)
     })
 }
@@ -635,7 +645,9 @@ pub(super) fn pause(asked: &Asked<'_>) -> Result<Response, Refusal> {
 }
 
 pub(super) fn release(own: Own<'_>, name: &str) -> Result<(), Refusal> {
-    own.change(Act::Resume, name, |conn, own| own.resume(conn, name))
+    own.change(Act::Resume, name, Cost::Change, |conn, own| {
+        own.resume(conn, name)
+    })
 }
 
 pub(super) fn resume(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -645,7 +657,7 @@ pub(super) fn resume(asked: &Asked<'_>) -> Result<Response, Refusal> {
 }
 
 pub(super) fn delete(own: Own<'_>, name: &str) -> Result<(), Refusal> {
-    own.change(Act::RemoveDestination, name, |conn, own| {
+    own.change(Act::RemoveDestination, name, Cost::Change, |conn, own| {
         own.remove(conn, name)
     })
 }
@@ -665,7 +677,7 @@ pub(super) fn ask(own: Own<'_>, name: &str) -> Result<EndpointAnswer, Refusal> {
         own.verify(conn, name, config)
     })?;
     let answer = check.ask();
-    own.change_many(|conn, own, _| own.record(conn, &answer))?;
+    own.record(|conn, own| own.record(conn, &answer))?;
     Ok(answer)
 }
 
@@ -739,7 +751,7 @@ pub(super) fn send_missed(
         false => Recover::DeadLetters,
     };
     let began = Instant::now();
-    let done = own.change_many(|conn, own, note| {
+    let done = own.make_many(|conn, own, note| {
         let bulk = Bulk::new(note);
         let bulk = match dry_run {
             true => bulk.dry_run(),

@@ -3,7 +3,7 @@
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::Note;
 use diesel_outbox::destinations::{DestinationError, Destinations};
-use diesel_outbox::program::{self, Act};
+use diesel_outbox::program::{self, Act, Cost};
 use diesel_outbox::{Outbox, OutboxName};
 
 use super::session::Session;
@@ -12,9 +12,6 @@ use super::{Portal, Refusal};
 use crate::AUDIT;
 use crate::database::{Act as Together, Database};
 use crate::pause::kept_for;
-
-/// Requests that are sent to endpoints of a tenant in a minute.
-pub(super) const MOST_SENT: i64 = 10;
 
 /// What belongs to the tenant of a visitor. Only a session makes one, and no page reads or writes in another way: each
 /// statement has the tenant as a condition.
@@ -68,42 +65,47 @@ impl<'a> Own<'a> {
         &self,
         act: Act,
         name: &str,
+        cost: Cost,
         work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<bool, DestinationError>,
     ) -> Result<(), Refusal> {
-        let done = self.run(&self.portal.changes, |conn, outbox, own| {
-            program::audited(conn, outbox, &self.note(), act, name, |conn| {
-                work(conn, own)
-            })
-        })?;
-        if !done {
-            return Err(Refusal::NotFound);
-        }
-        self.log(act, name);
-        Ok(())
+        let work = |conn: &mut PgConnection, own: Destinations<'_>| {
+            work(conn, own).map(|is_there| is_there.then_some(()))
+        };
+        self.act(act, name, cost, work)
     }
 
-    /// Prepares a request to an endpoint, and records who sends it. At most [`MOST_SENT`] are sent in a minute for a tenant,
-    /// by all processes together. `None` of `prepare`: there is no such destination.
+    /// Prepares a request to an endpoint, and records who sends it. `None` of `prepare`: there is no such destination.
     pub(super) fn send<T>(
         &self,
         act: Act,
         name: &str,
         prepare: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<Option<T>, DestinationError>,
     ) -> Result<T, Refusal> {
-        let Session { who, tenant, .. } = self.session;
-        let note = Note::new(who, &format!("portal of {tenant}"));
-        let sent = self.run(&self.portal.changes, |conn, outbox, own| {
-            if program::sent_lately(conn, outbox, *tenant)? >= MOST_SENT {
+        self.act(act, name, Cost::Request, prepare)
+    }
+
+    /// The one place of a customer's acts: the budget of the tenant pays for each, over all processes.
+    fn act<T>(
+        &self,
+        act: Act,
+        name: &str,
+        cost: Cost,
+        work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<Option<T>, DestinationError>,
+    ) -> Result<T, Refusal> {
+        let tenant = self.session.tenant;
+        let done = self.run(&self.portal.changes, |conn, outbox, own| {
+            program::hold_budget(conn, outbox, tenant)?;
+            if program::is_budget_spent(conn, outbox, tenant)? {
                 return Ok(Err(Refusal::TooOften));
             }
-            let prepared = prepare(conn, own)?;
-            if prepared.is_some() {
-                program::audit(conn, outbox, &note, act, name)?;
+            let done = work(conn, own)?;
+            if done.is_some() {
+                program::audit(conn, outbox, &self.note(cost), act, name)?;
             }
-            Ok(prepared.ok_or(Refusal::NotFound))
+            Ok(done.ok_or(Refusal::NotFound))
         })??;
         self.log(act, name);
-        Ok(sent)
+        Ok(done)
     }
 
     fn log(&self, act: Act, name: &str) {
@@ -116,17 +118,32 @@ impl<'a> Own<'a> {
         }
     }
 
-    /// Changes many messages. Records in the history who did.
-    pub(super) fn change_many<T>(
+    /// Makes many messages. Records in the history who did. Does not hold the budget: this takes long, and other acts of
+    /// the tenant would wait.
+    pub(super) fn make_many<T>(
         &self,
         work: impl FnOnce(&mut PgConnection, Destinations<'_>, &Note) -> Result<T, DestinationError>,
     ) -> Result<T, Refusal> {
-        let note = self.note();
-        self.run(&self.portal.changes, |conn, _, own| work(conn, own, &note))
+        let note = self.note(Cost::Change);
+        self.run(
+            &self.portal.changes,
+            |conn, outbox, own| match program::is_budget_spent(conn, outbox, self.session.tenant)? {
+                true => Ok(Err(Refusal::TooOften)),
+                false => work(conn, own, &note).map(Ok),
+            },
+        )?
     }
 
-    fn note(&self) -> Note {
-        Note::new(&self.session.who, "portal")
+    /// Records what an endpoint has answered to a request that was paid for.
+    pub(super) fn record<T>(
+        &self,
+        work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<T, DestinationError>,
+    ) -> Result<T, Refusal> {
+        self.run(&self.portal.changes, |conn, _, own| work(conn, own))
+    }
+
+    fn note(&self, cost: Cost) -> Note {
+        program::note_of_tenant(&self.session.who, "portal", self.session.tenant, cost)
     }
 
     fn run<T>(

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use diesel::dsl::sql;
+use diesel::expression::SqlLiteral;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, IntoSql, PgTextExpressionMethods, QueryDsl,
     Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
+use diesel::sql_types::{BigInt, Nullable};
 use diesel::{
     NullableExpressionMethods, PgConnection, TextExpressionMethods, insert_into, select, update,
 };
@@ -25,6 +28,7 @@ use crate::store::table::{audit as acts, destination};
 use crate::words::words;
 
 const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
 
 words! {
     /// What an operator has done. The text is that of the command.
@@ -131,42 +135,92 @@ pub(crate) fn acts(
     Ok(found.into_iter().map(with_place).collect())
 }
 
-/// How many requests were sent to endpoints for this tenant in the last minute: tests and verifications with the tenant in
-/// their reason. Other transactions that count for the tenant wait until this one ends.
+/// What a tenant may spend: so much in a minute, and in an hour. An act costs 1, a request to an endpoint 6, and each
+/// hundred messages that an act makes 1. An act that has begun is finished, and may spend more.
+const BUDGET: [(Duration, i64); 2] = [(MINUTE, 60), (HOUR, 3_600)];
+
+/// What an act of a tenant costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cost {
+    /// A change.
+    Change,
+    /// A change that sends a request to an endpoint.
+    Request,
+}
+
+impl Cost {
+    fn with_made(self, messages: usize) -> i64 {
+        let own = match self {
+            Self::Change => 1,
+            Self::Request => 6,
+        };
+        let messages = i64::try_from(messages).unwrap_or(i64::MAX);
+        messages
+            .saturating_add(99)
+            .saturating_div(100)
+            .saturating_add(own)
+    }
+}
+
+/// Whether the budget of a tenant is spent: each act of a customer counts, over all processes.
 ///
 /// # Errors
 /// Those of the database.
-pub fn sent_lately(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) -> QueryResult<i64> {
+pub fn is_budget_spent(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    tenant: Uuid,
+) -> QueryResult<bool> {
     pinned(conn, name, |conn, name| {
-        let number = hashtextextended(format!("{} {tenant}", name.audit()), 0);
-        select(pg_advisory_xact_lock(number)).execute(conn)?;
-        let sends = [Act::TestDestination, Act::VerifyDestination].map(Act::as_str);
-        acts::table(name.audit())
-            .filter(acts::at.gt(clock_timestamp() - interval(MINUTE)))
-            .filter(
-                acts::act
-                    .eq_any(sends)
-                    .and(acts::why.like(format!("%{tenant}%"))),
-            )
-            .count()
-            .get_result(conn)
+        for (time, most) in BUDGET {
+            let spent: Option<i64> = acts::table(name.audit())
+                .filter(acts::at.gt(clock_timestamp() - interval(time)))
+                .filter(acts::tenant_id.assume_not_null().eq(tenant))
+                .select(sum_of_cost())
+                .get_result(conn)?;
+            if spent.unwrap_or(0) >= most {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     })
 }
 
-/// Records an act. `target`: on what; for a destination, exactly its name.
+/// Text: the sum of bigints is a numeric.
+fn sum_of_cost() -> SqlLiteral<Nullable<BigInt>> {
+    sql("pg_catalog.sum(cost)::bigint")
+}
+
+/// Waits for other transactions that spend from the budget of the tenant, until this one ends.
+///
+/// # Errors
+/// Those of the database.
+pub fn hold_budget(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) -> QueryResult<()> {
+    let number = hashtextextended(format!("{} {tenant}", name.audit()), 0);
+    select(pg_advisory_xact_lock(number))
+        .execute(conn)
+        .map(drop)
+}
+
+/// Records an act. `target`: on what; for a destination, exactly its name. `spent`: the tenant whose budget pays, and how
+/// many messages the act has made.
 pub(crate) fn audit(
     conn: &mut PgConnection,
     name: &OutboxName,
     act: Act,
     target: &str,
     (who, why): (&str, &str),
+    spent: Option<(Uuid, Cost, usize)>,
 ) -> QueryResult<()> {
+    let cost = spent.map_or(0, |(_, cost, made)| cost.with_made(made));
     insert_into(acts::table(name.audit()))
         .values((
             acts::who.eq(who),
             acts::act.eq(act.as_str()),
             acts::target.eq(target),
             acts::why.eq(why),
+            acts::tenant_id.eq(spent.map(|(tenant, ..)| tenant)),
+            acts::cost.eq(cost),
         ))
         .execute(conn)
         .map(drop)
@@ -177,11 +231,16 @@ pub(crate) fn blank(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) ->
     let of_tenant = destination::table(name.destination())
         .filter(destination::tenant_id.assume_not_null().eq(tenant))
         .select(destination::name);
-    let tenant = format!("%{tenant}%");
-    let names_it = acts::target.like(tenant.clone()).or(acts::why.like(tenant));
+    let text = format!("%{tenant}%");
+    let names_it = (acts::target.like(text.clone()).or(acts::why.like(text)))
+        .or(acts::tenant_id.assume_not_null().eq(tenant));
     update(acts::table(name.audit()))
         .filter(acts::target.eq_any(of_tenant).or(names_it))
-        .set((acts::target.eq(""), acts::why.eq("")))
+        .set((
+            acts::target.eq(""),
+            acts::why.eq(""),
+            acts::tenant_id.eq(None::<Uuid>),
+        ))
         .execute(conn)
         .map(drop)
 }

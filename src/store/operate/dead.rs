@@ -285,8 +285,7 @@ fn requeue_with(
                    ordering_key, idempotency_key, digest, tenant_id,
                    CASE WHEN expires_at > clock_timestamp() THEN expires_at END, created_at,
                    occurred_at, split_from, split_to,
-                   CASE WHEN reason <> 'DESTINATION_REMOVED'
-                             AND destination = coalesce(nullif(named_destination, ''), $3)
+                   CASE WHEN destination = coalesce(nullif(named_destination, ''), $3)
                         THEN registration END
               FROM gone {ending}
             RETURNING 1

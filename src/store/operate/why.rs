@@ -329,7 +329,7 @@ impl Facts {
             to_micros(select(clock_timestamp()).get_result(conn)?),
             valid_leases(conn, name)?,
             served(conn, name)?,
-            pause::all(conn, name)?,
+            pause::of_each(conn, name)?,
             stopped(conn, name)?,
             rates(conn, name)?,
         ))

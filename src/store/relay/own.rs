@@ -162,7 +162,7 @@ pub(crate) fn count_dead<'a>(
     let mut counts = BTreeMap::new();
     for one in dead
         .iter()
-        .filter(|one| counted.contains(&one.claim.sequence))
+        .filter(|one| counted.contains(&one.claim.sequence) && one.is_dead_letter())
     {
         *counts.entry(&*one.destination).or_default() += 1;
     }

@@ -102,6 +102,13 @@ pub(crate) struct Failed {
     pub(crate) blocks_key: bool,
 }
 
+impl Failed {
+    /// Whether the message, if it is not retried, becomes a dead letter. One whose destination was removed does not.
+    pub(crate) fn is_dead_letter(&self) -> bool {
+        self.code != ReasonCode::DestinationRemoved
+    }
+}
+
 /// Removes the messages from the outbox and records them in the ledger, all with this status: they were delivered, or
 /// have no subscriber.
 pub(crate) fn delivered(
@@ -352,6 +359,9 @@ fn note_attempts(name: &OutboxName, rows: &str, attempt: &str) -> String {
 /// A message is its sequence and its id. If an old dead letter has both, because an emptied outbox was filled once more
 /// with the same rows, that letter stays: otherwise the message could never be settled, and would be sent for ever.
 ///
+/// A message whose registered destination was removed ends as a cancelled one does, in the ledger only: nobody could
+/// requeue it, and a customer who adds and removes endpoints would fill the table of dead letters.
+///
 /// A call is repeated if the database's answer was lost. If an operator has requeued a message and the same lease has
 /// claimed it again meanwhile, the repeat leaves the message unchanged.
 pub(crate) fn dead(
@@ -379,7 +389,7 @@ pub(crate) fn dead(
                    o.http_status, o.response, g.split_from, g.split_to,
                    g.sequence = ANY($13) AND g.ordering_key IS NOT NULL,
                    coalesce(o.registration, g.registration)
-              FROM gone g JOIN outcome o USING (sequence)
+              FROM gone g JOIN outcome o USING (sequence) WHERE o.code <> '{removed}'
             ON CONFLICT (sequence, message_id) DO NOTHING
         ), recorded AS ({recorded}), noted AS ({noted})
         SELECT sequence FROM gone",
@@ -388,6 +398,7 @@ pub(crate) fn dead(
         recorded = record(name, Status::Dead, "$12"),
         noted = note_attempts(name, "gone", "g.attempts + o.counted"),
         names = "($14::text[])[width_bucket(g.sequence, $1::bigint[])]",
+        removed = ReasonCode::DestinationRemoved.as_str(),
     ))
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<BigInt, _>(lease.0)

@@ -173,7 +173,7 @@ fn question(visit: &Visit<'_>, name: &str) -> Response {
     };
     let about = [("name", name), ("sure", "yes")];
     let content = html! {
-        p { "Messages that wait for the destination are dead-lettered (" code { "DESTINATION_REMOVED" } "). Its signing secret is deleted permanently." }
+        p { "Messages that wait for the destination end in the ledger and are not sent (" code { "DESTINATION_REMOVED" } "). Its signing secret is deleted permanently." }
         (act(visit.guest, "/destination/remove", &about, &buttons))
     };
     let title = format!("Remove {name}?");

@@ -138,7 +138,7 @@ pub(super) const WORDS: Words = Words {
     invalid_duration: "Geben Sie eine Dauer wie 30min oder 2h an.",
     set_by_us: "Das wurde von uns festgelegt. Bitte wenden Sie sich an unseren Support.",
     invalid_value: "Ein Wert ist nicht zulässig.",
-    too_often: "Warten Sie eine Minute: Höchstens {} Beispiele und Prüfungen werden in einer Minute gesendet.",
+    too_often: "Warten Sie eine Minute: Es waren zu viele Änderungen oder Anfragen an Ihre Endpunkte in kurzer Zeit.",
     unavailable: "Gerade nicht verfügbar",
     unavailable_hint: "Bitte versuchen Sie es in einer Minute erneut.",
     form_expired: "Dieses Formular ist abgelaufen oder gehört zu einer anderen Sitzung. Laden Sie die Seite neu.",

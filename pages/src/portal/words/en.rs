@@ -138,7 +138,7 @@ pub(super) const WORDS: Words = Words {
     invalid_duration: "Enter a duration such as 30min or 2h.",
     set_by_us: "This was set by us. Please contact our support.",
     invalid_value: "A value cannot be used.",
-    too_often: "Wait a minute: at most {} examples and verifications are sent in a minute.",
+    too_often: "Wait a minute: there were too many changes, or requests to your endpoints, in a short time.",
     unavailable: "Not available right now",
     unavailable_hint: "Please try again in a minute.",
     form_expired: "This form has expired or belongs to another session. Reload the page and try again.",
