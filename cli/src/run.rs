@@ -69,12 +69,13 @@ fn start(config: &Config, signals: &Receiver<i32>) -> Result<Option<Arc<RelayHan
             let _ = done.send(relay.start());
         })
         .context("cannot start a thread")?;
-    let until = select! {
+    select! {
         recv(started) -> relay => return Ok(Some(Arc::new(relay.context("a thread panicked")??))),
-        recv(signals) -> _ => Instant::now() + config.shutdown_timeout,
-    };
-    if let Ok(relay) = started.recv_deadline(until) {
-        relay?.shutdown(until.saturating_duration_since(Instant::now()))?;
+        recv(signals) -> _ => {}
+    }
+    let signalled = Instant::now();
+    if let Ok(relay) = started.recv_timeout(config.shutdown_timeout) {
+        relay?.shutdown(config.shutdown_timeout.saturating_sub(signalled.elapsed()))?;
     }
     Ok(None)
 }
