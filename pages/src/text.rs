@@ -61,7 +61,12 @@ pub fn without_secrets(url: &str) -> String {
 /// What a person or a program means who writes a URL that was shown without its secrets: the stored URL, or another path
 /// at the same server, which keeps user and password. Another server does not get them.
 pub(crate) fn with_user_of(written: String, stored: &str) -> String {
-    if written == without_user(stored) || written == without_secrets(stored) {
+    let shown = [
+        without_user(stored),
+        without_credentials(stored),
+        without_secrets(stored),
+    ];
+    if shown.contains(&written) {
         return stored.to_owned();
     }
     let urls = Url::parse(&written).ok().zip(Url::parse(stored).ok());
@@ -102,6 +107,7 @@ mod tests {
         let stored = "https://ann:p%40w@a.test/b/c?d=e";
         for (written, meant) in [
             (without_user(stored), stored),
+            (without_credentials(stored), stored),
             (without_secrets(stored), stored),
             (
                 "https://***@a.test/new".to_owned(),
