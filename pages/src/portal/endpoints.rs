@@ -705,7 +705,7 @@ pub(super) fn send_example(own: Own<'_>, name: &str, topic: &str) -> Result<Test
         None => test,
     };
     let answer = test.send();
-    own.change_many(|conn, own, _| own.record_test(conn, &answer))?;
+    own.record(|conn, own| own.record_test(conn, &answer))?;
     Ok(answer)
 }
 
