@@ -690,7 +690,7 @@ mod tests {
             };
             let name = Arc::clone(&customer.name);
             registry.by_name.insert(name, Arc::new(customer));
-            registry.index();
+            registry.index(&Routes::new(&Config::default()));
             let mut ways = Ways {
                 routes: &Routes::new(&Config::default()),
                 bulkheads: &bulkheads,
@@ -699,6 +699,7 @@ mod tests {
                 rooms: Rooms::default(),
                 met: Ok(Met::new()),
                 is_current: true,
+                knows_registered: true,
             };
             ways.job(claimed(1, topic, None), LeaseId(1), Instant::now())
                 .unsent

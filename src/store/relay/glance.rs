@@ -142,11 +142,11 @@ fn of_leases(name: &OutboxName, id: LeaseId) -> AskedOfLeases {
         .is_not_null()
         .and(other_lease::expires_at.gt(soon))
         .and(pg_try_advisory_xact_lock(other_lease::id));
-    let is_over = (other_lease::expires_at.le(clock_timestamp()))
+    let has_expired = (other_lease::expires_at.le(clock_timestamp()))
         .or(other_lease::id.ne(id.0).and(has_no_session));
     let over = other_lease::table(name.lease())
         .filter(not(other_lease::ended))
-        .filter(is_over)
+        .filter(has_expired)
         .select(other_lease::id);
     let ended = other_lease::table(name.lease())
         .filter(other_lease::ended)

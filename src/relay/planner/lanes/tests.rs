@@ -256,7 +256,7 @@ fn a_released_message_is_claimed_from_its_time_on_without_a_sweep() {
 
 /// R65: each claim reads all lanes, so a hundred thousand that are empty would delay every other topic.
 #[test]
-fn of_many_lanes_those_that_a_claim_finds_empty_are_forgotten() {
+fn of_many_lanes_the_empty_ones_are_forgotten_after_a_claim() {
     let names: Vec<String> = (0..MOST_KEPT + 500).map(|n| format!("t{n}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let (mut lanes, now) = (lanes(&names, &[]), at(1_000_000));
