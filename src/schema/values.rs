@@ -88,7 +88,7 @@ impl FromSql<Jsonpath, Pg> for String {
     }
 }
 
-/// A time that loads as a [`SystemTime`], the nearest one from 1970 to the year 9999. Diesel itself loads `timestamptz` only as types of other crates.
+/// A time that loads as a [`SystemTime`]. Diesel itself loads `timestamptz` only as types of other crates.
 #[derive(Debug, FromSqlRow)]
 pub struct Time(SystemTime);
 
@@ -110,9 +110,13 @@ impl From<MaybeTime> for Option<SystemTime> {
 
 impl FromSql<Timestamptz, Pg> for Time {
     fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
-        Ok(Self(system_time(FromSql::<Timestamptz, Pg>::from_sql(
-            bytes,
-        )?)))
+        let micros = to_micros(FromSql::<Timestamptz, Pg>::from_sql(bytes)?);
+        let since = Duration::from_micros(micros.unsigned_abs());
+        let time = match micros < 0 {
+            true => UNIX_EPOCH.checked_sub(since),
+            false => UNIX_EPOCH.checked_add(since),
+        };
+        Ok(Self(time.ok_or("the time is out of range on this system")?))
     }
 }
 

@@ -33,7 +33,7 @@ use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, word
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::registered_destination::{DestinationState, PausedBy, RegisteredDestination};
-use crate::schema::values::{Filter, Time, system_time};
+use crate::schema::values::{Filter, system_time};
 
 /// The most secrets of one destination that sign at the same time.
 const MOST_SECRETS: usize = 5;
@@ -89,10 +89,8 @@ struct StoredRow {
     policy: Option<String>,
     description: Option<String>,
     disabled_reason: Option<String>,
-    #[diesel(deserialize_as = Time)]
-    created_at: SystemTime,
-    #[diesel(deserialize_as = Time)]
-    updated_at: SystemTime,
+    created_at: PgTimestamp,
+    updated_at: PgTimestamp,
     failing_since: Option<PgTimestamp>,
     failing: bool,
     failing_reason: Option<String>,
@@ -156,8 +154,8 @@ impl From<StoredRow> for RegisteredDestination {
             disabled_reason: row.disabled_reason,
             disabled_by: (!row.enabled).then(|| Hand::of_column(row.disabled_by.as_deref())),
             set_by: hands(row.set_by.as_deref()),
-            created_at: Some(row.created_at),
-            updated_at: Some(row.updated_at),
+            created_at: Some(system_time(row.created_at)),
+            updated_at: Some(system_time(row.updated_at)),
             failing_since: row.failing_since.map(system_time),
             failing: row.failing,
             failing_reason: row.failing_reason,
