@@ -71,7 +71,7 @@ impl Rate {
     /// The same limit, or `None` if `per_second` is not within [`BOUNDS`](Self::BOUNDS).
     pub(in crate::config) fn checked(per_second: f64) -> Option<Self> {
         let tenth = (per_second / 10.0).ceil();
-        (per_second >= Self::LEAST && per_second < 1e6).then_some(Self {
+        (Self::LEAST..1e6).contains(&per_second).then_some(Self {
             per_second,
             // Only used if `per_second` is in range.
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]

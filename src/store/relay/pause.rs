@@ -158,7 +158,7 @@ pub(crate) fn all_in_time(conn: &mut PgConnection, name: &OutboxName) -> QueryRe
     if are_ahead {
         let end = clock_timestamp().nullable() + pause::lasts;
         update(pauses(name))
-            .filter(pause::paused_until.gt(end.clone() + Some(interval(TOLERANCE))))
+            .filter(pause::paused_until.gt(end + Some(interval(TOLERANCE))))
             .set(pause::paused_until.eq(end))
             .execute(conn)?;
     }
