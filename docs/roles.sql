@@ -92,8 +92,8 @@ GRANT SELECT ON "outbox_topic" TO outbox_reader;
 GRANT SELECT ON "outbox_audit" TO outbox_reader;
 GRANT SELECT (name, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout, policy,
     description, disabled_reason, created_at, updated_at, failing_since, failing_reason, failing,
-    verification, verified_at, allowed_rate, verification_due, verification_tries,
-    verification_error, id) ON "outbox_destination" TO outbox_reader;
+    verification, verified_at, allowed_rate, verification_due, verification_tries, disabled_by,
+    set_by, verification_error, id) ON "outbox_destination" TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;
 GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_reader;
 
