@@ -9,7 +9,17 @@ use crate::lock::lock;
 
 /// The first wait after a failure, and the wait for the thread that tries.
 const SHORTEST_WAIT: Duration = Duration::from_millis(50);
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// A server that restarts or fails over is used again this soon.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// Nobody but a person ends this.
+const LONGEST_WAIT_FOR_A_LOGIN: Duration = Duration::from_secs(10);
+/// What PostgreSQL says where it refuses a login. libpq gives no code for it. In another language the shorter wait holds.
+const REFUSED: [&str; 4] = [
+    "authentication failed",
+    "pg_hba.conf",
+    "does not exist",
+    "not permitted to log in",
+];
 /// The wait is this part of the time since the first failure. So a relay is back soon after a short outage.
 const PART: u32 = 5;
 
@@ -74,16 +84,24 @@ impl Attempt<'_> {
             return;
         };
         let since = state.as_ref().map_or(now, |failing| failing.since);
+        let error = match error {
+            DatabaseError::Connect(error) => error.clone(),
+            other => other.to_string(),
+        };
         let wait = now.saturating_duration_since(since) / PART;
         *state = Some(Failing {
             since,
-            next: now + wait.clamp(SHORTEST_WAIT, LONGEST_WAIT),
+            next: now + wait.clamp(SHORTEST_WAIT, longest(&error)),
             is_tried: false,
-            error: match error {
-                DatabaseError::Connect(error) => error.clone(),
-                other => other.to_string(),
-            },
+            error,
         });
+    }
+}
+
+fn longest(error: &str) -> Duration {
+    match REFUSED.iter().any(|words| error.contains(words)) {
+        true => LONGEST_WAIT_FOR_A_LOGIN,
+        false => LONGEST_WAIT,
     }
 }
 
@@ -101,7 +119,22 @@ mod tests {
     use super::*;
 
     fn refused() -> Result<(), DatabaseError> {
-        Err(DatabaseError::Connect("refused".to_owned()))
+        let error = "FATAL:  password authentication failed for user \"shop\"";
+        Err(DatabaseError::Connect(error.to_owned()))
+    }
+
+    /// R65: a server that was away for an hour is used within two seconds.
+    #[test]
+    fn a_server_that_is_away_is_tried_every_two_seconds_however_long_it_was() {
+        let (logins, began) = (Logins::default(), Instant::now());
+        let away = || Err::<(), _>(DatabaseError::Connect("Connection refused".to_owned()));
+        let mut now = began;
+        while now - began < Duration::from_secs(3600) {
+            logins.begin(now).expect("it is time").end(&away(), now);
+            let wait = logins.wait(now).expect("failing");
+            assert!(wait <= Duration::from_secs(2), "{wait:?}");
+            now += wait;
+        }
     }
 
     #[test]
