@@ -79,6 +79,8 @@ mod log;
 mod message;
 mod metrics;
 mod name;
+#[cfg(feature = "relay")]
+mod own_topics;
 #[cfg(feature = "http")]
 mod provider;
 #[cfg(feature = "relay")]

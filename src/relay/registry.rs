@@ -12,11 +12,11 @@ use super::to::To;
 use crate::clock;
 use crate::dispatch::Verifier;
 use crate::message::Message;
+use crate::own_topics::is_own;
 use crate::routes::{Refuses, Routes, Way, matches_any};
 use crate::store::destinations::{AsSeen, Stamp};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::namesakes::Namesakes;
-use crate::store::relay::own::is_own;
 use crate::store::relay::served::Others;
 
 /// One registered destination.

@@ -19,34 +19,14 @@ use super::settle::Failed;
 use crate::hand::Hand;
 use crate::message::{Message, digest};
 use crate::name::OutboxName;
+use crate::own_topics::{DEAD, DISABLED, FAILING, OPENED, PAUSED, RECOVERED, is_own};
 use crate::status::ReasonCode;
 use crate::store::destinations::{self, AsSeen};
 use crate::store::place::rfc3339;
 use crate::store::sql::{Json, JsonText, clock_timestamp};
 use crate::store::table::outbox;
 
-/// A registered destination fails.
-pub(crate) const FAILING: &str = "outbox.destination.failing";
-/// A failing destination works again.
-pub(crate) const RECOVERED: &str = "outbox.destination.recovered";
-/// A relay has paused a destination until an operator resumes it.
-pub(crate) const PAUSED: &str = "outbox.destination.paused";
-/// A relay has disabled a registered destination.
-pub(crate) const DISABLED: &str = "outbox.destination.disabled";
-/// Messages to a destination were dead-lettered within a minute.
-pub(crate) const DEAD: &str = "outbox.messages.dead";
-/// A circuit breaker has opened.
-pub(crate) const OPENED: &str = "outbox.breaker.opened";
-
 const MINUTE_MICROS: i64 = 60_000_000;
-
-/// Whether messages of this topic are events about the outbox itself.
-pub(crate) fn is_own(topic: &str) -> bool {
-    matches!(
-        topic,
-        FAILING | RECOVERED | PAUSED | DISABLED | DEAD | OPENED
-    )
-}
 
 /// An event that is sent at once.
 fn write(

@@ -9,8 +9,8 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Text};
 use diesel::{PgConnection, delete, insert_into, select, update};
 
-use super::own::is_own;
 use crate::name::OutboxName;
+use crate::own_topics::is_own;
 use crate::routes::{Serves, matches_any, nearest_pattern};
 use crate::status::Status;
 use crate::store::looking::looking_briefly;

@@ -1,0 +1,22 @@
+//! Topics of the events about the outbox itself.
+
+/// A registered destination fails.
+pub(crate) const FAILING: &str = "outbox.destination.failing";
+/// A failing destination works again.
+pub(crate) const RECOVERED: &str = "outbox.destination.recovered";
+/// A relay has paused a destination until an operator resumes it.
+pub(crate) const PAUSED: &str = "outbox.destination.paused";
+/// A relay has disabled a registered destination.
+pub(crate) const DISABLED: &str = "outbox.destination.disabled";
+/// Messages to a destination were dead-lettered within a minute.
+pub(crate) const DEAD: &str = "outbox.messages.dead";
+/// A circuit breaker has opened.
+pub(crate) const OPENED: &str = "outbox.breaker.opened";
+
+/// Whether messages of this topic are events about the outbox itself.
+pub(crate) fn is_own(topic: &str) -> bool {
+    matches!(
+        topic,
+        FAILING | RECOVERED | PAUSED | DISABLED | DEAD | OPENED
+    )
+}
