@@ -115,7 +115,7 @@ mod tests {
         let put = |conn: &mut PgConnection| {
             let row = format!(
                 "INSERT INTO {pause} (kind, name, reason) VALUES ('topic', 't', 'BY_HAND')
-                 ON CONFLICT (kind, name) DO UPDATE SET reason = 'AGAIN'"
+                 ON CONFLICT (kind, name, paused_by) DO UPDATE SET reason = 'AGAIN'"
             );
             sql_query(row).execute(conn)
         };

@@ -187,30 +187,6 @@ mod tests {
         assert!(matches!(outcome(422), Outcome::Retry(f) if f.pause.is_none()));
     }
 
-    /// R46: the trigger of registered destinations deletes the pauses of relays by their reasons.
-    #[test]
-    fn the_trigger_knows_each_reason_that_a_status_pauses_with() {
-        let functions =
-            include_str!("../../../migrations/2026-11-20-000001_outbox_functions/up.sql");
-        let reasons = (functions.split_once("'{BREAKER_OPEN, "))
-            .and_then(|(_, after)| after.split_once('}'))
-            .map(|(reasons, _)| reasons.split(", ").collect::<Vec<_>>())
-            .expect("the list");
-        let mut destination = destination();
-        for status in 400..500 {
-            let classes = &mut destination.policy.classes;
-            classes.set(status, Class::Pause).expect("a 4xx");
-        }
-        for status in (400..600).filter(|status| *status < 500 || *status == 503) {
-            let outcome = outcome_of(status, Some("7"), &destination);
-            let Outcome::Retry(failure) = outcome else {
-                panic!("{status}: {outcome:?}");
-            };
-            assert!(failure.pause.is_some(), "{status}");
-            assert!(reasons.contains(&failure.code.as_str()), "{status}");
-        }
-    }
-
     #[test]
     fn a_redirect_says_where_to_without_what_may_be_a_token() {
         let destination = destination();

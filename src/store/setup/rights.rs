@@ -81,7 +81,7 @@ const REGISTRAR: Role = Role {
         ("_dead", "UPDATE", "blocks_key"),
         ("_lease", "SELECT", ""),
         ("_audit", "INSERT", ""),
-        ("_audit", "SELECT", "at, act, why"),
+        ("_audit", "SELECT", "at, tenant_id, cost"),
         ("_request", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
@@ -139,8 +139,7 @@ const READER: Role = Role {
         ("_destination", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
             timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, \
             failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries, \
-            disabled_by, set_by, \
-            verification_error, id"),
+            disabled_by, set_by, verification_error, id"),
         ("_messages", "SELECT", ""),
     ],
 };
