@@ -119,7 +119,7 @@ const scenarios = {
     await visit(page, "/");
     await says(page, "1 dead letter needs review.");
     await page.getByRole("navigation").getByRole("link", { name: "Dead letters" }).click();
-    await page.getByLabel("Topic").fill("order.paid");
+    await page.getByLabel("Topic", { exact: true }).fill("order.paid");
     await page.getByLabel("Reason").selectOption("REJECTED");
     await page.getByRole("button", { name: "Filter" }).click();
     await page.getByRole("link", { name: `#${told.letter}` }).click();
@@ -301,9 +301,9 @@ const scenarios = {
     await staysFor(4000);
     await page.getByLabel("Select all on this page").uncheck();
     assert.equal(await letters.and(page.locator(":checked")).count(), 0);
-    await page.getByLabel("Topic").fill("half a wor");
+    await page.getByLabel("Topic", { exact: true }).fill("half a wor");
     await staysFor(4000);
-    assert.equal(await page.getByLabel("Topic").inputValue(), "half a wor");
+    assert.equal(await page.getByLabel("Topic", { exact: true }).inputValue(), "half a wor");
     await page.getByRole("button", { name: "Pause refreshing" }).click();
     await staysFor(4000);
     await page.getByRole("button", { name: "Refreshing is paused" }).click();

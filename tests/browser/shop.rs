@@ -83,7 +83,7 @@ impl Shop {
         for sql in [
             "UPDATE {o}_destination SET created_at = now() - interval '9 days', url = 'https://hooks.acme.example/' || name,
                 description = CASE name WHEN 'orders' THEN 'Accounting' WHEN 'stock' THEN 'Purchasing, in Ghent' ELSE 'Until last year' END",
-            "UPDATE {o}_destination SET enabled = false, disabled_reason = 'GONE' WHERE name = 'archive'",
+            "UPDATE {o}_destination SET enabled = false, disabled_reason = 'GONE', disabled_by = 'relay' WHERE name = 'archive'",
             "UPDATE {o}_destination SET failing = true, failing_since = now() - interval '40 min' WHERE name = 'stock'",
             "UPDATE {o}_ledger SET settled_at = settled_at - (sequence * sequence % 1380) * interval '1 min' WHERE status = 'delivered'",
         ] {
