@@ -1553,7 +1553,7 @@ fn a_paused_tenant_gets_nothing_until_it_is_resumed() {
     hook("theirs", &other, neighbour);
     let id = tenant.to_string();
     let said = finish(database.binary(&["pause", "tenant", &id, "--reason", "unpaid"])).code(0);
-    let sentence = format!("tenant {id} is paused: unpaid, until resumed\n");
+    let sentence = format!("tenant {id} is paused by an operator: unpaid, until resumed\n");
     assert_eq!(said.stdout, sentence);
     let relay = started(&database);
     let enqueue = |tenant| {

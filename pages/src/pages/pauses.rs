@@ -5,6 +5,8 @@ use std::time::Duration;
 use diesel_outbox::admin::{self, Note, Pausable};
 use diesel_outbox::program::{self, Act};
 
+use uuid::Uuid;
+
 use super::{Refusal, Visit};
 use crate::AUDIT;
 use crate::pause::{OPERATOR, check_reason};
@@ -27,9 +29,12 @@ impl Which {
 
     pub(super) fn named(kind: &str, name: &str) -> Result<Self, String> {
         let kind = kind.parse();
-        let kind = kind.map_err(|_| "The kind must be destination or topic.".to_owned())?;
+        let kind = kind.map_err(|_| "The kind must be destination, topic or tenant.".to_owned())?;
         match name.trim() {
             "" => Err("The name is missing.".to_owned()),
+            name if kind == Pausable::Tenant && name.parse::<Uuid>().is_err() => {
+                Err("A tenant is a UUID.".to_owned())
+            }
             name => Ok(Self {
                 kind,
                 name: name.to_owned(),

@@ -596,7 +596,8 @@ fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Respo
 
 pub(super) fn set_enabled(own: Own<'_>, name: &str, enabled: bool) -> Result<(), Refusal> {
     match enabled {
-        true => own.change(Act::EnableDestination, name, Cost::Change, |conn, own| {
+        // Relays ask an endpoint that is not verified at once.
+        true => own.change(Act::EnableDestination, name, Cost::Request, |conn, own| {
             own.enable(conn, name)
         }),
         false => own.change(Act::DisableDestination, name, Cost::Change, |conn, own| {

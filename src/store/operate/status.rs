@@ -145,7 +145,7 @@ pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Wo
     let verification_due = destination::verification_due;
     let unverified = destination::table(name.destination())
         .filter(destination::enabled)
-        .filter(destination::verification.is_not_null())
+        .filter(destination::verification.ne("none"))
         .filter(destination::verified_at.is_null())
         .filter(
             verification_due
