@@ -15,6 +15,8 @@ const SOON: Duration = Duration::from_secs(12);
 /// How long a living relay is away.
 const AWAY: Duration = Duration::from_secs(5);
 const MESSAGES: usize = 30;
+/// The default of OUTBOX_CONCURRENCY: so many requests arrive, and no more.
+const SENDERS: usize = 16;
 /// The defaults of settings that other tests shorten.
 const DEFAULTS: &[(&str, &str)] = &[("OUTBOX_LEASE", "60s"), ("OUTBOX_SEND_TIMEOUT", "2500ms")];
 /// The longest timeout.
@@ -56,7 +58,7 @@ impl Scene {
                 == 1
         });
         enqueue(&self.database, 1, MESSAGES);
-        self.first.wait_for(1);
+        self.first.wait_for(SENDERS);
         let held = i64::try_from(MESSAGES).expect("a small number");
         assert_eq!(self.database.count("sending"), held);
         relay
