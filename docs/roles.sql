@@ -29,14 +29,15 @@ GRANT SELECT (sequence, message_id, destination, named_destination, idempotency_
     split_from) ON "outbox_dead" TO outbox_canceller;
 
 -- Registers destinations with their secrets (by Outbox::destinations and by plain SQL), shows their
--- deliveries, and sends messages again. GRANT it in addition to outbox_enqueuer to an application whose
--- customers register webhooks. It writes pauses, because removing a destination inserts one. It can
--- requeue any dead letter.
+-- deliveries, sends messages again, and makes waiting messages due. GRANT it in addition to
+-- outbox_enqueuer to an application whose customers register webhooks. It writes pauses, because
+-- removing a destination inserts one. It can requeue any dead letter.
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
     last_error_code, last_error, split_from, registration), INSERT (sequence, message_id, topic,
     destination, payload, headers, ordering_key, idempotency_key, digest, tenant_id, expires_at,
-    created_at, occurred_at, split_from, split_to, registration) ON "outbox" TO outbox_registrar;
+    created_at, occurred_at, split_from, split_to, registration), UPDATE (available_at) ON "outbox"
+    TO outbox_registrar;
 GRANT SELECT ON "outbox_ledger" TO outbox_registrar;
 GRANT SELECT, INSERT ON "outbox_attempt" TO outbox_registrar;
 GRANT SELECT ON "outbox_part" TO outbox_registrar;

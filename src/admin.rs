@@ -44,6 +44,7 @@ pub(crate) mod tail;
 pub(crate) mod topics;
 pub(crate) mod waiting;
 
+pub(crate) use self::bulk::change_all;
 pub use self::bulk::{Bulk, cancel_all, retry_all};
 pub use self::dead_letters::{discard, matching_dead_letters, requeue};
 pub use self::depths::depths;

@@ -28,7 +28,7 @@ pub(crate) struct Pace {
 #[derive(Debug, clap::Args)]
 pub(crate) struct How {
     #[command(flatten)]
-    pace: Pace,
+    pub(crate) pace: Pace,
     /// Skip the confirmation
     #[arg(long)]
     yes: bool,

@@ -697,7 +697,8 @@ BEGIN
             SELECT CASE
                 WHEN NOT d.enabled THEN 'disabled'
                 WHEN d.verification <> 'none' AND d.verified_at IS NULL THEN 'unverified'
-                WHEN EXISTS (SELECT FROM %1$I.%4$I p WHERE p.kind = 'destination' AND p.name = d.name
+                WHEN EXISTS (SELECT FROM %1$I.%4$I p
+                    WHERE (p.kind = 'destination' AND p.name = d.name OR p.kind = 'tenant' AND lower(p.name) = d.tenant_id::text)
                     AND (p.paused_until IS NULL OR p.paused_until = '-infinity' OR p.paused_until > clock_timestamp())) THEN 'paused'
                 WHEN d.failing THEN 'failing'
                 ELSE 'active' END

@@ -478,7 +478,7 @@ impl Route {
 }
 
 /// All pages and acts.
-const ROUTES: [Route; 18] = [
+const ROUTES: [Route; 19] = [
     page("/", &["after", "done"], endpoints::list),
     page("/endpoint", &["name", "done", "count"], endpoints::show),
     page(
@@ -509,6 +509,7 @@ const ROUTES: [Route; 18] = [
         endpoints::pause,
     ),
     act("/endpoint/resume", &["name"], endpoints::resume),
+    act("/endpoint/retry", &["name"], endpoints::retry),
     act("/endpoint/remove", &["name", "sure"], endpoints::remove),
     act("/endpoint/test", &["name", "topic"], endpoints::test),
     act(
@@ -706,6 +707,7 @@ impl Asked<'_> {
             "again" => words.done_again.to_owned(),
             "verified" => words.done_verified.to_owned(),
             "recovered" => (words.done_recovered).replace("{}", &words.number(count?)),
+            "retried" => (words.done_retried).replace("{}", &words.number(count?)),
             "recovering" => (words.done_recovering).replace("{}", &words.number(count?)),
             _ => return None,
         })

@@ -176,13 +176,14 @@ pub fn cancel_all(
     change_all(conn, name, filter, Act::Cancel, bulk)
 }
 
-fn change_all(
+/// Changes all matching messages, and records the act.
+pub(crate) fn change_all<E: From<diesel::result::Error>>(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &WaitingFilter,
     act: Act,
     mut bulk: Bulk<'_>,
-) -> Result<Bulked, DatabaseError> {
+) -> Result<Bulked, E> {
     if bulk.is_dry() {
         let count = pinned(conn, name, |conn, name| {
             waiting::count(conn, name, filter, act)
@@ -198,9 +199,9 @@ fn change_all(
             if let Some((_, 1..)) = step {
                 note.audit(conn, name, act.into(), &filter.to_string())?;
             }
-            Ok::<_, DatabaseError>(step)
+            Ok::<_, E>(step)
         })?;
-        Ok::<_, DatabaseError>(step.map(|(last, count)| {
+        Ok::<_, E>(step.map(|(last, count)| {
             after = last;
             Bulked::of(count, count)
         }))

@@ -6,13 +6,15 @@ use std::time::SystemTime;
 use diesel::PgConnection;
 
 use super::{DestinationError, Destinations};
-use crate::admin::{Bulk, Bulked, Note};
+use crate::admin::{Bulk, Bulked, Note, change_all};
 use crate::store::destinations::{self as store, Registered};
 use crate::store::operate::audit::Act;
 use crate::store::operate::dead::{self, DeadFilter};
 use crate::store::operate::messages::LetterId;
 use crate::store::operate::missed;
+use crate::store::operate::waiting::{self, WaitingFilter};
 use crate::store::pinned::pinned;
+use crate::store::relay::pause;
 
 /// Which messages [`Destinations::recover`] sends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -108,6 +110,49 @@ impl Destinations<'_> {
         };
         self.missed(conn, &found, since, Act::BackfillDestination, &mut bulk)?;
         Ok(Some(bulk.done()))
+    }
+
+    /// Sends messages now that wait for a retry at this destination, and closes its circuit breaker. Other pauses stay, and hold
+    /// them; so does a disabled destination. `None`: the destination does not exist.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::Outbox;
+    /// use diesel_outbox::admin::{Bulk, Note};
+    ///
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let note = Note::new("alice", "the customer's server works again");
+    /// let sent = outbox.destinations().retry(&mut conn, "acme", Bulk::new(&note))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the database fails. Messages that were changed before the error stay due.
+    pub fn retry(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        bulk: Bulk<'_>,
+    ) -> Result<Option<Bulked>, DestinationError> {
+        if self.registered(conn, name)?.is_none() {
+            return Ok(None);
+        }
+        let filter = WaitingFilter::default()
+            .destination(name.to_owned())
+            .tenant_id(self.tenant);
+        let (note, is_dry) = (bulk.note(), bulk.is_dry());
+        let done =
+            change_all::<DestinationError>(conn, self.name, &filter, waiting::Act::Retry, bulk)?;
+        if !is_dry {
+            pinned(conn, self.name, |conn, outbox| {
+                if pause::close_breaker(conn, outbox, name)? {
+                    note.audit(conn, outbox, Act::Resume, name)?;
+                }
+                Ok::<_, DestinationError>(())
+            })?;
+        }
+        Ok(Some(done))
     }
 
     fn registered(

@@ -714,6 +714,7 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
     assert_eq!(verified["is_verified"], false, "{verified}");
     program.post(&format!("{one}/pause"), json!({ "for": "1h" }));
     program.post(&format!("{one}/resume"), json!({}));
+    program.post(&format!("{one}/retry"), json!({}));
     program.post(&format!("{one}/disable"), json!({}));
     let disabled = program.get(&one);
     assert_eq!(disabled["state"], "disabled", "{disabled}");

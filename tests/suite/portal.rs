@@ -313,6 +313,13 @@ fn all_of_an_endpoint(database: &Database, portal: &Portal) {
     assert!(ann.get(&page).ok().contains("http://10.0.0.7/new"));
     ann.post("/endpoint/enable", &name);
     assert!(ann.get(&page).ok().contains("badge good"));
+    assert!(ann.get(&page).ok().contains("Send waiting events now"));
+    let retried = ann.post("/endpoint/retry", &name);
+    assert!(
+        ann.get(&retried.location)
+            .ok()
+            .contains("0 waiting events are due now")
+    );
     let recover = [name[0], ("since", "2000-01-01T00:00")];
     let recovered = ann.post("/endpoint/recover", &recover);
     assert!(

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
+use diesel_outbox::admin::{Bulk, Note};
 use diesel_outbox::config::{Mode, SigningSecret};
 use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
 use diesel_outbox::program;
@@ -568,6 +569,12 @@ fn a_registrar_registers_destinations_in_every_way() {
         assert!(destinations.send_again(conn, "acme", id).expect("sent"));
     }
     assert_eq!(deliveries(conn), 3);
+    owner
+        .batch_execute("UPDATE outbox SET attempts = 1, available_at = now() + interval '1 h'")
+        .expect("delayed");
+    let note = Note::new("acme", "our server works again");
+    let sent = destinations.retry(conn, "acme", Bulk::new(&note));
+    assert_eq!(sent.expect("retried").map(|sent| sent.changed), Some(2));
     assert!(destinations.remove(conn, "acme").expect("removed"));
     conn.batch_execute(
         "INSERT INTO outbox_destination (name, url) VALUES ('b', 'https://b.example')",
@@ -597,7 +604,7 @@ fn rights_that_a_role_does_not_need_are_refused() {
         ("reader", "SELECT url FROM {o}_destination"),
         ("registrar", "SELECT payload FROM {o}"),
         ("registrar", "DELETE FROM {o}"),
-        ("registrar", "UPDATE {o} SET available_at = now()"),
+        ("registrar", "UPDATE {o} SET attempts = 0"),
         ("registrar", "UPDATE {o}_dead SET payload = '1'"),
         ("registrar", "DELETE FROM {o}_ledger"),
         ("registrar relay", "SELECT outbox_destination_limit('{o}', 5000)"),

@@ -1,15 +1,16 @@
 //! The state of an endpoint, whose act it is, and what becomes of its events: each sentence is tried by letting it happen.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
-use diesel_outbox::NewMessage;
 use diesel_outbox::config::{Rate, Verification};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, DestinationState, Hand, RegisteredDestination,
 };
+use diesel_outbox::{Backoff, NewMessage};
 use diesel_outbox_pages::{Language, Pages, Portal, Rights, Visitor};
 use http::Method;
 use serde_json::{Value, json};
@@ -214,6 +215,47 @@ fn the_state_is_one_word_wherever_it_is_shown() {
         (&counts["paused"], &counts["working"]),
         (&json!(1), &json!(0))
     );
+}
+
+/// R65, R66: the pause of a tenant is a pause of each of its endpoints, and an operator's.
+#[test]
+fn an_endpoint_of_a_paused_tenant_is_paused_by_an_operator() {
+    let customer = Customer::new(Receiver::ok(), &[]);
+    let (database, id) = (&customer.database, customer.id.to_string());
+    let other = RegisteredDestination::new("other", customer.receiver.url());
+    customer.put(&other.tenant(Uuid::now_v7()));
+    let run = |arguments: &[&str]| finish(database.binary(arguments)).code(0);
+    let expect = |state: &str, hand: Option<&str>| {
+        let one = customer.get();
+        assert_eq!(one.state.as_str(), state);
+        assert_eq!(one.state_by.map(Hand::as_str), hand);
+        let says = customer.says();
+        assert_eq!(
+            (&says["state"], says["state_by"].as_str()),
+            (&json!(state), hand)
+        );
+        let sql = |name| format!("SELECT {}_destination_state('{name}')", database.name());
+        assert_eq!(database.text(&sql("acme")).as_deref(), Some(state));
+        assert_eq!(database.text(&sql("other")).as_deref(), Some("active"));
+        let paused = DestinationFilter::default().state(DestinationState::Paused);
+        let conn = &mut database.connect();
+        let found = database.outbox().destinations().list(conn, &paused, 9);
+        let found = found.expect("listed").len();
+        assert_eq!(found, usize::from(state == "paused"));
+        let counts = &run(&["status", "--json"]).json()["registered_destinations"];
+        assert_eq!(counts["paused"], found, "{counts}");
+    };
+    expect("active", None);
+    run(&["pause", "tenant", &id, "--reason", "unpaid"]);
+    expect("paused", Some("operator"));
+    assert_eq!(customer.post("/resume", json!({})), 409);
+    expect("paused", Some("operator"));
+    // The endpoint's own pause ends earlier.
+    customer.pause_by("receiver", "RATE_LIMITED", "now() + interval '1 h'");
+    expect("paused", Some("operator"));
+    customer.change("DELETE FROM {o}_pause WHERE kind = 'destination'");
+    run(&["resume", "tenant", &id]);
+    expect("active", None);
 }
 
 /// R66
@@ -549,5 +591,105 @@ fn a_good_test_closes_the_breaker_and_a_bad_one_does_not() {
     eventually("delivered", || customer.database.count("delivered") == 1);
     assert!(customer.receiver.ids().contains(&id));
     assert_eq!(customer.says()["state"], "active");
+    end(&relay);
+}
+
+/// R54, R66: the portal gives the one answer to why an event waits, and no time in the past.
+#[test]
+fn the_portal_says_why_an_event_waits_as_operators_read_it() {
+    let customer = Customer::new(Receiver::ok(), &[]);
+    let database = &customer.database;
+    let put = |key: &str| {
+        let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
+        let message = message
+            .tenant_id(customer.id)
+            .destination("acme")
+            .ordering_key(key);
+        database.enqueue_message(message)
+    };
+    let (first, second) = (put("k"), put("k"));
+    customer.change(&format!(
+        "UPDATE {{o}} SET attempts = 3, available_at = now() + interval '1 h' WHERE sequence = {first}"
+    ));
+    let expect = |word: &str, text: &str, of: i64| {
+        let id = database.text(&format!(
+            "SELECT message_id::text FROM {{o}} WHERE sequence = {of}"
+        ));
+        let (_, page) = customer.ask(Method::GET, "/deliveries", None);
+        let rows = page["data"].as_array().expect("rows");
+        let row = rows
+            .iter()
+            .find(|row| row["message_id"].as_str() == id.as_deref());
+        let row = row.expect("the event");
+        assert_eq!(row["wait_reason"], word, "{row}");
+        assert!(
+            row["waits"]
+                .as_str()
+                .is_some_and(|waits| waits.contains(text)),
+            "{row}"
+        );
+        assert_eq!(
+            row["next_attempt_at"].is_string(),
+            word == "not_due",
+            "{row}"
+        );
+        assert!(customer.page().contains(text), "{text}");
+        let operators = ["message", "list", "--destination", "acme", "--json"];
+        let list = finish(database.binary(&operators)).code(0).json();
+        let list = list["messages"].as_array().cloned().unwrap_or_default();
+        let same = list.iter().find(|row| row["sequence"] == of);
+        assert_eq!(same.expect("the message")["wait_reason"], word);
+    };
+    expect("not_due", "next attempt", first);
+    expect("behind_key", "earlier event of the same key", second);
+    customer.change(&format!(
+        "UPDATE {{o}} SET available_at = now() - interval '1 h' WHERE sequence = {first}"
+    ));
+    expect("no_relay", "waits for us", first);
+    customer.pause_by("relay", "BREAKER_OPEN", "now() + interval '1 h'");
+    expect("breaker_open", "deliveries failed repeatedly until", first);
+    customer.change("DELETE FROM {o}_pause");
+    assert_eq!(customer.post("/pause", json!({})), 200);
+    expect("destination_paused", "the endpoint is paused", first);
+    customer.pause_by("operator", "they annoy us", "NULL");
+    expect("destination_paused", "paused", first);
+    assert!(!customer.page().contains("annoy"));
+    customer.change("UPDATE {o}_destination SET enabled = false");
+    customer.change("DELETE FROM {o}_pause");
+    expect("destination_disabled", "the endpoint is disabled", first);
+}
+
+/// R66: and `message retry` says what holds the rest.
+#[test]
+fn a_customer_sends_waiting_events_now() {
+    let well = Arc::new(AtomicBool::new(false));
+    let is_well = Arc::clone(&well);
+    let receiver = Receiver::answering(move |_| {
+        if is_well.load(Ordering::Acquire) {
+            200
+        } else {
+            500
+        }
+    });
+    let customer = Customer::new(receiver, &[]);
+    let database = &customer.database;
+    let relay = database.keeping_relay().configure(|config| {
+        config.registered_backoff = Backoff::Table(vec![HOUR]);
+        config.registered_max_attempts = 5;
+    });
+    let relay = relay.start().expect("a relay");
+    customer.enqueue();
+    eventually("it waits for a retry", || database.count("retrying") == 1);
+    well.store(true, Ordering::Release);
+    customer.pause_by("relay", "BREAKER_OPEN", "now() + interval '1 h'");
+    let retry = ["message", "retry", "--destination", "acme", "--yes"];
+    let text = finish(database.binary(&retry)).code(0).stdout;
+    assert!(
+        text.contains("still waiting: 1 message, destination breaker open until"),
+        "{text}"
+    );
+    let (status, done) = customer.ask(Method::POST, "/retry", Some(json!({})));
+    assert_eq!((status, &done["changed"]), (200, &json!(0)), "{done}");
+    eventually("delivered", || database.count("delivered") == 1);
     end(&relay);
 }

@@ -66,13 +66,14 @@ pub(super) fn list(
         let mut table =
             output::table(&["message", "topic", "state", "attempts", "when", "response"]);
         for row in &page.rows {
-            let when = row.settled_at.as_ref().or(row.next_attempt_at.as_ref());
+            let waits = || row.waits.as_ref().map(ToString::to_string);
+            let when = row.settled_at.clone().or_else(waits);
             table.add_row([
                 row.message_id.to_string(),
                 output::name(&row.topic),
                 row.state.to_string(),
                 row.attempts.to_string(),
-                when.cloned().unwrap_or_default(),
+                output::name(&when.unwrap_or_default()),
                 output::name(&answer(row)),
             ]);
         }

@@ -1,5 +1,6 @@
 //! Waiting messages: `message list`, `retry`, `cancel`, `reschedule` and `settle`.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
@@ -17,6 +18,9 @@ use super::with_waits;
 use crate::number::whole;
 use crate::signed::{Signed, SignedWithWhy};
 use crate::{bulk, output, values};
+
+/// The waiting messages of which `retry` says what holds them.
+const SOME_WAITING: i64 = 1_000;
 
 /// Options of `message list`.
 #[derive(Debug, clap::Args)]
@@ -251,6 +255,9 @@ pub(super) fn retry(conn: &mut PgConnection, config: &Config, options: &OneOrMan
         all(config, options, ("retry", "retried"), |bulk| {
             admin::retry_all(conn, &config.table, &filter, bulk)
         })?;
+        if !options.how.json && !options.how.pace.dry_run {
+            rest_waits(conn, config, &filter)?;
+        }
         return name_routed(conn, config, options);
     };
     let changed = admin::retry(
@@ -357,6 +364,36 @@ fn still_waits(conn: &mut PgConnection, config: &Config, changed: &Changed) -> R
                 output::line(format!("{} still waits: {reason}", part.sequence))?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Says what holds the messages that still wait: a retried message is due, and may be held by something else.
+fn rest_waits(conn: &mut PgConnection, config: &Config, filter: &WaitingFilter) -> Result<()> {
+    let found = program::waiting(conn, &config.table, filter, SOME_WAITING)?;
+    let reasons = program::wait_reasons_of(conn, &config.table, &found.rows)?;
+    let mut held: BTreeMap<String, u64> = BTreeMap::new();
+    for reason in reasons.into_iter().flatten() {
+        let text = match reason {
+            WaitReason::NotDue { .. } | WaitReason::NoRoom { .. } | WaitReason::Sending { .. } => {
+                continue;
+            }
+            WaitReason::BehindKey { .. } => "behind an earlier message of its key".to_owned(),
+            other => other.to_string(),
+        };
+        *held.entry(text).or_default() += 1;
+    }
+    let is_full = i64::try_from(found.rows.len()).is_ok_and(|rows| rows >= SOME_WAITING);
+    let some = match is_full || !found.is_complete {
+        true => "at least ",
+        false => "",
+    };
+    for (reason, count) in held {
+        let many = output::messages(count);
+        output::line(format!(
+            "still waiting: {some}{many}, {}",
+            output::shown(&reason)
+        ))?;
     }
     Ok(())
 }

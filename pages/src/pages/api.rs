@@ -214,6 +214,10 @@ view! {
         reason: Option<String> = row.reason.clone(),
         error: Option<String> = row.error.clone(),
         next_attempt_at: Option<Time> = time(&row.next_attempt_at),
+        /// Why the message is not sent yet.
+        waits: Option<String> = row.waits.as_ref().map(ToString::to_string),
+        /// The kind of the reason, as one word.
+        wait_reason: Option<String> = row.waits.as_ref().map(|reason| reason.as_str().to_owned()),
         settled_at: Option<Time> = time(&row.settled_at),
         created_at: Time = (&row.created_at).into(),
         can_be_sent_again: bool = row.can_be_sent_again,

@@ -459,6 +459,7 @@ fn delivery(guest: &Guest, name: &str, row: &Delivery) -> Vec<Markup> {
         html! {
             @if let Some(time) = &row.settled_at { (words::ago(time)) }
             @else if let Some(time) = &row.next_attempt_at { span.quiet { "due " } (words::time(time)) }
+            @else if let Some(reason) = &row.waits { span.quiet { (words::shortened(&reason.to_string(), 200)) } }
         },
         html! {
             @if guest.rights.act && row.can_be_sent_again {

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::deliveries::{find, search, send_again as resend};
 use super::endpoints::{
     self, Written, ask, delete, hold, new_secret, page, register, release, send_example,
-    send_missed, set_enabled, write,
+    send_missed, send_waiting, set_enabled, write,
 };
 use super::own::Own;
 use super::session::{Session, Unopened};
@@ -48,6 +48,7 @@ pub(super) static ROUTES: &[Route<Portal, Session>] = &[
     route!(POST "/endpoints/{name}/pause", Act, "New events are for the endpoint, and wait.", pause_endpoint <- Hold => Done),
     route!(POST "/endpoints/{name}/resume", Act, "Send waiting events again. The pause of an operator stays: 409.", resume_endpoint <- Nothing => Done),
     route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants events.", verify_endpoint <- Nothing => Verified, sends: true),
+    route!(POST "/endpoints/{name}/retry", Act, "Send waiting events now.", retry_endpoint <- Nothing => Count),
     route!(POST "/endpoints/{name}/rotate", Secrets, "Make a new secret. The old one also signs for 24 hours.", rotate_secret <- Nothing => Secret),
     route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested, sends: true),
     route!(POST "/endpoints/{name}/recover", Act, "Send failed events again, and what was missed.", recover_endpoint <- Recovery => Count),
@@ -157,6 +158,10 @@ view! {
         http_status: Option<i32> = row.http_status,
         error: Option<String> = row.public_error(),
         next_attempt_at: Option<Time> = time(&row.next_attempt_at),
+        /// Why the event is not sent yet.
+        waits: Option<String> = row.waits.as_ref().map(|reason| deliveries::waits(words(), reason)),
+        /// The kind of the reason, as one word.
+        wait_reason: Option<String> = row.waits.as_ref().map(|reason| reason.as_str().to_owned()),
         settled_at: Option<Time> = time(&row.settled_at),
         created_at: Time = (&row.created_at).into(),
         can_be_sent_again: bool = row.can_be_sent_again,
@@ -334,6 +339,11 @@ fn pause_endpoint(call: &Call<'_>, given: Hold) -> Found<Done> {
 fn resume_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
     release(own(call), call.part("name"))?;
     Ok(DONE)
+}
+
+fn retry_endpoint(call: &Call<'_>, _: Nothing) -> Found<Count> {
+    let (done, is_cut) = send_waiting(own(call), call.part("name"))?;
+    Ok(Count::of(&done, is_cut))
 }
 
 fn verify_endpoint(call: &Call<'_>, _: Nothing) -> Found<Verified> {

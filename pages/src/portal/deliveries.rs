@@ -1,9 +1,9 @@
 //! What was sent to an endpoint, and what it answered.
 
 use diesel_outbox::Status;
-use diesel_outbox::admin::Place;
+use diesel_outbox::admin::{Place, WaitReason};
 use diesel_outbox::destinations::{
-    Deliveries, Delivery, DeliveryDetails, DeliveryFilter, DestinationFilter, FailedAttempt,
+    Deliveries, Delivery, DeliveryDetails, DeliveryFilter, DestinationFilter, FailedAttempt, Hand,
     RegisteredDestination,
 };
 use diesel_outbox::program::{Act, Cost};
@@ -175,7 +175,7 @@ pub(super) fn rows(asked: &Asked<'_>, name: &str, found: &Deliveries) -> Markup 
             html! { (row.attempts) },
             html! {
                 @if let Some(time) = &row.settled_at { (plain_time(time)) }
-                @else if let Some(time) = &row.next_attempt_at { span.quiet { (words.due_at.replace("{}", &plain_time(time))) } }
+                @else if let Some(reason) = &row.waits { span.quiet { (waits(words, reason)) } }
             },
             html! {
                 @if is_known { a href=(page_of(name, &id)) aria-label={ (words.details) ": " (id) } { (words.details) } }
@@ -195,6 +195,37 @@ fn outcome(words: &Words, row: &Delivery) -> Markup {
         (badge(words, row.state))
         @if let Some(status) = row.http_status { " HTTP " (status) }
         @if let Some(error) = row.public_error() { span.error { (words.failure(&error)) } }
+    }
+}
+
+/// Why an event is not sent yet, in words for customers.
+pub(super) fn waits(words: &Words, reason: &WaitReason) -> String {
+    let until = |text: &str, until: &Option<String>| match until {
+        Some(time) => {
+            let until = words.until_time.replace("{}", &plain_time(time));
+            format!("{text} {until}")
+        }
+        None => text.to_owned(),
+    };
+    match reason {
+        WaitReason::NotDue { until: Some(time) } => words.due_at.replace("{}", &plain_time(time)),
+        WaitReason::BehindKey { .. } => words.waits_key.to_owned(),
+        WaitReason::TopicPaused { until: end, .. } => until(words.waits_by_us, end),
+        WaitReason::DestinationPaused { by, until: end, .. } => {
+            let text = match by {
+                Hand::Owner => words.waits_paused,
+                Hand::Receiver => words.waits_receiver,
+                _ => words.waits_by_us,
+            };
+            until(text, end)
+        }
+        WaitReason::BreakerOpen { until: end, .. } => until(words.waits_breaker, end),
+        WaitReason::DestinationDisabled { .. } => words.waits_disabled.to_owned(),
+        WaitReason::NotVerified { .. } => words.waits_not_verified.to_owned(),
+        WaitReason::NoRoom { .. } => words.waits_room.to_owned(),
+        WaitReason::Expired { .. } => words.waits_expired.to_owned(),
+        WaitReason::Sending { .. } => words.sending.to_owned(),
+        _ => words.waits_for_us.to_owned(),
     }
 }
 
@@ -234,6 +265,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
                     dt { (words.attempts) } dd { (delivery.attempts) }
                     dt { (words.enqueued) } dd { (plain_time(&delivery.created_at)) }
                     @if let Some(time) = &delivery.settled_at { dt { (words.when) } dd { (plain_time(time)) } }
+                    @if let Some(reason) = &delivery.waits { dt { (words.when) } dd { (waits(words, reason)) } }
                 }
                 @if delivery.can_be_sent_again && asked.may().act {
                     form.do method="post" action="/delivery/again" {

@@ -295,6 +295,7 @@ fn actions(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
                 }))
                 div.do {
                     a.button.second href=(link("/endpoint/edit", &[("name", name)])) { (words.change) }
+                    @if one.enabled { (button("/endpoint/retry", words.send_waiting)) }
                     @if !one.is_verified() { (button("/endpoint/verify", words.verify)) }
                     @if one.state == DestinationState::Paused && !is_of_operator(one) { (button("/endpoint/resume", words.resume)) }
                     @if !one.enabled && !is_of_operator(one) { (button("/endpoint/enable", words.enable)) }
@@ -737,6 +738,25 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
         }
     };
     Ok(asked.page(StatusCode::OK, words.example_event, &content))
+}
+
+/// Sends events now that wait for a retry. `true`: the time was too short for all.
+pub(super) fn send_waiting(own: Own<'_>, name: &str) -> Result<(Bulked, bool), Refusal> {
+    let began = Instant::now();
+    let done = own.make_many(|conn, own, note| {
+        let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_RECOVERY);
+        own.retry(conn, name, bulk)
+    })?;
+    let is_cut = began.elapsed() >= LONGEST_RECOVERY;
+    done.map(|done| (done, is_cut)).ok_or(Refusal::NotFound)
+}
+
+pub(super) fn retry(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
+    let (sent, _) = send_waiting(asked.own(), name)?;
+    let sent = sent.changed.to_string();
+    let done = [("name", name), ("done", "retried"), ("count", &sent)];
+    Ok(Response::see_other(&link("/endpoint", &done)))
 }
 
 /// Sends what the endpoint did not get since this time, or only counts it. `true`: the time was too short for all.

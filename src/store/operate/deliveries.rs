@@ -23,6 +23,7 @@ use super::messages::{self, Content, MessageRecord};
 use super::recipient::Recipient;
 use super::replay::{self, SentAgain};
 use super::waiting::is_so;
+use super::why::{self, WaitReason};
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::public_error::public_error;
@@ -116,8 +117,11 @@ pub struct Delivery {
     /// The last error, for operators: the text may reveal the network of the relay. Show customers
     /// [`public_error`](Self::public_error) instead.
     pub error: Option<String>,
-    /// When the next attempt is due, RFC 3339; only for waiting messages.
+    /// When the next attempt is due, RFC 3339, if it is due later. What else a message waits for is in
+    /// [`waits`](Self::waits).
     pub next_attempt_at: Option<String>,
+    /// Why the message is not sent yet; `None`: it is settled.
+    pub waits: Option<WaitReason>,
     /// When the message was delivered or dead-lettered, RFC 3339.
     pub settled_at: Option<String>,
     /// When the message was enqueued, RFC 3339.
@@ -346,8 +350,20 @@ fn waiting(
         }
         Ok(Some(found))
     })?;
-    let rows = found.flatten();
-    Ok(rows.map(|rows| rows.into_iter().map(Delivery::of_record).collect()))
+    let Some(mut rows) = found.flatten() else {
+        return Ok(None);
+    };
+    rows.sort_by_key(|row| std::cmp::Reverse(row.place()));
+    rows.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    if rows.is_empty() {
+        return Ok(Some(Vec::new()));
+    }
+    let reasons = why::wait_reasons_of(conn, name, to.destination, &rows)?;
+    let rows = rows.into_iter().zip(reasons);
+    Ok(Some(
+        rows.map(|(row, waits)| Delivery::of_live(row, waits))
+            .collect(),
+    ))
 }
 
 /// The messages settled in each of `windows` windows, oldest first; the last window ends now. `None`: counting took too
@@ -447,7 +463,15 @@ fn add_answers(
 
 impl Delivery {
     fn of_record(row: MessageRecord) -> Self {
-        let waits = row.settled_at.is_none() && row.status != Status::Sending;
+        Self::of_live(row, None)
+    }
+
+    /// A message that is not settled yet, and why it waits.
+    fn of_live(row: MessageRecord, waits: Option<WaitReason>) -> Self {
+        let next_attempt_at = match &waits {
+            Some(WaitReason::NotDue { until }) => until.clone(),
+            _ => None,
+        };
         Self {
             place: row.place(),
             message_id: row.message_id,
@@ -458,7 +482,8 @@ impl Delivery {
             http_status: row.http_status,
             reason: row.reason,
             error: row.last_error,
-            next_attempt_at: row.available_at.filter(|_| waits),
+            next_attempt_at,
+            waits,
             created_at: row.created_at,
             can_be_sent_again: row.settled_at.is_some() && row.has_payload,
             settled_at: row.settled_at,
@@ -508,6 +533,13 @@ pub(crate) fn details(
     let Some(row) = found.into_iter().max_by_key(order) else {
         return Ok(None);
     };
+    let waits = match row.settled_at {
+        Some(_) => None,
+        None => {
+            let of_row = std::slice::from_ref(&row);
+            why::wait_reasons_of(conn, name, to.destination, of_row)?.pop()
+        }
+    };
     let failed = history::failed(conn, name, message_id, to)?;
     let failed = failed.into_iter().map(|entry| FailedAttempt {
         attempt: entry.attempt,
@@ -523,7 +555,7 @@ pub(crate) fn details(
         headers: row.headers.clone(),
         response: row.response.clone(),
         failed: failed.collect(),
-        delivery: Delivery::of_record(row),
+        delivery: Delivery::of_live(row, waits.flatten()),
     };
     let last = details.failed.last();
     let delivery = &mut details.delivery;
@@ -594,6 +626,7 @@ mod tests {
             reason: None,
             error: None,
             next_attempt_at: at.clone().filter(|_| !is_settled),
+            waits: None,
             settled_at: at.filter(|_| is_settled),
             created_at: String::new(),
             can_be_sent_again: is_settled,

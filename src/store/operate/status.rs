@@ -123,7 +123,7 @@ pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Wo
     let is_due = |one: &streams::Found| one.first.available_at <= at.0;
     let mut due: Vec<_> = found.into_iter().filter(is_due).collect();
     if !due.is_empty() {
-        let pauses = pause::all(conn, name)?;
+        let pauses = pause::of_each(conn, name, None)?;
         let lasts = |left: Option<Duration>| left.is_none_or(|left| !left.is_zero());
         let paused: HashSet<(&str, &str)> = (pauses.iter())
             .filter(|one| lasts(one.left))

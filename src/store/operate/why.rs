@@ -21,7 +21,7 @@ use crate::store::place::{from_micros, rfc3339};
 use crate::store::relay::lease::{is_not_over, leases};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable};
 use crate::store::relay::served::{Served, Unserved, served};
-use crate::store::sql::clock_timestamp;
+use crate::store::sql::{On, all_of, clock_timestamp, given};
 use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::{destination, lease, outbox};
 use crate::words::words;
@@ -329,9 +329,26 @@ impl Facts {
             to_micros(select(clock_timestamp()).get_result(conn)?),
             valid_leases(conn, name)?,
             served(conn, name)?,
-            pause::of_each(conn, name)?,
+            pause::of_each(conn, name, None)?,
             stopped(conn, name)?,
-            rates(conn, name)?,
+            rates(conn, name, None)?,
+        ))
+    }
+
+    /// The facts for messages of one destination.
+    fn of_destination(
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        destination: &str,
+    ) -> QueryResult<Self> {
+        let only = Some(destination);
+        Ok(Self::new(
+            to_micros(select(clock_timestamp()).get_result(conn)?),
+            valid_leases(conn, name)?,
+            served(conn, name)?,
+            pause::of_each(conn, name, only)?,
+            stopped_of(conn, name, only)?,
+            rates(conn, name, only)?,
         ))
     }
 
@@ -595,8 +612,18 @@ pub(crate) fn stopped(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> QueryResult<HashMap<String, WaitReason>> {
+    stopped_of(conn, name, None)
+}
+
+/// Like [`stopped`]; with `only`, of this destination.
+fn stopped_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    only: Option<&str>,
+) -> QueryResult<HashMap<String, WaitReason>> {
     let stopped: Vec<Stopped> = destination::table(name.destination())
         .filter(not(destination::enabled).or(is_unverified()))
+        .filter(is_only(only))
         .select((
             destination::name,
             destination::enabled,
@@ -619,11 +646,21 @@ pub(crate) fn stopped(
     Ok(stopped.into_iter().map(reason).collect())
 }
 
-/// The rate limits of registered destinations, by name.
-fn rates(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<HashMap<String, String>> {
+/// The row is this destination, or any.
+fn is_only(only: Option<&str>) -> On<'_, destination::table> {
+    all_of([given(only, |name| destination::name.eq(name))])
+}
+
+/// The rate limits of registered destinations, by name; with `only`, of this destination.
+fn rates(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    only: Option<&str>,
+) -> QueryResult<HashMap<String, String>> {
     let limited: Vec<(String, Option<String>, Option<String>)> =
         destination::table(name.destination())
             .filter((destination::rate.is_not_null()).or(destination::allowed_rate.is_not_null()))
+            .filter(is_only(only))
             .select((
                 destination::name,
                 destination::rate,
@@ -655,6 +692,16 @@ pub(crate) fn wait_reasons(
     records: &[MessageRecord],
 ) -> QueryResult<Vec<Option<WaitReason>>> {
     Facts::load(conn, name)?.of_all(conn, name, records)
+}
+
+/// Like [`wait_reasons`], for messages of one destination.
+pub(crate) fn wait_reasons_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    records: &[MessageRecord],
+) -> QueryResult<Vec<Option<WaitReason>>> {
+    Facts::of_destination(conn, name, destination)?.of_all(conn, name, records)
 }
 
 /// Why each of these messages waits; `None`: the message is not live.

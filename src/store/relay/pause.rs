@@ -21,7 +21,7 @@ use crate::registered_destination::PausedBy;
 use crate::schema::values::system_time;
 use crate::status::ReasonCode;
 use crate::store::relay::streams::{is_of, streams_to};
-use crate::store::sql::{On, clock_timestamp, interval, length};
+use crate::store::sql::{On, all_of, clock_timestamp, given, interval, length};
 use crate::store::statement::unprepared;
 use crate::store::table::{candidate, destination, pause};
 use crate::words::words;
@@ -190,27 +190,56 @@ fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Vec<P
     Ok((rows, are_ahead))
 }
 
-/// All pauses of destinations and topics; a paused tenant counts as a pause of each of its destinations.
-pub(crate) fn of_each(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
+/// All pauses of destinations and topics; a paused tenant counts as a pause of each of its destinations, with `only` of this
+/// one.
+pub(crate) fn of_each(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    only: Option<&str>,
+) -> QueryResult<Vec<Paused>> {
     let is_of_tenant = |row: &Paused| row.kind == Pausable::Tenant.as_str();
     let (tenants, mut pauses): (Vec<Paused>, Vec<Paused>) =
         all(conn, name)?.into_iter().partition(is_of_tenant);
+    let ids = tenants.iter().map(|row| row.name.as_str());
+    let only = only.as_ref().map(std::slice::from_ref);
+    let own = of_tenants(conn, name, ids, only)?;
     for row in tenants {
-        let Ok(tenant) = row.name.parse::<Uuid>() else {
-            continue;
-        };
-        let own = QueryDsl::filter(
-            destination::table(name.destination()),
-            destination::tenant_id.assume_not_null().eq(tenant),
-        );
-        let own: Vec<String> = own.select(destination::name).load(conn)?;
-        pauses.extend(own.into_iter().map(|name| Paused {
+        let names = own.iter().filter(|(tenant, _)| *tenant == row.name);
+        pauses.extend(names.map(|(_, name)| Paused {
             kind: Pausable::Destination.as_str().to_owned(),
-            name,
+            name: name.clone(),
             ..row.clone()
         }));
     }
     Ok(pauses)
+}
+
+/// The destinations of these tenants, with `only` those of these names: each with the tenant as its pause names it.
+fn of_tenants<'a>(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    tenants: impl Iterator<Item = &'a str>,
+    only: Option<&[&str]>,
+) -> QueryResult<Vec<(String, String)>> {
+    let ids: HashMap<Uuid, &str> = tenants
+        .filter_map(|text| Some((text.parse().ok()?, text)))
+        .collect();
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let is_own = destination::tenant_id
+        .assume_not_null()
+        .eq_any(ids.keys().copied().collect::<Vec<_>>());
+    let is_asked = all_of([given(only, |names| destination::name.eq_any(names))]);
+    let found: Vec<(Option<Uuid>, String)> =
+        QueryDsl::filter(destination::table(name.destination()), is_own.and(is_asked))
+            .select((destination::tenant_id, destination::name))
+            .load(conn)?;
+    let named = |(tenant, name): (Option<Uuid>, String)| {
+        let tenant = *ids.get(&tenant?)?;
+        Some((tenant.to_owned(), name))
+    };
+    Ok(found.into_iter().filter_map(named).collect())
 }
 
 /// The columns of a pause, and the time at which they were read.
@@ -255,42 +284,66 @@ fn is_on() -> On<'static, pause::table> {
     Box::new(until.is_null().or(lasts).or(is_endless))
 }
 
-/// The names of the destinations that are paused now.
+/// The names of the destinations that are paused now, alone or with their tenant.
 pub(crate) fn destinations(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
-    let is_destination = pause::kind.eq(Pausable::Destination.as_str());
-    QueryDsl::filter(pauses(name), is_destination.and(is_on()))
-        .select(pause::name)
-        .load(conn)
+    let (is_destination, is_tenant) = (Pausable::Destination, Pausable::Tenant);
+    let kinds = [is_destination.as_str(), is_tenant.as_str()];
+    let found: Vec<(String, String)> =
+        QueryDsl::filter(pauses(name), pause::kind.eq_any(kinds).and(is_on()))
+            .select((pause::kind, pause::name))
+            .load(conn)?;
+    let (tenants, own): (Vec<_>, Vec<_>) = found
+        .into_iter()
+        .partition(|(kind, _)| kind == is_tenant.as_str());
+    let tenants = tenants.iter().map(|(_, name)| name.as_str());
+    let of_tenants = of_tenants(conn, name, tenants, None)?;
+    let all = own.into_iter().chain(of_tenants);
+    Ok(all.map(|(_, name)| name).collect())
 }
 
-/// The pause of each of these destinations that ends last, by name.
+/// The pause of each of these destinations, or of its tenant, that ends last, by name.
 pub(crate) fn of_destinations(
     conn: &mut PgConnection,
     name: &OutboxName,
     names: &[&str],
 ) -> QueryResult<HashMap<String, PausedBy>> {
+    let is_tenant = pause::kind.eq(Pausable::Tenant.as_str());
     let is_one = pause::name.eq_any(names);
-    let is_meant = pause::kind
+    let is_one = pause::kind
         .eq(Pausable::Destination.as_str())
         .and(is_one)
-        .and(is_on());
-    let mut found: Vec<(String, String, String, Option<PgTimestamp>)> =
-        QueryDsl::filter(pauses(name), is_meant)
-            .select((
-                pause::name,
-                pause::paused_by,
-                pause::reason,
-                pause::paused_until,
-            ))
-            .load(conn)?;
+        .or(is_tenant);
+    type Found = ((String, String), String, String, Option<PgTimestamp>);
+    let mut found: Vec<Found> = QueryDsl::filter(pauses(name), is_one.and(is_on()))
+        .select((
+            (pause::kind, pause::name),
+            pause::paused_by,
+            pause::reason,
+            pause::paused_until,
+        ))
+        .load(conn)?;
     let end = |until: Option<PgTimestamp>| until.filter(|at| !matches!(at.0, i64::MIN | i64::MAX));
     found.sort_by_key(|(.., until)| end(*until).map_or(i64::MAX, |at| at.0));
-    let pause = |(name, by, reason, until): (String, String, String, Option<PgTimestamp>)| {
+    let is_of_tenant = |kind: &str| kind == Pausable::Tenant.as_str();
+    let tenants = found.iter().filter(|((kind, _), ..)| is_of_tenant(kind));
+    let tenants = tenants.map(|((_, tenant), ..)| tenant.as_str());
+    let of_tenants = of_tenants(conn, name, tenants, Some(names))?;
+    let mut last = HashMap::new();
+    for ((kind, which), by, reason, until) in found {
         let by = Hand::of_column(Some(&by));
         let until = end(until).map(system_time);
-        (name, PausedBy { by, reason, until })
-    };
-    Ok(found.into_iter().map(pause).collect())
+        let pause = PausedBy { by, reason, until };
+        match is_of_tenant(&kind) {
+            true => {
+                let own = of_tenants.iter().filter(|(tenant, _)| *tenant == which);
+                last.extend(own.map(|(_, name)| (name.clone(), pause.clone())));
+            }
+            false => {
+                last.insert(which, pause);
+            }
+        }
+    }
+    Ok(last)
 }
 
 /// Pauses a destination or a topic for a time, or until it is resumed. `false`: a longer pause of this hand exists, and
@@ -448,17 +501,27 @@ pub(crate) fn resume(
     Ok(rows.execute(conn)? > 0)
 }
 
-/// Ends the pauses of a destination that its owner may end: all, unless an operator has paused the destination. `None`: an
-/// operator has. `Some(false)`: the destination was not paused.
+/// Ends the pauses of a destination that its owner may end: all, unless an operator has paused the destination or its tenant.
+/// `None`: an operator has. `Some(false)`: the destination was not paused.
 pub(crate) fn resume_as_owner(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: &str,
 ) -> QueryResult<Option<bool>> {
     let all = || is(Pausable::Destination, which);
+    let is_meant = all().or(pause::kind.eq(Pausable::Tenant.as_str()));
     let is_operators = pause::paused_by.eq(Hand::Operator.as_str());
-    let of_operator = QueryDsl::filter(pauses(name), all().and(is_operators).and(is_on()));
-    if select(exists(of_operator)).get_result(conn)? {
+    let of_operator: Vec<(String, String)> =
+        QueryDsl::filter(pauses(name), is_meant.and(is_operators).and(is_on()))
+            .select((pause::kind, pause::name))
+            .load(conn)?;
+    let tenants = of_operator
+        .iter()
+        .filter(|(kind, _)| kind == Pausable::Tenant.as_str());
+    let count = tenants.clone().count();
+    let tenants = tenants.map(|(_, tenant)| tenant.as_str());
+    let of_tenant = of_tenants(conn, name, tenants, Some(&[which]))?;
+    if of_operator.len() > count || !of_tenant.is_empty() {
         return Ok(None);
     }
     let not_of_operator = pause::paused_by.ne(Hand::Operator.as_str());

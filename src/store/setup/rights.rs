@@ -64,9 +64,9 @@ const CANCELLER: Role = Role {
 const REGISTRAR: Role = Role {
     name: "outbox_registrar",
     what: "Registers destinations with their secrets (by Outbox::destinations and by plain SQL), shows their
--- deliveries, and sends messages again. GRANT it in addition to outbox_enqueuer to an application whose
--- customers register webhooks. It writes pauses, because removing a destination inserts one. It can
--- requeue any dead letter.",
+-- deliveries, sends messages again, and makes waiting messages due. GRANT it in addition to
+-- outbox_enqueuer to an application whose customers register webhooks. It writes pauses, because
+-- removing a destination inserts one. It can requeue any dead letter.",
     rights: &[
         ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
@@ -74,6 +74,7 @@ const REGISTRAR: Role = Role {
         ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
             idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at, split_from, split_to, \
             registration"),
+        ("", "UPDATE", "available_at"),
         ("_ledger", "SELECT", ""),
         ("_attempt", "SELECT, INSERT", ""),
         ("_part", "SELECT", ""),
