@@ -26,6 +26,8 @@ use crate::store::relay::{agreement, topics};
 /// Counting takes at most a hundredth of the time.
 const PACE: Pace = Pace::new(Duration::from_secs(10), 100);
 const HURRIED: Pace = Pace::new(Duration::ZERO, 100);
+/// The longest interval between two looks at what the relays record of settings and topics.
+const LONGEST_FINDINGS_INTERVAL: Duration = Duration::from_secs(30);
 /// The most lanes that are checked when the relay makes no progress.
 const MOST_PROBED: usize = 10;
 
@@ -38,6 +40,8 @@ pub(super) struct Counting<'a> {
     moves: u64,
     gauges: DepthGauges,
     told: unrouted::Told,
+    /// The next look at what the relays record of settings and topics.
+    next_findings: Instant,
 }
 
 impl<'a> Counting<'a> {
@@ -52,12 +56,18 @@ impl<'a> Counting<'a> {
                 shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name),
             ),
             told: unrouted::Told::default(),
+            next_findings: Instant::now(),
         }
     }
 
     /// Moves the next count to the earliest permitted time.
     pub(super) fn hurry(&mut self) {
         self.pace = HURRIED;
+    }
+
+    /// Something is recorded: the next count looks at it.
+    pub(super) fn has_recorded(&mut self) {
+        self.next_findings = Instant::now();
     }
 
     /// The time of the next count.
@@ -72,21 +82,8 @@ impl<'a> Counting<'a> {
         if !self.pace.is_due(began, self.last) {
             return Ok(());
         }
-        let lease = self.shared.lease.current().map(|lease| lease.0);
-        let (depths, unwanted, differences) = session.run(|conn, name| {
-            Ok((
-                depths::depths_of_relay(conn, name)?,
-                topics::without_subscriber(conn, name)?,
-                match lease {
-                    Some(lease) => agreement::differences(conn, name, Some(lease))?,
-                    None => Vec::new(),
-                },
-            ))
-        })?;
-        self.shared.set_without_subscriber(unwanted);
-        for new in self.shared.set_differences(differences) {
-            log::warn!(event = "settings_differ", setting = new.setting; "the relays of the outbox do not agree: {new}. Set the same value at all of them");
-        }
+        let depths = session.run(depths::depths_of_relay)?;
+        self.look_for_findings(session)?;
         (self.last, self.pace) = (Some(Last::since(began)), PACE);
         let registry = self.shared.registered.registry();
         let is_registered = |name: &str| registry.named(name).is_some();
@@ -94,6 +91,30 @@ impl<'a> Counting<'a> {
         self.look_for_unrouted(&depths);
         let is_left = self.is_left(session, &depths)?;
         self.shared.threads.set_left(is_left);
+        Ok(())
+    }
+
+    /// Finds topics without a subscriber, and settings on which the relays do not agree. These count after two leases, so
+    /// one look in each lease is enough.
+    fn look_for_findings(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
+        let now = Instant::now();
+        if now < self.next_findings {
+            return Ok(());
+        }
+        let lease = self.shared.lease.current().map(|lease| lease.0);
+        let (unwanted, differences) = session.run(|conn, name| {
+            let unwanted = topics::without_subscriber(conn, name)?;
+            let differences = match lease {
+                Some(lease) => agreement::differences(conn, name, Some(lease))?,
+                None => Vec::new(),
+            };
+            Ok((unwanted, differences))
+        })?;
+        self.next_findings = now + LONGEST_FINDINGS_INTERVAL.min(self.shared.config.lease);
+        self.shared.set_without_subscriber(unwanted);
+        for new in self.shared.set_differences(differences) {
+            log::warn!(event = "settings_differ", setting = new.setting; "the relays of the outbox do not agree: {new}. Set the same value at all of them");
+        }
         Ok(())
     }
 

@@ -59,18 +59,20 @@ pub(crate) fn run(shared: &Shared) {
     let _ = record_unwanted(shared, &mut session);
 }
 
-/// Records topics whose messages have ended without a subscriber, and says so.
-fn record_unwanted(shared: &Shared, session: &mut Session) -> Result<(), DatabaseError> {
+/// Records topics whose messages have ended without a subscriber, and says so. `true`: there are any.
+fn record_unwanted(shared: &Shared, session: &mut Session) -> Result<bool, DatabaseError> {
+    let mut is_any = false;
     for topic in shared.unwanted.take(MOST_UNWANTED) {
         // Who locks the table holds up nobody: the topic is recorded at its next message.
         let recorded = session.run_without_waiting(|conn, name| {
             topics::record_without_subscriber(conn, name, &topic)
         })?;
         if matches!(recorded, Tried::Done(true)) {
+            is_any = true;
             log::warn!(event = "topic_without_subscriber", topic = topic; "messages of {topic} have ended without a subscriber, and the ledger has no delivery of the topic: if the topic is right, declare it (OUTBOX_TOPICS)");
         }
     }
-    Ok(())
+    Ok(is_any)
 }
 
 struct Janitor<'a, 'scope> {
@@ -138,7 +140,9 @@ impl<'a, 'scope> Janitor<'a, 'scope> {
             .look(self.shared, self.scope, &mut self.session)?;
         self.leases.look(self.shared, &mut self.session)?;
         self.tell_failing()?;
-        record_unwanted(self.shared, &mut self.session)?;
+        if record_unwanted(self.shared, &mut self.session)? {
+            self.depths.has_recorded();
+        }
         self.depths.count(&mut self.session)
     }
 

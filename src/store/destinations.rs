@@ -466,13 +466,9 @@ pub(crate) fn list(
     (filter, tenant): (&DestinationFilter, Option<Uuid>),
     limit: usize,
 ) -> QueryResult<Vec<RegisteredDestination>> {
-    let paused = match filter.state {
-        None => Vec::new(),
-        Some(_) => pause::destinations(conn, name)?,
-    };
     let which: On<'_, destination::table> = all_of([
         given(tenant, is_of_tenant),
-        given(filter.state, |state| is_in_state(state, paused)),
+        given(filter.state, |state| is_in_state(name, state)),
         given(filter.tenant_id, is_of_tenant),
         given(filter.enabled, |enabled| destination::enabled.eq(enabled)),
         given(filter.failing, |failing| destination::failing.eq(failing)),
@@ -496,9 +492,9 @@ pub(crate) fn list(
     Ok(found.into_iter().map(RegisteredDestination::from).collect())
 }
 
-/// The row is in this state; `paused` are the names of all paused destinations.
-fn is_in_state(state: DestinationState, paused: Vec<String>) -> On<'static, destination::table> {
-    let is_paused = || destination::name.eq_any(paused.clone());
+/// The row is in this state.
+fn is_in_state(name: &OutboxName, state: DestinationState) -> On<'static, destination::table> {
+    let is_paused = || pause::is_paused(name);
     let may_send = || destination::enabled.and(not(is_unverified()));
     match state {
         DestinationState::Disabled => Box::new(not(destination::enabled)),
@@ -537,8 +533,7 @@ pub(crate) fn counts_and_pages(
     name: &OutboxName,
     [one, other]: [&str; 2],
 ) -> QueryResult<(DestinationCounts, [i64; 2])> {
-    let paused = pause::destinations(conn, name)?;
-    let of = |state| count(destination::name).aggregate_filter(is_in_state(state, paused.clone()));
+    let of = |state| count(destination::name).aggregate_filter(is_in_state(name, state));
     type Found = (i64, i64, i64, i64, i64, Option<i64>, Option<i64>);
     let (working, unverified, paused, failing, disabled, one, other): Found = registered(name)
         .select((

@@ -25,7 +25,7 @@ const AWAKE: &str = "SELECT count(*) FROM pg_locks
 fn an_idle_relay_makes_few_statements() {
     const SECONDS: u64 = 10;
     let default = Duration::from_millis(500);
-    for (poll_interval, most) in [(default, 64), (Duration::from_secs(30), 15)] {
+    for (poll_interval, most) in [(default, 60), (Duration::from_secs(30), 12)] {
         let database = Database::new();
         let proxy = Proxy::start(&database);
         let relay = Relay::builder(&proxy.url).outbox(&database.name());

@@ -21,7 +21,7 @@ use crate::registered_destination::PausedBy;
 use crate::schema::values::system_time;
 use crate::status::ReasonCode;
 use crate::store::relay::streams::{is_of, streams_to};
-use crate::store::sql::{On, all_of, clock_timestamp, given, interval, length};
+use crate::store::sql::{On, all_of, clock_timestamp, given, id_text, interval, length};
 use crate::store::statement::unprepared;
 use crate::store::table::{candidate, destination, pause};
 use crate::words::words;
@@ -276,29 +276,26 @@ impl Paused {
     }
 }
 
-/// A pause that holds now.
-fn is_on() -> On<'static, pause::table> {
-    let until = pause::paused_until;
-    let lasts = until.assume_not_null().gt(clock_timestamp());
-    let is_endless = until.assume_not_null().eq(PgTimestamp(i64::MIN));
-    Box::new(until.is_null().or(lasts).or(is_endless))
+/// A pause that holds now. Has another type in each query.
+macro_rules! is_on {
+    () => {{
+        let until = pause::paused_until;
+        let lasts = until.assume_not_null().gt(clock_timestamp());
+        let is_endless = until.assume_not_null().eq(PgTimestamp(i64::MIN));
+        until.is_null().or(lasts).or(is_endless)
+    }};
 }
 
-/// The names of the destinations that are paused now, alone or with their tenant.
-pub(crate) fn destinations(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
-    let (is_destination, is_tenant) = (Pausable::Destination, Pausable::Tenant);
-    let kinds = [is_destination.as_str(), is_tenant.as_str()];
-    let found: Vec<(String, String)> =
-        QueryDsl::filter(pauses(name), pause::kind.eq_any(kinds).and(is_on()))
-            .select((pause::kind, pause::name))
-            .load(conn)?;
-    let (tenants, own): (Vec<_>, Vec<_>) = found
-        .into_iter()
-        .partition(|(kind, _)| kind == is_tenant.as_str());
-    let tenants = tenants.iter().map(|(_, name)| name.as_str());
-    let of_tenants = of_tenants(conn, name, tenants, None)?;
-    let all = own.into_iter().chain(of_tenants);
-    Ok(all.map(|(_, name)| name).collect())
+/// The destination is paused now, alone or with its tenant.
+pub(in crate::store) fn is_paused(name: &OutboxName) -> On<'static, destination::table> {
+    let paused = |kind: Pausable| {
+        let is_kind = pause::kind.eq(kind.as_str());
+        QueryDsl::filter(pauses(name), is_kind.and(is_on!())).select(pause::name)
+    };
+    let tenant = destination::tenant_id;
+    let is_tenant = id_text(tenant.assume_not_null()).eq_any(paused(Pausable::Tenant));
+    let is_one = destination::name.eq_any(paused(Pausable::Destination));
+    Box::new(is_one.or(tenant.is_not_null().and(is_tenant)))
 }
 
 /// The pause of each of these destinations, or of its tenant, that ends last, by name.
@@ -314,7 +311,7 @@ pub(crate) fn of_destinations(
         .and(is_one)
         .or(is_tenant);
     type Found = ((String, String), String, String, Option<PgTimestamp>);
-    let mut found: Vec<Found> = QueryDsl::filter(pauses(name), is_one.and(is_on()))
+    let mut found: Vec<Found> = QueryDsl::filter(pauses(name), is_one.and(is_on!()))
         .select((
             (pause::kind, pause::name),
             pause::paused_by,
@@ -512,7 +509,7 @@ pub(crate) fn resume_as_owner(
     let is_meant = all().or(pause::kind.eq(Pausable::Tenant.as_str()));
     let is_operators = pause::paused_by.eq(Hand::Operator.as_str());
     let of_operator: Vec<(String, String)> =
-        QueryDsl::filter(pauses(name), is_meant.and(is_operators).and(is_on()))
+        QueryDsl::filter(pauses(name), is_meant.and(is_operators).and(is_on!()))
             .select((pause::kind, pause::name))
             .load(conn)?;
     let tenants = of_operator
