@@ -381,6 +381,11 @@ impl Database for Session {
                 true => Vec::new(),
                 false => destinations::registered_as(conn, name, &names)?,
             };
+            // Read last: who registers a destination that is paused has committed the pause before.
+            let paused = match names.is_empty() {
+                true => None,
+                false => Some(pause::all(conn, name)?),
+            };
             let rows = rows.into_iter().filter_map(|one| {
                 let stamp = *changed.get(&one.row.name)?;
                 Some((one, stamp))
@@ -393,6 +398,7 @@ impl Database for Session {
                 rows: rows.collect(),
                 failing,
                 registrations,
+                paused,
             }))
         })
     }

@@ -195,38 +195,64 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
     }
 }
 
+/// The pauses of the table, by what they pause.
+pub(super) struct Pauses<'a> {
+    of_destinations: HashMap<&'a str, Vec<&'a Paused>>,
+    of_tenants: HashMap<Uuid, &'a Paused>,
+}
+
+fn of_kind(rows: &[Paused], kind: Pausable) -> impl Iterator<Item = &Paused> {
+    rows.iter().filter(move |row| row.kind == kind.as_str())
+}
+
+impl<'a> Pauses<'a> {
+    pub(super) fn of(rows: &'a [Paused]) -> Self {
+        let mut of_destinations: HashMap<&str, Vec<&Paused>> = HashMap::new();
+        for row in of_kind(rows, Pausable::Destination) {
+            of_destinations.entry(&row.name).or_default().push(row);
+        }
+        let tenants = of_kind(rows, Pausable::Tenant).filter(|row| row.is_on());
+        let of_tenants = tenants.filter_map(|row| Some((row.name.parse().ok()?, row)));
+        Self {
+            of_destinations,
+            of_tenants: of_tenants.collect(),
+        }
+    }
+
+    /// The pauses of a destination by its name.
+    fn of_name(&self, name: &str) -> impl Iterator<Item = &'a Paused> {
+        self.of_destinations.get(name).into_iter().flatten().copied()
+    }
+
+    fn of_tenant(&self, of: &Customer) -> Option<&'a Paused> {
+        self.of_tenants.get(&of.tenant_id?).copied()
+    }
+
+    /// The pauses of a registered destination: its own, and that of its tenant.
+    pub(super) fn of_customer(&self, of: &Customer) -> impl Iterator<Item = &'a Paused> {
+        self.of_name(&of.name).chain(self.of_tenant(of))
+    }
+}
+
 /// Takes in the state of the table: tells it to the gates, and keeps back the paused topics and the paused destinations
 /// without a gate.
 pub(super) fn learn(shared: &Shared, rows: &[Paused]) {
-    let now = clock::now();
-    let of_kind = |kind: Pausable| rows.iter().filter(move |row| row.kind == kind.as_str());
-    let mut destinations: HashMap<&str, Vec<&Paused>> = HashMap::new();
-    for row in of_kind(Pausable::Destination) {
-        destinations.entry(&row.name).or_default().push(row);
-    }
+    let (now, pauses) = (clock::now(), Pauses::of(rows));
     let (registered, registry) = (&shared.registered, shared.registered.registry());
-    for one in destinations.keys().filter_map(|name| registry.named(name)) {
+    for one in (pauses.of_destinations.keys()).filter_map(|name| registry.named(name)) {
         registered.watch(one.id);
     }
-    let tenants: HashMap<Uuid, &Paused> = of_kind(Pausable::Tenant)
-        .filter(|row| row.left.is_none_or(|left| !left.is_zero()))
-        .filter_map(|row| Some((row.name.parse().ok()?, row)))
-        .collect();
-    let is_paused = |one: &Customer| tenants.get(&one.tenant_id?).copied();
-    if !tenants.is_empty() {
-        let paused = registry.by_name.values();
-        let paused = paused.filter(|one| is_paused(one).is_some());
+    if !pauses.of_tenants.is_empty() {
+        let customers = registry.by_name.values();
+        let paused = customers.filter(|one| pauses.of_tenant(one).is_some());
         paused.for_each(|one| registered.watch(one.id));
     }
-    let watched = registered.watched();
-    let of_tenant: HashMap<&str, &Paused> = (watched.iter())
-        .filter_map(|one| Some((&*one.customer.name, is_paused(&one.customer)?)))
-        .collect();
-    for (bulkhead, _) in with_watched(shared, &watched) {
-        let name = &*bulkhead.name;
-        let rows = destinations.get(name).into_iter().flatten().copied();
-        let rows = rows.chain(of_tenant.get(name).copied());
-        bulkhead.gate.learn(rows, now);
+    for one in &shared.bulkheads {
+        one.gate.learn(pauses.of_name(&one.name), now);
+    }
+    for member in registered.watched() {
+        let rows = pauses.of_customer(&member.customer);
+        member.bulkhead.gate.learn(rows, now);
     }
     registered.forget_flowing();
     let is_on = |row: &&Paused| row.is_on();
@@ -234,8 +260,8 @@ pub(super) fn learn(shared: &Shared, rows: &[Paused]) {
         let mut bulkheads = shared.bulkheads.iter();
         bulkheads.any(|one| *one.name == *row.name) || registry.named(&row.name).is_some()
     };
-    let topics = of_kind(Pausable::Topic).filter(is_on);
-    let destinations = of_kind(Pausable::Destination).filter(is_on);
+    let topics = of_kind(rows, Pausable::Topic).filter(is_on);
+    let destinations = of_kind(rows, Pausable::Destination).filter(is_on);
     let destinations = destinations.filter(|row| !has_gate(row));
     shared.set_paused(
         topics.map(|row| row.name.clone()).collect(),

@@ -12,6 +12,7 @@ use super::bell::Bell;
 use super::bulkhead::Bulkhead;
 use super::gate::{Answers, Standing};
 use super::job::Job;
+use super::pauses::Pauses;
 use super::registry::{Customer, Registry};
 use super::to::To;
 use super::turns::Turns;
@@ -26,6 +27,7 @@ use crate::sealed::{Place, Unreadable, open_all, open_auth};
 use crate::status::ReasonCode;
 use crate::store::destinations::{AsSeen, Registered as Row, Stamp};
 use crate::store::relay::failing::Failures;
+use crate::store::relay::pause::Paused;
 use crate::store::relay::served::Others;
 
 /// One enabled destination, and what sends to it.
@@ -51,6 +53,8 @@ pub(crate) struct Changes {
     pub(super) failing: Option<Failing>,
     /// The number of the registrations, read before the rows.
     pub(super) registrations: Option<i64>,
+    /// If there are new or changed rows: all pauses, read after the rows.
+    pub(super) paused: Option<Vec<Paused>>,
 }
 
 /// The destinations that fail according to their rows. A change of this column changes no gate and no other state of a
@@ -368,16 +372,22 @@ impl Registered {
         }
         let changed = changes.rows.iter().map(|(one, _)| one.row.name.clone());
         let changed: Vec<String> = changed.collect();
+        let paused = changes.paused.take().unwrap_or_default();
         let (next, pool, bad) = maker.apply((&before, &pool), changes, all, routes);
         for member in pool.values() {
             member.bulkhead.gate.share(next.others.registered);
         }
-        // A new gate does not know the pauses in the table, so it is watched.
-        let new = changed.iter().filter_map(|name| next.named(name));
+        // A new gate lets nothing through before it knows the pauses.
+        let new = || changed.iter().filter_map(|name| next.named(name));
+        let (paused, now) = (Pauses::of(&paused), clock::now());
+        for member in new().filter_map(|one| pool.get(&one.id)) {
+            let rows = paused.of_customer(&member.customer);
+            member.bulkhead.gate.learn(rows, now);
+        }
         self.turns().keep(|id| next.get(id).is_some());
         self.tell_failing(&next, &pool, changed.iter().chain(&to_learn));
         let mut known = lock(&self.known);
-        known.watched.extend(new.map(|one| one.id));
+        known.watched.extend(new().map(|one| one.id));
         (known.registry, known.pool) = (Arc::new(next), Arc::new(pool));
         (bad, true)
     }

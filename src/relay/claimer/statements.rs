@@ -39,11 +39,12 @@ impl<D: Database> Claimer<'_, D> {
         if found.is_active && !shared.is_one_shot {
             self.record_topics()?;
         }
-        self.look_at_registered(rows_due, &found)?;
+        // First: with new rows come pauses that were read later.
         if let Tried::Done(paused) = &found.paused {
             pauses::learn(shared, paused);
             self.knows_pauses = true;
         }
+        self.look_at_registered(rows_due, &found)?;
         if self.planner.is_other_server(found.server) {
             log::info!(event = "server_changed"; "the database was restarted or failed over: checking the messages that it shows as claimed by this relay");
             (shared.custody).begin_doubt(self.planner.lease(), RanBy::NONE);
@@ -162,7 +163,11 @@ impl<D: Database> Claimer<'_, D> {
                 return Ok(Tried::Locked);
             }
         };
+        let paused = changes.as_ref().and_then(|(one, _)| one.paused.clone());
         let applied = changes.map(|(changes, all)| registered.change(changes, all, &shared.routes));
+        if let Some(paused) = paused {
+            pauses::learn(shared, &paused);
+        }
         // Applying many changes can take longer than reading them.
         self.rows_looked = Some(Last::since(began));
         if let Some((bad, is_changed)) = applied {

@@ -566,6 +566,7 @@ impl Tables {
             others: self.active_relays(now),
             removed,
             registrations,
+            paused: Some(self.all_pauses(now)),
             gone: gone.into_keys().collect(),
             ..registered::Changes::default()
         })
