@@ -221,7 +221,11 @@ impl<'a> Pauses<'a> {
 
     /// The pauses of a destination by its name.
     fn of_name(&self, name: &str) -> impl Iterator<Item = &'a Paused> {
-        self.of_destinations.get(name).into_iter().flatten().copied()
+        self.of_destinations
+            .get(name)
+            .into_iter()
+            .flatten()
+            .copied()
     }
 
     fn of_tenant(&self, of: &Customer) -> Option<&'a Paused> {
