@@ -37,6 +37,7 @@ mod metrics;
 mod monitor;
 mod observer;
 mod pace;
+mod paused;
 mod pauses;
 mod planner;
 mod registered;

@@ -33,6 +33,8 @@ pub(crate) mod destinations;
 pub(crate) mod filters;
 pub(crate) mod operate;
 #[cfg(feature = "relay")]
+pub(crate) mod paused;
+#[cfg(feature = "relay")]
 pub(crate) mod relay;
 pub(crate) mod setup;
 pub(crate) mod testing;

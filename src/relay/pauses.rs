@@ -2,18 +2,15 @@
 //!
 //! A gate decides whether messages may be sent to its destination now.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-
-use uuid::Uuid;
 
 use super::bulkhead::Bulkhead;
 use super::database::Database;
 use super::gate::{Due, News, RowNews};
 use super::lease_clock::CLOSES_AFTER;
+use super::paused::{Pauses, of_kind};
 use super::registered::Member;
-use super::registry::Customer;
 use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
@@ -192,49 +189,6 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
     };
     if let Err(error) = tell_all() {
         log::warn!(event = "pause_lost", error:% = error; "could not record a pause at shutdown: other relays will discover the failing destination on their own: {error}");
-    }
-}
-
-/// The pauses of the table, by what they pause.
-pub(super) struct Pauses<'a> {
-    of_destinations: HashMap<&'a str, Vec<&'a Paused>>,
-    of_tenants: HashMap<Uuid, &'a Paused>,
-}
-
-fn of_kind(rows: &[Paused], kind: Pausable) -> impl Iterator<Item = &Paused> {
-    rows.iter().filter(move |row| row.kind == kind.as_str())
-}
-
-impl<'a> Pauses<'a> {
-    pub(super) fn of(rows: &'a [Paused]) -> Self {
-        let mut of_destinations: HashMap<&str, Vec<&Paused>> = HashMap::new();
-        for row in of_kind(rows, Pausable::Destination) {
-            of_destinations.entry(&row.name).or_default().push(row);
-        }
-        let tenants = of_kind(rows, Pausable::Tenant).filter(|row| row.is_on());
-        let of_tenants = tenants.filter_map(|row| Some((row.name.parse().ok()?, row)));
-        Self {
-            of_destinations,
-            of_tenants: of_tenants.collect(),
-        }
-    }
-
-    /// The pauses of a destination by its name.
-    fn of_name(&self, name: &str) -> impl Iterator<Item = &'a Paused> {
-        self.of_destinations
-            .get(name)
-            .into_iter()
-            .flatten()
-            .copied()
-    }
-
-    fn of_tenant(&self, of: &Customer) -> Option<&'a Paused> {
-        self.of_tenants.get(&of.tenant_id?).copied()
-    }
-
-    /// The pauses of a registered destination: its own, and that of its tenant.
-    pub(super) fn of_customer(&self, of: &Customer) -> impl Iterator<Item = &'a Paused> {
-        self.of_name(&of.name).chain(self.of_tenant(of))
     }
 }
 

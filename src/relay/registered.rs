@@ -12,7 +12,7 @@ use super::bell::Bell;
 use super::bulkhead::Bulkhead;
 use super::gate::{Answers, Standing};
 use super::job::Job;
-use super::pauses::Pauses;
+use super::paused::Pauses;
 use super::registry::{Customer, Registry};
 use super::to::To;
 use super::turns::Turns;

@@ -21,8 +21,8 @@ use uuid::Uuid;
 
 use super::catalogue::pages_of;
 use super::filter::filter;
+use super::paused;
 use super::place::from_micros;
-use super::relay::pause;
 use super::sql::{
     Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval, length,
     pg_relation_size, to_regclass,
@@ -494,7 +494,7 @@ pub(crate) fn list(
 
 /// The row is in this state.
 fn is_in_state(name: &OutboxName, state: DestinationState) -> On<'static, destination::table> {
-    let is_paused = || pause::is_paused(name);
+    let is_paused = || paused::is_paused(name);
     let may_send = || destination::enabled.and(not(is_unverified()));
     match state {
         DestinationState::Disabled => Box::new(not(destination::enabled)),
@@ -563,7 +563,7 @@ pub(crate) fn read_states(
     found: &mut [RegisteredDestination],
 ) -> QueryResult<()> {
     let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
-    let mut pauses: HashMap<String, PausedBy> = pause::of_destinations(conn, name, &names)?;
+    let mut pauses: HashMap<String, PausedBy> = paused::of_destinations(conn, name, &names)?;
     for one in found {
         let pause = pauses.remove(&one.name);
         one.set_state(pause);

@@ -1,6 +1,5 @@
 //! The paused destinations and topics, shared by all relays of an outbox.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use diesel::dsl::{case_when, exists};
@@ -17,40 +16,20 @@ use uuid::Uuid;
 
 use crate::hand::Hand;
 use crate::name::OutboxName;
-use crate::registered_destination::PausedBy;
-use crate::schema::values::system_time;
 use crate::status::ReasonCode;
+pub use crate::store::paused::Pausable;
+pub(super) use crate::store::paused::pauses;
+use crate::store::paused::{is_on, of_tenants};
 use crate::store::relay::streams::{is_of, streams_to};
-use crate::store::sql::{On, all_of, clock_timestamp, given, id_text, interval, length};
+use crate::store::sql::{On, clock_timestamp, interval, length};
 use crate::store::statement::unprepared;
 use crate::store::table::{candidate, destination, pause};
-use crate::words::words;
 
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
 
 /// The kind of a row for a registered destination that was removed. A trigger writes the row.
 const REMOVED: &str = "removed";
-
-words! {
-    "kind":
-    /// What can be paused.
-    ///
-    /// ```
-    /// use diesel_outbox::admin::Pausable;
-    ///
-    /// assert_eq!(Pausable::Topic.as_str(), "topic");
-    /// ```
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum Pausable {
-        /// A destination, by its name; `default` is the destination of `OUTBOX_URL`.
-        Destination = "destination",
-        /// A topic, as messages name it.
-        Topic = "topic",
-        /// All registered destinations of a tenant, by its UUID.
-        Tenant = "tenant",
-    }
-}
 
 /// A row of `outbox_pause`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,10 +65,6 @@ fn is(kind: Pausable, which: &str) -> On<'_, pause::table> {
 /// The row is the open breaker of this destination.
 fn is_breaker(destination: &str) -> On<'_, pause::table> {
     Box::new(is(Pausable::Destination, destination).and(pause::reason.eq(BREAKER_OPEN)))
-}
-
-pub(super) fn pauses(name: &OutboxName) -> pause::table {
-    pause::table(name.pause())
 }
 
 /// The row is a pause. Named by its kinds, so that the index finds the rows beside any number of removals.
@@ -214,34 +189,6 @@ pub(crate) fn of_each(
     Ok(pauses)
 }
 
-/// The destinations of these tenants, with `only` those of these names: each with the tenant as its pause names it.
-fn of_tenants<'a>(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    tenants: impl Iterator<Item = &'a str>,
-    only: Option<&[&str]>,
-) -> QueryResult<Vec<(String, String)>> {
-    let ids: HashMap<Uuid, &str> = tenants
-        .filter_map(|text| Some((text.parse().ok()?, text)))
-        .collect();
-    if ids.is_empty() {
-        return Ok(Vec::new());
-    }
-    let is_own = destination::tenant_id
-        .assume_not_null()
-        .eq_any(ids.keys().copied().collect::<Vec<_>>());
-    let is_asked = all_of([given(only, |names| destination::name.eq_any(names))]);
-    let found: Vec<(Option<Uuid>, String)> =
-        QueryDsl::filter(destination::table(name.destination()), is_own.and(is_asked))
-            .select((destination::tenant_id, destination::name))
-            .load(conn)?;
-    let named = |(tenant, name): (Option<Uuid>, String)| {
-        let tenant = *ids.get(&tenant?)?;
-        Some((tenant.to_owned(), name))
-    };
-    Ok(found.into_iter().filter_map(named).collect())
-}
-
 /// The columns of a pause, and the time at which they were read.
 pub(super) type Row = (
     String,
@@ -274,73 +221,6 @@ impl Paused {
         };
         (row, is_ahead)
     }
-}
-
-/// A pause that holds now. Has another type in each query.
-macro_rules! is_on {
-    () => {{
-        let until = pause::paused_until;
-        let lasts = until.assume_not_null().gt(clock_timestamp());
-        let is_endless = until.assume_not_null().eq(PgTimestamp(i64::MIN));
-        until.is_null().or(lasts).or(is_endless)
-    }};
-}
-
-/// The destination is paused now, alone or with its tenant.
-pub(in crate::store) fn is_paused(name: &OutboxName) -> On<'static, destination::table> {
-    let paused = |kind: Pausable| {
-        let is_kind = pause::kind.eq(kind.as_str());
-        QueryDsl::filter(pauses(name), is_kind.and(is_on!())).select(pause::name)
-    };
-    let tenant = destination::tenant_id;
-    let is_tenant = id_text(tenant.assume_not_null()).eq_any(paused(Pausable::Tenant));
-    let is_one = destination::name.eq_any(paused(Pausable::Destination));
-    Box::new(is_one.or(tenant.is_not_null().and(is_tenant)))
-}
-
-/// The pause of each of these destinations, or of its tenant, that ends last, by name.
-pub(crate) fn of_destinations(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    names: &[&str],
-) -> QueryResult<HashMap<String, PausedBy>> {
-    let is_tenant = pause::kind.eq(Pausable::Tenant.as_str());
-    let is_one = pause::name.eq_any(names);
-    let is_one = pause::kind
-        .eq(Pausable::Destination.as_str())
-        .and(is_one)
-        .or(is_tenant);
-    type Found = ((String, String), String, String, Option<PgTimestamp>);
-    let mut found: Vec<Found> = QueryDsl::filter(pauses(name), is_one.and(is_on!()))
-        .select((
-            (pause::kind, pause::name),
-            pause::paused_by,
-            pause::reason,
-            pause::paused_until,
-        ))
-        .load(conn)?;
-    let end = |until: Option<PgTimestamp>| until.filter(|at| !matches!(at.0, i64::MIN | i64::MAX));
-    found.sort_by_key(|(.., until)| end(*until).map_or(i64::MAX, |at| at.0));
-    let is_of_tenant = |kind: &str| kind == Pausable::Tenant.as_str();
-    let tenants = found.iter().filter(|((kind, _), ..)| is_of_tenant(kind));
-    let tenants = tenants.map(|((_, tenant), ..)| tenant.as_str());
-    let of_tenants = of_tenants(conn, name, tenants, Some(names))?;
-    let mut last = HashMap::new();
-    for ((kind, which), by, reason, until) in found {
-        let by = Hand::of_column(Some(&by));
-        let until = end(until).map(system_time);
-        let pause = PausedBy { by, reason, until };
-        match is_of_tenant(&kind) {
-            true => {
-                let own = of_tenants.iter().filter(|(tenant, _)| *tenant == which);
-                last.extend(own.map(|(_, name)| (name.clone(), pause.clone())));
-            }
-            false => {
-                last.insert(which, pause);
-            }
-        }
-    }
-    Ok(last)
 }
 
 /// Pauses a destination or a topic for a time, or until it is resumed. `false`: a longer pause of this hand exists, and
