@@ -4,7 +4,7 @@
 //! All registered destinations share the last bulkhead, with its threads. Each has its own gate, and takes turns with
 //! the others (see [`turns`](super::turns)).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
 
@@ -264,7 +264,7 @@ struct Known {
     registry: Arc<Registry>,
     pool: Arc<Pool>,
     /// The destinations whose gates may restrict sends, or have changes for the table.
-    watched: HashSet<u32>,
+    watched: BTreeSet<u32>,
     /// The failing destinations, and when they were read.
     failing: Failing,
     failing_at: Option<Instant>,

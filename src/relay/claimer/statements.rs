@@ -1,6 +1,6 @@
 //! The claimer's statements around claims: surveys, registered destinations, and the release of unknown messages.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::Claimer;
@@ -120,7 +120,7 @@ impl<D: Database> Claimer<'_, D> {
         let known = self.planner.destinations();
         let is_without =
             |name: &&str| !name.is_empty() && registry.named(name).is_none() && !routes.has(name);
-        let names: HashSet<&str> = named.chain(known).filter(is_without).collect();
+        let names: BTreeSet<&str> = named.chain(known).filter(is_without).collect();
         names.into_iter().map(str::to_owned).collect()
     }
 

@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -329,7 +329,7 @@ impl Lanes {
         way: impl Fn(&Topic) -> To,
         looked: Instant,
     ) {
-        let mut without: HashSet<&Topic> = topics.keys().collect();
+        let mut without: BTreeSet<&Topic> = topics.keys().collect();
         for lane in &mut self.lanes {
             if !lane.stream.is_keyed
                 && let Some(available_at) = topics.get(&lane.stream.topic)
