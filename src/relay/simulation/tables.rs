@@ -495,15 +495,20 @@ impl Tables {
         }
     }
 
-    /// What changes with the registered destinations, and with what relays serve.
+    /// What changes with the registered destinations, and with what relays serve. The same rows have the same marks.
     pub(super) fn marks(&self, now: i64) -> Marks {
-        let mut served = DefaultHasher::new();
-        format!("{:?}", self.active_relays(now)).hash(&mut served);
+        let mark = |rows: String| {
+            let mut hasher = DefaultHasher::new();
+            rows.hash(&mut hasher);
+            Some(hasher.finish().cast_signed())
+        };
+        let active = (self.leases.iter()).filter(|(id, _)| self.is_at_work(**id, now));
+        let active: Vec<_> = active.map(|(id, lease)| (id, &lease.serves)).collect();
         Marks {
             destinations: self.registered.values().map(|one| one.stamp).sum(),
             registrations: self.registrations(),
-            leases: Some(served.finish().cast_signed()),
-            topics: None,
+            leases: mark(format!("{active:?}")),
+            topics: mark(format!("{:?}", self.served)),
         }
     }
 
@@ -583,7 +588,13 @@ impl Tables {
                 left: until
                     .map(|until| Duration::from_micros(u64::try_from(until - now).unwrap_or(0))),
             };
-        self.pauses.iter().map(paused).collect()
+        let mut pauses: Vec<Paused> = self.pauses.iter().map(paused).collect();
+        // PostgreSQL orders hands by their words.
+        pauses.sort_by(|one, other| {
+            let place = |of: &Paused| (of.kind.clone(), of.name.clone(), of.by.as_str());
+            place(one).cmp(&place(other))
+        });
+        pauses
     }
 
     pub(super) fn streams(&self, behind: i64, beside: &[Stream]) -> Vec<Found> {

@@ -86,10 +86,11 @@ fn told_pauses(pauses: Vec<Paused>) -> Vec<String> {
             kind,
             name,
             reason,
+            by,
             openings,
-            ..
+            left: _,
         } = one;
-        format!("{kind} {name} {reason} {openings} {left:?}")
+        format!("{kind} {name} {by} {reason} {openings} {left:?}")
     };
     pauses.into_iter().map(told).collect()
 }
