@@ -442,9 +442,18 @@ impl<'a> Destinations<'a> {
         after
             .set_by
             .retain(|value, _| set.contains(&value.as_str()));
+        let auth = self.sealed_auth(&after)?;
+        let auth = auth.as_ref().map(ExposeSecret::expose_secret);
+        let written = before
+            .auth
+            .as_ref()
+            .map(|one| one.written().expose_secret());
+        // The same in clear text: with a key, it is sealed now.
+        let is_clear = before.auth.as_ref().is_some_and(|one| !one.is_sealed());
+        if is_clear && auth != written && !changed.contains(&"auth") {
+            changed.push("auth");
+        }
         if !changed.is_empty() {
-            let auth = self.sealed_auth(&after)?;
-            let auth = auth.as_ref().map(ExposeSecret::expose_secret);
             store::write(conn, outbox, &after, &changed, auth)?;
         }
         if let Some(secret) = &after.secret {

@@ -202,7 +202,7 @@ macro_rules! plus_and_minus_interval {
 plus_and_minus_interval!(clock_timestamp now);
 
 /// A hundred years: PostgreSQL's times have room for this long after any time that a clock shows.
-pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(1_000 * 365 * 24 * 3600);
 
 /// An interval for `time + interval(…)`. A longer one than [`LONGEST`] is cut.
 pub(crate) fn interval(duration: Duration) -> PgInterval {

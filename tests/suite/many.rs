@@ -617,7 +617,7 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
         "message retry --destination shipping --yes",
         "dead requeue 9002",
         "dead discard 9003",
-        "topics forget old.*",
+        "topics forget old.* --yes",
         "destination remove acme",
         "forget --yes --tenant 00000000-0000-0000-0000-000000000007",
     ] {

@@ -285,10 +285,14 @@ fn a_policy_that_cannot_be_read_is_the_problem_of_its_row() {
         problem.contains("destinations.range.max_attempts"),
         "{problem}"
     );
-    // A change of another value would lose the policy.
+    // A change of another value leaves the policy as it is.
     let put = database.binary(&["destination", "put", "typo", "--description", "x"]);
-    let error = finish(put).code(2).stderr;
-    assert!(error.contains("Fix the value with SQL"), "{error}");
+    finish(put).code(0);
+    let policy = "SELECT policy::text FROM {o}_destination WHERE name = 'typo'";
+    assert_eq!(
+        database.text(policy).as_deref(),
+        Some("{\"max_attempt\": 3}")
+    );
     let refused = database.refused("UPDATE {o}_destination SET policy = '[]'");
     assert!(refused.contains("policy_is_an_object"), "{refused}");
 
