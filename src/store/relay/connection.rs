@@ -14,8 +14,8 @@ use secrecy::{ExposeSecret, SecretString};
 
 pub(crate) use super::address::POOLERS_TURN;
 use super::address::{OF_SESSION, with_parameters, without_password};
-use super::notifications::has_own_process;
-use super::socket::{Socket, cookies, opened_since};
+use super::notifications::Way;
+use super::socket::{Kind, Socket, cookies, opened_since};
 use crate::deadline::Deadline;
 use crate::error::DatabaseError;
 use crate::lock::lock;
@@ -29,7 +29,7 @@ use crate::store::brief::NO_WAIT;
 const KEEP_MEMORY: &str =
     "SELECT pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('x', 65536), 128))";
 
-/// How long it counts that a URL leads to a server process of one's own. A relay opens all its connections at once, and
+/// How long the way counts that leads to a server process of one's own. A relay opens all its connections at once, and
 /// each check opens another.
 const KNOWN: Duration = Duration::from_secs(10);
 
@@ -44,10 +44,13 @@ const GRACE: Duration = Duration::from_secs(5);
 /// more. After this time libpq gives up the present address.
 const LONGEST_CONNECT: Duration = Duration::from_secs(20);
 /// How often a connection is opened again because others were opened at the same moment, so that its socket is not known.
-const MORE_TRIES: u32 = 10;
-/// How long a thread waits while another asks a manager for a connection.
+const MORE_TRIES: u32 = 5;
+/// How often the sockets are looked at again before another connection is opened, in about a second: a connection that
+/// is just being opened becomes known.
+const MORE_LOOKS: u32 = 40;
+/// How long a thread waits while another opens a connection whose socket has no tag.
 const LONGEST_TURN: Duration = Duration::from_secs(5);
-/// The longest pause before another connection is opened.
+/// The longest pause before the sockets are looked at again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where a relay's connections come from.
@@ -57,22 +60,23 @@ pub(crate) enum Source {
     Manager(Arc<dyn Manager>),
 }
 
-/// A URL, and when it was last seen to lead to a server process of one's own.
+/// A URL, and the way that was last seen to lead to a server process of one's own.
 pub(crate) struct Address {
     pub(crate) url: SecretString,
-    own_at: Mutex<Option<Instant>>,
+    known: Mutex<Option<(Instant, Way)>>,
 }
 
 impl Address {
-    fn has_own_process(&self) -> Result<bool, DatabaseError> {
-        let is_recent = |at: Instant| at.elapsed() < KNOWN;
-        let known = *lock(&self.own_at);
-        if known.is_some_and(is_recent) {
-            return Ok(true);
+    fn way(&self) -> Result<Way, DatabaseError> {
+        let known = *lock(&self.known);
+        if let Some((at, way)) = known
+            && at.elapsed() < KNOWN
+        {
+            return Ok(way);
         }
-        let is_own = has_own_process(&self.url)?;
-        *lock(&self.own_at) = is_own.then(Instant::now);
-        Ok(is_own)
+        let way = Way::of(&self.url)?;
+        *lock(&self.known) = way.is_own.then(|| (Instant::now(), way));
+        Ok(way)
     }
 }
 
@@ -104,8 +108,8 @@ impl<M: ManageConnection<Connection = PgConnection>> Manager for M {
 
 impl Source {
     pub(crate) fn of_url(url: SecretString) -> Self {
-        let own_at = Mutex::new(None);
-        Self::Url(Arc::new(Address { url, own_at }))
+        let known = Mutex::new(None);
+        Self::Url(Arc::new(Address { url, known }))
     }
 
     /// Connects; by a URL, as [`connect`] does. A manager's connection gets the same settings, except those that only
@@ -116,14 +120,10 @@ impl Source {
         limits: Limits,
     ) -> Result<Connected, DatabaseError> {
         match self {
-            Self::Url(address) => {
-                let is_own = address.has_own_process()?;
-                connect_to(&address.url, purpose, limits, is_own)
-            }
+            Self::Url(address) => connect_to(&address.url, purpose, limits, address.way()?),
             Self::Manager(manager) => {
-                let turn = Turn::wait();
-                let mut connected = Connected::open(limits, 0, |_| manager.connect())?;
-                drop(turn);
+                let open = |_: &Socket| manager.connect();
+                let mut connected = Connected::open(limits, 0, Kind::Untagged, open)?;
                 let conn = &mut connected.conn;
                 limits.set(conn)?;
                 conn.batch_execute(&format!("SET application_name = 'diesel-outbox {purpose}'"))?;
@@ -133,15 +133,15 @@ impl Source {
     }
 }
 
-/// Threads ask a manager in turn, so that each connection can be told from the others. A manager that hangs holds up
-/// nobody for longer than [`LONGEST_TURN`].
-struct Turn(bool);
+/// Connections whose sockets have no tag are opened in turn, so that each can be told from the others. One that hangs
+/// holds up nobody for longer than [`LONGEST_TURN`].
+pub(crate) struct Turn(bool);
 
 static IS_TAKEN: Mutex<bool> = Mutex::new(false);
 static TURN_ENDS: Condvar = Condvar::new();
 
 impl Turn {
-    fn wait() -> Self {
+    pub(crate) fn wait() -> Self {
         let waited = TURN_ENDS.wait_timeout_while(lock(&IS_TAKEN), LONGEST_TURN, |taken| *taken);
         let mut is_taken = waited.unwrap_or_else(PoisonError::into_inner).0;
         Self(!std::mem::replace(&mut *is_taken, true))
@@ -175,10 +175,15 @@ impl Connected {
     fn open(
         limits: Limits,
         more_tries: u32,
+        kind: Kind,
         open: impl Fn(&Socket) -> Result<PgConnection, DatabaseError>,
     ) -> Result<Self, DatabaseError> {
+        let mut turn = None;
         let mut tries = 0;
         loop {
+            if turn.is_none() && (kind != Kind::Tagged || tries > 0) {
+                turn = Some(Turn::wait());
+            }
             let before = cookies();
             let socket = Arc::new(Socket::new());
             let of_deadline = Arc::clone(&socket);
@@ -188,11 +193,18 @@ impl Connected {
             deadline.finish();
             let conn = opened?;
             if !socket.is_tagged() {
-                match opened_since(&before).as_slice() {
+                let mut found = opened_since(&before, kind);
+                for _ in 0..MORE_LOOKS {
+                    if found.len() < 2 {
+                        break;
+                    }
+                    std::thread::sleep(LONGEST_PAUSE.mul_f64(fastrand::f64()));
+                    found = opened_since(&before, kind);
+                }
+                match found.as_slice() {
                     [cookie] => socket.set_cookie(*cookie),
                     [_, _, ..] if tries < more_tries => {
                         tries += 1;
-                        std::thread::sleep(LONGEST_PAUSE.mul_f64(fastrand::f64()));
                         continue;
                     }
                     _ => {
@@ -436,29 +448,24 @@ pub(crate) fn connect(
     purpose: &str,
     limits: Limits,
 ) -> Result<Connected, DatabaseError> {
-    connect_to(
-        database_url,
-        purpose,
-        limits,
-        has_own_process(database_url)?,
-    )
+    connect_to(database_url, purpose, limits, Way::of(database_url)?)
 }
 
 fn connect_to(
     database_url: &SecretString,
     purpose: &str,
     limits: Limits,
-    is_own: bool,
+    way: Way,
 ) -> Result<Connected, DatabaseError> {
     let url = database_url.expose_secret();
-    if !is_own {
-        let connected = Connected::open(limits, MORE_TRIES, |socket| {
+    if !way.is_own {
+        let connected = Connected::open(limits, MORE_TRIES, way.kind, |socket| {
             establish(url, &[socket.parameter()])
         })?;
         return Ok(connected.behind_pooler(limits));
     }
     let name = format!("diesel-outbox {purpose}");
-    let mut connected = Connected::open(limits, MORE_TRIES, |socket| {
+    let mut connected = Connected::open(limits, MORE_TRIES, way.kind, |socket| {
         let name = ("application_name", name.clone());
         establish(url, &[socket.parameter(), name])
     })?;
@@ -509,8 +516,8 @@ mod tests {
         assert!(managed.contains(&"7654ms".to_owned()), "{managed:?}");
     }
 
-    /// Also where the socket has no tag. Connections of others are left alone. In a process of its own: other tests
-    /// open connections at the same moment.
+    /// Also where the socket has no tag, and many are opened at once. Connections of others are left alone. In a process
+    /// of its own: other tests open connections at the same moment.
     #[test]
     fn a_statement_without_an_answer_ends_on_every_kind_of_connection() {
         const NAME: &str = "store::relay::connection::tests::a_statement_without_an_answer_ends_on_every_kind_of_connection";
@@ -543,11 +550,12 @@ mod tests {
         let sources = [
             Source::of_url(url.clone().into()),
             Source::of_url(with("tcp_user_timeout=15000").into()),
+            Source::of_url(with("keepalives=0").into()),
             Source::of_url(with(&format!("host={folders}&port={port}")).into()),
             Source::Manager(Arc::new(manager)),
         ];
         std::thread::scope(|scope| {
-            for source in &sources {
+            for source in sources.iter().cycle().take(3 * sources.len()) {
                 scope.spawn(move || {
                     let limits = Limits::of_relay(Duration::from_secs(1), Plans::Any);
                     let mut connected = source.connect("test", limits).expect("connected");
@@ -555,7 +563,7 @@ mod tests {
                     conn.batch_execute("SET statement_timeout = 0")
                         .expect("no limit of the server");
                     let error = conn
-                        .batch_execute("SELECT pg_sleep(60)")
+                        .batch_execute("SELECT pg_sleep(30)")
                         .expect_err("too long");
                     let error = connected.explained(error).to_string();
                     assert_eq!(error, "no answer within 6 s");

@@ -15,9 +15,7 @@
 )]
 
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::os::fd::BorrowedFd;
-#[cfg(target_os = "linux")]
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -28,15 +26,31 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, POOLERS_TURN, with_parameters, without_password};
 use super::backend::Backend;
+use super::socket::{Kind, Socket};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::millis;
 
-/// Whether this URL leads to a server process that serves this client alone, and not to a pooler: a pooler greets its
-/// clients with an invented process id. Only then may settings last longer than a transaction. That a process stays the
-/// same for some transactions proves nothing: a pooler may give its clients the same one again.
-pub(crate) fn has_own_process(url: &SecretString) -> Result<bool, DatabaseError> {
-    Raw::connect(url, POOLERS_TURN)?.has_own_process()
+/// Where a URL leads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Way {
+    /// Whether it leads to a server process that serves this client alone, and not to a pooler: a pooler greets its
+    /// clients with an invented process id. Only then may settings last longer than a transaction. That a process stays
+    /// the same for some transactions proves nothing: a pooler may give its clients the same one again.
+    pub(super) is_own: bool,
+    pub(super) kind: Kind,
+}
+
+impl Way {
+    /// Opens a connection to find out.
+    pub(super) fn of(url: &SecretString) -> Result<Self, DatabaseError> {
+        let mut raw = Raw::connect(url, POOLERS_TURN)?;
+        let is_own = raw.has_own_process()?;
+        Ok(Self {
+            is_own,
+            kind: raw.kind,
+        })
+    }
 }
 
 /// A connection that listens for messages of one outbox.
@@ -222,9 +236,8 @@ impl Listener {
 }
 
 /// Asks an open descriptor of this process by its number.
-#[cfg(target_os = "linux")]
 pub(super) fn with_descriptor<T>(number: RawFd, ask: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
-    // SAFETY: the number is not -1, because it comes from the list of open descriptors. `ask` does not close the
+    // SAFETY: the number is not -1, because it comes from the list of open descriptors, or from libpq. `ask` does not close the
     // descriptor. Its owner may: then each call fails, or asks the descriptor that has the number now.
     ask(unsafe { BorrowedFd::borrow_raw(number) })
 }
@@ -240,6 +253,9 @@ struct Raw {
     url: SecretString,
     /// How long to wait for the answer to a statement.
     answer: Duration,
+    kind: Kind,
+    /// While it is kept, the socket is taken for no other connection's.
+    socket: Socket,
 }
 
 // SAFETY: any thread may use a connection, one thread at a time; `&mut self` ensures that.
@@ -247,17 +263,20 @@ unsafe impl Send for Raw {}
 
 impl Raw {
     fn connect(url: &SecretString, answer: Duration) -> Result<Self, DatabaseError> {
-        let parameters = CString::new(with_parameters(url.expose_secret(), &[]))
+        let socket = Socket::new();
+        let parameters = CString::new(with_parameters(url.expose_secret(), &[socket.parameter()]))
             .map_err(|_| DatabaseError::Connect("the URL contains a NUL byte".to_owned()))?;
         // SAFETY: `parameters` lives until the call returns.
         let conn = unsafe { pq_sys::PQconnectdb(parameters.as_ptr()) };
         if conn.is_null() {
             return Err(DatabaseError::Connect("out of memory".to_owned()));
         }
-        let raw = Self {
+        let mut raw = Self {
             conn,
             url: url.clone(),
             answer,
+            kind: Kind::Tagged,
+            socket,
         };
         // SAFETY: `conn` is a connection, in any state. The notice processor needs no argument.
         let status = unsafe {
@@ -267,6 +286,9 @@ impl Raw {
         if status != ConnStatusType::CONNECTION_OK {
             return Err(raw.error());
         }
+        // SAFETY: `conn` is an open connection, so it has a socket.
+        let number = unsafe { pq_sys::PQsocket(raw.conn) };
+        raw.kind = with_descriptor(number, |fd| raw.socket.found(fd));
         Ok(raw)
     }
 

@@ -6,8 +6,9 @@
 //!
 //! A connection without the tag is one over a Unix socket, one whose URL sets `tcp_user_timeout` or turns keep-alive off,
 //! and one of an application's manager. It is the one socket that was not there before the connection was opened
-//! ([`opened_since`]). If others were opened at that moment, another connection is opened (but a manager is not
-//! asked again), and at last none is taken.
+//! ([`opened_since`]). So those of this crate are opened in turn, except the listener's, whose socket libpq tells. If the
+//! application opened others at that moment, another connection is opened (but a manager is not asked again), and at
+//! last none is taken.
 //!
 //! Only on Linux: elsewhere no socket is found, and the loss of a server is noticed by keep-alive alone.
 
@@ -19,6 +20,20 @@ use crate::lock::lock;
 
 /// The tags in use.
 static TAGS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+/// The cookies of the connections that are known and have no tag.
+static KNOWN: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+/// What tells the sockets of a URL's connections from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Their tag.
+    Tagged,
+    /// Nothing: they must be opened in turn.
+    Untagged,
+    /// The same, and they are TCP connections without keep-alive.
+    NotKeptAlive,
+}
 
 /// A user timeout in milliseconds that no other connection of this process asks for.
 #[derive(Debug)]
@@ -68,8 +83,17 @@ impl Socket {
 
     /// The connection has this socket, and no tag.
     pub(super) fn set_cookie(&self, cookie: u64) {
+        lock(&KNOWN).insert(cookie);
         // Set once, after the connection was opened.
         let _ = self.cookie.set(cookie);
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Some(cookie) = self.cookie.get() {
+            lock(&KNOWN).remove(cookie);
+        }
     }
 }
 
@@ -86,7 +110,7 @@ mod linux {
     use rustix::net::sockopt::{socket_cookie, socket_domain, socket_keepalive, tcp_user_timeout};
     use rustix::net::{AddressFamily, Shutdown, getpeername, shutdown};
 
-    use super::{Socket, TAGS};
+    use super::{KNOWN, Kind, Socket, TAGS};
     use crate::lock::lock;
     use crate::store::relay::notifications::with_descriptor;
 
@@ -97,6 +121,21 @@ mod linux {
         /// Whether the connection is open and has its tag.
         pub(in crate::store::relay) fn is_tagged(&self) -> bool {
             descriptors().any(|number| with_descriptor(number, |fd| self.has_tag(fd)))
+        }
+
+        /// The connection was opened with this socket.
+        pub(in crate::store::relay) fn found(&self, fd: BorrowedFd<'_>) -> Kind {
+            if self.has_tag(fd) {
+                return Kind::Tagged;
+            }
+            if let Ok(cookie) = socket_cookie(fd) {
+                self.set_cookie(cookie);
+            }
+            let is_unix = socket_domain(fd) == Ok(AddressFamily::UNIX);
+            match is_unix || socket_keepalive(fd) == Ok(true) {
+                true => Kind::Untagged,
+                false => Kind::NotKeptAlive,
+            }
         }
 
         /// Ends the connection, if its socket is found: who waits for it gets an error.
@@ -138,22 +177,23 @@ mod linux {
         descriptors().filter_map(cookie).collect()
     }
 
-    /// The connections without a tag that were opened since `before`.
-    pub(in crate::store::relay) fn opened_since(before: &Cookies) -> Vec<u64> {
+    /// The connections without a tag that were opened since `before`, except the known ones.
+    pub(in crate::store::relay) fn opened_since(before: &Cookies, kind: Kind) -> Vec<u64> {
         let new = descriptors().filter_map(|number| {
             let cookie = with_descriptor(number, |fd| {
-                may_be_of_libpq(fd)
+                may_be_of_libpq(fd, kind)
                     .then(|| socket_cookie(fd).ok())
                     .flatten()
             })?;
-            (!before.contains(&cookie)).then_some(cookie)
+            let is_other = before.contains(&cookie) || lock(&KNOWN).contains(&cookie);
+            (!is_other).then_some(cookie)
         });
         // A descriptor may be a duplicate.
         new.collect::<Cookies>().into_iter().collect()
     }
 
     /// Whether this is a connection as libpq opens them, and none of those with a tag.
-    fn may_be_of_libpq(fd: BorrowedFd<'_>) -> bool {
+    fn may_be_of_libpq(fd: BorrowedFd<'_>, kind: Kind) -> bool {
         if getpeername(fd).is_err() {
             return false;
         }
@@ -161,7 +201,8 @@ mod linux {
             Ok(AddressFamily::UNIX) => true,
             Ok(AddressFamily::INET | AddressFamily::INET6) => {
                 let is_tagged = || tcp_user_timeout(fd).is_ok_and(|tag| lock(&TAGS).contains(&tag));
-                socket_keepalive(fd) == Ok(true) && !is_tagged()
+                let is_kept_alive = kind != Kind::NotKeptAlive;
+                socket_keepalive(fd) == Ok(is_kept_alive) && !is_tagged()
             }
             _ => false,
         }
@@ -170,7 +211,9 @@ mod linux {
 
 #[cfg(not(target_os = "linux"))]
 mod elsewhere {
-    use super::Socket;
+    use std::os::fd::BorrowedFd;
+
+    use super::{Kind, Socket};
 
     impl Socket {
         /// Nothing else identifies the connection.
@@ -178,12 +221,16 @@ mod elsewhere {
             true
         }
 
+        pub(in crate::store::relay) fn found(&self, _: BorrowedFd<'_>) -> Kind {
+            Kind::Tagged
+        }
+
         pub(in crate::store::relay) fn shut_down(&self) {}
     }
 
     pub(in crate::store::relay) fn cookies() {}
 
-    pub(in crate::store::relay) fn opened_since(_: &()) -> Vec<u64> {
+    pub(in crate::store::relay) fn opened_since(_: &(), _: Kind) -> Vec<u64> {
         Vec::new()
     }
 }
