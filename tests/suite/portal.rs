@@ -1076,7 +1076,8 @@ fn every_act_of_a_customer_counts_against_the_budget_of_the_tenant() {
         changes += 1;
         assert!(changes <= 60, "no budget");
     }
-    assert_eq!(changes, 60);
+    // A disable costs 1, an enable 6: what has begun may overspend.
+    assert_eq!(changes, 18);
     for act in ["rotate", "disable", "recover", "verify", "test"] {
         let form = [
             ("name", acme.endpoint.as_str()),
