@@ -590,6 +590,15 @@ impl<'a> Destinations<'a> {
     /// of the circuit breaker. For an operator: as [`admin::resume`](crate::admin::resume). `false`: the destination does not
     /// exist.
     ///
+    /// ```no_run
+    /// # use diesel::prelude::*;
+    /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// # let outbox = diesel_outbox::Outbox::new("outbox")?;
+    /// let is_there = outbox.destinations().resume(&mut conn, "acme")?;
+    /// # let _ = is_there;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// - [`DestinationError::SetByOperator`]: an operator has paused it, and this is [the owner](Self::of_tenant).
     /// - [`DestinationError::Database`]: the database failed.

@@ -42,12 +42,13 @@ filter! {
     /// Selects registered destinations. All conditions that are set must hold.
     ///
     /// ```
-    /// use diesel_outbox::destinations::DestinationFilter;
+    /// use diesel_outbox::destinations::{DestinationFilter, DestinationState};
     /// # let tenant = uuid::Uuid::nil();
     ///
     /// let filter = DestinationFilter::default()
     ///     .tenant_id(tenant)
     ///     .enabled(true)
+    ///     .state(DestinationState::Paused)
     ///     .failing(true)
     ///     .search("acme.example".to_owned())
     ///     .after("acme-1".to_owned());

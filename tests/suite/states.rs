@@ -489,9 +489,9 @@ fn no_change_undoes_what_commits_meanwhile() {
         );
         let mut other = database.connect();
         let meanwhile = format!(
-            "BEGIN; UPDATE {table} SET enabled = false, disabled_reason = 'no', rate = '{rate}/s', filter = '$.a',
+            "BEGIN; UPDATE {outbox}_destination SET enabled = false, disabled_reason = 'no', rate = '{rate}/s', filter = '$.a',
                 set_by = '{{\"rate\": \"operator\", \"filter\": \"operator\"}}'",
-            table = format!("{}_destination", database.name()),
+            outbox = database.name(),
         );
         other.batch_execute(&meanwhile).expect("changed");
         let is_done = AtomicBool::new(false);
