@@ -10,7 +10,6 @@ use uuid::Uuid;
 
 use super::sql::{JsonText, MaybeJson, On};
 use super::table::outbox;
-use crate::clock;
 use crate::message::{Message, Sequence, digest, replays};
 use crate::schema::values::system_time;
 use crate::status::Status;
@@ -107,7 +106,9 @@ fn expiry(at: PgTimestamp, claimed_at: PgTimestamp, before: Instant) -> Option<I
         return None;
     }
     // No message stays in a relay's memory for as long as the longest wait.
-    Some(clock::after(before, between(claimed_at, at)))
+    // At most a year, as by `clock::after`, which only relays have: nothing overflows.
+    let wait = between(claimed_at, at).min(Duration::from_secs(365 * 24 * 3600));
+    before.checked_add(wait)
 }
 
 /// The time between `from` and a later time; zero if `to` is earlier.
