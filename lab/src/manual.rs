@@ -32,7 +32,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// All commands that users see, each with its parent's name before its own.
 fn visible_commands() -> Vec<Command> {
-    let mut program = Cli::command()
+    let mut program = with_note(Cli::command())
         .disable_help_subcommand(true)
         .override_usage("diesel-outbox [OPTIONS] <COMMAND>")
         .mut_args(|arg| match arg.is_global_set() {
@@ -54,19 +54,22 @@ fn visible_commands() -> Vec<Command> {
     commands
 }
 
-/// Only the page of the program lists the settings. The pages of commands refer to it.
+/// Only the page of the program shows settings, the most used ones.
 fn without_settings(command: Command) -> Command {
-    let note = "Settings are flags of every command: see diesel-outbox(1).";
+    with_note(command).mut_args(|arg| match arg.is_global_set() {
+        true => arg.hide(true),
+        false => arg,
+    })
+}
+
+/// Says where all settings are.
+fn with_note(command: Command) -> Command {
+    let note = "Settings are flags of every command: `diesel-outbox help settings` shows all.";
     let after = match command.get_after_help() {
         Some(text) => format!("{text}\n\n{note}"),
         None => note.to_owned(),
     };
-    command
-        .mut_args(|arg| match arg.is_global_set() {
-            true => arg.hide(true),
-            false => arg,
-        })
-        .after_help(after)
+    command.after_help(after)
 }
 
 /// The file name and the text of a page.
