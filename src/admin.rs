@@ -48,7 +48,7 @@ pub(crate) use self::bulk::change_all;
 pub use self::bulk::{Bulk, cancel_all, retry_all};
 pub use self::dead_letters::{discard, matching_dead_letters, requeue};
 pub use self::depths::depths;
-pub use self::expunge::expunge;
+pub use self::expunge::{expunge, expunge_all};
 pub use self::forget::{Forgotten, forget};
 pub use self::migrations::{check_schema, migration_sql};
 pub use self::pauses::{Pause, pause, pauses, resume};
@@ -58,7 +58,7 @@ pub use self::waiting::{Note, Verdict, cancel, reschedule, retry, settle, wait_r
 pub use crate::store::destinations::DestinationCounts;
 pub use crate::store::operate::dead::DeadFilter;
 pub use crate::store::operate::depths::{DeadDepth, Depths, LaneDepth};
-pub use crate::store::operate::expunge::Expunged;
+pub use crate::store::operate::expunge::{Expunged, Subject};
 pub use crate::store::operate::messages::LetterId;
 pub use crate::store::operate::missed::Bulked;
 pub use crate::store::operate::replay::{ReplayFilter, ReplayIds};

@@ -77,13 +77,13 @@ pub(crate) const TO_CONTINUE: &str = "to continue, repeat the command";
 
 /// Changes the messages with a progress bar, at the rate of the options. Returns the totals, and whether a signal has
 /// stopped the change.
-pub(crate) fn perform(
+pub(crate) fn perform<T>(
     messages: u64,
     pace: &Pace,
     note: &Note,
     to_continue: &str,
-    mut act: impl FnMut(Bulk<'_>) -> Result<Bulked>,
-) -> Result<(Bulked, bool)> {
+    mut act: impl FnMut(Bulk<'_>) -> Result<T>,
+) -> Result<(T, bool)> {
     let signals = signals::channel()?;
     let bar = ProgressBar::new(messages);
     bar.set_style(ProgressStyle::with_template(

@@ -40,7 +40,8 @@ pub(crate) enum Action {
     Reschedule(waiting::Reschedule),
     /// Settle a message or dead letter by hand: delivered by other means, or not to be sent
     Settle(waiting::Settle),
-    /// Remove the content of a message wherever it is: payload, headers, responses and errors
+    /// Remove the content of messages wherever it is (payload, headers, responses, errors): of one, of an ordering key, or
+    /// of a subject
     Expunge(expunge::Expunge),
 }
 

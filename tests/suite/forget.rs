@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use diesel_outbox::admin::{self, Forgotten, Note};
-use diesel_outbox::config::OnDead;
+use diesel_outbox::admin::{self, Bulk, Forgotten, Note, Subject};
+use diesel_outbox::config::{LedgerPayload, OnDead};
 use diesel_outbox::destinations::RegisteredDestination;
 use diesel_outbox::{Backoff, Destination, NewMessage};
 use serde_json::json;
@@ -286,10 +286,8 @@ fn long_work_is_done_in_steps_reports_its_progress_and_continues_after_a_stop() 
     assert_eq!(rows_with(&database, &tenant.to_string()), [0; 8]);
 }
 
-/// R63.
-#[test]
-fn the_content_of_an_expunged_message_is_nowhere_and_its_entry_stays() {
-    const CARD: &str = "4711-0815";
+/// Three messages with this content, of each of two customers, whose delivery succeeds, fails, and is to be retried.
+fn settled_with(content: &str) -> Database {
     let database = Database::new();
     let receiver = Receiver::start(|request, stream| {
         let code = match request.header("ce-type") {
@@ -302,21 +300,141 @@ fn the_content_of_an_expunged_message_is_nowhere_and_its_entry_stays() {
         let answer = format!("HTTP/1.1 {code} Reason\r\ncontent-length: {length}\r\n\r\n{body}");
         std::io::Write::write_all(stream, answer.as_bytes())
     });
-    for topic in ["order.paid", "order.lost", "order.late"] {
-        let message = NewMessage::new(topic, &json!({ "card": CARD })).expect("JSON");
-        database.enqueue_message(message.header("x-card", CARD));
+    for customer in ["ada", "bob"] {
+        let content = format!("{content} {customer}");
+        for topic in ["order.paid", "order.lost", "order.late"] {
+            let message = NewMessage::new(topic, &json!({ "card": content })).expect("JSON");
+            database.enqueue_message(
+                message
+                    .header("x-card", &content)
+                    .header("ce-subject", format!("customers/{customer}"))
+                    .ordering_key(format!("{customer}-{topic}")),
+            );
+        }
     }
     let hour = Backoff::Table(vec![Duration::from_secs(3600)]);
-    let relay = database.relay().url(&receiver.url()).backoff(hour);
+    let relay = database
+        .relay()
+        .url(&receiver.url())
+        .backoff(hour)
+        .configure(|config| config.ledger_payload = LedgerPayload::WithEntry);
     let relay = relay.start().expect("a relay");
     eventually("all messages are in their final state", || {
-        ["delivered", "dead", "retrying"].map(|status| database.count(status)) == [1, 1, 1]
+        ["delivered", "dead", "retrying"].map(|status| database.count(status)) == [2, 2, 2]
     });
     end(&relay);
-    // As with OUTBOX_LEDGER_PAYLOAD.
-    database.execute(&format!(
-        r#"UPDATE {{o}}_ledger SET payload = '{{"card":"{CARD}"}}'"#
-    ));
+    database
+}
+
+/// R63, R75.
+#[test]
+fn all_of_a_subject_is_expunged_by_its_ce_subject_or_ordering_key_and_others_stay() {
+    let has = |database: &Database, text: &str| rows_with(database, text).iter().sum::<i64>() > 0;
+    let run = |database: &Database, options: &[&str]| {
+        let why = ["--why", "a person left", "--json"];
+        finish(database.binary(&[&["message", "expunge"], options, &why].concat()))
+    };
+    let database = settled_with("4711");
+    let ada = ["--subject", "customers/ada"];
+    let counted = run(&database, &[&ada[..], &["--dry-run"]].concat()).code(0);
+    let rows = |cancelled, discarded, ledger_entries| {
+        json!({
+            "cancelled": cancelled, "discarded": discarded, "ledger_entries": ledger_entries,
+            "attempts": 0, "left": [],
+        })
+    };
+    // What is to be retried is not in the ledger yet.
+    assert_eq!(counted.json(), rows(1, 1, 2));
+    let refused = run(&database, &ada).code(1).stderr;
+    assert!(refused.contains("nothing was removed"), "{refused}");
+    assert!(has(&database, "4711 ada"));
+    let done = run(&database, &[&ada[..], &["--yes"]].concat())
+        .code(0)
+        .json();
+    assert_eq!(
+        (&done["cancelled"], &done["discarded"]),
+        (&json!(1), &json!(1))
+    );
+    assert!(
+        !has(&database, "4711 ada"),
+        "{:?}",
+        rows_with(&database, "4711 ada")
+    );
+    assert!(!has(&database, "customers/ada"), "the audit has no content");
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_ledger WHERE ordering_key LIKE 'ada%'"),
+        3
+    );
+    let again = run(&database, &[&ada[..], &["--dry-run"]].concat()).code(0);
+    assert_eq!(again.json(), rows(0, 0, 0));
+
+    let bob = |topic: &str| {
+        let key = format!("bob-{topic}");
+        let done = run(&database, &["--key", &key, "--topic", topic, "--yes"])
+            .code(0)
+            .json();
+        [&done["cancelled"], &done["discarded"]].map(|number| number.as_u64().expect("a number"))
+    };
+    assert!(has(&database, "4711 bob"));
+    assert_eq!(bob("order.paid"), [0, 0]);
+    assert_eq!(bob("order.lost"), [0, 1]);
+    let other = run(
+        &database,
+        &["--key", "bob-order.late", "--topic", "order.paid", "--yes"],
+    );
+    assert_eq!(other.code(0).json(), rows(0, 0, 0));
+    assert!(has(&database, "4711 bob"));
+    assert_eq!(bob("order.late"), [1, 0]);
+    assert!(
+        !has(&database, "4711 bob"),
+        "{:?}",
+        rows_with(&database, "4711 bob")
+    );
+    for wrong in [
+        &[][..],
+        &["--key", "a", "--subject", "b"],
+        &["--topic", "order.paid"],
+    ] {
+        run(&database, wrong).code(2);
+    }
+}
+
+/// R75.
+#[test]
+fn a_large_subject_is_expunged_in_steps_that_a_stop_interrupts_and_what_is_in_flight_is_named() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key) SELECT 'order.paid', '{}', 'k' FROM generate_series(1, 2500)",
+    );
+    database.execute(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('works', now() + interval '1 hour')",
+    );
+    database.execute(
+        "UPDATE {o} SET locked_by = (SELECT id FROM {o}_lease), locked_at = now()
+          WHERE sequence = (SELECT min(sequence) FROM {o})",
+    );
+    let in_flight = database.text("SELECT message_id::text FROM {o} WHERE locked_by IS NOT NULL");
+    let (conn, name) = (&mut database.connect(), database.outbox_name());
+    let (note, subject) = (note(), Subject::key("k"));
+    let mut seen = Vec::new();
+    let bulk = Bulk::new(&note).progress(|so_far| {
+        seen.push(so_far.changed);
+        so_far.changed < 2000
+    });
+    let stopped = admin::expunge_all(conn, &name, &subject, bulk).expect("stopped");
+    assert!((1999..=2000).contains(&stopped.cancelled), "{stopped:?}");
+    assert_eq!(seen, [1000, 2000]);
+    let done = admin::expunge_all(conn, &name, &subject, Bulk::new(&note)).expect("done");
+    assert_eq!(stopped.cancelled + done.cancelled, 2499);
+    let left: Vec<String> = done.left.iter().map(Uuid::to_string).collect();
+    assert_eq!(left, [in_flight.expect("a message")]);
+}
+
+/// R63.
+#[test]
+fn the_content_of_an_expunged_message_is_nowhere_and_its_entry_stays() {
+    const CARD: &str = "4711-0815";
+    let database = settled_with(CARD);
     let has_content = || rows_with(&database, CARD).iter().any(|rows| *rows > 0);
     let ids = database.text("SELECT string_agg(DISTINCT message_id::text, ' ') FROM {o}_messages");
     let ids = ids.expect("messages");
@@ -333,21 +451,21 @@ fn the_content_of_an_expunged_message_is_nowhere_and_its_entry_stays() {
         let done = finish(database.binary(&arguments)).code(0).json();
         assert_eq!(
             (&done["ledger_entries"], &done["left"]),
-            (&json!(1), &json!(0))
+            (&json!(1), &json!([]))
         );
         ended[0] += done["cancelled"].as_u64().expect("a number");
         ended[1] += done["discarded"].as_u64().expect("a number");
     }
-    assert_eq!(ended, [1, 1]);
+    assert_eq!(ended, [2, 2]);
     assert!(!has_content(), "{:?}", rows_with(&database, CARD));
-    let entries = "SELECT string_agg(topic || ' ' || status || coalesce(' ' || reason, ''), ', ' ORDER BY topic) FROM {o}_ledger";
+    let entries = "SELECT string_agg(DISTINCT topic || ' ' || status || coalesce(' ' || reason, ''), ', ') FROM {o}_ledger";
     assert_eq!(
         database.text(entries).as_deref(),
         Some("order.late dead CANCELLED, order.lost dead REJECTED, order.paid delivered")
     );
     let acts =
         "SELECT count(*) FROM {o}_audit WHERE act = 'message expunge' AND why = 'a card number'";
-    assert_eq!(database.number(acts), 3);
+    assert_eq!(database.number(acts), 6);
     let unknown = Uuid::now_v7().to_string();
     let arguments = [&["message", "expunge", &unknown, "--yes"][..], &why].concat();
     let stderr = finish(database.binary(&arguments)).code(1).stderr;
