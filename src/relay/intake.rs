@@ -152,7 +152,7 @@ pub(super) fn doors(
     // Messages to be fanned out have no queue, but their payloads are in the claim.
     let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
     // Some of these messages may go to registered destinations at once. Others are fanned out piece by piece, and
-    // wait for one another.
+    // wait for one another: the settlers put off what a tenant has too many of.
     let is_behind = splitting > shared.config.batch / 2;
     let is_full = has_many_to_filter || moving > 2 * shared.config.batch;
     let to_split = match stands_still || is_behind || is_full {

@@ -11,9 +11,10 @@ use uuid::Uuid;
 pub(super) use self::report::{Failures, log_conflict, log_settled};
 
 use super::bulkhead::Bulkhead;
-use super::job::{Job, Terms};
+use super::job::{Job, Terms, is_expired};
 use super::to::To;
 use super::verdict::{Attempt, Verdict};
+use crate::clock;
 use crate::config::OnDead;
 use crate::dispatch::Failure;
 use crate::message::Message;
@@ -223,6 +224,21 @@ impl Settlement {
             placed: 0,
             ..self
         }
+    }
+
+    /// Whether some parts of the fan-out are placed.
+    pub(super) fn is_begun(&self) -> bool {
+        self.placed > 0 || self.message.split_to.is_some()
+    }
+
+    /// Leaves a fan-out for later, unless the message has expired.
+    pub(super) fn put_off(self, why: &str, wait: Duration) -> Self {
+        let failure = Failure::new(ReasonCode::FilterNotEvaluated, why);
+        let verdict = match is_expired(&self.message, clock::now()) {
+            true => Verdict::expired(),
+            false => Verdict::Retry(failure, wait, Attempt::NotCounted),
+        };
+        Self { verdict, ..self }
     }
 
     /// The settlement of a message that cannot be fanned out, because another message has its key at one of its
@@ -469,6 +485,15 @@ pub(super) mod tests {
     use crate::relay::planner::tests::claimed;
 
     /// A message of this tenant for so many destinations.
+    impl Settlement {
+        pub(in crate::relay) fn wait(&self) -> Duration {
+            match self.verdict {
+                Verdict::Retry(_, wait, Attempt::NotCounted) => wait,
+                _ => panic!("{self:?} does not wait"),
+            }
+        }
+    }
+
     pub(in crate::relay) fn fan_out(
         sequence: i64,
         tenant_id: Option<Uuid>,

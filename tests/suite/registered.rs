@@ -1584,6 +1584,34 @@ fn a_paused_tenant_gets_nothing_until_it_is_resumed() {
     );
 }
 
+/// R65: an event for a thousand endpoints of one tenant is a second's work, and each claim has many such events.
+#[test]
+fn fan_outs_of_one_tenant_keep_no_message_of_another_from_being_claimed() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let (large, small) = (Uuid::now_v7(), Uuid::now_v7());
+    for name in ["one", "two"] {
+        let hook = RegisteredDestination::new(name, receiver.url()).tenant(small);
+        put(&database, &hook);
+    }
+    database.execute(&format!(
+        "INSERT INTO {{o}}_destination (name, url, tenant_id)
+         SELECT 'large-' || n, 'https://nobody.example', '{large}' FROM generate_series(1, 1000) n"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}}_pause (kind, name, reason) VALUES ('tenant', '{large}', 'this test')"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}} (topic, payload, tenant_id) SELECT 'order.paid', '{{}}', '{large}' FROM generate_series(1, 150)"
+    ));
+    let relay = relay(&database).batch(20).start().expect("a relay");
+    database.enqueue_message(of_tenant(small, 1));
+    receiver.wait_for(2);
+    let waiting = database.number("SELECT count(*) FROM {o} WHERE destination = ''");
+    assert!(waiting > 75, "only {waiting} are left of the other tenant");
+    end(&relay);
+}
+
 /// R46: a failed message is for the destination that it failed at.
 #[test]
 fn a_failed_message_names_its_destination() {
