@@ -975,8 +975,9 @@ impl<'a> Destinations<'a> {
         })?)
     }
 
-    /// One delivery of a destination, with its content and its failed attempts. `None`: the destination has no delivery
-    /// or dead letter with this message id, and no waiting message that was tried before.
+    /// One delivery of a destination, with its content and its failed attempts. `None`: the destination has no delivery,
+    /// dead letter or waiting message with this message id. A message that was never tried is searched for at most two
+    /// seconds.
     ///
     /// ```no_run
     /// use diesel::prelude::*;

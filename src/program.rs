@@ -3,6 +3,8 @@
 //! **Outside of semantic versioning**: any release may change or remove an item of this module. The packages of one
 //! release need each other's exact version.
 
+use std::collections::HashMap;
+
 use diesel::result::QueryResult;
 use diesel::{Connection as _, PgConnection};
 use metrics::{counter, gauge};
@@ -17,6 +19,7 @@ use crate::metrics::{LOG_DROPPED, READY};
 use crate::name::OutboxName;
 use crate::relay::{RelayHandle, StartError, Stats};
 use crate::status::ReasonCode;
+use crate::store::destinations;
 use crate::store::operate::audit;
 use crate::store::pinned::pinned;
 use crate::store::write::waiting::MessageRef;
@@ -246,6 +249,20 @@ pub fn audit(
     target: &str,
 ) -> QueryResult<()> {
     pinned(conn, name, |conn, name| note.audit(conn, name, act, target))
+}
+
+/// The URL and the description of the registered destinations among these, by name.
+///
+/// # Errors
+/// The database refused or failed.
+pub fn called(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    names: &[&str],
+) -> Result<HashMap<String, (String, Option<String>)>, DatabaseError> {
+    Ok(pinned(conn, name, |conn, name| {
+        destinations::called(conn, name, names)
+    })?)
 }
 
 /// The note of a customer, whose tenant's budget pays for the act.

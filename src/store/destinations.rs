@@ -657,6 +657,22 @@ pub(crate) fn tenants(
     Ok(found.into_iter().collect())
 }
 
+/// The URL and the description of the registered destinations among these, by name.
+pub(crate) fn called(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    names: &[&str],
+) -> QueryResult<HashMap<String, (String, Option<String>)>> {
+    let found: Vec<(String, (String, Option<String>))> = registered(name)
+        .filter(destination::name.eq_any(names))
+        .select((
+            destination::name,
+            (destination::url, destination::description),
+        ))
+        .load(conn)?;
+    Ok(found.into_iter().collect())
+}
+
 /// The registration of the destination now.
 pub(crate) fn registration(
     conn: &mut PgConnection,

@@ -331,26 +331,9 @@ fn waiting(
     limit: i64,
     deadline: Deadline,
 ) -> QueryResult<Option<Vec<Delivery>>> {
-    let Some(left) = deadline.left(ALL / 2) else {
-        return Ok(None);
-    };
-    let found = looking_briefly(conn, left, |conn| {
-        let mut found: Vec<MessageRecord> = Vec::new();
-        for lanes in streams_to(conn, name, to.destination)?.chunks(ARRAYS_AT_ONCE) {
-            if deadline.left(ALL).is_none_or(|left| left < ALL / 2) {
-                return Ok(None);
-            }
-            let last = |lane| last_of(name, lane, to.registration, filter, limit);
-            let Some(all) = claim::concatenated(lanes.iter().map(last)) else {
-                continue;
-            };
-            let is_one = Box::new(outbox::sequence.eq(AnyOf(all)));
-            let of_lanes = messages::live(name, is_one, Content::Without);
-            found.extend(unprepared(of_lanes).load::<MessageRecord>(conn)?);
-        }
-        Ok(Some(found))
-    })?;
-    let Some(mut rows) = found.flatten() else {
+    let last = Sought::Last(to.registration, filter, limit);
+    let found = of_lanes(conn, name, to.destination, last, (deadline, ALL / 2))?;
+    let Some(mut rows) = found else {
         return Ok(None);
     };
     rows.sort_by_key(|row| std::cmp::Reverse(row.place()));
@@ -364,6 +347,60 @@ fn waiting(
         rows.map(|(row, waits)| Delivery::of_live(row, waits))
             .collect(),
     ))
+}
+
+/// What is sought in each lane of a destination.
+#[derive(Clone, Copy)]
+enum Sought<'a> {
+    /// So many messages, latest due first.
+    Last(Option<Uuid>, &'a DeliveryFilter, i64),
+    /// The message with this id.
+    Message(Uuid),
+}
+
+impl<'a> Sought<'a> {
+    fn of(self, name: &OutboxName, lane: &'a Stream) -> Sequences<'a> {
+        match self {
+            Self::Last(registration, filter, limit) => {
+                last_of(name, lane, registration, filter, limit)
+            }
+            Self::Message(id) => {
+                let is_it = candidate::message_id.eq(id).and(is_of(lane));
+                let ones = candidate::table(name.outbox()).filter(is_it);
+                Box::new(array(ones.select(candidate::sequence)))
+            }
+        }
+    }
+}
+
+/// The live messages that are sought in the lanes of this destination. `None`: reading took longer than `most`.
+fn of_lanes(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    destination: &str,
+    sought: Sought<'_>,
+    (deadline, most): (Deadline, Duration),
+) -> QueryResult<Option<Vec<MessageRecord>>> {
+    let Some(left) = deadline.left(most) else {
+        return Ok(None);
+    };
+    let found = looking_briefly(conn, left, |conn| {
+        let mut found: Vec<MessageRecord> = Vec::new();
+        for lanes in streams_to(conn, name, destination)?.chunks(ARRAYS_AT_ONCE) {
+            if deadline.left(ALL).is_none_or(|left| left < ALL - most) {
+                return Ok(None);
+            }
+            let Some(all) = claim::concatenated(lanes.iter().map(|lane| sought.of(name, lane)))
+            else {
+                continue;
+            };
+            let is_one = Box::new(outbox::sequence.eq(AnyOf(all)));
+            let of_lanes = messages::live(name, is_one, Content::Without);
+            found.extend(unprepared(of_lanes).load::<MessageRecord>(conn)?);
+        }
+        Ok(Some(found))
+    })?;
+    Ok(found.flatten())
 }
 
 /// The messages settled in each of `windows` windows, oldest first; the last window ends now. `None`: counting took too
@@ -516,7 +553,8 @@ pub(crate) fn send_again(
     replay::once_more(conn, name, to, message_id, operator)
 }
 
-/// One delivery of this destination. `None`: there is none, or it waits and was not tried yet.
+/// One delivery of this destination. `None`: there is none, or the search for a message that was not tried yet took too
+/// long.
 pub(crate) fn details(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -528,6 +566,9 @@ pub(crate) fn details(
     };
     let mut found = tried(conn, name, message_id, to)?;
     found.extend(ended(conn, name, message_id, to)?);
+    if found.is_empty() {
+        found = untried(conn, name, message_id, to)?;
+    }
     // What waits, and then what was settled last.
     let order = |row: &MessageRecord| (row.settled_at.is_none(), row.settled_at.clone());
     let Some(row) = found.into_iter().max_by_key(order) else {
@@ -586,6 +627,25 @@ fn tried(
         .and(outbox::message_id.eq(message_id));
     let is_one = Box::new(is_known.and(to.live()));
     unprepared(messages::live(name, is_one, Content::Whole)).load(conn)
+}
+
+/// The waiting messages with this id for this recipient that nothing else knows: they are searched for among all that wait
+/// for the destination.
+fn untried(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    message_id: Uuid,
+    to: Recipient<'_>,
+) -> QueryResult<Vec<MessageRecord>> {
+    let (sought, time) = (Sought::Message(message_id), (Deadline::new(), ALL));
+    let found = of_lanes(conn, name, to.destination, sought, time)?;
+    let sequences = found.unwrap_or_default().into_iter();
+    let sequences: Vec<i64> = sequences.map(|one| one.sequence.0).collect();
+    if sequences.is_empty() {
+        return Ok(Vec::new());
+    }
+    let is_one = outbox::sequence.eq_any(sequences).and(to.live());
+    unprepared(messages::live(name, Box::new(is_one), Content::Whole)).load(conn)
 }
 
 /// The dead letters and the deliveries with this id of this recipient.
