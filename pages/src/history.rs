@@ -11,12 +11,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, Depths, Pause};
+use diesel_outbox::admin::{self, Depths, Pausable, Pause};
 use diesel_outbox::program::{self, Activity, BlockedKey, LeaseRow, Rates};
 use diesel_outbox::{DatabaseError, OutboxName};
 
 use crate::PagesError;
 use crate::database::{Connection, Connections};
+use crate::pages::labels::Labels;
 
 /// The shortest time between two samples.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -46,6 +47,8 @@ pub(crate) struct Glance {
     pub(crate) depths: Depths,
     pub(crate) leases: Vec<LeaseRow>,
     pub(crate) pauses: Vec<Pause>,
+    /// Those of the registered destinations that messages name or that are paused.
+    pub(crate) labels: Labels,
     /// The first `MOST_KEYS` of them.
     pub(crate) blocked_keys: Vec<BlockedKey>,
     activity: Activity,
@@ -65,10 +68,18 @@ impl Glance {
     }
 
     fn read(conn: &mut PgConnection, outbox: &OutboxName) -> Result<Self, DatabaseError> {
+        let depths = admin::depths(conn, outbox)?;
+        let pauses = admin::pauses(conn, outbox)?;
+        let is_of_destination = |pause: &&Pause| pause.kind == Pausable::Destination;
+        let paused = pauses.iter().filter(is_of_destination);
+        let paused = paused.map(|pause| pause.name.as_str());
+        let lanes = depths.lanes.iter().map(|lane| lane.destination.as_str());
+        let dead = depths.dead.iter().map(|dead| dead.destination.as_str());
         Ok(Self {
-            depths: admin::depths(conn, outbox)?,
+            labels: Labels::read(conn, outbox, paused.chain(lanes).chain(dead))?,
+            depths,
             leases: program::leases(conn, outbox)?,
-            pauses: admin::pauses(conn, outbox)?,
+            pauses,
             blocked_keys: program::blocked_keys(conn, outbox, MOST_KEYS)?,
             activity: program::activity(conn, outbox)?,
             at: SystemTime::now(),

@@ -41,29 +41,39 @@ pub fn for_destination(destination: &str) -> String {
 
 /// An entry of the history, in words.
 pub fn sentence(entry: &HistoryEntry) -> String {
+    match in_two(entry) {
+        (what, more) if more.is_empty() => what,
+        (what, more) => format!("{what}: {more}"),
+    }
+}
+
+/// What has happened, and more about it.
+pub(crate) fn in_two(entry: &HistoryEntry) -> (String, String) {
     let to = for_destination(&entry.destination);
     if entry.event != "failed" {
         let by = entry.operator.as_deref().map(|who| format!(" by {who}"));
         let by = by.unwrap_or_default();
         let error = entry.error.as_deref().unwrap_or_default();
+        let nothing = String::new();
         return match entry.event.as_str() {
-            "repeated" => format!("not sent again{to}: {error} (message {})", entry.sequence),
-            "conflict" => format!("result discarded{to}: {error}"),
-            REPLAYED => format!("{REPLAYED}{to} as {}{by}", entry.sequence),
-            event => format!("{event}{to}{by}"),
+            "repeated" => {
+                let more = format!("{error} (message {})", entry.sequence);
+                (format!("not sent again{to}"), more)
+            }
+            "conflict" => (format!("result discarded{to}"), error.to_owned()),
+            REPLAYED => (format!("{REPLAYED}{to} as {}{by}", entry.sequence), nothing),
+            event => (format!("{event}{to}{by}"), nothing),
         };
     }
     let reason = entry.reason.as_deref().unwrap_or_default();
     let error = entry.error.as_deref().unwrap_or_default();
-    let mut text = format!(
-        "attempt {} failed{to}: {reason} ({error})",
-        entry.attempt.unwrap_or_default()
-    );
+    let what = format!("attempt {} failed{to}", entry.attempt.unwrap_or_default());
+    let mut more = format!("{reason} ({error})");
     if let Some(took) = entry.took {
-        text += &format!(", after {} ms", took.as_millis());
+        more += &format!(", after {} ms", took.as_millis());
     }
     if let Some(relay) = &entry.relay {
-        text += &format!(", by the relay {relay}");
+        more += &format!(", by the relay {relay}");
     }
-    text
+    (what, more)
 }

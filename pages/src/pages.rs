@@ -9,6 +9,7 @@ mod bulk;
 pub(crate) mod content;
 mod dead;
 mod keys;
+pub(crate) mod labels;
 pub(crate) mod layout;
 mod ledger;
 mod login;

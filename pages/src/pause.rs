@@ -64,7 +64,7 @@ pub fn while_disabled(config: &Config) -> String {
 
 /// What becomes of the messages of a paused destination.
 pub const WHILE_PAUSED: &str =
-    "New messages are addressed to the destination, and wait until it is resumed.";
+    "New messages are addressed to the destination, and wait until the pause ends.";
 
 /// The state of a registered destination in words: `paused by its owner until 2026-11-25 10:00:00Z: upgrade`.
 pub fn state_in_words(one: &RegisteredDestination) -> String {

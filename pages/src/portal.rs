@@ -603,10 +603,10 @@ fn time(text: &str) -> Result<SystemTime, Refusal> {
     time.ok_or(Refusal::Invalid(|words| words.invalid_time))
 }
 
-/// A time in seconds.
-fn plain_time(rfc3339: &str) -> String {
-    let seconds = rfc3339.get(..19).unwrap_or(rfc3339);
-    format!("{} UTC", seconds.replacen('T', " ", 1))
+/// A sentence whose `{}` is this time.
+fn with_time(sentence: &str, rfc3339: &str) -> Markup {
+    let (before, after) = sentence.split_once("{}").unwrap_or((sentence, ""));
+    html! { (before) (pages::words::time(rfc3339)) (after) }
 }
 
 /// A request of a visitor to a route.

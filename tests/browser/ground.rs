@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use diesel_outbox::NewMessage;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::page::Page;
 use crate::support::{Database, Receiver, eventually, finish};
@@ -207,6 +208,83 @@ impl Ground {
 
     pub(crate) fn scenario(&self, page: &Page, name: &str, told: Value) {
         scenario(page.address, name, told);
+    }
+}
+
+/// The name of the endpoint whose rows are long: the portal names endpoints like this.
+pub(crate) const LONG: &str = "01990000-0000-7000-8000-000000000001";
+/// A message of this endpoint that waits for the next attempt.
+pub(crate) const LONG_WAITS: &str = "01990000-0000-7000-8000-00000000a001";
+
+/// A message of this endpoint that was never tried.
+pub(crate) const LONG_UNTRIED: &str = "01990000-0000-7000-8000-00000000b001";
+
+/// Long names, URLs, errors and times in every list: forty endpoints of a tenant in all states, and deliveries of the
+/// first one in all states.
+pub(crate) fn long_rows(database: &Database, tenant: Uuid) {
+    let topic =
+        "com.acme-international.billing.subscription.invoice.payment-attempt.failed-permanently.v2";
+    let url = format!(
+        "https://integration-gateway.eu-central-1.production.hooks.acme-international.example/v2/tenants/{tenant}/inbound/webhooks/accounting?environment=production&source=orders"
+    );
+    let error = "the receiver returned 503 Service Unavailable: upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, transport failure reason: delayed connect error: 111 (eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIiwibmFtZSI6IkpvaG4gRG9lIn0)";
+    let why = "the receiver is being moved to another data centre, as agreed with Acme International in ticket 4711; ask Ann before you resume it";
+    let key = "customer-01990000-0000-7000-8000-00000000c0de/subscription-01990000-0000-7000-8000-00000000beef";
+    for sql in [
+        format!(
+            "INSERT INTO {{o}}_destination (name, url, topics, tenant_id, description, enabled, disabled_by, disabled_reason, failing, failing_since, verification)
+             SELECT '01990000-0000-7000-8000-' || lpad(n::text, 12, '0'), '{url}&n=' || n, ARRAY['{topic}', 'order.*', 'com.acme-international.stock.*'], '{tenant}',
+                    'Accounting of the branch in Ghent, connected by the integration team of Acme International, number ' || n,
+                    n % 5 <> 0, CASE n % 5 WHEN 0 THEN (ARRAY['owner', 'operator', 'relay', 'receiver'])[1 + n / 5 % 4] END, CASE n % 5 WHEN 0 THEN '{why}' END,
+                    n % 5 = 1, CASE n % 5 WHEN 1 THEN now() - n * interval '53 minutes 7 seconds' END, CASE n % 5 WHEN 2 THEN 'challenge' END
+               FROM generate_series(1, 40) n"
+        ),
+        format!(
+            "INSERT INTO {{o}}_pause (kind, name, reason, paused_by, paused_until)
+             SELECT 'destination', '01990000-0000-7000-8000-' || lpad(n::text, 12, '0'), CASE n WHEN 23 THEN 'BREAKER_OPEN' ELSE '{why}' END,
+                    (ARRAY['owner', 'operator', 'relay', 'receiver'])[1 + n / 5 % 4], now() + (n - 3) * interval '7 hours 13 minutes'
+               FROM generate_series(3, 38, 5) n
+              UNION ALL SELECT 'topic', '{topic}', '{why}', 'operator', NULL
+              UNION ALL SELECT 'tenant', '01990000-0000-7000-8000-00000000feed', '{why}', 'operator', now() + interval '3 hours'"
+        ),
+        format!(
+            "INSERT INTO {{o}} (message_id, topic, destination, tenant_id, payload, ordering_key, idempotency_key, available_at, attempts, last_error_code, last_error)
+             SELECT ('01990000-0000-7000-8000-00000000a' || lpad(n::text, 3, '0'))::uuid, '{topic}', '{LONG}', '{tenant}'::uuid, '{{\"a\": 1}}'::json, '{key}', '{key}/' || n,
+                    now() + n * interval '1 hour 13 minutes', 6 + n, 'SERVER_ERROR', '{error}'
+               FROM generate_series(1, 3) n
+              UNION ALL
+             SELECT ('01990000-0000-7000-8000-00000000b' || lpad(n::text, 3, '0'))::uuid, '{topic}', '01990000-0000-7000-8000-' || lpad(n::text, 12, '0'), '{tenant}', '{{}}', NULL, NULL, now() - interval '71 minutes', 0, NULL, NULL
+               FROM generate_series(1, 12) n"
+        ),
+        format!(
+            "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, tenant_id, payload, headers, ordering_key, idempotency_key, available_at, created_at, attempts, reason, last_error, http_status, response, dead_lettered_at, blocks_key)
+             SELECT 2000000 + n, ('01990000-0000-7000-8000-00000000d' || lpad(n::text, 3, '0'))::uuid, '{topic}', '{LONG}', '{tenant}'::uuid, '{{\"a\": \"{key}\"}}', '{{\"x-request-id\": \"{key}\"}}', '{key}', '{key}/dead/' || n,
+                    now(), now() - n * interval '26 hours', 20, 'SERVER_ERROR', '{error}', 503, '{error}', now() - n * interval '2 hours 5 minutes', true
+               FROM generate_series(1, 3) n"
+        ),
+        format!(
+            "INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, tenant_id, ordering_key, idempotency_key, digest, status, reason, error, http_status, attempts, created_at, settled_at, payload, registration)
+             SELECT 0, 3000000 + n, gen_random_uuid(), '{topic}', CASE WHEN n % 4 <> 2 THEN '{LONG}' ELSE '' END, '{tenant}'::uuid, '{key}', '{key}/settled/' || n, '',
+                    CASE n % 4 WHEN 1 THEN 'dead' WHEN 2 THEN 'no_subscriber' ELSE 'delivered' END,
+                    CASE n % 4 WHEN 1 THEN 'CANCELLED' WHEN 2 THEN 'NO_SUBSCRIBER' END, CASE n % 4 WHEN 1 THEN 'alice: {why}' END, CASE n % 4 WHEN 1 THEN NULL WHEN 2 THEN NULL ELSE 200 END,
+                    n, now() - n * interval '3 hours 7 minutes', now() - n * interval '47 minutes 11 seconds', '{{}}', (SELECT id FROM {{o}}_destination WHERE name = '{LONG}')
+               FROM generate_series(1, 12) n"
+        ),
+        format!(
+            "INSERT INTO {{o}}_attempt (part, sequence, message_id, topic, destination, tenant_id, event, attempt, reason, error, http_status, response, took, relay, happened_at)
+             SELECT 0, (SELECT sequence FROM {{o}} WHERE message_id = '{LONG_WAITS}'), '{LONG_WAITS}', '{topic}', '{LONG}', '{tenant}', 'failed', n, 'SERVER_ERROR', '{error}', 503, '{error}', interval '12.345 seconds', 'r', now() - (10 - n) * interval '1 hour'
+               FROM generate_series(1, 7) n"
+        ),
+        format!(
+            "INSERT INTO {{o}}_audit (at, who, act, target, why)
+             SELECT now() - n * interval '1 hour 13 minutes', 'ann.van-den-berghe@integration.acme-international.example', 'rotate_destination', '{LONG}', '{why}' FROM generate_series(1, 5) n"
+        ),
+        format!(
+            "INSERT INTO {{o}}_lease (relay, expires_at) VALUES ('worker-7d9f8b6c5d-x2x4z.orders.production.eu-central-1.acme-international.internal/{LONG}', now() + interval '1 hour')"
+        ),
+        format!("INSERT INTO {{o}}_topic (pattern, kind) VALUES ('{topic}', 'route')"),
+    ] {
+        database.execute(&sql);
     }
 }
 

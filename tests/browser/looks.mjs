@@ -1,7 +1,56 @@
 // What a page's layout and colours show when measured in the page itself.
 
-/** Faults of the page as shown: too wide, too little contrast, too small to click, or without a name. */
+/** Faults of the page as shown: too wide, too little contrast, too small to click, without a name, or hard to read. */
 export const audit = (isPhone) => {
+  // What a person stumbles over.
+  const readingFaults = () => {
+    const faults = [];
+    const lines = (node, from, to) => {
+      const range = document.createRange();
+      range.setStart(node, from);
+      range.setEnd(node, to);
+      return new Set([...range.getClientRects()].filter((box) => box.width > 0).map((box) => Math.round(box.top / 8))).size;
+    };
+    // Times, sequences and codes, such as 2026-01-31 12:00:00 UTC, 3 min 20 s, #17 and SERVER_ERROR, are not broken.
+    const whole = /\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?( UTC|Z)?|#\d+|\b[A-Z]+(_[A-Z]+)+\b/g;
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const node = texts.currentNode;
+      const element = node.parentElement;
+      if (element.closest("pre, textarea, option, code") || !element.checkVisibility()) continue;
+      const isShort = element.closest("time, .short, td.number, .badge") !== null;
+      for (const { 0: text, index } of node.textContent.matchAll(isShort ? /\S.*/g : whole)) {
+        if (lines(node, index, index + text.length) > 1) faults.push(`${text} is broken in ${element.parentElement.outerHTML.slice(0, 200)}`);
+      }
+    }
+    // A text of several lines has most of the width of its card.
+    for (const cell of document.querySelectorAll("td")) {
+      const box = cell.firstElementChild.getBoundingClientRect();
+      const row = cell.parentElement.getBoundingClientRect();
+      if (isPhone && box.height > 50 && box.width < 0.5 * row.width) faults.push(`a narrow column: ${cell.textContent.trim().slice(0, 60)}`);
+    }
+    for (const title of document.querySelectorAll("h1, h1 *")) {
+      const size = parseFloat(getComputedStyle(title).fontSize);
+      if (title.textContent.trim() && size < 17) faults.push(`the title ${title.textContent.trim().slice(0, 60)} has ${size} px`);
+    }
+    for (const panel of document.querySelectorAll(".panel:has(form[method=post])")) {
+      if (!panel.querySelector("h1, h2")) faults.push(`a panel with acts has no title: ${panel.textContent.trim().slice(0, 60)}`);
+    }
+    const twice = /\b([a-z_]{4,})\s+\1\b/i.exec([...document.querySelectorAll("td")].map((cell) => cell.innerText).join("; "));
+    if (twice) faults.push(`twice: ${twice[0]}`);
+    // A UUID tells nothing. A link leads to more.
+    const uuid = /[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/;
+    if (document.querySelector("#lanes")) {
+      const bare = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+      while (bare.nextNode()) {
+        const { textContent, parentElement } = bare.currentNode;
+        const isMeant = parentElement.closest("a, .unseen, [aria-labelledby=relays]") || /^(Ordering key|The tenant) /.test(textContent);
+        if (uuid.test(textContent) && !isMeant) faults.push(`a bare UUID: ${textContent.trim()}`);
+      }
+    }
+    return faults;
+  };
+
   const faults = [];
   const name = (element) => `${element.tagName.toLowerCase()} "${element.textContent.trim().slice(0, 40)}"`;
   const isSeen = (element) => {
@@ -29,6 +78,8 @@ export const audit = (isPhone) => {
       if (isSeen(element) && height < 43.5) faults.push(`${name(element)} is ${height} px high`);
     }
   }
+
+  faults.push(...readingFaults());
 
   // WCAG 2 contrast: at least 4.5, or 3 for large letters.
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });

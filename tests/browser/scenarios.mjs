@@ -11,6 +11,15 @@ const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}
 /** A page, or where the button there leads. */
 const LOOKS = [
   ...PAGES.map((where) => [where]),
+  ["/dead/2000001"],
+  ["/ledger?status=no_subscriber"],
+  [`/messages?q=${told.waits}`],
+  [`/messages?destination=${told.long}`],
+  [`/destinations?q=${told.long?.slice(0, -2)}`],
+  [`/destinations?name=${told.long}`],
+  [`/destinations/edit?name=${told.long}`],
+  [`/destinations?name=${told.long}`, "Remove…"],
+  [`/tenant?tenant=${told.tenant}`],
   ["/dead", "Discard all matching…"],
   ["/dead", "Requeue all matching…"],
   ["/messages?topic=webhook.1", "Retry…"],
@@ -42,6 +51,11 @@ const PORTAL = [
   ["/deliveries?name=stock&state=dead"],
   [`/delivery?name=orders&id=${told.delivered}`],
   [`/delivery?name=stock&id=${told.dead}`],
+  [`/endpoint?name=${told.long}`],
+  [`/endpoint/edit?name=${told.long}`],
+  [`/deliveries?name=${told.long}`],
+  [`/delivery?name=${told.long}&id=${told.waits}`],
+  [`/delivery?name=${told.long}&id=${told.untried}`],
   ["/nowhere"],
   ["/open?token=wrong"],
 ];

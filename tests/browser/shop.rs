@@ -11,7 +11,7 @@ use http::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::ground::crowd;
+use crate::ground::{LONG, LONG_UNTRIED, LONG_WAITS, crowd, long_rows};
 use crate::support::{Database, Receiver, end, eventually};
 
 const DELIVERED: i64 = 60;
@@ -83,7 +83,7 @@ impl Shop {
         for sql in [
             "UPDATE {o}_destination SET created_at = now() - interval '9 days', url = 'https://hooks.acme.example/' || name,
                 description = CASE name WHEN 'orders' THEN 'Accounting' WHEN 'stock' THEN 'Purchasing, in Ghent' ELSE 'Until last year' END",
-            "UPDATE {o}_destination SET enabled = false, disabled_reason = 'GONE', disabled_by = 'relay' WHERE name = 'archive'",
+            "UPDATE {o}_destination SET enabled = false, disabled_reason = 'GONE', disabled_by = 'receiver' WHERE name = 'archive'",
             "UPDATE {o}_destination SET failing = true, failing_since = now() - interval '40 min' WHERE name = 'stock'",
             "UPDATE {o}_ledger SET settled_at = settled_at - (sequence * sequence % 1380) * interval '1 min' WHERE status = 'delivered'",
         ] {
@@ -114,11 +114,23 @@ impl Shop {
         self.database.execute("ANALYZE {o}, {o}_destination");
     }
 
+    /// Adds endpoints and deliveries of the customer with long names, URLs and errors.
+    pub(crate) fn long_rows(&self) {
+        long_rows(&self.database, self.tenant);
+    }
+
     /// What the scenarios must know.
     pub(crate) fn told(&self) -> Value {
         let pages = portal_routes().filter(|(method, ..)| *method == Method::GET);
         let pages: Vec<&str> = pages.map(|(_, path, _)| path).collect();
-        json!({ "delivered": self.delivered.to_string(), "dead": self.dead.to_string(), "pages": pages })
+        json!({
+            "delivered": self.delivered.to_string(),
+            "dead": self.dead.to_string(),
+            "pages": pages,
+            "long": LONG,
+            "waits": LONG_WAITS,
+            "untried": LONG_UNTRIED,
+        })
     }
 }
 

@@ -628,7 +628,9 @@ fn registered_destinations_are_searched_shown_and_changed() {
     assert_eq!(change("disable", "reason=+").status, 400);
     let done = change("disable", "reason=they+asked");
     assert_eq!(leads(&done), Some(format!("{one}&done=disabled")));
-    assert!(page.get(one).body.contains("they asked"));
+    let body = page.get(&format!("{one}&done=disabled")).body;
+    assert!(body.contains("they asked"), "{body}");
+    assert!(body.contains("Disabled. New messages are not for the destination"));
     let tested = change("test", "");
     assert!(tested.body.contains("succeeded"), "{tested:?}");
     assert_eq!(receiver.count(), 1);
@@ -641,9 +643,44 @@ fn registered_destinations_are_searched_shown_and_changed() {
     assert!(change("remove", "").body.contains("No, go back"));
     let done = change("remove", "sure=yes");
     assert_eq!(leads(&done), Some("/destinations?done=removed".to_owned()));
+    let body = page.get("/destinations?done=removed").body;
+    assert!(
+        body.contains("are not sent, and end in the ledger"),
+        "{body}"
+    );
     let done = change("enable", "");
     assert_eq!(leads(&done), Some(format!("{one}&done=no_destination")));
     page.process.wait_for_log("\"admin_destination\"");
+}
+
+/// R66: the portal gives endpoints UUIDs as names.
+#[test]
+fn the_overview_calls_an_endpoint_by_its_description_or_its_url() {
+    let database = Database::new();
+    for (name, description) in [(1, "'Accounting'"), (2, "NULL")] {
+        let name = format!("01990000-0000-7000-8000-{name:012}");
+        database.execute(&format!(
+            "INSERT INTO {{o}}_destination (name, url, description)
+             VALUES ('{name}', 'https://ann:pw@hooks.acme.example/orders/s3cret', {description})"
+        ));
+        database.execute(&format!(
+            "INSERT INTO {{o}}_pause (kind, name, reason) VALUES ('destination', '{name}', 'moving')"
+        ));
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, destination, payload) VALUES ('order.paid', '{name}', '{{}}')"
+        ));
+    }
+    let body = Page::start(database.binary(&["admin"])).get("/").body;
+    for called in ["Accounting", "https://***@hooks.acme.example/orders/***"] {
+        let pause = format!("The destination {called} is paused until resumed: moving");
+        assert!(body.contains(&pause), "{body}");
+        // In the lists of topics and of destinations.
+        assert_eq!(body.matches(&format!(">{called}</a>")).count(), 2, "{body}");
+    }
+    assert!(
+        !body.contains("s3cret") && !body.contains(">01990000"),
+        "{body}"
+    );
 }
 
 /// R30. A login name with a space, an equals sign or a line end stays one value.

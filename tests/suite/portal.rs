@@ -1012,6 +1012,32 @@ fn a_form_needs_the_right_and_the_token_of_its_own_session() {
     assert!(!hidden.contains("x-shop") && hidden.contains("You may not see the content"));
 }
 
+/// R66: also of events that were never tried, which no history leads to.
+#[test]
+fn a_waiting_event_has_details() {
+    let (database, acme, globex) = two();
+    let id = Uuid::now_v7();
+    database.execute(&format!(
+        "INSERT INTO {{o}} (message_id, topic, destination, tenant_id, payload, available_at)
+         SELECT CASE n WHEN 7 THEN '{id}'::uuid ELSE gen_random_uuid() END, 'order.paid', '{}', '{}', json_build_object('n', n), now() + interval '1 hour'
+           FROM generate_series(1, 9) n",
+        acme.endpoint, acme.id
+    ));
+    let portal = portal(&config(&database));
+    let owner = Browser::of(&portal, &acme, Rights::all());
+    let name = [("name", acme.endpoint.as_str())];
+    let page = format!("/delivery?{}", encoded(&[name[0], ("id", &id.to_string())]));
+    let list = owner.get(&format!("/deliveries?{}", encoded(&name))).ok();
+    assert!(list.contains(&page.replace('&', "&amp;")), "{list}");
+    let details = owner.get(&page).ok();
+    assert!(details.contains("waiting") && details.contains("next attempt"));
+    assert!(details.contains("&quot;n&quot;: 7"), "{details}");
+    let other = Browser::of(&portal, &globex, Rights::all());
+    assert_eq!(other.get(&page).status, StatusCode::NOT_FOUND);
+    let unknown = page.replace(&id.to_string(), &Uuid::now_v7().to_string());
+    assert_eq!(owner.get(&unknown).status, StatusCode::NOT_FOUND);
+}
+
 /// R60: on pages and as JSON, in all processes together.
 #[test]
 fn a_tenant_sends_at_most_ten_examples_and_verifications_in_a_minute() {

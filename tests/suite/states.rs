@@ -260,7 +260,7 @@ fn an_endpoint_of_a_paused_tenant_is_paused_by_an_operator() {
 
 /// R66
 #[test]
-fn while_paused_new_events_are_for_the_endpoint_and_wait_until_it_is_resumed() {
+fn while_paused_new_events_are_for_the_endpoint_and_wait_until_the_pause_ends() {
     let customer = Customer::new(Receiver::ok(), &[]);
     let other = customer.another();
     assert_eq!(customer.post("/pause", json!({ "for": "an hour" })), 422);
@@ -275,7 +275,7 @@ fn while_paused_new_events_are_for_the_endpoint_and_wait_until_it_is_resumed() {
     assert!(
         customer
             .page()
-            .contains("New events wait until the endpoint is resumed.")
+            .contains("New events wait until the pause ends.")
     );
     let relay = customer.database.keeping_relay().start().expect("a relay");
     let ids = [customer.enqueue(), customer.enqueue()];

@@ -5,6 +5,7 @@ use diesel_outbox::program::{self, OperatorAct};
 use maud::html;
 
 use super::asked::Asked;
+use super::labels::Labels;
 use super::layout::list;
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, as_limit, next_page, words};
@@ -14,7 +15,7 @@ use crate::response::Response;
 const PAGE: usize = 200;
 
 const COLUMNS: [Column; 5] = [
-    Column("When", Kind::Short),
+    Column("When", Kind::Text),
     Column("Who", Kind::Text),
     Column("Act", Kind::Text),
     Column("On what", Kind::Text),
@@ -41,13 +42,17 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let place = before.map(str::parse).transpose();
     let place = place.map_err(|_| Refusal::Invalid("This is no place in the list.".to_owned()))?;
     let (acts, next) = search(visit, asked.get("q"), place, PAGE)?;
+    let labels = Labels::of(visit, acts.iter().map(|one| one.target.as_str()))?;
     let row = |one: &OperatorAct| {
         vec![
             words::moment(&one.at),
             html! { (one.who) },
             html! { code { (one.act) } },
-            html! { (words::shortened(&one.target, 200)) },
-            html! { (words::shortened(&one.why, 400)) },
+            html! {
+                @if labels.has(&one.target) { (labels.shown(&one.target)) }
+                @else { (words::shortened(&one.target, 200)) }
+            },
+            html! { @if one.why.is_empty() { "–" } @else { (words::shortened(&one.why, 400)) } },
         ]
     };
     let rows: Vec<_> = acts.iter().map(row).collect();

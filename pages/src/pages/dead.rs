@@ -13,12 +13,12 @@ use maud::{Markup, html};
 use uuid::Uuid;
 
 use super::asked::{Asked, Wrong};
+use super::labels::Labels;
 use super::layout::{self, section, token};
 use super::messages::QUICK;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::{Refusal, Visit, as_limit, next_page, words};
-use crate::Guest;
 use crate::response::Response;
 
 /// Dead letters per page.
@@ -78,8 +78,8 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
             p.quiet { "Messages that could not be delivered. They stay until an operator requeues or discards them." }
         }
         (filter_form(asked))
-        (groups(asked, &list.groups))
-        (letters(visit.guest, asked, before.is_some(), &list))
+        (groups(visit, asked, &list.groups)?)
+        (letters(visit, asked, before.is_some(), &list)?)
     };
     Ok(page.live(before.is_none() && is_quick).answer(&content))
 }
@@ -171,12 +171,13 @@ fn filter_form(asked: Asked<'_>) -> Markup {
 }
 
 /// The causes, most frequent first.
-fn groups(asked: Asked<'_>, groups: &[DeadGroup]) -> Markup {
+fn groups(visit: &Visit<'_>, asked: Asked<'_>, groups: &[DeadGroup]) -> anyhow::Result<Markup> {
     if groups.len() < 2 {
-        return html! {};
+        return Ok(html! {});
     }
+    let labels = Labels::of(visit, groups.iter().map(|group| group.destination.as_str()))?;
     let columns = [
-        Column("Reason", Kind::Plain),
+        Column("Reason", Kind::Short),
         Column("Count", Kind::Number),
         Column("Latest", Kind::Short),
         Column("Topic", Kind::Plain),
@@ -198,18 +199,25 @@ fn groups(asked: Asked<'_>, groups: &[DeadGroup]) -> Markup {
                 html! { a href=(link) { (group.reason) } },
                 html! { (words::count(group.count, false)) },
                 words::ago(&group.latest_dead_lettered_at),
-                name_of(&group.topic, &group.destination),
+                name_of(&group.topic, &group.destination, &labels),
                 html! {
-                    a href={ "/dead/" (group.example_sequence) } { "#" (group.example_sequence) } " "
+                    (words::sequence(&format!("/dead/{}", group.example_sequence), group.example_sequence)) " "
                     @if let Some(error) = &group.example_error { span.quiet { (words::shortened(error, 120)) } }
                 },
             ]
         })
         .collect();
-    section("groups", "Causes", &table("Causes", &columns, &rows))
+    let causes = table("Causes", &columns, &rows);
+    Ok(section("groups", "Causes", &causes))
 }
 
-fn letters(guest: &Guest, asked: Asked<'_>, is_later_page: bool, list: &DeadList) -> Markup {
+fn letters(
+    visit: &Visit<'_>,
+    asked: Asked<'_>,
+    is_later_page: bool,
+    list: &DeadList,
+) -> anyhow::Result<Markup> {
+    let guest = visit.guest;
     let letters = &list.letters;
     let content = html! {
         @if letters.is_empty() {
@@ -218,7 +226,7 @@ fn letters(guest: &Guest, asked: Asked<'_>, is_later_page: bool, list: &DeadList
             form method="post" action="/dead/requeue" {
                 (token(guest))
                 (asked.hidden())
-                (rows(letters, true))
+                (rows(visit, letters, true)?)
                 div.actions.fixed {
                     label.pick hidden { input type="checkbox" data-all aria-label="Select all on this page"; }
                     button { "Requeue selected" }
@@ -230,21 +238,26 @@ fn letters(guest: &Guest, asked: Asked<'_>, is_later_page: bool, list: &DeadList
                 }
             }
         } @else {
-            (rows(letters, false))
+            (rows(visit, letters, false)?)
         }
     };
     let next = list.next.as_deref();
-    layout::list(
+    Ok(layout::list(
         ("letters", "Dead letters, latest first"),
         is_later_page.then(|| asked.link("/dead", &[])),
         &content,
         next.map(|next| ("Older", asked.link("/dead", &[("before", next)]))),
-    )
+    ))
 }
 
-pub(super) fn rows(letters: &[MessageRecord], can_change: bool) -> Markup {
+pub(super) fn rows(
+    visit: &Visit<'_>,
+    letters: &[MessageRecord],
+    can_change: bool,
+) -> anyhow::Result<Markup> {
+    let labels = Labels::of(visit, letters.iter().map(|one| one.destination.as_str()))?;
     let mut columns = vec![
-        Column("Dead letter", Kind::Text),
+        Column("Dead letter", Kind::Short),
         Column("Topic", Kind::Plain),
         Column("Reason", Kind::Plain),
         Column("Attempts", Kind::Number),
@@ -258,7 +271,7 @@ pub(super) fn rows(letters: &[MessageRecord], can_change: bool) -> Markup {
         .map(|letter| {
             let mut row = vec![
                 html! { a href={ "/dead/" (letter.sequence) } { "#" (letter.sequence) } },
-                name_of(&letter.topic, &letter.destination),
+                name_of(&letter.topic, &letter.destination, &labels),
                 html! {
                     span.badge.bad { (letter.reason.as_deref().unwrap_or_default()) }
                     @if let Some(error) = &letter.last_error { span.error { (words::shortened(error, 160)) } }
@@ -280,5 +293,5 @@ pub(super) fn rows(letters: &[MessageRecord], can_change: bool) -> Markup {
             row
         })
         .collect();
-    table("Dead letters", &columns, &rows)
+    Ok(table("Dead letters", &columns, &rows))
 }

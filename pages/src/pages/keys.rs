@@ -4,8 +4,9 @@ use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::program::{self, BlockedKey, KeptIn, MessageRecord};
 use maud::{Markup, html};
 
+use super::labels::Labels;
 use super::layout::section;
-use super::messages::badge;
+use super::messages::outcome;
 use super::overview::name_of;
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, link, words};
@@ -53,7 +54,8 @@ fn all(visit: &Visit<'_>) -> anyhow::Result<Markup> {
         Column("Due in", Kind::Number),
         Column("Waiting", Kind::Number),
     ];
-    let rows: Vec<Vec<Markup>> = keys.iter().map(row).collect();
+    let labels = Labels::of(visit, keys.iter().map(|key| key.destination.as_str()))?;
+    let rows: Vec<Vec<Markup>> = keys.iter().map(|key| row(key, &labels)).collect();
     let list = html! {
         (table_or("No keys are blocked.", "Blocked keys", &columns, &rows))
         @if rows.len() as i64 >= MOST_KEYS { p.none { "Only the " (MOST_KEYS) " keys with the most waiting messages are shown." } }
@@ -61,18 +63,21 @@ fn all(visit: &Visit<'_>) -> anyhow::Result<Markup> {
     Ok(section("blocked", "Blocked keys", &list))
 }
 
-fn row(key: &BlockedKey) -> Vec<Markup> {
+fn row(key: &BlockedKey, labels: &Labels) -> Vec<Markup> {
     let sequence = key.sequence;
     vec![
         html! {
             a.key href=(link("/keys", &[("key", &key.ordering_key)])) { (words::name(&key.ordering_key)) }
-            @if !key.destination.is_empty() { " " span.quiet { "to " (words::name(&key.destination)) } }
+            @if !key.destination.is_empty() { " " span.quiet { "to " (labels.shown(&key.destination)) } }
         },
         html! {
             @if key.status == MessageStatus::Dead { a href={ "/dead/" (sequence) } { "#" (sequence) } }
             @else { a href={ "/messages?q=" (sequence) } { "#" (sequence) } }
         },
-        html! { (badge(key.status)) @if let Some(reason) = &key.reason { " " (reason) } @if let Some(waits) = &key.waits { " " span.quiet { (waits) } } },
+        html! {
+            (outcome(key.status, key.reason.as_deref()))
+            @if let Some(waits) = &key.waits { " " span.quiet { (words::with_times(waits)) } }
+        },
         html! { (key.seconds_left.map_or("–".to_owned(), words::duration)) },
         html! { (words::count(key.waiting, false)) @if key.waiting_is_capped { "+" } },
     ]
@@ -89,7 +94,9 @@ fn one(visit: &Visit<'_>, key: &str) -> anyhow::Result<Markup> {
         Column("Attempts", Kind::Number),
         Column("Enqueued", Kind::Short),
     ];
-    let rows: Vec<Vec<Markup>> = messages.iter().map(message).collect();
+    let labels = Labels::of(visit, messages.iter().map(|one| one.destination.as_str()))?;
+    let rows = messages.iter().map(|one| message(one, &labels));
+    let rows: Vec<Vec<Markup>> = rows.collect();
     Ok(html! {
         section.panel aria-labelledby="messages" {
             div.head { h2 id="messages" { "Messages of " span.key { (key) } ", in order" } }
@@ -99,18 +106,17 @@ fn one(visit: &Visit<'_>, key: &str) -> anyhow::Result<Markup> {
     })
 }
 
-fn message(record: &MessageRecord) -> Vec<Markup> {
+fn message(record: &MessageRecord, labels: &Labels) -> Vec<Markup> {
     let sequence = record.sequence;
     vec![
         html! {
-            @if record.kept_in == KeptIn::Dead { a href={ "/dead/" (sequence) } { "#" (sequence) } }
-            @else { a href=(link("/messages", &[("q", &record.idempotency_key)])) { "#" (sequence) } }
+            @if record.kept_in == KeptIn::Dead { (words::sequence(&format!("/dead/{sequence}"), sequence)) }
+            @else { (words::sequence(&link("/messages", &[("q", &record.idempotency_key)]), sequence)) }
         },
-        name_of(&record.topic, &record.destination),
+        name_of(&record.topic, &record.destination, labels),
         html! {
-            (badge(record.status))
+            (outcome(record.status, record.reason.as_deref()))
             @if record.blocks_key { " " span.badge.bad { "blocks its key" } }
-            @if let Some(reason) = &record.reason { " " (reason) }
         },
         html! { (record.attempts) },
         words::ago(&record.created_at),

@@ -2,11 +2,13 @@
 
 use std::time::SystemTime;
 
+use diesel_outbox::config::Config;
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 
 use super::{Visit, words};
 use crate::Guest;
+use crate::pause::while_disabled;
 use crate::request::Form;
 use crate::response::Response;
 
@@ -72,7 +74,7 @@ impl<'a> Page<'a> {
             @if !guest.rights.act {
                 p.strip { "Read-only: changes are disabled." }
             }
-            @if let Some(notice) = notice(&self.visit.request.query) {
+            @if let Some(notice) = notice(&self.visit.request.query, &site.config) {
                 p.notice role="status" data-notice { (notice) }
             }
             main id="main" tabindex="-1" { (content) }
@@ -237,7 +239,7 @@ pub(crate) fn mark() -> Markup {
 }
 
 /// The notice about the change that redirected to this page. Only known values in the address produce a notice.
-fn notice(query: &Form) -> Option<String> {
+fn notice(query: &Form, config: &Config) -> Option<String> {
     let count: i64 = query
         .get("count")
         .and_then(|count| count.parse().ok())
@@ -269,9 +271,9 @@ fn notice(query: &Form) -> Option<String> {
         ("unknown", _) => "Nothing was changed: the message is no longer known.".to_owned(),
         ("nothing", _) => "No dead letters were selected.".to_owned(),
         ("enabled", _) => "Enabled. Relays notice within a second.".to_owned(),
-        ("disabled", _) => "Disabled: messages for the destination wait.".to_owned(),
+        ("disabled", _) => format!("Disabled. {}", while_disabled(config)),
         ("changed", _) => "Changed. Relays notice within a second.".to_owned(),
-        ("removed", _) => "Removed. Messages that waited for the destination are dead-lettered.".to_owned(),
+        ("removed", _) => "Removed. Messages that waited for the destination are not sent, and end in the ledger.".to_owned(),
         ("sent_again", _) => "The message will be sent to this destination again.".to_owned(),
         ("retried", _) => format!("{messages} due at once. If more matched, repeat the change."),
         ("many_cancelled", _) => format!("{messages} cancelled. If more matched, repeat the change."),

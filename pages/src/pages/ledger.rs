@@ -6,8 +6,9 @@ use diesel_outbox::program::{self, LedgerFilter, MessageRecord, Searched};
 use maud::{Markup, html};
 
 use super::asked::{Asked, Wrong};
+use super::labels::Labels;
 use super::layout::list;
-use super::messages::badge;
+use super::messages::outcome;
 use super::overview::name_of;
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, as_limit, link, next_page, words};
@@ -92,6 +93,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let began = SystemTime::now();
     let (found, next) = search(visit, &filter, PAGE)?;
     let took = began.elapsed().unwrap_or(Duration::ZERO);
+    let labels = Labels::of(visit, found.rows.iter().map(|row| row.destination.as_str()))?;
     let rows = html! {
         @if !found.is_complete {
             p.none role="status" {
@@ -99,7 +101,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
                 ", or many rows are being written. A time range makes the search faster."
             }
         }
-        (rows(&found.rows))
+        (rows(&found.rows, &labels))
     };
     let content = html! {
         div.title {
@@ -125,13 +127,13 @@ fn form(asked: Asked<'_>) -> Markup {
         label.field { "Reason" input name="reason" value=(asked.get("reason")) placeholder="of dead letters"; }
         (asked.field("Ordering key", "key"))
         (asked.field("Tenant", "tenant"))
-        label.field { "Since, UTC" input name="since" value=(asked.get("since")) placeholder="2h, or 2026-01-31T12:00"; }
-        label.field { "Until, UTC" input name="until" value=(asked.get("until")) placeholder="1h, or 2026-01-31T13:00"; }
+        label.field { "Since, UTC" input name="since" value=(asked.get("since")) placeholder="2h or 2026-01-31"; }
+        label.field { "Until, UTC" input name="until" value=(asked.get("until")) placeholder="1h or 2026-01-31"; }
     };
     asked.form("/ledger", "Search the ledger", "Search", &fields)
 }
 
-fn rows(rows: &[MessageRecord]) -> Markup {
+fn rows(rows: &[MessageRecord], labels: &Labels) -> Markup {
     let columns = [
         Column("Message", Kind::Text),
         Column("Topic", Kind::Plain),
@@ -151,10 +153,9 @@ fn rows(rows: &[MessageRecord]) -> Markup {
                         (words::shortened(&row.idempotency_key, 60))
                     }
                 },
-                name_of(&row.topic, &row.destination),
+                name_of(&row.topic, &row.destination, labels),
                 html! {
-                    (badge(row.status))
-                    @if let Some(reason) = &row.reason { " " (reason) }
+                    (outcome(row.status, row.reason.as_deref()))
                     @if let Some(error) = &row.last_error { span.error { (words::shortened(error, 160)) } }
                 },
                 html! { (row.attempts) },

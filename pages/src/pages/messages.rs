@@ -13,6 +13,7 @@ use http::StatusCode;
 use maud::{Markup, html};
 
 use self::history::{Part, steps};
+use super::labels::Labels;
 use super::layout::section;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
@@ -88,7 +89,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         } @else if found.rows.is_empty() {
             p role="status" { "No message found for " strong.key { (q) } ": it was never in this outbox, or its ledger row has expired." }
         } @else {
-            (all(visit.guest, &found.rows, &waits, &history))
+            (all(visit, &found.rows, &waits, &history)?)
         }
     };
     Ok(page.live(began.elapsed() < QUICK).answer(&content))
@@ -104,11 +105,12 @@ fn form(q: &str) -> Markup {
 }
 
 fn all(
-    guest: &Guest,
+    visit: &Visit<'_>,
     records: &[MessageRecord],
     waits: &[Option<WaitReason>],
     history: &[HistoryEntry],
-) -> Markup {
+) -> anyhow::Result<Markup> {
+    let guest = visit.guest;
     let shown = records.iter().zip(waits);
     let shown = shown.filter(|(one, _)| !crate::message::is_said_by_a_dead_letter(one, records));
     let (records, waits): (Vec<&MessageRecord>, Vec<&Option<WaitReason>>) = shown.unzip();
@@ -118,8 +120,13 @@ fn all(
         .map(|one| Part::of(one, history))
         .collect();
     let payloads = records.iter().filter(|record| record.payload.is_some());
-    let rows: Vec<_> = records.iter().copied().zip(waits).map(row).collect();
-    html! {
+    let labels = Labels::of(visit, records.iter().map(|one| one.destination.as_str()))?;
+    let rows = records.iter().zip(waits);
+    let rows: Vec<_> = rows
+        .map(|(record, waits)| row(record, waits, &labels))
+        .collect();
+    Ok(html! {
+        (section("rows", "Current state", &table("Current state", &COLUMNS, &rows)))
         div.columns {
             @if let Some(first) = records.first() { (facts(first)) }
             section.panel aria-labelledby="history" {
@@ -127,12 +134,11 @@ fn all(
                 div.body { (timeline(&steps(&parts, history))) }
             }
         }
-        (section("rows", "Current state", &table("Current state", &COLUMNS, &rows)))
         @if guest.rights.act {
             @for record in records.iter().take(MOST_CHANGED) { (change::actions(guest, record)) }
         }
         @for record in payloads.take(MOST_PAYLOADS) { (payload(guest, record)) }
-    }
+    })
 }
 
 fn facts(record: &MessageRecord) -> Markup {
@@ -160,34 +166,35 @@ fn facts(record: &MessageRecord) -> Markup {
 
 const COLUMNS: [Column; 6] = [
     Column("Message", Kind::Text),
-    Column("Status", Kind::Short),
+    Column("Status", Kind::Plain),
     Column("Stored in", Kind::Short),
     Column("Attempts", Kind::Number),
     Column("Response", Kind::Text),
     Column("Settled", Kind::Short),
 ];
 
-fn row((record, waits): (&MessageRecord, &Option<WaitReason>)) -> Vec<Markup> {
+fn row(record: &MessageRecord, waits: &Option<WaitReason>, labels: &Labels) -> Vec<Markup> {
     let sequence = record.sequence;
+    let reason = besides(record.status, record.reason.as_deref());
     vec![
         html! {
-            @if record.kept_in == KeptIn::Dead { a href={ "/dead/" (sequence) } { "#" (sequence) } }
-            @else { "#" (sequence) }
+            @if record.kept_in == KeptIn::Dead { (words::sequence(&format!("/dead/{sequence}"), sequence)) }
+            @else { span.short { "#" (sequence) } }
             @if let Some(whole) = record.split_from { span.quiet { ", fanned out from #" (whole) } }
             @if record.replay_of().is_some() { span.quiet { ", a replay" } }
-            " " (name_of(&record.topic, &record.destination))
+            " " (name_of(&record.topic, &record.destination, labels))
         },
         html! {
             (badge(record.status))
-            @if let Some(waits) = waits { " " span.quiet { (waits.to_string()) } }
+            @if let Some(waits) = waits { " " span.quiet { (words::with_times(&waits.to_string())) } }
         },
         html! { (kept_in(record.kept_in)) },
         html! { (record.attempts) },
         html! {
             @if let Some(status) = record.http_status { "HTTP " (status) " " }
-            @if let Some(reason) = &record.reason { (reason) " " }
+            @if let Some(reason) = reason { span.short { (reason) } " " }
             @if let Some(error) = &record.last_error { span.error { (words::shortened(error, 160)) } }
-            @if record.http_status.is_none() && record.reason.is_none() && record.last_error.is_none() { "–" }
+            @if record.http_status.is_none() && reason.is_none() && record.last_error.is_none() { "–" }
         },
         html! { @match &record.settled_at { Some(at) => (words::ago(at)), None => "–" } },
     ]
@@ -210,6 +217,19 @@ pub(super) fn badge(status: MessageStatus) -> Markup {
         _ => "badge",
     };
     html! { span class=(class) { (status) } }
+}
+
+/// A reason that says more than the status.
+fn besides(status: MessageStatus, reason: Option<&str>) -> Option<&str> {
+    reason.filter(|reason| !reason.eq_ignore_ascii_case(status.as_str()))
+}
+
+/// A status with its colour, and the reason.
+pub(super) fn outcome(status: MessageStatus, reason: Option<&str>) -> Markup {
+    html! {
+        (badge(status))
+        @if let Some(reason) = besides(status, reason) { " " span.short { (reason) } }
+    }
 }
 
 fn payload(guest: &Guest, record: &MessageRecord) -> Markup {

@@ -12,6 +12,7 @@ use maud::{Markup, html};
 
 pub(super) use self::destinations::held;
 use self::verdict::Verdict;
+use super::labels::Labels;
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, number, table};
 use super::{Refusal, Visit, relays, words};
@@ -107,7 +108,7 @@ fn lanes(glance: &Glance) -> Markup {
         let dead = depths.dead.iter().find(is_of_lane);
         let oldest = lane.oldest_due_seconds;
         let row = vec![
-            name_of(&lane.topic, &lane.destination),
+            name_of(&lane.topic, &lane.destination, &glance.labels),
             shown(lane.pending),
             shown(lane.sending),
             shown(lane.retrying),
@@ -120,7 +121,7 @@ fn lanes(glance: &Glance) -> Markup {
         let mut lanes = depths.lanes.iter();
         let name = (&dead.topic, &dead.destination);
         if !lanes.any(|lane| (&lane.topic, &lane.destination) == name) {
-            let mut row = vec![name_of(&dead.topic, &dead.destination)];
+            let mut row = vec![name_of(&dead.topic, &dead.destination, &glance.labels)];
             row.extend(["0", "0", "0"].map(number));
             row.extend([dead_count(dead), number("–")]);
             rows.push((-2.0, dead.count, row));
@@ -151,10 +152,10 @@ fn lanes(glance: &Glance) -> Markup {
 }
 
 /// A topic, and the destination that its messages name, if any.
-pub(super) fn name_of(topic: &str, destination: &str) -> Markup {
+pub(super) fn name_of(topic: &str, destination: &str, labels: &Labels) -> Markup {
     html! {
         span.key { (words::name(topic)) }
-        @if !destination.is_empty() { " " span.quiet { "to " (words::name(destination)) } }
+        @if !destination.is_empty() { " " span.quiet { "to " (labels.shown(destination)) } }
     }
 }
 

@@ -17,8 +17,8 @@ use diesel_outbox::{Outbox, OutboxName};
 use maud::{Markup, html};
 
 use super::asked::{Asked, Wrong};
-use super::layout::{act, hidden, list, section, token};
-use super::messages::{QUICK, badge};
+use super::layout::{act, hidden, list, token};
+use super::messages::{QUICK, outcome};
 use super::overview::held;
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, table_or};
@@ -141,8 +141,7 @@ fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let content = html! {
         div.title {
             h1 { "Registered destinations" }
-            p.quiet { "Rows of " code { (visit.site.config.table) "_destination" } ", such as webhooks registered by customers." }
-            @if visit.guest.rights.act { p { a href="/destinations/edit" { "Register a destination" } } }
+            @if visit.guest.rights.act { a.button href="/destinations/edit" { "Register a destination" } }
         }
         (asked.form("/destinations", "Search destinations", "Search", &fields))
         (list(
@@ -157,8 +156,7 @@ fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
 
 pub(super) fn rows(visit: &Visit<'_>, found: &[RegisteredDestination]) -> Markup {
     let columns = [
-        Column("Name", Kind::Text),
-        Column("URL", Kind::Plain),
+        Column("Name, URL and description", Kind::Text),
         Column("Topics", Kind::Plain),
         Column("State", Kind::Plain),
     ];
@@ -166,11 +164,11 @@ pub(super) fn rows(visit: &Visit<'_>, found: &[RegisteredDestination]) -> Markup
         .iter()
         .map(|one| {
             vec![
-                html! { a.key href=(page_of(&one.name)) { (words::name(&one.name)) } },
                 html! {
-                    span.key { (words::shortened(&url(visit.guest, one), 80)) }
+                    a.key href=(page_of(&one.name)) { (words::name(&one.name)) }
+                    div.quiet.key { (words::shortened(&url(visit.guest, one), 80)) }
                     @if let Some(description) = &one.description {
-                        " " span.quiet { (words::shortened(description, 80)) }
+                        div.quiet { (words::shortened(description, 80)) }
                     }
                 },
                 html! { (words::shortened(&one.topics.join(", "), 60)) },
@@ -209,9 +207,11 @@ fn state(site: &Site, one: &RegisteredDestination) -> Markup {
         span class=(badge) { (one.state) }
         @if let Some(by) = one.state_by { " by " (hand_in_words(by)) }
         @if let Some(until) = one.state_until { " until " (moment(until)) }
-        @if let Some(reason) = &one.state_reason { " " (words::shortened(&in_words(reason), 200)) }
+        @if let Some(reason) = &one.state_reason {
+            @if one.state_by.is_some() { ":" } " " (words::shortened(&in_words(reason), 200))
+        }
         @if let Some(since) = one.failing_since.filter(|_| one.enabled) {
-            " " span.quiet { "no success since " (moment(since)) }
+            div.quiet { "No success since " (moment(since)) }
         }
         @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
         " " (held(why.as_deref()))
@@ -264,9 +264,9 @@ fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
             h1 { "Destination " span.key { (words::name(name)) } }
             p { a href="/destinations" { "All registered destinations" } }
         }
-        @if visit.guest.rights.act { (actions(visit, &found)) }
         (facts(visit, &found))
         @if after.is_none() { (curves(&counts)) }
+        @if visit.guest.rights.act { (actions(visit, &found)) }
         (deliveries_of(visit.guest, name, &deliveries, after.is_some()))
     };
     let title = format!("Destination {name}");
@@ -288,7 +288,6 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
             li.panel.figure {
                 span.label { (label) }
                 span.value { (words::count(i64::try_from(sum(of)).unwrap_or(i64::MAX), false)) }
-                span.parts { "in the last " (humantime::format_duration(span)) }
                 (sparkline(name, title, span, &values(of), a_minute))
             }
         }
@@ -303,7 +302,12 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
 
 fn facts(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
-    let content = html! {
+    html! {
+        section.panel aria-labelledby="facts" {
+            div.head {
+                h2 id="facts" { "Details" }
+                @if visit.guest.rights.act { a.button.second href=(link("/destinations/edit", &[("name", &one.name)])) { "Change" } }
+            }
             div.body {
                 dl.facts {
                     dt { "State" }
@@ -332,9 +336,27 @@ fn facts(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
                         }
                     }
                 }
+                @if visit.guest.rights.act { (first_aid(visit.guest, one)) }
             }
-    };
-    section("facts", "Details", &content)
+        }
+    }
+}
+
+/// What brings the destination back into work.
+fn first_aid(guest: &Guest, one: &RegisteredDestination) -> Markup {
+    let about = [("name", one.name.as_str())];
+    let paused = [("kind", "destination"), about[0]];
+    let button = |words: &str| html! { button { (words) } };
+    html! {
+        @if one.state == DestinationState::Paused { (act(guest, "/resume", &paused, &button("Resume"))) }
+        @if !one.enabled { (act(guest, "/destination/enable", &about, &button("Enable"))) }
+        @if one.verification != Verification::None {
+            (act(guest, "/destination/verify", &about, &html! {
+                button.second { "Verify" }
+                span.quiet { "Asks the endpoint now whether it wants messages." }
+            }))
+        }
+    }
 }
 
 /// `Max attempts` for `max_attempts`.
@@ -346,21 +368,39 @@ fn heading(option: &PolicyOption) -> String {
     heading
 }
 
+/// All other acts, each kind in a panel of its own.
 fn actions(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
     let guest = visit.guest;
     let form = |path: &str, content: &Markup| act(guest, path, &[("name", &one.name)], content);
     let kind = [("kind", "destination"), ("name", one.name.as_str())];
+    let panel = |heading: &str, content: &Markup| {
+        html! { section.panel { div.head { h2 { (heading) } } div.body { (content) } } }
+    };
     let since = html! {
         label.field { "Since" input name="since" value="24h" required; }
         label.field { "Why" input name="reason" maxlength="400"; }
     };
     html! {
-        section.panel {
-            div.head { h2 { "Actions" } }
-            div.body {
-                @if one.state == DestinationState::Paused {
-                    (act(guest, "/resume", &kind, &html! { button { "Resume" } }))
-                } @else {
+        div.acts {
+            (panel("Test", &form("/destination/test", &html! {
+                button.second { "Send a test event" }
+                span.quiet { code { "outbox.test" } ", sent at once, even to a disabled destination." }
+            })))
+            (panel("Failed and missed messages", &html! {
+                (form("/destination/recover", &html! {
+                    (since)
+                    label { input type="checkbox" name="missing" value="yes"; " also what it missed" }
+                    button.second { "Recover…" }
+                    span.quiet { "Dead letters since this time are sent again, oldest first." }
+                }))
+                (form("/destination/backfill", &html! {
+                    (since)
+                    button.second { "Backfill…" }
+                    span.quiet { "For a new destination: what it would have got since this time." }
+                }))
+            }))
+            (panel("Pause or disable", &html! {
+                @if one.state != DestinationState::Paused {
                     (act(guest, "/pause", &kind, &html! {
                         label.field { "For (empty: until resumed)" input name="for" placeholder="2h"; }
                         label.field { "Why" input name="reason" maxlength="200"; }
@@ -374,37 +414,13 @@ fn actions(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
                         button.danger { "Disable" }
                         span.quiet { (while_disabled(&visit.site.config)) }
                     }))
-                } @else {
-                    (form("/destination/enable", &html! { button { "Enable" } }))
                 }
-                p { a href=(link("/destinations/edit", &[("name", &one.name)])) { "Change" } }
-                (form("/destination/test", &html! {
-                    button.second { "Send a test event" }
-                    span.quiet { code { "outbox.test" } ", sent at once, even to a disabled destination." }
-                }))
-                @if one.verification != Verification::None {
-                    (form("/destination/verify", &html! {
-                        button.second { "Verify" }
-                        span.quiet { "Asks the endpoint now whether it wants messages." }
-                    }))
-                }
-                (form("/destination/rotate", &html! {
-                    label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
-                    button.second { "New secret" }
-                }))
-                (form("/destination/recover", &html! {
-                    (since)
-                    label { input type="checkbox" name="missing" value="yes"; " also what it missed" }
-                    button.second { "Recover…" }
-                    span.quiet { "Dead letters since this time are sent again, oldest first." }
-                }))
-                (form("/destination/backfill", &html! {
-                    (since)
-                    button.second { "Backfill…" }
-                    span.quiet { "For a new destination: what it would have got since this time." }
-                }))
-                (form("/destination/remove", &html! { button.danger { "Remove…" } }))
-            }
+            }))
+            (panel("Signing secret", &form("/destination/rotate", &html! {
+                label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
+                button.second { "New secret" }
+            })))
+            (panel("Remove", &form("/destination/remove", &html! { button.danger { "Remove…" } })))
         }
     }
 }
@@ -414,7 +430,7 @@ fn deliveries_of(guest: &Guest, name: &str, found: &Deliveries, is_later_page: b
         Column("Message", Kind::Text),
         Column("State", Kind::Plain),
         Column("Attempts", Kind::Number),
-        Column("When", Kind::Short),
+        Column("When", Kind::When),
         Column("Send again", Kind::Control),
     ];
     let rows = found.rows.iter().map(|row| delivery(guest, name, row));
@@ -446,26 +462,25 @@ fn delivery(guest: &Guest, name: &str, row: &Delivery) -> Vec<Markup> {
     let id = row.message_id.to_string();
     vec![
         html! {
-            a.key href=(link("/messages", &[("q", &id)])) { (id) }
-            " " span.quiet { (words::name(&row.topic)) }
+            (words::name(&row.topic))
+            div { a.key href=(link("/messages", &[("q", &id)])) { (id) } }
         },
         html! {
-            (badge(row.state))
+            (outcome(row.state, row.reason.as_deref()))
             @if let Some(status) = row.http_status { " HTTP " (status) }
-            @if let Some(reason) = &row.reason { " " (reason) }
             @if let Some(error) = &row.error { span.error { (words::shortened(error, 160)) } }
         },
         html! { (row.attempts) },
         html! {
             @if let Some(time) = &row.settled_at { (words::ago(time)) }
             @else if let Some(time) = &row.next_attempt_at { span.quiet { "due " } (words::time(time)) }
-            @else if let Some(reason) = &row.waits { span.quiet { (words::shortened(&reason.to_string(), 200)) } }
+            @else if let Some(reason) = &row.waits { span.quiet { (words::with_times(&words::shortened(&reason.to_string(), 200))) } }
         },
         html! {
             @if guest.rights.act && row.can_be_sent_again {
                 form method="post" action="/destination/send-again" {
                     (token(guest)) (hidden(&[("name", name), ("message", &id)]))
-                    button.second aria-label={ "Send " (id) " again" } { "Send again" }
+                    button.second aria-label={ "Send again: " (id) } { "Send again" }
                 }
             }
         },

@@ -12,6 +12,8 @@ pub(crate) enum Kind {
     Plain,
     /// A short text, laid out like a number.
     Short,
+    /// A time, or words about a time.
+    When,
     Number,
     /// A control, without a visible name.
     Control,
@@ -23,6 +25,7 @@ pub(crate) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> 
     let class = |kind: Kind| match kind {
         Kind::Text | Kind::Plain => None,
         Kind::Short => Some("short"),
+        Kind::When => Some("when"),
         Kind::Number => Some("number"),
         Kind::Control => Some("control"),
     };

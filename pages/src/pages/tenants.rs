@@ -27,8 +27,8 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
             p.key { (id) }
         }
         (panel("Registered destinations", "/destinations", id, destinations.is_empty(), &registered::rows(visit, &destinations)))
-        (panel("Dead letters, latest first", "/dead", id, letters.is_empty(), &dead::rows(&letters, false)))
-        (panel("Waiting messages, next due first", "/messages", id, waiting.rows.is_empty(), &waiting::rows(&waiting.rows, &waits)))
+        (panel("Dead letters, latest first", "/dead", id, letters.is_empty(), &dead::rows(visit, &letters, false)?))
+        (panel("Waiting messages, next due first", "/messages", id, waiting.rows.is_empty(), &waiting::rows(visit, &waiting.rows, &waits)?))
         @if !waiting.is_complete { p.none { "The search of waiting messages stopped after 2 s." } }
         p { a href=(link("/ledger", &[("tenant", id)])) { "Settled messages" } }
     };

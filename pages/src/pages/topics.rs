@@ -3,6 +3,7 @@
 use diesel_outbox::program::{self, KnownTopic, LiveTopic};
 use maud::{Markup, html};
 
+use super::labels::Labels;
 use super::layout::section;
 use super::overview::name_of;
 use super::table::{Column, Kind, table_or};
@@ -24,6 +25,8 @@ pub(super) fn served(visit: &Visit<'_>) -> anyhow::Result<Vec<KnownTopic>> {
 
 pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let (live, served) = (live(visit)?, served(visit)?);
+    let shown = live.iter().take(MOST);
+    let labels = Labels::of(visit, shown.map(|one| one.destination.as_str()))?;
     let content = html! {
         div.title {
             h1 { "Topics" }
@@ -32,7 +35,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         (panel(
             ("live", "Topics of live messages"),
             &[Column("Topic", Kind::Text), Column("Served by", Kind::Plain)],
-            &live.iter().take(MOST).map(waiting).collect::<Vec<_>>(),
+            &live.iter().take(MOST).map(|one| waiting(one, &labels)).collect::<Vec<_>>(),
             live.len(),
         ))
         (panel(
@@ -69,7 +72,7 @@ fn panel(
     section(id, heading, &list)
 }
 
-fn waiting(one: &LiveTopic) -> Vec<Markup> {
+fn waiting(one: &LiveTopic, labels: &Labels) -> Vec<Markup> {
     let relays = match (&one.unserved, one.served_by.as_slice()) {
         (Some(why), _) => html! {
             span.badge.bad { "no relay" } " " (why) ". "
@@ -78,7 +81,7 @@ fn waiting(one: &LiveTopic) -> Vec<Markup> {
         (None, []) => html! { span.badge.bad { "no relay" } " No relay is active." },
         (None, relays) => html! { (relays.join(", ")) },
     };
-    vec![name_of(&one.topic, &one.destination), relays]
+    vec![name_of(&one.topic, &one.destination, labels), relays]
 }
 
 fn pattern(one: &KnownTopic) -> Vec<Markup> {

@@ -1,5 +1,6 @@
 //! Numbers and times formatted for people.
 
+use std::fmt::Display;
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
@@ -84,19 +85,48 @@ pub(super) fn ago(rfc3339: &str) -> Markup {
     html! { time datetime=(rfc3339) title=(rfc3339) { (text) } }
 }
 
-/// A time in full.
-pub(super) fn time(rfc3339: &str) -> Markup {
-    let shown = rfc3339.replacen('T', " ", 1).replace('Z', " UTC");
-    html! { time datetime=(rfc3339) { (shown) } }
+/// A time in seconds, with the whole time as a tooltip.
+pub(crate) fn time(rfc3339: &str) -> Markup {
+    html! { time datetime=(rfc3339) title=(rfc3339) { (in_seconds(rfc3339)) } }
+}
+
+/// `2026-01-31 12:00:00 UTC`. What is no time, such as `infinity`, stays as it is.
+pub(crate) fn in_seconds(rfc3339: &str) -> String {
+    match rfc3339.split_at_checked(19) {
+        Some((seconds, rest)) if rest.ends_with('Z') => {
+            format!("{} UTC", seconds.replacen('T', " ", 1))
+        }
+        _ => rfc3339.to_owned(),
+    }
+}
+
+/// A text with its times, which are RFC 3339, as people read them.
+pub(super) fn with_times(text: &str) -> Markup {
+    html! {
+        @for word in text.split_inclusive(' ') {
+            @match word.split_once('Z') {
+                Some((begin, rest)) if begin.len() >= 19 && humantime::parse_rfc3339(&format!("{begin}Z")).is_ok() => {
+                    (time(&format!("{begin}Z"))) (rest)
+                }
+                _ => (word),
+            }
+        }
+    }
 }
 
 /// A time in full, and how long ago it was.
 pub(super) fn moment(rfc3339: &str) -> Markup {
     let ago = seconds_since(rfc3339).filter(|seconds| *seconds > 0.0);
+    let shown = rfc3339.replacen('T', " ", 1).replace('Z', " UTC");
     html! {
-        (time(rfc3339))
-        @if let Some(seconds) = ago { " " span.quiet { "(" (duration(seconds)) " ago)" } }
+        time datetime=(rfc3339) { (shown) }
+        @if let Some(seconds) = ago { " " span.quiet.short { "(" (duration(seconds)) " ago)" } }
     }
+}
+
+/// The sequence of a message, with a link.
+pub(super) fn sequence(href: &str, sequence: impl Display) -> Markup {
+    html! { a.short href=(href) { "#" (sequence) } }
 }
 
 /// Seconds since a time; `None`: not a time, or infinite. A future time counts as now, because clocks differ.
@@ -180,6 +210,20 @@ mod tests {
         let shown = ago("<b>").into_string();
         assert!(!shown.contains("<b>"), "{shown}");
         assert_eq!(clock(SystemTime::UNIX_EPOCH), "00:00:00");
+    }
+
+    #[test]
+    fn times_in_a_text_are_shown_in_seconds() {
+        let text = "topic paused until 2026-01-31T12:00:00.123Z: moved to ZZ, since 2026";
+        let shown = with_times(text).into_string();
+        assert!(shown.starts_with("topic paused until <time "), "{shown}");
+        let end = ">2026-01-31 12:00:00 UTC</time>: moved to ZZ, since 2026";
+        assert!(shown.ends_with(end), "{shown}");
+        assert_eq!(in_seconds("infinity"), "infinity");
+        assert_eq!(
+            in_seconds("10000-01-01 00:00:00+00"),
+            "10000-01-01 00:00:00+00"
+        );
     }
 
     #[test]

@@ -13,12 +13,12 @@ use uuid::Uuid;
 
 use super::own::Own;
 use super::words::Words;
-use super::{Asked, ENDPOINTS, Refusal, endpoint_page, plain_time, time};
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
 use crate::pages::content::cut;
 use crate::pages::link;
 use crate::pages::mask::indented;
 use crate::pages::table::{Column, Kind, table};
-use crate::pages::words::shortened;
+use crate::pages::words::{self as shown, in_seconds, shortened};
 use crate::response::Response;
 use crate::text::without_user;
 
@@ -162,24 +162,20 @@ pub(super) fn rows(asked: &Asked<'_>, name: &str, found: &Deliveries) -> Markup 
         Column(words.topic, Kind::Text),
         Column(words.state, Kind::Plain),
         Column(words.attempts, Kind::Number),
-        Column(words.when, Kind::Short),
+        Column(words.when, Kind::When),
         Column(words.details, Kind::Control),
     ];
     let row = |row: &Delivery| {
         let id = row.message_id.to_string();
-        // The history leads to the details of waiting messages.
-        let is_known = row.settled_at.is_some() || row.attempts > 0;
         vec![
-            html! { (shortened(&row.topic, 80)) " " span.quiet.key { (id) } },
+            html! { (shortened(&row.topic, 80)) div.quiet.key { (id) } },
             outcome(words, row),
             html! { (row.attempts) },
             html! {
-                @if let Some(time) = &row.settled_at { (plain_time(time)) }
-                @else if let Some(reason) = &row.waits { span.quiet { (waits(words, reason)) } }
+                @if let Some(time) = &row.settled_at { (shown::time(time)) }
+                @else if let Some(reason) = &row.waits { span.quiet { (waiting(words, reason)) } }
             },
-            html! {
-                @if is_known { a href=(page_of(name, &id)) aria-label={ (words.details) ": " (id) } { (words.details) } }
-            },
+            html! { a href=(page_of(name, &id)) aria-label={ (words.details) ": " (id) } { (words.details) } },
         ]
     };
     let rows: Vec<Vec<Markup>> = found.rows.iter().map(row).collect();
@@ -200,33 +196,48 @@ fn outcome(words: &Words, row: &Delivery) -> Markup {
 
 /// Why an event is not sent yet, in words for customers.
 pub(super) fn waits(words: &Words, reason: &WaitReason) -> String {
-    let until = |text: &str, until: &Option<String>| match until {
-        Some(time) => {
-            let until = words.until_time.replace("{}", &plain_time(time));
-            format!("{text} {until}")
-        }
-        None => text.to_owned(),
+    let (text, until) = why(words, reason);
+    let until = until.map_or_else(String::new, in_seconds);
+    text.replace("{}", &until)
+}
+
+/// The same on a page.
+fn waiting(words: &Words, reason: &WaitReason) -> Markup {
+    match why(words, reason) {
+        (text, Some(until)) => with_time(&text, until),
+        (text, None) => html! { (text) },
+    }
+}
+
+/// Why an event is not sent yet, and until when: the time is the `{}` of the text.
+fn why<'a>(words: &Words, reason: &'a WaitReason) -> (String, Option<&'a str>) {
+    let until = |text: &str, until: &'a Option<String>| match until.as_deref() {
+        Some(time) => (format!("{text} {}", words.until_time), Some(time)),
+        None => (text.to_owned(), None),
     };
-    match reason {
-        WaitReason::NotDue { until: Some(time) } => words.due_at.replace("{}", &plain_time(time)),
-        WaitReason::BehindKey { .. } => words.waits_key.to_owned(),
-        WaitReason::TopicPaused { until: end, .. } => until(words.waits_by_us, end),
+    let text = match reason {
+        WaitReason::NotDue { until: Some(time) } => {
+            return (words.due_at.to_owned(), Some(time));
+        }
+        WaitReason::TopicPaused { until: end, .. } => return until(words.waits_by_us, end),
         WaitReason::DestinationPaused { by, until: end, .. } => {
             let text = match by {
                 Hand::Owner => words.waits_paused,
                 Hand::Receiver => words.waits_receiver,
                 _ => words.waits_by_us,
             };
-            until(text, end)
+            return until(text, end);
         }
-        WaitReason::BreakerOpen { until: end, .. } => until(words.waits_breaker, end),
-        WaitReason::DestinationDisabled { .. } => words.waits_disabled.to_owned(),
-        WaitReason::NotVerified { .. } => words.waits_not_verified.to_owned(),
-        WaitReason::NoRoom { .. } => words.waits_room.to_owned(),
-        WaitReason::Expired { .. } => words.waits_expired.to_owned(),
-        WaitReason::Sending { .. } => words.sending.to_owned(),
-        _ => words.waits_for_us.to_owned(),
-    }
+        WaitReason::BreakerOpen { until: end, .. } => return until(words.waits_breaker, end),
+        WaitReason::BehindKey { .. } => words.waits_key,
+        WaitReason::DestinationDisabled { .. } => words.waits_disabled,
+        WaitReason::NotVerified { .. } => words.waits_not_verified,
+        WaitReason::NoRoom { .. } => words.waits_room,
+        WaitReason::Expired { .. } => words.waits_expired,
+        WaitReason::Sending { .. } => words.sending,
+        _ => words.waits_for_us,
+    };
+    (text.to_owned(), None)
 }
 
 fn page_of(name: &str, id: &str) -> String {
@@ -256,16 +267,17 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
             h1 { (delivery.topic) }
             p { a href=(endpoint_page(name)) { (words.back) } }
         }
-        section.panel {
+        section.panel aria-labelledby="delivery" {
+            div.head { h2 id="delivery" { (words.topic) } }
             div.body {
                 dl.facts {
                     dt { (words.message) } dd.key { (delivery.message_id) }
                     dt { (words.endpoint) } dd.key { (without_user(&one.url)) }
                     dt { (words.state) } dd { (outcome(words, delivery)) }
                     dt { (words.attempts) } dd { (delivery.attempts) }
-                    dt { (words.enqueued) } dd { (plain_time(&delivery.created_at)) }
-                    @if let Some(time) = &delivery.settled_at { dt { (words.when) } dd { (plain_time(time)) } }
-                    @if let Some(reason) = &delivery.waits { dt { (words.when) } dd { (waits(words, reason)) } }
+                    dt { (words.enqueued) } dd { (shown::time(&delivery.created_at)) }
+                    @if let Some(time) = &delivery.settled_at { dt { (words.when) } dd { (shown::time(time)) } }
+                    @if let Some(reason) = &delivery.waits { dt { (words.when) } dd { (waiting(words, reason)) } }
                 }
                 @if delivery.can_be_sent_again && asked.may().act {
                     form.do method="post" action="/delivery/again" {
@@ -282,8 +294,8 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
             div.body { (request(asked, &details)) }
         }
         @if let Some(response) = details.response.as_ref().filter(|_| asked.shows_responses()) {
-            section.panel aria-labelledby="response" {
-                div.head { h2 id="response" { (words.response) } }
+            section.panel {
+                div.head { h2 { (words.response) } }
                 div.body { pre tabindex="0" role="region" aria-label=(words.response) { (cut(response)) } }
             }
         }
@@ -315,19 +327,19 @@ fn request(asked: &Asked<'_>, details: &DeliveryDetails) -> Markup {
 fn failed(asked: &Asked<'_>, all: &[FailedAttempt]) -> Markup {
     let words = asked.words;
     let columns = [
-        Column(words.attempt, Kind::Text),
         Column(words.when, Kind::Short),
+        Column(words.attempt, Kind::Number),
         Column(words.took, Kind::Number),
         Column(words.error, Kind::Plain),
     ];
     let row = |one: &FailedAttempt| {
         let response = one.response.as_ref().filter(|_| asked.shows_responses());
         vec![
+            shown::time(&one.happened_at),
             html! { @if let Some(number) = one.attempt { (number) } },
-            html! { (plain_time(&one.happened_at)) },
             html! { @if let Some(took) = one.took { (words.duration(took)) } },
             html! {
-                @if let Some(status) = one.http_status { "HTTP " (status) " " }
+                @if let Some(status) = one.http_status { "HTTP " (status) ": " }
                 @if let Some(error) = one.public_error() { (words.failure(&error)) }
                 @if let Some(text) = response { span.error { (shortened(text, 400)) } }
             },

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::deliveries;
 use super::own::Own;
 use super::words::Words;
-use super::{Asked, ENDPOINTS, Refusal, endpoint_page, plain_time, time};
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
 use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;
@@ -31,6 +31,8 @@ use crate::text::{with_user_of, without_user};
 /// Deliveries on the page of an endpoint.
 const LATEST: usize = 10;
 const LONGEST_DESCRIPTION: usize = 200;
+/// The most characters of a URL in the title of a page.
+const LONGEST_TITLE: usize = 60;
 /// How long the old secret signs beside a new one.
 const OVERLAP: Duration = Duration::from_secs(24 * 3600);
 /// Deliveries of the last day are counted in steps of this length.
@@ -93,7 +95,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
                     a.key href=(endpoint_page(&one.name)) { (shortened(&without_user(&one.url), 100)) }
                     @if let Some(text) = &one.description { div.quiet { (shortened(text, 100)) } }
                 },
-                html! { (topics(asked, one)) },
+                html! { (shortened(&topics(asked, one), 80)) },
                 state(asked, one),
             ]
         })
@@ -117,7 +119,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
 fn topics(asked: &Asked<'_>, one: &RegisteredDestination) -> String {
     match one.topics.iter().any(|topic| topic == "*") {
         true => asked.words.all_topics.to_owned(),
-        false => shortened(&one.topics.join(", "), 80),
+        false => one.topics.join(", "),
     }
 }
 
@@ -177,17 +179,20 @@ fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
     };
     let why = hint(one, words);
     let error = one.public_verification_error();
-    let moment =
-        |time: SystemTime| plain_time(&humantime::format_rfc3339_seconds(time).to_string());
+    let moment = |sentence, time| with_time(sentence, &rfc3339(time));
     let since = one.failing_since.filter(|_| one.enabled);
     html! {
         span class=(class) { (name) }
-        @if let Some(until) = one.state_until { " " (words.until_time.replace("{}", &moment(until))) }
-        @if let Some(reason) = reason(one).filter(|reason| reason != BY_OWNER) { " " (shortened(&reason, 200)) }
+        @if let Some(until) = one.state_until { " " (moment(words.until_time, until)) }
+        @if let Some(reason) = reason(one).filter(|reason| reason != BY_OWNER) { ": " (shortened(&reason, 200)) }
         @if !why.is_empty() { span.why { (why) } }
         @if let Some(error) = error.filter(|_| !one.is_verified()) { span.error { (words.failure(&error)) } }
-        @if let Some(since) = since { span.why.quiet { (words.no_success_since.replace("{}", &moment(since))) } }
+        @if let Some(since) = since { span.why.quiet { (moment(words.no_success_since, since)) } }
     }
+}
+
+fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -204,22 +209,27 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let url = without_user(&one.url);
     let words = asked.words;
     let content = html! {
-        div.title { h1.key { (url) } }
-        section.panel {
+        div.title {
+            h1 { (shortened(&url, LONGEST_TITLE)) }
+            @if asked.may().act { a.button.second href=(link("/endpoint/edit", &[("name", name)])) { (words.change) } }
+        }
+        section.panel aria-labelledby="endpoint" {
+            div.head { h2 id="endpoint" { (words.endpoint) } }
             div.body {
                 dl.facts {
                     dt { (words.state) } dd { (state(asked, &one)) }
+                    dt { (words.url) } dd.key { (url) }
                     @if let Some(text) = &one.description { dt { (words.description) } dd { (text) } }
                     dt { (words.topics) } dd { (topics(asked, &one)) }
                     @if let Some(until) = one.old_secrets_until.filter(|until| *until > SystemTime::now()) {
                         dt { (words.secret) }
-                        dd { (words.old_secrets_until.replace("{}", &plain_time(&humantime::format_rfc3339_seconds(until).to_string()))) }
+                        dd { (with_time(words.old_secrets_until, &rfc3339(until))) }
                     }
                 }
+                @if asked.may().act { (first_aid(asked, &one)) }
             }
         }
         (curves(asked, &counts))
-        @if asked.may().act { (actions(asked, &one)) }
         section.panel aria-labelledby="deliveries" {
             div.head {
                 h2 id="deliveries" { (words.deliveries) }
@@ -227,6 +237,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
             }
             (deliveries::rows(asked, name, &latest))
         }
+        @if asked.may().act { (actions(asked, &one)) }
     };
     Ok(asked.page(StatusCode::OK, &url, &content))
 }
@@ -239,15 +250,19 @@ fn curves(asked: &Asked<'_>, counts: &[Option<DeliveryCount>]) -> Markup {
         let values: Vec<Option<f64>> = counts.iter().map(value).collect();
         let known = || counts.iter().flatten().map(of);
         let range = match known().max() {
-            Some(highest) => words.highest.replace("{}", &words.number(highest)),
-            None => words.no_data.to_owned(),
+            Some(0) => words.last_day.to_owned(),
+            Some(highest) => {
+                let highest = words.highest.replace("{}", &words.number(highest));
+                format!("{}, {highest}", words.last_day)
+            }
+            None => format!("{}, {}", words.last_day, words.no_data),
         };
         html! {
             li.panel.figure {
                 span.label { (label) }
                 span.value { (words.number(known().sum())) }
                 (curve(name, &format!("{label}, {}", words.last_day), &range, &values))
-                p.range { (words.last_day) ", " (range) }
+                p.range { (range) }
             }
         }
     };
@@ -259,32 +274,51 @@ fn curves(asked: &Asked<'_>, counts: &[Option<DeliveryCount>]) -> Markup {
     }
 }
 
+/// A form with one act of the endpoint.
+fn act(asked: &Asked<'_>, name: &str, path: &str, content: &Markup) -> Markup {
+    html! {
+        form.do method="post" action=(path) {
+            (asked.token())
+            input type="hidden" name="name" value=(name);
+            (content)
+        }
+    }
+}
+
+/// What brings the endpoint back into work.
+fn first_aid(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
+    let words = asked.words;
+    let button = |path, label: &str| act(asked, &one.name, path, &html! { button { (label) } });
+    html! {
+        @if !one.is_verified() { (button("/endpoint/verify", words.verify)) }
+        @if one.state == DestinationState::Paused && !is_of_operator(one) { (button("/endpoint/resume", words.resume)) }
+        @if !one.enabled && !is_of_operator(one) { (button("/endpoint/enable", words.enable)) }
+    }
+}
+
+/// All other acts, each kind in a panel of its own.
 fn actions(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
     let words = asked.words;
-    let name = &one.name;
-    let form = |path: &str, content: &Markup| {
-        html! {
-            form.do method="post" action=(path) {
-                (asked.token())
-                input type="hidden" name="name" value=(name);
-                (content)
-            }
-        }
+    let form = |path, content: &Markup| act(asked, &one.name, path, content);
+    let panel = |heading: &str, content: &Markup| {
+        html! { section.panel { div.head { h2 { (heading) } } div.body { (content) } } }
     };
-    let button = |path: &str, label: &str| form(path, &html! { button.second { (label) } });
+    let is_paused = one.state == DestinationState::Paused;
+    // Every other pause would hold the events.
+    let is_held = is_paused && one.state_by != Some(Hand::Relay);
     html! {
-        section.panel {
-            div.body {
-                (form("/endpoint/test", &html! {
-                    label.field { (words.example_event)
-                        select name="topic" {
-                            @for topic in &asked.portal.topics { option value=(topic.topic) { (topic.topic) } }
-                            option value=(TEST) { (TEST) }
-                        }
+        div.acts {
+            (panel(words.example_event, &form("/endpoint/test", &html! {
+                label.field { (words.topic)
+                    select name="topic" {
+                        @for topic in &asked.portal.topics { option value=(topic.topic) { (topic.topic) } }
+                        option value=(TEST) { (TEST) }
                     }
-                    button.second { (words.send_example) }
-                    span.quiet { (words.send_example_hint) }
-                }))
+                }
+                button.second { (words.send_example) }
+                span.quiet { (words.send_example_hint) }
+            })))
+            (panel(words.again, &html! {
                 (form("/endpoint/recover", &html! {
                     label.field { (words.since) input type="datetime-local" name="since" required; }
                     @if kept_for(&asked.portal.config).is_some() {
@@ -293,35 +327,34 @@ fn actions(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
                     button.second { (words.recover) }
                     span.quiet { (words.recover_hint) }
                 }))
-                div.do {
-                    a.button.second href=(link("/endpoint/edit", &[("name", name)])) { (words.change) }
-                    @if one.enabled { (button("/endpoint/retry", words.send_waiting)) }
-                    @if !one.is_verified() { (button("/endpoint/verify", words.verify)) }
-                    @if one.state == DestinationState::Paused && !is_of_operator(one) { (button("/endpoint/resume", words.resume)) }
-                    @if !one.enabled && !is_of_operator(one) { (button("/endpoint/enable", words.enable)) }
-                }
-                @if one.enabled && one.state != DestinationState::Paused {
-                    (form("/endpoint/pause", &html! {
-                        label.field { (words.pause_for) input name="for" placeholder="2h"; }
-                        label.field { (words.reason) input name="reason" maxlength="200"; }
-                        button.second { (words.pause) }
-                        span.quiet { (words.while_paused) }
-                    }))
-                }
-                @if one.enabled {
+                @if one.enabled && !is_held { (form("/endpoint/retry", &html! { button.second { (words.send_waiting) } })) }
+            }))
+            @if one.enabled {
+                (panel(words.pause_or_disable, &html! {
+                    @if !is_paused {
+                        (form("/endpoint/pause", &html! {
+                            label.field { (words.pause_for) input name="for" placeholder="2h"; }
+                            label.field { (words.reason) input name="reason" maxlength="200"; }
+                            button.second { (words.pause) }
+                            span.quiet { (words.while_paused) }
+                        }))
+                    }
                     (form("/endpoint/disable", &html! {
                         button.second { (words.disable) }
                         span.quiet { (asked.own().while_disabled(words)) }
                     }))
-                }
-                @if asked.may().secrets {
-                    (form("/endpoint/rotate", &html! { button.second { (words.rotate) } " " span.quiet { (words.rotate_hint) } }))
-                }
-                (form("/endpoint/remove", &html! {
-                    label { input type="checkbox" name="sure" value="yes" required; " " (words.remove_sure) }
-                    button.danger { (words.remove) }
                 }))
             }
+            @if asked.may().secrets {
+                (panel(words.secret, &form("/endpoint/rotate", &html! {
+                    button.second { (words.rotate) }
+                    span.quiet { (words.rotate_hint) }
+                })))
+            }
+            (panel(words.remove, &form("/endpoint/remove", &html! {
+                label { input type="checkbox" name="sure" value="yes" required; " " (words.remove_sure) }
+                button.danger { (words.remove) }
+            })))
         }
     }
 }
@@ -723,14 +756,14 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
             div.body {
                 p {
                     @if answer.went_well { span.badge.good { (words.delivered) } " " (words.test_accepted) }
-                    @else { span.badge.bad { (words.failing) } " " (words.test_failed) }
+                    @else { span.badge.bad { (words.error) } " " (words.test_failed) }
                 }
                 dl.facts {
                     dt { (words.status_code) }
                     dd { @if let Some(status) = answer.http_status { "HTTP " (status) } @else { (words.no_response) } }
                     @if let Some(error) = answer.public_error() { dt { (words.error) } dd { (words.failure(&error)) } }
                     dt { (words.took) } dd { (words.duration(answer.took)) }
-                    dt { (words.message) } dd { (answer.message_id) }
+                    dt { (words.message) } dd.key { (answer.message_id) }
                 }
                 @if let Some(body) = body { pre tabindex="0" { (body) } }
                 p { a.button.second href=(endpoint_page(name)) { (words.back) } }

@@ -33,14 +33,14 @@ words! {
     add_endpoint no_endpoints url description topics state all_topics example
     active failing not_verified disabled paused unusable until_time no_success_since
     why_paused_here why_paused_by_us why_paused_receiver why_paused_breaker
-    pause resume pause_for reason while_paused while_disabled missed_is_kept missed_is_lost
+    pause_or_disable pause resume pause_for reason while_paused while_disabled missed_is_kept missed_is_lost
     invalid_duration set_by_us
     waits_key waits_paused waits_by_us waits_receiver waits_breaker waits_disabled waits_not_verified waits_room waits_expired waits_for_us
     send_waiting done_retried
     why_failing why_disabled_failing why_disabled_gone why_disabled_not_verified why_disabled_here why_disabled_other why_unusable why_not_verified
     change save cancel verify enable disable remove remove_sure rotate rotate_hint secret secret_once old_secrets_until
     send_example example_event send_example_hint test_accepted test_failed status_code took no_response
-    recover since until recover_hint missing_too
+    again recover since until recover_hint missing_too
     last_day delivered dead_lettered no_data highest
     filter endpoint topic any search older first_page more no_deliveries incomplete
     message attempts when due_at send_again details

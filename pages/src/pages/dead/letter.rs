@@ -5,6 +5,7 @@ use diesel_outbox::program::{self, MessageRecord};
 use maud::{Markup, html};
 
 use crate::Guest;
+use crate::pages::labels::Labels;
 use crate::pages::layout::act;
 use crate::pages::overview::name_of;
 use crate::pages::timeline::{Step, timeline};
@@ -59,6 +60,7 @@ pub(in crate::pages) fn show(
         }
     };
     let title = format!("Dead letter {sequence}");
+    let labels = Labels::of(visit, std::iter::once(letter.destination.as_str()))?;
     let body = html! {
         div.title {
             h1 { "Dead letter " span.key { "#" (sequence) } }
@@ -66,7 +68,7 @@ pub(in crate::pages) fn show(
         }
         @if visit.guest.rights.act { (actions(visit.guest, letter)) }
         div.columns {
-            (facts(letter))
+            (facts(letter, &labels))
             (history(visit.guest, letter))
         }
         (contents(visit.guest, letter))
@@ -74,7 +76,7 @@ pub(in crate::pages) fn show(
     Ok(visit.page(&title).answer(&body))
 }
 
-fn facts(letter: &MessageRecord) -> Markup {
+fn facts(letter: &MessageRecord, labels: &Labels) -> Markup {
     let messages = |q: &str| link("/messages", &[("q", q)]);
     let id = letter.message_id.to_string();
     html! {
@@ -82,7 +84,7 @@ fn facts(letter: &MessageRecord) -> Markup {
             div.head { h2 id="facts" { "The message" } }
             div.body {
                 dl.facts {
-                    dt { "Topic" } dd { (name_of(&letter.topic, &letter.destination)) }
+                    dt { "Topic" } dd { (name_of(&letter.topic, &letter.destination, labels)) }
                     dt { "Reason" } dd { span.badge.bad { (letter.reason.as_deref().unwrap_or_default()) } }
                     dt { "Last error" } dd { (letter.last_error.as_deref().unwrap_or("none")) }
                     @if let Some(status) = letter.http_status { dt { "Response" } dd { "HTTP " (status) } }

@@ -133,14 +133,14 @@ impl Part {
 
 /// An entry of the history table as a step.
 fn step_of(entry: &HistoryEntry) -> Step {
-    let told = crate::message::sentence(entry);
-    let (first, rest) = told.split_at(told.chars().next().map_or(0, char::len_utf8));
+    let (what, more) = crate::message::in_two(entry);
+    let (first, rest) = what.split_at(what.chars().next().map_or(0, char::len_utf8));
     let kind = match entry.event.as_str() {
         "failed" => "wait",
         _ => "idle",
     };
     let what = first.to_uppercase() + rest;
-    Step::new(kind, &what, Some(&entry.happened_at), String::new())
+    Step::new(kind, &what, Some(&entry.happened_at), more)
 }
 
 /// The steps of all rows and of the history table, ordered by time.

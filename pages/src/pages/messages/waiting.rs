@@ -6,9 +6,10 @@ use diesel_outbox::admin::WaitingFilter;
 use diesel_outbox::program::{self, MessageRecord, Searched};
 use maud::{Markup, html};
 
-use super::badge;
+use super::outcome;
 use crate::Guest;
 use crate::pages::asked::{Asked, Wrong};
+use crate::pages::labels::Labels;
 use crate::pages::layout::{act, list};
 use crate::pages::overview::name_of;
 use crate::pages::table::{Column, Kind, table_or};
@@ -79,7 +80,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Result<Markup, String>, Refusal>
             let why = "The search stopped after 2 s: few messages match. Filter by topic, destination or ordering key.";
             html! { p.none role="status" { (why) } }
         }
-        true => rows(&found.rows, &waits),
+        true => rows(visit, &found.rows, &waits)?,
     };
     let fields = html! {
         (asked.field("Topic", "topic"))
@@ -119,7 +120,12 @@ fn change_all(guest: &Guest, asked: Asked<'_>) -> Markup {
     }
 }
 
-pub(in crate::pages) fn rows(records: &[MessageRecord], waits: &[Option<WaitReason>]) -> Markup {
+pub(in crate::pages) fn rows(
+    visit: &Visit<'_>,
+    records: &[MessageRecord],
+    waits: &[Option<WaitReason>],
+) -> anyhow::Result<Markup> {
+    let labels = Labels::of(visit, records.iter().map(|row| row.destination.as_str()))?;
     let columns = [
         Column("Message", Kind::Text),
         Column("Topic", Kind::Plain),
@@ -131,14 +137,16 @@ pub(in crate::pages) fn rows(records: &[MessageRecord], waits: &[Option<WaitReas
         let sequence = record.sequence.to_string();
         vec![
             html! {
-                a.key href=(link("/messages", &[("q", &sequence)])) { "#" (sequence) }
+                (words::sequence(&link("/messages", &[("q", &sequence)]), &sequence))
                 @if let Some(key) = &record.ordering_key { " " span.quiet { "key " (words::shortened(key, 60)) } }
             },
-            name_of(&record.topic, &record.destination),
+            name_of(&record.topic, &record.destination, &labels),
             html! {
-                (badge(record.status))
-                @if let Some(waits) = waits { " " span.quiet { (waits.to_string()) } }
-                @if let Some(reason) = &record.reason { " " (reason) }
+                (outcome(record.status, record.reason.as_deref()))
+                // The last column says when it is due.
+                @if let Some(waits) = waits.as_ref().filter(|waits| !matches!(waits, WaitReason::NotDue { .. })) {
+                    " " span.quiet { (words::with_times(&waits.to_string())) }
+                }
                 @if let Some(error) = &record.last_error { " " span.error { (words::shortened(error, 160)) } }
             },
             html! { (record.attempts) },
@@ -146,10 +154,6 @@ pub(in crate::pages) fn rows(records: &[MessageRecord], waits: &[Option<WaitReas
         ]
     };
     let rows: Vec<Vec<Markup>> = records.iter().zip(waits).map(row).collect();
-    table_or(
-        "No waiting messages match.",
-        "Waiting messages",
-        &columns,
-        &rows,
-    )
+    let none = "No waiting messages match.";
+    Ok(table_or(none, "Waiting messages", &columns, &rows))
 }

@@ -11,6 +11,9 @@ use crate::pages::{Visit, words};
 use crate::pause::{find, in_words};
 use crate::{Guest, Site};
 
+/// Rows of the table.
+const MOST: usize = 100;
+
 /// A row of the table: a destination, or a paused topic.
 struct Place {
     kind: Pausable,
@@ -34,15 +37,18 @@ pub(super) fn panel(visit: &Visit<'_>, glance: &Glance) -> Markup {
     if can_change {
         columns.push(Column("Pause or resume", Kind::Control));
     }
+    let more = words::counted(
+        i64::try_from(places.len().saturating_sub(MOST)).unwrap_or(i64::MAX),
+        "other is paused",
+        "others are paused",
+    );
     let rows: Vec<Vec<Markup>> = places
         .iter()
+        .take(MOST)
         .map(|place| {
             let pause = find(&glance.pauses, place.kind, &place.name);
             let mut row = vec![
-                html! {
-                    @if place.kind == Pausable::Topic { span.quiet { "topic " } }
-                    span.key { (place.name) }
-                },
+                name(place, glance),
                 state(place, pause),
                 number(&place.work.map_or("–".to_owned(), |(busy, threads, _)| {
                     format!("{busy} of {threads}")
@@ -68,6 +74,7 @@ pub(super) fn panel(visit: &Visit<'_>, glance: &Glance) -> Markup {
             }
             @if rows.is_empty() { p.none { "No destinations are configured in this process. The process of the relay has them." } }
             @else { (table("Destinations", &columns, &rows)) }
+            @if places.len() > MOST { p.none { "and " (more) } }
             @if can_change { (pause_by_name(visit.guest)) }
         }
     }
@@ -111,6 +118,18 @@ fn places(site: &Site, pauses: &[Pause]) -> Vec<Place> {
     places
 }
 
+/// The name, with the kind of what is no destination.
+fn name(place: &Place, glance: &Glance) -> Markup {
+    let tenant = || place.name.parse().ok().map(words::tenant);
+    html! {
+        @match (place.kind, tenant()) {
+            (Pausable::Destination, _) => (glance.labels.shown(&place.name)),
+            (Pausable::Tenant, Some(tenant)) => { span.quiet { "tenant " } (tenant) }
+            (kind, _) => { span.quiet { (kind) " " } span.key { (words::name(&place.name)) } }
+        }
+    }
+}
+
 fn state(place: &Place, pause: Option<&Pause>) -> Markup {
     let Some(pause) = pause else {
         return match place.state {
@@ -127,8 +146,9 @@ fn state(place: &Place, pause: Option<&Pause>) -> Markup {
     let is_breaker = pause.reason == "BREAKER_OPEN";
     html! {
         @if is_breaker { span.badge.bad { "breaker open" } }
-        @else { span.badge.wait { "paused" } " " (words::shortened(&in_words(&pause.reason), 200)) }
-        " " span.quiet { (left(pause)) }
+        @else { span.badge.wait { "paused" } }
+        " " (left(pause))
+        @if !is_breaker { ": " (words::shortened(&in_words(&pause.reason), 200)) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The verdict: one sentence on whether messages are being delivered, and the reasons.
 
-use diesel_outbox::admin::{DestinationCounts, LaneDepth, Pause};
+use diesel_outbox::admin::{DestinationCounts, LaneDepth, Pausable, Pause};
 use diesel_outbox::program::{self, BlockedKey, Rates};
 use diesel_outbox::{ReasonCode, Status as MessageStatus};
 use maud::{Markup, html};
@@ -9,6 +9,7 @@ use super::destinations::left;
 use super::words;
 use crate::Site;
 use crate::history::Glance;
+use crate::pages::labels::Labels;
 use crate::pause::in_words;
 
 /// A message due for longer is late: relays poll twice a second.
@@ -73,6 +74,7 @@ pub(super) struct Facts<'a> {
     /// Problems that only degrade it.
     pub(super) warnings: Vec<String>,
     pub(super) pauses: &'a [Pause],
+    pub(super) labels: Option<&'a Labels>,
     /// Destinations of this process whose threads are all sending.
     pub(super) busy: Vec<String>,
     pub(super) blocked_keys: &'a [BlockedKey],
@@ -126,6 +128,7 @@ impl Verdict {
         facts.has_relay = glance.has_relay();
         facts.switched_off = glance.switched_off();
         facts.pauses = &glance.pauses;
+        facts.labels = Some(&glance.labels);
         facts.blocked_keys = &glance.blocked_keys;
         facts.oldest_due = oldest.map(|(seconds, lane)| (seconds, lane.topic.clone()));
         facts.waiting = glance.depths.pending() + glance.depths.retrying();
@@ -158,9 +161,12 @@ impl Verdict {
     fn from_facts(facts: Facts<'_>) -> Self {
         let warnings = facts.warnings.clone();
         let remarks = facts.remarks();
+        // Last: an operator can do the least about them, and they may be many.
+        let of_customers = facts.pauses_of(true);
         let mut verdict = facts.judge();
         verdict.reasons.extend(warnings);
         verdict.reasons.extend(remarks);
+        verdict.reasons.extend(of_customers);
         verdict
     }
 
@@ -200,7 +206,7 @@ impl Facts<'_> {
         let settled = self.rates.map_or(0.0, |rates| rates.settled);
         let a_minute = words::per_minute(settled);
         let many = words::counted(self.waiting, "message is waiting", "messages are waiting");
-        let pauses = || self.pauses.iter().map(pause_reason);
+        let pauses = self.pauses_of(false);
         if !self.failures.is_empty() {
             let sentence = "The relay in this process cannot deliver messages.";
             return Verdict::new(State::Stopped, sentence, self.failures);
@@ -233,7 +239,7 @@ impl Facts<'_> {
                 reasons.push(format!("Settled in the last minute: {a_minute}."));
             }
             reasons.extend(self.why_late());
-            reasons.extend(pauses());
+            reasons.extend(pauses);
             return Verdict::new(State::Waits, sentence, reasons);
         }
         if !self.pauses.is_empty() {
@@ -241,7 +247,7 @@ impl Facts<'_> {
                 true => "Some messages are not being delivered.",
                 false => "Some messages are paused, and no others were settled in the last minute.",
             };
-            return Verdict::new(State::Waits, sentence, pauses().collect());
+            return Verdict::new(State::Waits, sentence, pauses);
         }
         if self.all_dead_letters {
             let sentence = "Messages are being dead-lettered, and none is delivered.";
@@ -267,6 +273,21 @@ impl Facts<'_> {
             ),
         };
         Verdict::new(state, sentence, Vec::new())
+    }
+
+    /// The pauses of registered destinations, or all others.
+    fn pauses_of(&self, is_registered: bool) -> Vec<String> {
+        let has = |name: &str| self.labels.is_some_and(|labels| labels.has(name));
+        let registered = |one: &Pause| one.kind == Pausable::Destination && has(&one.name);
+        let pauses = self.pauses.iter();
+        let pauses = pauses.filter(|one| registered(one) == is_registered);
+        let label = |name: &str| {
+            let label = self.labels.map(|labels| labels.label(name));
+            label.unwrap_or_else(|| name.to_owned())
+        };
+        pauses
+            .map(|pause| pause_reason(pause, &label(&pause.name)))
+            .collect()
     }
 
     /// Possible reasons for a late message, apart from pauses.
@@ -364,10 +385,8 @@ fn blocked(key: &BlockedKey) -> String {
     format!("Ordering key {name}: {least}{behind} behind {first} (see Keys).")
 }
 
-fn pause_reason(pause: &Pause) -> String {
-    let Pause {
-        kind, name, reason, ..
-    } = pause;
+fn pause_reason(pause: &Pause, name: &str) -> String {
+    let Pause { kind, reason, .. } = pause;
     let left = left(pause);
     match reason.as_str() {
         "BREAKER_OPEN" => {
@@ -376,7 +395,7 @@ fn pause_reason(pause: &Pause) -> String {
         _ => format!(
             "The {} {name} is paused {left}: {}",
             kind.as_str(),
-            words::shortened(&in_words(reason), 200)
+            words::shortened(&in_words(reason), 100)
         ),
     }
 }

@@ -1,0 +1,78 @@
+//! What registered destinations are called. The portal gives them UUIDs as names, which tell a reader nothing.
+
+use std::collections::{BTreeSet, HashMap};
+
+use diesel::PgConnection;
+use diesel_outbox::{DatabaseError, OutboxName, program};
+use maud::{Markup, html};
+use uuid::Uuid;
+
+use super::{Visit, link, words};
+use crate::text::without_secrets;
+
+/// Names of one page that are looked up.
+const MOST: usize = 1000;
+const LONGEST: usize = 60;
+
+/// The URL and the description of registered destinations, by name.
+#[derive(Default)]
+pub(crate) struct Labels(HashMap<String, (String, Option<String>)>);
+
+impl Labels {
+    /// Those of the registered destinations among these.
+    pub(crate) fn read<'n>(
+        conn: &mut PgConnection,
+        outbox: &OutboxName,
+        names: impl Iterator<Item = &'n str>,
+    ) -> Result<Self, DatabaseError> {
+        let names: BTreeSet<&str> = names.take(MOST).collect();
+        match names.is_empty() {
+            true => Ok(Self::default()),
+            false => {
+                let names: Vec<&str> = names.into_iter().collect();
+                program::called(conn, outbox, &names).map(Self)
+            }
+        }
+    }
+
+    /// Those of the destinations of a list. Only UUIDs are looked up: other names say enough.
+    pub(super) fn of<'n>(
+        visit: &Visit<'_>,
+        names: impl Iterator<Item = &'n str>,
+    ) -> anyhow::Result<Self> {
+        let mut names = names.filter(|name| name.parse::<Uuid>().is_ok()).peekable();
+        match names.peek() {
+            None => Ok(Self::default()),
+            Some(_) => visit.run(&visit.site.searches, |conn, outbox| {
+                Self::read(conn, outbox, names)
+            }),
+        }
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// The name, or what tells a reader more than a UUID: the description, or the beginning of the URL.
+    pub(super) fn label(&self, name: &str) -> String {
+        let of_uuid = self.0.get(name).filter(|_| name.parse::<Uuid>().is_ok());
+        let label = match of_uuid {
+            Some((_, Some(description))) if !description.is_empty() => description.clone(),
+            Some((url, _)) => without_secrets(url),
+            None => return words::shortened(name, crate::text::LONGEST_NAME),
+        };
+        words::shortened(&label, LONGEST)
+    }
+
+    /// The label, with a link to the page of a registered destination.
+    pub(super) fn shown(&self, name: &str) -> Markup {
+        let label = self.label(name);
+        match self.has(name) {
+            true => {
+                let page = link("/destinations", &[("name", name)]);
+                html! { a href=(page) title=(name) { (label) } }
+            }
+            false => words::name(name),
+        }
+    }
+}
