@@ -51,7 +51,8 @@ GRANT SELECT, INSERT ON "outbox_topic" TO outbox_registrar;
 GRANT INSERT ON "outbox_registration" TO outbox_registrar;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_registrar;
 
--- Runs a relay, and all commands of an operator except migrate and forget. INSERT is for fan-outs and requeued
+-- Runs a relay, and all commands of an operator except migrate, forget and
+-- message expunge. INSERT is for fan-outs and requeued
 -- messages; UPDATE on one column of the dead letters allows locking them.
 GRANT SELECT, DELETE, INSERT (sequence, message_id, topic, destination, payload, headers,
     ordering_key, idempotency_key, digest, tenant_id, available_at, expires_at, created_at,

@@ -657,7 +657,8 @@ impl<'a> Destinations<'a> {
         })?)
     }
 
-    /// Removes a destination: its waiting messages are dead-lettered. `false`: the destination does not exist.
+    /// Removes a destination: its waiting messages end as cancelled ones do, in the ledger only
+    /// (`DESTINATION_REMOVED`). `false`: the destination does not exist.
     ///
     /// # Errors
     /// If the database fails.

@@ -212,7 +212,7 @@ pub struct Failure {
 pub enum Pause {
     /// For this time.
     For(Duration),
-    /// Until an operator resumes it (`diesel-outbox resume`).
+    /// Until it is resumed (`diesel-outbox resume`). A new URL or enabling ends the pause of a registered destination, too.
     UntilResumed,
 }
 

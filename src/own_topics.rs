@@ -4,7 +4,7 @@
 pub(crate) const FAILING: &str = "outbox.destination.failing";
 /// A failing destination works again.
 pub(crate) const RECOVERED: &str = "outbox.destination.recovered";
-/// A relay has paused a destination until an operator resumes it.
+/// A relay has paused a destination until it is resumed.
 pub(crate) const PAUSED: &str = "outbox.destination.paused";
 /// A relay has disabled a registered destination.
 pub(crate) const DISABLED: &str = "outbox.destination.disabled";

@@ -69,7 +69,7 @@ pub(crate) enum Action {
         #[command(flatten)]
         who: Who,
     },
-    /// Remove a destination; its waiting messages become dead letters
+    /// Remove a destination; its waiting messages end as cancelled ones do, and leave no dead letters
     Remove {
         /// Name of the destination
         name: String,

@@ -128,7 +128,7 @@ END
 $function$;
 
 -- After registered destinations are deleted, and before all are (TRUNCATE): records the removal beside the pauses, so
--- that relays dead-letter the waiting messages, even if no relay runs now. A destination that is inserted again deletes
+-- that relays end the waiting messages, even if no relay runs now. A destination that is inserted again deletes
 -- this record. Pauses of the name stay, except those of its owner: a relay may have configured a destination of this name.
 --
 -- After registered destinations are inserted: records this in a table that each claim reads, so that a relay that has not

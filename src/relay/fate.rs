@@ -571,7 +571,7 @@ mod tests {
     }
 
     /// R50: where the settings have a destination of the name, a message for a registration of that name waits for other
-    /// relays while the registration exists, and is dead-lettered when it is gone. Without such a destination, it is the
+    /// relays while the registration exists, and ends when it is gone. Without such a destination, it is the
     /// message of a route that waits, whether a registration of the name exists, or has been removed.
     #[test]
     fn of_two_destinations_of_one_name_each_gets_what_is_addressed_to_it() {

@@ -104,7 +104,7 @@ enum Phase {
 /// A change that other relays must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
-    /// Paused until this time, or until an operator resumes the destination.
+    /// Paused until this time, or until the destination is resumed.
     Paused(ReasonCode, Option<Instant>),
     /// The breaker is open until this time, for the nth time in a row.
     Opened(Instant, u32),

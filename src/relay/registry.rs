@@ -170,7 +170,7 @@ impl Registry {
         limits.map_or(1, |limits| limits.key_run)
     }
 
-    /// Whether the destination was removed. Messages that name it are dead-lettered.
+    /// Whether the destination was removed. Messages that name it end in the ledger, and leave no dead letters.
     pub(super) fn is_removed(&self, name: &str) -> bool {
         self.removed.contains(name)
     }

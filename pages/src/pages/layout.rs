@@ -256,7 +256,7 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
         ("discarded", _) => format!("{letters} discarded. The ledger still records them as dead."),
         ("paused", _) => "Paused. Relays notice within a second.".to_owned(),
         ("resumed", 0) => "Nothing to resume: the pause has already ended.".to_owned(),
-        ("resumed", _) => "Resumed.".to_owned(),
+        ("resumed", _) => "Resumed. If another pause is left, it is shown below.".to_owned(),
         ("cancelled", _) => "The message was cancelled. The ledger records the cancellation.".to_owned(),
         ("rescheduled", _) => "The message was rescheduled.".to_owned(),
         ("settled_delivered", _) => "The message was settled as delivered.".to_owned(),

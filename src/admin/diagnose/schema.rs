@@ -175,7 +175,7 @@ fn consequence(trigger: &str) -> &'static str {
             "messages of destinations that TRUNCATE removes stay in the outbox"
         }
         "outbox_destination_there" => {
-            "messages of a destination that was removed and registered again are dead-lettered"
+            "messages that name a destination that was removed and registered again end unsent"
         }
         "outbox_destination_most" | "outbox_destination_most_moved" => {
             "nothing limits the registered destinations of a tenant"

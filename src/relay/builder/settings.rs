@@ -66,7 +66,7 @@ setters! {
     /// |---|---|---|
     /// | `outbox.destination.failing` | a registered destination fails, and no send has succeeded for ten minutes | `failing_since`, `reason` |
     /// | `outbox.destination.recovered` | the next success of a failing destination | `failing_since` |
-    /// | `outbox.destination.paused` | a relay has paused a destination until an operator resumes it | `reason` |
+    /// | `outbox.destination.paused` | a relay has paused a destination until it is resumed | `reason` |
     /// | `outbox.destination.disabled` | a relay has disabled a registered destination | `reason` |
     /// | `outbox.breaker.opened` | a relay has opened a closed circuit breaker | `until` |
     /// | `outbox.messages.dead` | the end of a minute in which messages to the destination were dead-lettered | `minute`, `count` |

@@ -91,7 +91,7 @@ impl Gate {
                 log::warn!(event = "destination_parked", destination:% = name, reason = code.as_str(), seconds = seconds(until); "{name} asked to back off for {:.0?} ({code}): holding its messages, no attempts used", until.saturating_duration_since(now));
             }
             News::Paused(code, None) => {
-                log::error!(event = "destination_paused", destination:% = name, reason = code.as_str(); "paused {name} ({code}): holding its messages, no attempts used, until an operator runs `diesel-outbox resume destination {name}`");
+                log::error!(event = "destination_paused", destination:% = name, reason = code.as_str(); "paused {name} ({code}): holding its messages, no attempts used, until it is resumed (`diesel-outbox resume destination {name}`)");
             }
             News::Opened(until, openings) => {
                 let why = match sign {

@@ -95,7 +95,7 @@ pub(crate) fn disable(
     Ok(is_disabled)
 }
 
-/// Pauses a destination until an operator resumes it, and writes an event unless the destination was paused so before.
+/// Pauses a destination until it is resumed, and writes an event unless the destination was paused so before.
 pub(crate) fn pause(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -24,7 +24,7 @@ pub(crate) struct Served {
     relays: Vec<Relay>,
     /// `false`: a relay of a later version is active, and may serve anything.
     is_certain: bool,
-    /// The registered destinations, and the removed ones, whose messages are dead-lettered. If any are registered, also
+    /// The registered destinations, and the removed ones, whose messages relays end. If any are registered, also
     /// the empty name: a message that names no destination goes to all that want its topic, if any. Empty if no relay
     /// delivers to registered destinations.
     registered: HashSet<String>,

@@ -93,16 +93,25 @@ const REGISTRAR: Role = Role {
 
 const RELAY: Role = Role {
     name: "outbox_relay",
-    what: "Runs a relay, and all commands of an operator except migrate and forget. INSERT is for fan-outs and requeued
+    what: "Runs a relay, and all commands of an operator except migrate, forget and
+-- message expunge. INSERT is for fan-outs and requeued
 -- messages; UPDATE on one column of the dead letters allows locking them.",
     rights: &[
         ("", "SELECT, DELETE", ""),
-        ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
+        (
+            "",
+            "INSERT",
+            "sequence, message_id, topic, destination, payload, headers, ordering_key, \
             idempotency_key, digest, tenant_id, available_at, expires_at, created_at, \
             occurred_at, attempts, last_attempt_at, last_error_code, last_error, split_from, split_to, \
-            registration"),
-        ("", "UPDATE", "destination, available_at, expires_at, attempts, locked_by, locked_at, last_attempt_at, \
-            last_error_code, last_error, split_to, registration"),
+            registration",
+        ),
+        (
+            "",
+            "UPDATE",
+            "destination, available_at, expires_at, attempts, locked_by, locked_at, last_attempt_at, \
+            last_error_code, last_error, split_to, registration",
+        ),
         ("_ledger", "SELECT, INSERT", ""),
         ("_attempt", "SELECT, INSERT", ""),
         ("_part", "SELECT", ""),
