@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use comfy_table::Table;
-use diesel_outbox::admin::Pause;
+use diesel_outbox::admin::{Pausable, Pause};
 use diesel_outbox_pages::pause::{hand_in_words, in_words};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::output;
 
@@ -17,6 +18,12 @@ pub(crate) fn as_json(pause: &Pause) -> Value {
         "by": pause.by.as_str(),
         "seconds_left": pause.left.map(|left| left.as_secs_f64()),
     })
+}
+
+/// The pause of a tenant.
+pub(crate) fn of_tenant(pauses: &[Pause], tenant: Uuid) -> Option<&Pause> {
+    let is_of = |pause: &&Pause| pause.kind == Pausable::Tenant && pause.name.parse() == Ok(tenant);
+    pauses.iter().find(is_of)
 }
 
 pub(crate) fn table(pauses: &[Pause]) -> Table {

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use diesel_outbox::Outbox;
 use diesel_outbox::admin::{self, Pausable};
+use diesel_outbox::destinations::DestinationState;
 use diesel_outbox::program::{self, Act};
-use diesel_outbox_pages::pause::find;
+use diesel_outbox_pages::pause::{find, state_in_words};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -77,27 +79,54 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     program::audited(&mut conn, table, &note, Act::Resume, name, |conn| {
         admin::resume(conn, table, kind, name)
     })?;
+    let after = admin::pauses(&mut conn, &config.table)?;
+    let row = match kind {
+        Pausable::Destination => {
+            let outbox = Outbox::from(config.table.clone());
+            outbox.destinations().get(&mut conn, name)?
+        }
+        _ => None,
+    };
+    let tenant = row.as_ref().and_then(|row| row.tenant_id);
+    let of_tenant = tenant.and_then(|tenant| pauses::of_tenant(&after, tenant));
     let Some(pause) = pause else {
+        let held = of_tenant.map(|held| format!(", but {}", pauses::sentence(held)));
         bail!(
-            "{} {name:?} is not paused: `diesel-outbox pause list` shows all pauses",
-            kind.as_str()
+            "{} {name:?} is not paused{}: `diesel-outbox pause list` shows all pauses",
+            kind.as_str(),
+            held.unwrap_or_default()
         );
     };
-    let after = admin::pauses(&mut conn, &config.table)?;
-    let left = find(&after, kind, name);
+    let own = find(&after, kind, name);
     if json {
         return output::json(&json!({
             "resumed": pauses::as_json(pause),
-            "still_paused": left.map(pauses::as_json),
+            "still_paused": own.or(of_tenant).map(pauses::as_json),
+            "state": row.map(|row| row.state.as_str()),
         }));
     }
-    let kind = kind.as_str();
-    let name = output::shown(name);
-    match left {
-        None => output::line(format!("{kind} {name} is resumed")),
-        Some(left) => output::line(format!(
+    let (kind, name) = (kind.as_str(), output::shown(name));
+    output::line(match (own, of_tenant, row) {
+        (Some(own), ..) => format!(
             "resumed, but {}. Repeat the command to end this pause, too",
-            pauses::sentence(left)
-        )),
-    }
+            pauses::sentence(own)
+        ),
+        (None, Some(held), _) => format!(
+            "resumed, but {}. `diesel-outbox resume tenant {}` ends this pause, too",
+            pauses::sentence(held),
+            output::shown(&held.name)
+        ),
+        (None, None, Some(row))
+            if matches!(
+                row.state,
+                DestinationState::Disabled | DestinationState::Unverified
+            ) =>
+        {
+            format!(
+                "resumed, but {kind} {name} is {}",
+                output::shown(&state_in_words(&row))
+            )
+        }
+        (None, None, _) => format!("{kind} {name} is resumed"),
+    })
 }

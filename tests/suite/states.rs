@@ -258,6 +258,37 @@ fn an_endpoint_of_a_paused_tenant_is_paused_by_an_operator() {
     expect("active", None);
 }
 
+/// R66: what else holds the messages, the one answer names.
+#[test]
+fn a_resume_says_what_still_holds_the_destination() {
+    let customer = Customer::new(Receiver::ok(), &[]);
+    let (database, id) = (&customer.database, customer.id.to_string());
+    let run = |arguments: &[&str]| finish(database.binary(arguments)).code(0);
+    run(&["pause", "tenant", &id, "--reason", "unpaid"]);
+    run(&["pause", "destination", "acme"]);
+    let said = run(&["resume", "destination", "acme"]).stdout;
+    let held = format!("tenant {id} is paused by an operator: unpaid, until resumed");
+    assert!(said.contains(&held), "{said}");
+    assert!(said.contains(&format!("resume tenant {id}")), "{said}");
+    let none = finish(database.binary(&["resume", "destination", "acme"]));
+    let none = none.code(1).stderr;
+    assert!(none.contains(&held), "{none}");
+    run(&["pause", "destination", "acme"]);
+    let said = run(&["resume", "destination", "acme", "--json"]).json();
+    assert_eq!(said["still_paused"]["what"], "tenant", "{said}");
+    run(&["resume", "tenant", &id]);
+
+    run(&["pause", "destination", "acme"]);
+    run(&["destination", "disable", "acme", "--reason", "unpaid"]);
+    let said = run(&["resume", "destination", "acme"]).stdout;
+    assert!(said.contains("disabled by an operator: unpaid"), "{said}");
+    run(&["destination", "enable", "acme"]);
+    run(&["pause", "destination", "acme"]);
+    let said = run(&["resume", "destination", "acme"]).stdout;
+    assert_eq!(said, "destination acme is resumed\n");
+    assert_eq!(customer.get().state.as_str(), "active");
+}
+
 /// R66
 #[test]
 fn while_paused_new_events_are_for_the_endpoint_and_wait_until_the_pause_ends() {
