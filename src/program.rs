@@ -237,6 +237,11 @@ pub fn reload_failed(relay: &RelayHandle, error: impl std::fmt::Display) {
     relay.reload_failed(error);
 }
 
+/// Reports that the settings are being read again, in the relay's health if that lasts.
+pub fn reload_begins(relay: &RelayHandle) {
+    relay.reload_begins();
+}
+
 /// Records an act of an operator. `target`: on what; for a destination, exactly its name.
 ///
 /// # Errors

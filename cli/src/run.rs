@@ -84,6 +84,7 @@ fn start(config: &Config, signals: &Receiver<i32>) -> Result<Option<Arc<RelayHan
 /// `first` are the settings of the process's start, which the page and the log keep.
 fn reload_settings(relay: &RelayHandle, settings: &SettingFlags, first: &Config) -> Option<Config> {
     let reload = || -> Result<Config> {
+        program::reload_begins(relay);
         let config = settings.load()?;
         let next = Relay::from_config(config.clone());
         relay.reload(next, config.shutdown_timeout)?;

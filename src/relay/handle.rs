@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::custody::Waited;
-use super::shared::Shared;
+use super::shared::{Reload, Shared};
 use super::{
     DestinationState, Health, Incarnation, Launch, ShutdownError, StartError, Stats, monitor,
 };
@@ -118,7 +118,13 @@ impl RelayHandle {
     /// `diesel_outbox_problem` show it (`reload_failed`) until a [`reload`](Self::reload) succeeds. A `reload` that fails
     /// records this itself; call this if the settings cannot even be read.
     pub(crate) fn reload_failed(&self, error: impl std::fmt::Display) {
-        self.shared().set_failed_reload(error.to_string());
+        self.shared().set_reload(Reload::Failed(error.to_string()));
+    }
+
+    /// Records that new settings are being read. If this lasts, health shows `reload_failed`.
+    pub(crate) fn reload_begins(&self) {
+        self.shared()
+            .set_reload(Reload::Reading(crate::clock::now()));
     }
 
     /// Shuts the relay down: stops claiming, lets the current sends finish and settles their results, releases unsent

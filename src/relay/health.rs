@@ -107,7 +107,8 @@ words! {
         FilterFailed = "filter_failed",
         /// The relay gets no notifications of new messages and finds them by polling.
         ListenerDown = "listener_down",
-        /// The settings could not be reloaded: the relay continues with the old settings.
+        /// The settings could not be reloaded, or are being read for more than 3 s: the relay continues with the old
+        /// settings.
         ReloadFailed = "reload_failed",
         /// This machine lacks file descriptors, ports or memory for some sends, or has no network. The messages wait and use no
         /// attempts.

@@ -10,7 +10,7 @@ use metrics::Gauge;
 use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Standing;
 use super::health::{DestinationState, Health, Problem, ProblemKind};
-use super::shared::Shared;
+use super::shared::{Reload, Shared};
 use super::threads::{MARGIN, Post, State};
 use super::to::To;
 use super::unrouted::Unrouted;
@@ -21,6 +21,8 @@ use crate::store::relay::claim::Topic;
 
 /// The interval of the checks.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// A reload that reads the settings for this long is a problem.
+const SLOW_RELOAD: Duration = Duration::from_secs(3);
 /// A relay works without its listener, so a reconnect within this time is no problem.
 const LISTENER_GRACE: Duration = Duration::from_secs(5);
 
@@ -220,10 +222,21 @@ pub(crate) fn health(shared: &Shared) -> Health {
         );
         found(ProblemKind::ListenerDown, what);
     }
-    if let Some(error) = shared.failed_reload() {
-        let what = format!(
-            "the settings could not be reloaded, and the relay continues with the old settings: {error}"
-        );
+    let reload = match shared.reload() {
+        Some(Reload::Failed(error)) => Some(format!("could not be reloaded: {error}")),
+        Some(Reload::Reading(since)) => {
+            let lasts = crate::clock::since(since);
+            (lasts >= SLOW_RELOAD).then(|| {
+                format!(
+                    "have been read for {}: is one of the files a pipe that nobody writes?",
+                    seconds(lasts)
+                )
+            })
+        }
+        None => None,
+    };
+    if let Some(what) = reload {
+        let what = format!("the relay continues with the old settings. The new settings {what}");
         found(ProblemKind::ReloadFailed, what);
     }
     for (kind, code) in [

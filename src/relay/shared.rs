@@ -56,8 +56,17 @@ struct Published {
     listener: Option<Backend>,
     /// Published by the heartbeat: the listener's server process that the lease names.
     named_listener: Option<Backend>,
-    /// Published by the application: why the last reload failed.
-    failed_reload: Option<String>,
+    /// Published by the application.
+    reload: Option<Reload>,
+}
+
+/// A reload that has not replaced this relay.
+#[derive(Debug, Clone)]
+pub(super) enum Reload {
+    /// It began then: the settings are being read.
+    Reading(Instant),
+    /// It failed for this reason.
+    Failed(String),
 }
 
 /// The number of begins plus the number of ends of the claimer's queries of keyed lanes. A keyed lane is the waiting
@@ -291,13 +300,13 @@ impl Shared {
         lock(&self.published).differences.clone()
     }
 
-    pub(super) fn set_failed_reload(&self, error: String) {
-        lock(&self.published).failed_reload = Some(error);
+    pub(super) fn set_reload(&self, reload: Reload) {
+        lock(&self.published).reload = Some(reload);
     }
 
-    /// Why the last reload failed. A reload that succeeds replaces this relay.
-    pub(super) fn failed_reload(&self) -> Option<String> {
-        lock(&self.published).failed_reload.clone()
+    /// The last reload. A reload that succeeds replaces this relay.
+    pub(super) fn reload(&self) -> Option<Reload> {
+        lock(&self.published).reload.clone()
     }
 
     /// Records the listener's new connection, and makes the heartbeat write it into the lease.

@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::handle::in_a_process_of_its_own;
 use crate::page::Page;
-use crate::support::{Database, File, Gate, PATIENCE, Receiver, Running, end, eventually};
+use crate::support::{Database, File, Gate, PATIENCE, Receiver, end, eventually};
 
 // --- The log ------------------------------------------------------------------------------
 
@@ -152,23 +152,26 @@ fn a_relay_with_an_unread_log_ends_on_sigterm() {
 
 /// R47: the file of the settings is a FIFO that nobody writes.
 #[test]
-fn sigterm_ends_a_relay_that_waits_for_its_settings() {
+fn health_says_that_a_relay_waits_for_its_settings_and_sigterm_ends_it() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let file = File::new(&format!("url = \"{}\"\n", receiver.url()));
     let mut command = database.binary(&["run"]);
     command.env("OUTBOX_CONFIG", file.path());
-    let mut running = Running::start(command);
-    running.wait_for_log("relay_started");
+    let mut page = Page::start(command);
     std::fs::remove_file(file.path()).expect("removed");
     let made = Command::new("mkfifo").arg(file.path()).status();
     assert!(made.expect("mkfifo runs").success());
-    running.signal("HUP");
+    page.process.signal("HUP");
     // Returns once the relay has opened the file to read it.
     let writer = std::fs::OpenOptions::new().write(true).open(file.path());
     let writer = writer.expect("a reader");
-    running.signal("TERM");
-    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    eventually("health says that the settings are still being read", || {
+        let problems = page.get("/readyz").body;
+        problems.contains("reload_failed") && problems.contains("have been read for")
+    });
+    page.process.signal("TERM");
+    assert_eq!(page.process.wait().code(), Some(0));
     drop(writer);
 }
 
@@ -497,7 +500,7 @@ fn a_forked_process_that_drops_the_handle_continues_and_the_relay_works() {
 struct Refusing {
     inner: ConnectionManager<PgConnection>,
     refuses: Arc<AtomicUsize>,
-    asked: Arc<AtomicUsize>,
+    asked: Arc<Mutex<Vec<Instant>>>,
 }
 
 impl ManageConnection for Refusing {
@@ -508,7 +511,7 @@ impl ManageConnection for Refusing {
         if self.refuses.load(Ordering::SeqCst) == 0 {
             return self.inner.connect();
         }
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.asked.lock().expect("no panic").push(Instant::now());
         let error = "FATAL: password authentication failed".to_owned();
         Err(diesel::r2d2::Error::ConnectionError(
             diesel::ConnectionError::BadConnection(error),
@@ -529,7 +532,7 @@ impl ManageConnection for Refusing {
 fn a_relay_that_cannot_log_in_tries_as_a_whole_and_less_and_less_often() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let (refuses, asked) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (refuses, asked) = (Arc::new(AtomicUsize::new(0)), Arc::default());
     let manager = Refusing {
         inner: ConnectionManager::new(&database.url),
         refuses: Arc::clone(&refuses),
@@ -545,15 +548,19 @@ fn a_relay_that_cannot_log_in_tries_as_a_whole_and_less_and_less_often() {
     database.enqueue("order.paid", json!({}));
     receiver.wait_for(1);
     refuses.store(1, Ordering::SeqCst);
-    let began = Instant::now();
     database.number(
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
           WHERE application_name LIKE 'diesel-outbox %' AND query LIKE '%{o}%'
             AND pid <> pg_backend_pid()",
     );
-    std::thread::sleep(Duration::from_secs(10));
-    let (asked, lasted) = (asked.load(Ordering::SeqCst), began.elapsed());
-    assert!(asked <= 35, "{asked} times in {lasted:?}");
+    let tries = || asked.lock().expect("no panic").clone();
+    let mut few = Vec::new();
+    eventually("the last tries are far apart", || {
+        few = tries();
+        let mut last = few.windows(2).rev().take(3).map(|pair| pair[1] - pair[0]);
+        few.len() > 3 && last.all(|wait| wait >= Duration::from_millis(400))
+    });
+    assert!(few.len() <= 35, "{few:?}");
     refuses.store(0, Ordering::SeqCst);
     database.enqueue("order.paid", json!({}));
     receiver.wait_for(2);
