@@ -39,7 +39,7 @@ names! {
         "Messages that this process enqueued when their idempotency key was already in the outbox.";
     counter CLAIMED = "diesel_outbox_claimed_total", Count, "Messages claimed.";
     counter SETTLED = "diesel_outbox_settled_total", Count,
-        "Messages settled, by outcome: delivered, no_subscriber, deduplicated, retried, dead, split, released.";
+        "Messages settled, by outcome: delivered, no_subscriber, deduplicated, retried, waiting, dead, cancelled, split, released.";
     counter RETRIES = "diesel_outbox_retries_total", Count,
         "Failed attempts that will be retried, by the number of the attempt.";
     counter DEAD = "diesel_outbox_dead_total", Count,

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use diesel_outbox::admin::{self, Pause};
+use diesel_outbox::admin::{self, Pause, Unserved};
 use diesel_outbox::program::{self, DueTopic, RefusedDestination};
-use diesel_outbox::{DatabaseError, OutboxName, Relay, RelayHandle, Stats};
+use diesel_outbox::{DatabaseError, OutboxName, ProblemKind, Relay, RelayHandle, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
 use secrecy::SecretString;
 use serde_json::json;
@@ -95,6 +95,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let elapsed = began.elapsed();
     // Before the shutdown: while this relay is registered, the topics that it serves have a route.
     let left = Left::read(&database_url, &table, &options.topics);
+    let undeclared = (relay.stats().waiting > 0).then(|| undeclared(&relay));
     relay.shutdown(shutdown_timeout)?;
     let stats = relay.stats();
     show(&bar, due, stats);
@@ -104,7 +105,13 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         log::warn!(event = "left_unknown", error:% = error; "cannot count the messages that are left: {error}");
         Left::default()
     });
-    report(options, stats, elapsed, &left)?;
+    report(
+        options,
+        stats,
+        elapsed,
+        &left,
+        undeclared.flatten().as_deref(),
+    )?;
     if interrupted {
         bail!("interrupted by a signal before all due messages were processed");
     }
@@ -205,7 +212,21 @@ impl Left {
     }
 }
 
-fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Result<()> {
+/// What the relay says of messages whose topic is not declared, if there are any.
+fn undeclared(relay: &RelayHandle) -> Option<String> {
+    let health = relay.health();
+    let mut problems = health.problems().iter();
+    let found = problems.find(|problem| problem.kind == ProblemKind::UnknownTopic);
+    found.map(|problem| problem.what.clone())
+}
+
+fn report(
+    options: &Options,
+    stats: Stats,
+    elapsed: Duration,
+    left: &Left,
+    undeclared: Option<&str>,
+) -> Result<()> {
     let seconds = elapsed.as_secs_f64();
     let processed = stats.processed() + stats.retried;
     let failed = stats.dead + stats.retried;
@@ -222,7 +243,9 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
             "deduplicated": stats.deduplicated,
             "failed": failed,
             "retrying": stats.retried,
+            "waiting": stats.waiting,
             "dead": stats.dead,
+            "cancelled": stats.cancelled,
             "seconds": seconds,
             "messages_per_second": rate,
             "left_due": count(&left.due),
@@ -231,7 +254,8 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
                 "destination": due.destination,
                 "due": due.count,
                 "behind_their_key": due.behind,
-                "no_route": due.no_route,
+                "no_route": due.unserved.is_some(),
+                "unserved": due.unserved.as_ref().map(Unserved::to_string),
             })).collect::<Vec<_>>(),
             "refused": left.refused.iter().map(|one| json!({
                 "destination": one.name,
@@ -246,6 +270,9 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
         stats.dead,
         output::grouped(rate),
     ))?;
+    if let Some(what) = undeclared {
+        output::line(output::shown(&format!("UNKNOWN_TOPIC: {what}")))?;
+    }
     if left.due.is_empty() {
         return Ok(());
     }
@@ -253,19 +280,20 @@ fn report(options: &Options, stats: Stats, elapsed: Duration, left: &Left) -> Re
         1 => "1 due message is left".to_owned(),
         number => format!("{number} due messages are left"),
     })?;
-    let is_without_route = |due: &&DueTopic| due.no_route && left.refusal(due).is_none();
-    for due in left.due.iter().filter(is_without_route) {
+    for due in left.due.iter().filter(|due| left.refusal(due).is_none()) {
+        let why = match &due.unserved {
+            None => continue,
+            Some(why @ Unserved::UnknownTopic { .. }) => format!("UNKNOWN_TOPIC, {why}"),
+            Some(_) => "NO_ROUTE, no relay serves them".to_owned(),
+        };
         let to = match due.destination.as_str() {
             "" => String::new(),
             name => format!(" for the destination {name}"),
         };
-        let line = format!(
-            "{} of {}{to}: NO_ROUTE, no relay serves them",
-            due.count, due.topic
-        );
+        let line = format!("{} of {}{to}: {why}", due.count, due.topic);
         output::line(output::shown(&line))?;
     }
-    let routed = left.due.iter().filter(|due| !due.no_route);
+    let routed = left.due.iter().filter(|due| due.unserved.is_none());
     let behind: u64 = routed.clone().map(|due| due.behind).sum();
     if behind > 0 {
         output::line(format!(

@@ -8,7 +8,7 @@ use crate::name::OutboxName;
 use crate::routes::matches_any;
 use crate::store::operate::status::{self, DueRow, Work};
 use crate::store::pinned::pinned;
-use crate::store::relay::served::served;
+use crate::store::relay::served::{Unserved, served};
 
 /// The number of due, unclaimed messages, including messages of paused destinations and topics.
 ///
@@ -38,8 +38,8 @@ pub struct DueTopic {
     pub count: u64,
     /// The number of these messages that wait for another message, or a dead letter, of their ordering key.
     pub behind: u64,
-    /// `NO_ROUTE`: relays are active, but no relay serves these messages.
-    pub no_route: bool,
+    /// Why no relay serves these messages, although relays are active.
+    pub unserved: Option<Unserved>,
 }
 
 /// The due, unclaimed messages by topic and destination, including paused topics and destinations. `topics` are
@@ -59,7 +59,7 @@ pub fn due(
     let due = |row: DueRow| DueTopic {
         count: u64::try_from(row.count).unwrap_or(0),
         behind: u64::try_from(row.behind).unwrap_or(0),
-        no_route: served.unserved(&row.topic, &row.destination).is_some(),
+        unserved: served.unserved(&row.topic, &row.destination),
         topic: row.topic,
         destination: row.destination,
     };

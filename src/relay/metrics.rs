@@ -170,15 +170,16 @@ impl OfDestination {
             }
             Kind::Retry => self.retried(settlement.failed_attempt()),
             Kind::Dead => {
-                let failure = settlement.failure();
-                // One whose destination was removed is no dead letter.
-                if let Some(failure) =
-                    failure.filter(|one| one.code != ReasonCode::DestinationRemoved)
-                {
+                if let Some(failure) = settlement.failure() {
                     self.dead_lettered(failure.code, &settlement.message.topic);
                 }
             }
-            Kind::NoSubscriber | Kind::Deduplicated | Kind::Split | Kind::Released => {}
+            Kind::NoSubscriber
+            | Kind::Deduplicated
+            | Kind::Waiting
+            | Kind::Cancelled
+            | Kind::Split
+            | Kind::Released => {}
         }
     }
 

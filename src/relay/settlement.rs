@@ -161,7 +161,11 @@ impl Settlement {
             Verdict::Delivered(_) => Kind::Delivered,
             Verdict::NoSubscriber => Kind::NoSubscriber,
             Verdict::Deduplicated(_) => Kind::Deduplicated,
+            Verdict::Retry(_, _, Attempt::NotCounted) if self.to == To::Split => Kind::Waiting,
             Verdict::Retry(..) => Kind::Retry,
+            Verdict::Dead(ref failure, _) if failure.code == ReasonCode::DestinationRemoved => {
+                Kind::Cancelled
+            }
             Verdict::Dead(..) => Kind::Dead,
             Verdict::Split(_) => Kind::Split,
             Verdict::Released => Kind::Released,
@@ -380,7 +384,11 @@ words! {
         NoSubscriber = "no_subscriber",
         Deduplicated = "deduplicated",
         Retry = "retried",
+        /// Put off without a send: nobody here can say where the message goes.
+        Waiting = "waiting",
         Dead = "dead",
+        /// Ended without a send, in the ledger only: the destination was removed.
+        Cancelled = "cancelled",
         Split = "split",
         Released = "released",
     }

@@ -306,7 +306,9 @@ impl<'a, D: Database> Settler<'a, D> {
                 Kind::NoSubscriber => &mut stats.no_subscriber,
                 Kind::Deduplicated => &mut stats.deduplicated,
                 Kind::Retry => &mut stats.retried,
+                Kind::Waiting => &mut stats.waiting,
                 Kind::Dead => &mut stats.dead,
+                Kind::Cancelled => &mut stats.cancelled,
                 Kind::Split => &mut stats.split,
                 Kind::Released => &mut stats.released,
             } += done.len() as u64;
@@ -356,7 +358,7 @@ impl<'a, D: Database> Settler<'a, D> {
             missed.iter().filter(|one| one.repeated).partition(|one| {
                 matches!(
                     one.kind(),
-                    Kind::Delivered | Kind::NoSubscriber | Kind::Dead
+                    Kind::Delivered | Kind::NoSubscriber | Kind::Dead | Kind::Cancelled
                 )
             });
         // An earlier retry or release leaves no trace, and counting it as done is harmless.
@@ -395,7 +397,10 @@ impl<'a, D: Database> Settler<'a, D> {
             let found = found.as_ref().map(|found| found.iter().find(is_it));
             let why = log_conflict(settlement, config, bulkheads, found);
             // Of a message that was not sent, no result is lost.
-            if !matches!(settlement.kind(), Kind::Split | Kind::Released) {
+            if !matches!(
+                settlement.kind(),
+                Kind::Split | Kind::Released | Kind::Waiting
+            ) {
                 discarded.push(settlement.discarded(bulkheads, why));
             }
         }

@@ -12,10 +12,15 @@ pub struct Stats {
     pub no_subscriber: u64,
     /// Messages settled without a send, because the ledger had them as delivered.
     pub deduplicated: u64,
-    /// Messages put back for a retry, with or without a counted attempt.
+    /// Messages put back for a retry after a send, with or without a counted attempt.
     pub retried: u64,
+    /// Messages put off without a send, because nobody knows where they go: above all messages of topics that are not
+    /// declared (`UNKNOWN_TOPIC`).
+    pub waiting: u64,
     /// Messages dead-lettered.
     pub dead: u64,
+    /// Messages ended without a send, because their registered destination was removed. They leave no dead letters.
+    pub cancelled: u64,
     /// Messages that became one message for each of their destinations (fan-out).
     pub split: u64,
     /// Messages released unsent.
@@ -37,7 +42,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// The finished messages: delivered, without a subscriber, deduplicated or dead.
+    /// The finished messages: delivered, without a subscriber, deduplicated, dead or cancelled.
     ///
     /// ```
     /// use diesel_outbox::Stats;
@@ -49,7 +54,7 @@ impl Stats {
     /// # assert_eq!(share_of_dead(&Stats::default()), None);
     /// ```
     pub fn processed(&self) -> u64 {
-        self.delivered + self.no_subscriber + self.deduplicated + self.dead
+        self.delivered + self.no_subscriber + self.deduplicated + self.dead + self.cancelled
     }
 
     /// The sums of both.
@@ -60,7 +65,9 @@ impl Stats {
             no_subscriber: self.no_subscriber + other.no_subscriber,
             deduplicated: self.deduplicated + other.deduplicated,
             retried: self.retried + other.retried,
+            waiting: self.waiting + other.waiting,
             dead: self.dead + other.dead,
+            cancelled: self.cancelled + other.cancelled,
             split: self.split + other.split,
             released: self.released + other.released,
             taken_over: self.taken_over + other.taken_over,
@@ -75,6 +82,6 @@ impl Stats {
 
     /// A number that changes with every claim and every settle.
     pub(super) fn moves(&self) -> u64 {
-        self.claimed + self.processed() + self.retried + self.split + self.released
+        self.claimed + self.processed() + self.retried + self.waiting + self.split + self.released
     }
 }

@@ -86,8 +86,8 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             let repeats: Vec<Repeat> = each().filter_map(Settlement::repeat_of).collect();
             settle::deduplicated(conn, name, lease, &repeats)
         }
-        Kind::Retry => settle::retry(conn, name, lease, &failures()),
-        Kind::Dead => bury(conn, settle, &failures()),
+        Kind::Retry | Kind::Waiting => settle::retry(conn, name, lease, &failures()),
+        Kind::Dead | Kind::Cancelled => bury(conn, settle, &failures()),
         Kind::Split => {
             // All destinations: the row says which of them have their parts. A standby that took over may have forgotten
             // the last piece.

@@ -969,8 +969,10 @@ fn drain_reports_messages_without_a_route_and_messages_that_wait_for_their_key()
     assert_eq!(
         shown["left"],
         json!([
-            { "topic": "member.joined", "destination": "", "due": 3, "behind_their_key": 2, "no_route": true },
-            { "topic": "order.paid", "destination": "", "due": 2, "behind_their_key": 2, "no_route": false },
+            { "topic": "member.joined", "destination": "", "due": 3, "behind_their_key": 2, "no_route": true,
+              "unserved": "no active relay has a route or a handler for this topic" },
+            { "topic": "order.paid", "destination": "", "due": 2, "behind_their_key": 2, "no_route": false,
+              "unserved": null },
         ])
     );
 }

@@ -211,6 +211,38 @@ fn a_renamed_route_keeps_its_messages_as_check_advises() {
     assert_eq!(database.count("no_subscriber"), 0);
 }
 
+/// R66: nothing was sent, so no send has failed.
+#[test]
+fn a_drain_says_that_a_message_of_an_unknown_topic_waits() {
+    let database = Database::new();
+    let drained = || {
+        let mut drain = database.binary(&["drain", "--quiet"]);
+        drain.env("OUTBOX_TOPICS", "order.*");
+        drain.env("OUTBOX_REGISTERED_THREADS", "4");
+        let said = finish(drain).code(0).stdout;
+        assert!(
+            said.contains("failed 0 (0 will be retried, 0 dead)"),
+            "{said}"
+        );
+        assert!(!said.contains("NO_ROUTE"), "{said}");
+        said
+    };
+    acme(&database, Receiver::ok().url());
+    database.enqueue("odrer.paid", json!({}));
+    let waits = "1 of odrer.paid: UNKNOWN_TOPIC, the topic \"odrer.paid\" is not declared";
+    let said = drained();
+    assert!(said.contains(waits), "{said}");
+    // The relay must look whether this one wants the message.
+    let all = RegisteredDestination::new("of-another", Receiver::ok().url());
+    let conn = &mut database.connect();
+    (database.outbox().destinations())
+        .put(conn, &all.tenant(uuid::Uuid::now_v7()))
+        .expect("put");
+    let said = drained();
+    let waits = "UNKNOWN_TOPIC: messages of the topic \"odrer.paid\" wait";
+    assert!(said.contains(waits), "{said}");
+}
+
 /// R67: what `topics forget` says happens.
 #[test]
 fn forgetting_a_topic_says_what_becomes_of_its_messages() {

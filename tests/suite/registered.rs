@@ -255,6 +255,9 @@ fn messages_for_a_removed_row_end_even_if_its_name_is_registered_again() {
         database.count("delivered") == 1
     });
     end(&relay);
+    // R66: no send has failed.
+    let stats = relay.stats();
+    assert_eq!((stats.dead, stats.cancelled, stats.delivered), (0, 2, 1));
     assert_eq!(receiver.count(), 1);
     assert_eq!(
         ledger(&database),

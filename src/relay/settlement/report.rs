@@ -87,6 +87,9 @@ impl Settlement {
                 };
                 format!("{topic}{to}: {what}: {error}; next attempt in {delay} (message {id})")
             }
+            Verdict::Dead(..) if self.kind() == Kind::Cancelled => {
+                format!("ended {topic}{to} unsent: {error} (message {id})")
+            }
             Verdict::Dead(..) if attempts == 0 => {
                 format!("gave up on {topic}{to} without a send: {error} (message {id})")
             }
@@ -129,6 +132,7 @@ impl Settlement {
             Verdict::Deduplicated(_) => "dedup_hit",
             Verdict::Retry(_, _, Attempt::Counted) => "retry",
             Verdict::Retry(..) => "wait",
+            Verdict::Dead(..) if self.kind() == Kind::Cancelled => "cancelled",
             Verdict::Dead(..) => "dead",
             Verdict::Split(_) => "split",
             Verdict::Released => "released",
@@ -213,6 +217,9 @@ impl Failures {
                 "retry" => {
                     log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver{to} failed ({code}): messages with attempts left are retried")
                 }
+                "cancelled" => {
+                    log::warn!(event = "cancellations", destination = destination, reason = code.as_str(), messages = count; "ended {count} more message{plural}{to} unsent ({code})")
+                }
                 "dead" => {
                     log::error!(event = "dead_letters", destination = destination, reason = code.as_str(), messages = count; "gave up on {count} more message{plural}{to} ({code})")
                 }
@@ -255,7 +262,7 @@ pub(in crate::relay) fn log_settled(
 ) {
     let level = match settlement.kind() {
         Kind::Delivered | Kind::Split | Kind::Released => log::Level::Debug,
-        Kind::NoSubscriber | Kind::Retry => log::Level::Warn,
+        Kind::NoSubscriber | Kind::Retry | Kind::Waiting | Kind::Cancelled => log::Level::Warn,
         Kind::Deduplicated => log::Level::Info,
         Kind::Dead => log::Level::Error,
     };

@@ -161,8 +161,8 @@ fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
 fn is_done(settlement: &Settlement) -> bool {
     match settlement.kind() {
         Kind::Delivered | Kind::NoSubscriber | Kind::Deduplicated => true,
-        Kind::Dead => !settlement.blocks_key(),
-        Kind::Retry | Kind::Split | Kind::Released => false,
+        Kind::Dead | Kind::Cancelled => !settlement.blocks_key(),
+        Kind::Retry | Kind::Waiting | Kind::Split | Kind::Released => false,
     }
 }
 

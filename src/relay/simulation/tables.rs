@@ -1330,7 +1330,7 @@ impl Tables {
                     attempts: row.attempts + i32::from(broken == Some(Broken::CountsReleases)),
                     ..freed(&row)
                 }),
-                Kind::Retry => {
+                Kind::Retry | Kind::Waiting => {
                     let Some(failed) = failed(one, settle.bulkheads) else {
                         continue;
                     };
@@ -1353,7 +1353,7 @@ impl Tables {
                         ..freed(&row)
                     })
                 }
-                Kind::Dead => {
+                Kind::Dead | Kind::Cancelled => {
                     let dying = dying.as_ref().unwrap_or(one);
                     let Some(failed) = failed(dying, settle.bulkheads) else {
                         continue;
