@@ -11,7 +11,7 @@ const SHORT: Duration = Duration::from_millis(5);
 /// After a range that took longer than this, the next range is half as wide.
 const LONG: Duration = Duration::from_millis(50);
 
-/// One pass over all sequences.
+/// One pass over all sequences, or over some.
 ///
 /// A range bounds the rows that its statement reads, including dead rows that an old snapshot keeps in the index. A
 /// `LIMIT` does not count those dead rows.
@@ -19,6 +19,9 @@ const LONG: Duration = Duration::from_millis(50);
 pub(super) struct Ranges {
     next: Option<Range>,
     width: i64,
+    /// The last sequence before the next of `then`.
+    end: i64,
+    then: std::vec::IntoIter<Range>,
 }
 
 impl Ranges {
@@ -30,6 +33,26 @@ impl Ranges {
                 upto: 0,
             }),
             width: FIRST_WIDTH,
+            end: i64::MAX,
+            then: Vec::new().into_iter(),
+        }
+    }
+
+    /// Reads ranges again, each at once if it does not take too long.
+    pub(super) fn again(ranges: Vec<Range>) -> Self {
+        let mut again = Self {
+            then: ranges.into_iter(),
+            ..Self::new()
+        };
+        again.begin_next();
+        again
+    }
+
+    fn begin_next(&mut self) {
+        self.next = self.then.next();
+        if let Some(range) = self.next {
+            self.width = range.upto.saturating_sub(range.after);
+            self.end = range.upto;
         }
     }
 
@@ -45,7 +68,10 @@ impl Ranges {
         } else if took > LONG {
             self.width = (self.width / 2).max(1);
         }
-        self.next = (upto < i64::MAX).then(|| self.behind(upto));
+        match upto < self.end {
+            true => self.next = Some(self.behind(upto)),
+            false => self.begin_next(),
+        }
     }
 
     /// The current range took too long and returned nothing.
@@ -60,7 +86,7 @@ impl Ranges {
     fn behind(&self, after: i64) -> Range {
         Range {
             after,
-            upto: after.saturating_add(self.width),
+            upto: after.saturating_add(self.width).min(self.end),
         }
     }
 }
@@ -102,5 +128,25 @@ mod tests {
         // A server so slow that one row takes a tenth of a second.
         let slow = statements(1_000_000..1_000_010, 1).max(1);
         assert!(slow < 200, "{slow}");
+    }
+
+    #[test]
+    fn ranges_are_read_again_and_no_others() {
+        let range = |after, upto| Range { after, upto };
+        let (first, second) = (range(4096, 8192), range(i64::MIN, 0));
+        let mut ranges = Ranges::again(vec![first, second]);
+        assert_eq!(ranges.next(), Some(first));
+        ranges.was_too_wide();
+        let mut last = first.after;
+        while let Some(part) = ranges.next().filter(|part| *part != second) {
+            assert_eq!(part.after, last);
+            assert!(part.upto - part.after <= 512);
+            last = part.upto;
+            ranges.read(last, 2 * SHORT);
+        }
+        assert_eq!((last, ranges.next()), (first.upto, Some(second)));
+        ranges.read(second.upto, SHORT);
+        assert_eq!(ranges.next(), None);
+        assert_eq!(Ranges::again(Vec::new()).next(), None);
     }
 }

@@ -2,8 +2,8 @@
 //! everything else continues.
 //!
 //! First it is found out whether the claim may still be running. Then a pass over the outbox releases what the lease
-//! holds and this process does not know, a part each round. If the claim may still have been running, or another session
-//! has locked some of the messages, this is repeated later.
+//! holds and this process does not know, a part each round. If the claim may still have been running, this is repeated
+//! later. If another session has locked some of the messages, their parts are repeated.
 
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const NOTICED: Duration = Duration::from_secs(2);
 /// How long the release of a part waits for settlers that continue keys.
 const WHILE_CONTINUING: Duration = Duration::from_millis(5);
+/// The most ranges that are remembered to be read again. Of more, the last becomes wider.
+const MOST_LEFT: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Undoing {
@@ -39,13 +41,47 @@ pub(super) struct Undoing {
 enum Stage {
     /// It is not known whether the claim may still be running.
     Look,
-    Pass {
-        ranges: Ranges,
-        began: Instant,
-        /// Whether messages may be left when the pass has ended.
-        leaves: bool,
-    },
+    Pass(Passing),
     Done,
+}
+
+/// A pass over all ranges, or over those in which messages were left.
+#[derive(Debug)]
+struct Passing {
+    ranges: Ranges,
+    /// Whether the claim may still have been running when the pass began: messages may be left anywhere.
+    may_run: bool,
+    /// The ranges in which messages are left.
+    left: Vec<Range>,
+    /// The time of the statements that must be repeated, without what the relay has done between them.
+    took: Duration,
+}
+
+impl Passing {
+    fn new(ranges: Ranges, may_run: bool) -> Self {
+        Self {
+            ranges,
+            may_run,
+            left: Vec::new(),
+            took: Duration::ZERO,
+        }
+    }
+
+    /// Messages of a range were released. Returns whether this was the last range.
+    fn read(&mut self, range: Range, are_some_locked: bool, took: Duration) -> bool {
+        if are_some_locked {
+            let are_many = self.left.len() >= MOST_LEFT;
+            match self.left.last_mut().filter(|_| are_many) {
+                Some(last) => last.upto = range.upto,
+                None => self.left.push(range),
+            }
+        }
+        if are_some_locked || self.may_run {
+            self.took += took;
+        }
+        self.ranges.read(range.upto, took);
+        self.ranges.next().is_none()
+    }
 }
 
 /// A part of the messages of a lease.
@@ -86,7 +122,7 @@ impl Undoing {
         let part = |range| Undo::Part(Part { lease, range });
         Some(match &self.stage {
             Stage::Look => Undo::Look(doubt),
-            Stage::Pass { ranges, .. } => part(ranges.next()?),
+            Stage::Pass(pass) => part(pass.ranges.next()?),
             Stage::Done => Undo::End {
                 doubt,
                 released: Some(self.count),
@@ -97,13 +133,9 @@ impl Undoing {
     /// Learns whether the claim may still be running.
     pub(super) fn looked(&mut self, now: Instant, at_work: AtWork) {
         let lasts = now.saturating_duration_since(self.doubt.last);
-        if at_work == AtWork::Yes && lasts < NOTICED {
-            return self.repeat(now, Duration::ZERO);
-        }
-        self.stage = Stage::Pass {
-            ranges: Ranges::new(),
-            began: now,
-            leaves: at_work != AtWork::No,
+        self.stage = match at_work == AtWork::Yes && lasts < NOTICED {
+            true => self.later(now, Duration::ZERO, Stage::Look),
+            false => Stage::Pass(Passing::new(Ranges::new(), at_work != AtWork::No)),
         };
     }
 
@@ -121,37 +153,34 @@ impl Undoing {
         released: Option<Released>,
         took: Duration,
     ) -> bool {
-        let Stage::Pass {
-            ranges,
-            began,
-            leaves,
-        } = &mut self.stage
-        else {
+        let Stage::Pass(pass) = &mut self.stage else {
             return false;
         };
         let Some(released) = released else {
-            ranges.was_too_wide();
+            pass.ranges.was_too_wide();
             return false;
         };
         self.count += released.messages;
-        *leaves |= released.are_some_locked;
-        ranges.read(range.upto, took);
-        if ranges.next().is_some() {
+        if !pass.read(range, released.are_some_locked, took) {
             return false;
         }
-        let took = now.saturating_duration_since(*began);
-        match *leaves {
-            true => self.repeat(now, took),
-            false => self.stage = Stage::Done,
-        }
+        let (took, left) = (pass.took, std::mem::take(&mut pass.left));
+        self.stage = match (pass.may_run, left.is_empty()) {
+            (true, _) => self.later(now, took, Stage::Look),
+            (false, true) => Stage::Done,
+            (false, false) => {
+                let again = Passing::new(Ranges::again(left), false);
+                self.later(now, took, Stage::Pass(again))
+            }
+        };
         true
     }
 
-    /// Looks again later. The last pass took this long.
-    fn repeat(&mut self, now: Instant, took: Duration) {
+    /// A stage that begins later. The statements that it repeats took this long.
+    fn later(&mut self, now: Instant, took: Duration, stage: Stage) -> Stage {
         let last = Last { ended: now, took };
         self.at = Pace::of_search(self.pause).next(last);
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
-        self.stage = Stage::Look;
+        stage
     }
 }

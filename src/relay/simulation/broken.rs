@@ -176,12 +176,7 @@ impl Broken {
             Self::MeasuresByTheWrongClock,
             &[Promise::Fence, Promise::Order],
         ),
-        // Lost: history 751 leaves a message held for ever, by a fault that this variant only makes more likely: a claim whose
-        // answer a failover has lost, and a person who locks its rows. Not explained yet.
-        (
-            Self::OutlivesItsSession,
-            &[Promise::Fence, Promise::Order, Promise::Lost],
-        ),
+        (Self::OutlivesItsSession, &[Promise::Fence, Promise::Order]),
         (Self::ReloadsInPlace, &[Promise::Lost, Promise::Late]),
         (Self::ReloadsAtOnce, &[Promise::Fence, Promise::Order]),
         (Self::ForgetsDoubts, &[Promise::Late, Promise::Lost]),
