@@ -85,7 +85,9 @@ impl Shop {
                 description = CASE name WHEN 'orders' THEN 'Accounting' WHEN 'stock' THEN 'Purchasing, in Ghent' ELSE 'Until last year' END",
             "UPDATE {o}_destination SET enabled = false, disabled_reason = 'GONE', disabled_by = 'receiver' WHERE name = 'archive'",
             "UPDATE {o}_destination SET failing = true, failing_since = now() - interval '40 min' WHERE name = 'stock'",
-            "UPDATE {o}_ledger SET settled_at = settled_at - (sequence * sequence % 1380) * interval '1 min' WHERE status = 'delivered'",
+            "UPDATE {o}_ledger SET settled_at = settled_at - ago, created_at = created_at - ago
+               FROM (SELECT sequence AS one, (sequence * sequence % 1380) * interval '1 min' AS ago FROM {o}_ledger) l
+              WHERE sequence = one AND status = 'delivered'",
         ] {
             database.execute(sql);
         }
