@@ -212,8 +212,10 @@ mod internal {
         }
     }
     diesel::table! {
-        outbox_registration (id) {
-            id -> diesel::sql_types::Uuid,
+        outbox_registration (xid, name) {
+            xid -> diesel::sql_types::BigInt,
+            name -> diesel::sql_types::Text,
+            is_new -> diesel::sql_types::Bool,
         }
     }
     diesel::table! {

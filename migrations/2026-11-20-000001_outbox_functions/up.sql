@@ -131,26 +131,27 @@ $function$;
 -- that relays end the waiting messages, even if no relay runs now. A destination that is inserted again deletes
 -- this record. Pauses of the name stay, except those of its owner: a relay may have configured a destination of this name.
 --
--- After registered destinations are inserted: records this in a table that each claim reads, so that a relay that has not
--- read the new rows does so before it decides where the claimed messages go.
+-- After registered destinations are inserted, changed or deleted: records which. Relays read these rows, instead of all
+-- destinations; each claim looks for new ones, so that a relay that has not read a new destination does so before it
+-- decides where the claimed messages go.
 CREATE FUNCTION outbox_destination_gone() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
     pauses text := format('%I.%I', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_pause');
-    removed text := CASE TG_OP WHEN 'TRUNCATE' THEN format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME) ELSE 'rows' END;
+    changed text := CASE TG_OP WHEN 'TRUNCATE' THEN format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME) ELSE 'rows' END;
 BEGIN
     IF TG_OP IN ('DELETE', 'TRUNCATE') THEN
         EXECUTE format('INSERT INTO %s AS p (kind, name, reason) SELECT ''removed'', name, ''DESTINATION_REMOVED'' FROM %s ORDER BY name
             ON CONFLICT (kind, name, paused_by) DO UPDATE SET paused_at = clock_timestamp()',
-            pauses, removed);
+            pauses, changed);
         EXECUTE format('DELETE FROM %s WHERE kind = ''destination'' AND paused_by = ''owner'' AND name IN (SELECT name FROM %s)',
-            pauses, removed);
-    ELSE
+            pauses, changed);
+    ELSIF TG_OP = 'INSERT' THEN
         EXECUTE format('DELETE FROM %s WHERE kind = ''removed'' AND name IN (SELECT name FROM rows)',
             pauses);
-        EXECUTE format('INSERT INTO %I.%I SELECT WHERE EXISTS (SELECT FROM rows)',
-            TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_registration');
     END IF;
+    EXECUTE format('INSERT INTO %I.%I (name, is_new) SELECT name, %L FROM %s',
+        TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_registration', TG_OP = 'INSERT', changed);
     RETURN NULL;
 END
 $function$;
@@ -575,6 +576,8 @@ BEGIN
             paused_by    text NOT NULL DEFAULT 'operator' CHECK (paused_by IN ('owner', 'operator', 'relay', 'receiver')),
             CONSTRAINT %3$I PRIMARY KEY (kind, name, paused_by)
         )$sql$, s, t || '_pause', t || '_pause_pkey');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (kind, paused_at)',
+        s, t || '_pause', t || '_pause_at');
 
     -- Patterns of topics. route and handler: what relays have ever served; a message whose topic meets one waits for such a
     -- relay. declared: the topics of the application; if there are any, a message of another topic waits if nobody wants
@@ -585,7 +588,7 @@ BEGIN
             kind         text NOT NULL CHECK (kind IN ('route', 'handler', 'declared', 'no_subscriber')),
             first_served timestamptz NOT NULL DEFAULT clock_timestamp(),
             last_served  timestamptz NOT NULL DEFAULT clock_timestamp(),
-            CONSTRAINT %3$I PRIMARY KEY (pattern, kind)
+            CONSTRAINT %3$I PRIMARY KEY (kind, pattern)
         )$sql$, s, t || '_topic', t || '_topic_pkey');
 
     -- What operators and customers have done: who, to what (target), and why. Kept as long as the ledger. tenant_id: the
@@ -705,12 +708,18 @@ BEGIN
               FROM %1$I.%3$I d WHERE d.name = $1
         $body$$sql$, s, t || '_destination_state', t || '_destination', t || '_pause');
 
-    -- One row for each statement that has registered destinations lately. Relays delete the rows after a minute.
+    -- One row for each change of a registered destination lately: the transaction, and whether it has registered it. Relays
+    -- delete the rows after a minute. No primary key: a transaction may change a row more than once.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            id uuid NOT NULL DEFAULT gen_random_uuid(),
-            CONSTRAINT %3$I PRIMARY KEY (id)
-        )$sql$, s, t || '_registration', t || '_reg_pkey');
+            xid    bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
+            name   text COLLATE "C" NOT NULL,
+            is_new boolean NOT NULL DEFAULT false
+        )$sql$, s, t || '_registration');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (xid)',
+        s, t || '_registration', t || '_reg_xid');
+    EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (old_secrets_until) WHERE old_secrets_until IS NOT NULL',
+        s, t || '_destination', t || '_dest_secrets');
     EXECUTE format('CREATE TRIGGER outbox_destination_changes BEFORE UPDATE ON %1$I.%2$I FOR EACH ROW EXECUTE FUNCTION %3$s()',
         s, t || '_destination', changes);
     EXECUTE format('CREATE TRIGGER outbox_destination_wake AFTER INSERT OR UPDATE OR DELETE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
@@ -721,8 +730,10 @@ BEGIN
         s, t || '_destination', gone);
     EXECUTE format('CREATE TRIGGER outbox_destination_there AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t || '_destination', gone);
+    EXECUTE format('CREATE TRIGGER outbox_destination_changed AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_destination', gone);
     -- Also for sessions with session_replication_role = replica: relays would not see the change otherwise.
-    FOREACH rule IN ARRAY ARRAY['changes', 'wake', 'gone', 'emptied', 'there'] LOOP
+    FOREACH rule IN ARRAY ARRAY['changes', 'wake', 'gone', 'emptied', 'there', 'changed'] LOOP
         EXECUTE format('ALTER TABLE %I.%I ENABLE ALWAYS TRIGGER %I', s, t || '_destination', 'outbox_destination_' || rule);
     END LOOP;
     -- The limit for each tenant; outbox_destination_limit changes the limit.

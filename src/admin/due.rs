@@ -53,7 +53,9 @@ pub fn due(
     topics: &[String],
 ) -> Result<Vec<DueTopic>, DatabaseError> {
     let (served, mut rows) = pinned(conn, name, |conn, name| {
-        QueryResult::Ok((served(conn, name)?, status::due(conn, name)?))
+        let rows = status::due(conn, name)?;
+        let names = rows.iter().map(|row| row.destination.as_str()).collect();
+        QueryResult::Ok((served(conn, name, &names)?, rows))
     })?;
     rows.retain(|row| topics.is_empty() || matches_any(topics, &row.topic));
     let due = |row: DueRow| DueTopic {

@@ -1,6 +1,6 @@
 //! An outbox at a glance.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use diesel::PgConnection;
 
@@ -88,7 +88,7 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
     all_troubles.extend(others.filter(is_reason));
     all_troubles.truncate(troubles::MOST);
     if all_troubles.iter().any(|one| one.destination.is_empty()) {
-        let served = served(conn, name)?;
+        let served = served(conn, name, &BTreeSet::new())?;
         let unnamed = all_troubles
             .iter_mut()
             .filter(|one| one.destination.is_empty());

@@ -1,5 +1,7 @@
 //! The topics of live messages, and what is recorded of topics: served by relays, declared by the application.
 
+use std::collections::BTreeSet;
+
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
@@ -98,7 +100,7 @@ fn freed(
     name: &OutboxName,
     change: TopicChange<'_>,
 ) -> QueryResult<Freed> {
-    let served = served(conn, name)?;
+    let served = served(conn, name, &BTreeSet::new())?;
     let after = change.applied(topics::list(conn, name)?);
     let lanes = depths::lanes(conn, name)?;
     let lanes = lanes
@@ -181,7 +183,7 @@ pub fn routed_topics(
     destination: &str,
 ) -> Result<Vec<String>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        let served = served(conn, name)?;
+        let served = served(conn, name, &BTreeSet::new())?;
         let lanes = depths::lanes(conn, name)?.into_iter();
         let unnamed = lanes.filter(|(_, named)| named.is_empty());
         let topics = unnamed.map(|(topic, _)| topic);
@@ -215,10 +217,10 @@ pub struct LiveTopic {
 /// A [`DatabaseError`].
 pub fn topics(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LiveTopic>, DatabaseError> {
     let (served, depths) = pinned(conn, name, |conn, name| {
-        QueryResult::Ok((
-            served(conn, name)?,
-            depths::depths(conn, name, Care::Cheap)?,
-        ))
+        let depths = depths::depths(conn, name, Care::Cheap)?;
+        let lanes = depths.lanes.iter();
+        let names = lanes.map(|lane| lane.destination.as_str()).collect();
+        QueryResult::Ok((served(conn, name, &names)?, depths))
     })?;
     let topics = depths.lanes.into_iter().map(|lane| {
         let by = served.by(&lane.topic, &lane.destination).map(str::to_owned);

@@ -161,6 +161,7 @@ impl ByHand {
                 keys: &HashMap::new(),
                 closed: &[],
                 namesakes: None,
+                read_to: None,
                 bytes: 0,
                 piece: Piece::WHOLE,
             };

@@ -32,7 +32,7 @@ use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::relay::own;
 use crate::store::relay::page::Page;
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
-use crate::store::relay::registrations;
+use crate::store::relay::registrations::{self, ReadTo};
 use crate::store::relay::search::{self, Ask};
 use crate::store::relay::served;
 use crate::store::relay::settle::{self, Claim, Discarded, Released, Trace};
@@ -80,12 +80,18 @@ pub(super) struct Taken {
 
 /// What a survey asks beside the streams and the leases.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asks {
+pub(super) struct Asks<'a> {
     /// Whether the survey waits for locks of the table of pauses.
     pub(super) locks: Locks,
-    /// Whether the survey reads the marks of registered destinations. They cost more the more destinations there are.
+    /// Whether the survey reads the marks of registered destinations.
     pub(super) marks: bool,
+    /// Up to where the relay has read the changes of registered destinations.
+    pub(super) read_to: Option<&'a ReadTo>,
 }
+
+/// The registered destinations of a database, since a relay has read them: their changes, if any, and up to where they are
+/// read now.
+pub(super) type SinceThen = (Option<Changes>, Option<ReadTo>);
 
 /// What other relays must know of a relay.
 pub(super) enum Published<'a> {
@@ -106,18 +112,19 @@ pub(super) trait Database {
         lease: LeaseId,
         streams: &Streams,
         moment: Duration,
-        asks: Asks,
+        asks: Asks<'_>,
     ) -> Answer<Surveyed>;
 
     /// The changes of registered destinations since `known` and since the stamp `failing`, those of the names `waiting`
-    /// that were removed, and what other relays serve. `locks`: of the tables of destinations, pauses and topics.
+    /// that were removed, and what other relays serve. Looks only at rows that have changed since `read_to`, if there is one.
+    /// `locks`: of the tables of destinations, pauses and topics.
     fn registered(
         &mut self,
         known: &Registry,
-        failing: i64,
+        since: (i64, Option<&ReadTo>),
         waiting: &[String],
         locks: Locks,
-    ) -> Answer<Tried<Option<Changes>>>;
+    ) -> Answer<Tried<SinceThen>>;
 
     /// Evaluates the filters of registered destinations for the first of these pairs, at least one. Cancels an
     /// evaluation after `limit`.
@@ -220,11 +227,11 @@ struct SeenAtGlance {
 impl Session {
     /// Reads the leases, the pauses and the marks: one statement, unless it takes too long, or another session has locked a
     /// table.
-    fn glance(&mut self, lease: LeaseId, moment: Duration, asks: Asks) -> Answer<SeenAtGlance> {
+    fn glance(&mut self, lease: LeaseId, moment: Duration, asks: Asks<'_>) -> Answer<SeenAtGlance> {
         let began = Instant::now();
         let seen = match (asks.locks, asks.marks) {
             (Locks::NotWaitedFor, true) => self.run_briefly(moment, |conn, name| {
-                let (glance, paused, marks) = glance::at_all(conn, name, lease)?;
+                let (glance, paused, marks) = glance::at_all(conn, name, lease, asks.read_to)?;
                 Ok((glance, paused, Some(marks)))
             })?,
             (Locks::NotWaitedFor, false) => self.run_briefly(moment, |conn, name| {
@@ -299,7 +306,7 @@ impl Database for Session {
         lease: LeaseId,
         asked: &Streams,
         moment: Duration,
-        asks: Asks,
+        asks: Asks<'_>,
     ) -> Answer<Surveyed> {
         let began = Instant::now();
         let found = self.run_briefly(moment, |conn, name| ask_streams(conn, name, asked))?;
@@ -343,37 +350,58 @@ impl Database for Session {
     fn registered(
         &mut self,
         known: &Registry,
-        failing: i64,
+        (failing, read_to): (i64, Option<&ReadTo>),
         waiting: &[String],
         locks: Locks,
-    ) -> Answer<Tried<Option<Changes>>> {
+    ) -> Answer<Tried<SinceThen>> {
         self.run_heeding(locks, |conn, name| {
             // Read first, so that the rows are at least as new.
-            let registrations = registrations::number(conn, name)?;
-            let (stamp, failing_now) = destinations::stamp(conn, name)?;
+            let next = registrations::now(conn)?;
+            let names = match read_to.filter(|one| one.is_of_server_of(&next)) {
+                Some(read_to) => Some(registrations::names(conn, name, read_to)?),
+                None => None,
+            };
+            let only = names.as_ref().map(|names| names.iter().map(String::as_str));
+            let only: Option<Vec<&str>> = only.map(Iterator::collect);
+            let mut stamp = known.stamp;
+            let mut failing_now = failing;
+            if only.is_none() {
+                (stamp, failing_now) = destinations::stamp(conn, name)?;
+            }
             let mut gone = HashMap::new();
             let mut changed = HashMap::new();
-            if stamp != known.stamp {
-                gone = known.stamps();
-                for (destination, stamp) in destinations::stamps(conn, name)? {
+            let has_changed = only
+                .as_ref()
+                .map_or(stamp != known.stamp, |names| !names.is_empty());
+            if has_changed {
+                gone = known.stamps(only.as_deref());
+                for (destination, stamp) in destinations::stamps(conn, name, only.as_deref())? {
                     if gone.remove(&destination) != Some(stamp) {
                         changed.insert(destination, stamp);
                     }
                 }
             }
+            if only.is_some() {
+                stamp = known.stamp_with(&changed, &gone);
+            }
             let asked = waiting.iter().chain(gone.keys()).map(String::as_str);
             let asked: Vec<&str> = asked.collect();
             let removed = pause::removed_of(conn, name, &asked)?.into_iter().collect();
-            let has_same_records = removed == known.removed && registrations == known.registrations;
-            if stamp.0 == 0 && !known.is_in_use() && has_same_records {
-                return Ok(None);
+            if stamp.0 == 0 && !known.is_in_use() && removed == known.removed {
+                return Ok((None, Some(next)));
             }
             let others = served::others(conn, name)?;
-            let failing = match failing_now == failing {
-                true => None,
-                false => Some(Failing {
+            let failing = match (&only, failing_now == failing) {
+                (Some(names), _) if names.is_empty() => None,
+                (None, true) => None,
+                (names, _) => Some(Failing {
                     stamp: failing_now,
-                    rows: failing::all(conn, name)?.into_iter().collect(),
+                    rows: failing::all(conn, name, names.as_deref())?
+                        .into_iter()
+                        .collect(),
+                    only: names
+                        .as_ref()
+                        .map(|names| names.iter().map(ToString::to_string).collect()),
                 }),
             };
             let names: Vec<String> = changed.keys().cloned().collect();
@@ -390,16 +418,17 @@ impl Database for Session {
                 let stamp = *changed.get(&one.row.name)?;
                 Some((one, stamp))
             });
-            Ok(Some(Changes {
+            let changes = Changes {
                 stamp,
                 others,
                 removed,
                 gone: gone.into_keys().collect(),
                 rows: rows.collect(),
                 failing,
-                registrations,
+                registrations: None,
                 paused,
-            }))
+            };
+            Ok((Some(changes), Some(next)))
         })
     }
 
@@ -508,6 +537,7 @@ impl Database for Session {
             bytes: settle.bytes,
             runs: settle.runs,
             namesakes: settle.namesakes,
+            read_to: settle.read_to,
         };
         self.run_with(after, |conn, name| {
             if let Some(done) = deliver_and_continue(conn, settle, claimant)? {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::bell::Bell;
 use super::bulkhead::Bulkhead;
@@ -28,6 +28,7 @@ use crate::status::ReasonCode;
 use crate::store::destinations::{AsSeen, Registered as Row, Stamp};
 use crate::store::relay::failing::Failures;
 use crate::store::relay::pause::Paused;
+use crate::store::relay::registrations::ReadTo;
 use crate::store::relay::served::Others;
 
 /// One enabled destination, and what sends to it.
@@ -51,7 +52,7 @@ pub(crate) struct Changes {
     pub(super) rows: Vec<(Row, i64)>,
     /// The failing destinations, if some fail now or do not fail any more.
     pub(super) failing: Option<Failing>,
-    /// The number of the registrations, read before the rows.
+    /// The number that a claim has if it sees no other registrations.
     pub(super) registrations: Option<i64>,
     /// If there are new or changed rows: all pauses, read after the rows.
     pub(super) paused: Option<Vec<Paused>>,
@@ -64,7 +65,13 @@ pub(crate) struct Failing {
     pub(super) stamp: i64,
     /// What the row of each name said when this was read.
     pub(super) rows: HashMap<String, Failures>,
+    /// The names whose rows were read; `None`: all.
+    pub(super) only: Option<Vec<String>>,
 }
+
+/// All rows are compared this often. Otherwise a look reads those that the triggers have recorded, and the table may have
+/// been changed without them (`DISABLE TRIGGER`, logical replication).
+const WHOLE: Duration = Duration::from_secs(600);
 
 /// A row that no relay can use, with the reason.
 pub(super) struct Bad {
@@ -268,6 +275,9 @@ struct Known {
     /// The failing destinations, and when they were read.
     failing: Failing,
     failing_at: Option<Instant>,
+    /// Up to where the rows are read, and when all were read.
+    read_to: Option<Arc<ReadTo>>,
+    read_all_at: Option<Instant>,
 }
 
 /// The state of registered destinations that the threads of a relay share.
@@ -350,16 +360,17 @@ impl Registered {
         };
         let (before, pool) = (self.registry(), self.pool());
         let mut to_learn = Vec::new();
-        if let Some(failing) = changes.failing.take() {
+        if let Some(mut failing) = changes.failing.take() {
             let mut known = lock(&self.known);
-            to_learn.extend(
-                known
-                    .failing
-                    .rows
-                    .keys()
-                    .chain(failing.rows.keys())
-                    .cloned(),
-            );
+            let before = std::mem::take(&mut known.failing.rows);
+            match &failing.only {
+                Some(names) => {
+                    to_learn.extend(names.iter().cloned());
+                    let others = before.into_iter().filter(|(name, _)| !names.contains(name));
+                    failing.rows.extend(others.collect::<Vec<_>>());
+                }
+                None => to_learn.extend(before.keys().chain(failing.rows.keys()).cloned()),
+            }
             (known.failing, known.failing_at) = (failing, Some(clock::now()));
         }
         let is_same = changes.stamp == before.stamp
@@ -390,6 +401,24 @@ impl Registered {
         known.watched.extend(new().map(|one| one.id));
         (known.registry, known.pool) = (Arc::new(next), Arc::new(pool));
         (bad, true)
+    }
+
+    /// Up to where the rows are read, for a claim.
+    pub(super) fn read_to(&self) -> Option<Arc<ReadTo>> {
+        lock(&self.known).read_to.clone()
+    }
+
+    /// Whether the next look reads all rows.
+    pub(super) fn is_whole_due(&self) -> bool {
+        let read_all_at = lock(&self.known).read_all_at;
+        read_all_at.is_none_or(|at| clock::since(at) >= WHOLE)
+    }
+
+    /// The rows are read up to here. `all`: all of them, when that began.
+    pub(super) fn has_read_to(&self, read_to: Option<ReadTo>, all: Option<Instant>) {
+        let mut known = lock(&self.known);
+        known.read_to = read_to.map(Arc::new);
+        known.read_all_at = all.or(known.read_all_at);
     }
 
     /// The stamp of the failing destinations as known here.

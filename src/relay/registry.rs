@@ -150,10 +150,36 @@ impl Registry {
         !self.by_name.is_empty()
     }
 
-    /// The stamp of each name.
-    pub(super) fn stamps(&self) -> HashMap<String, i64> {
+    /// The stamp of each name, or with `only` of these.
+    pub(super) fn stamps(&self, only: Option<&[&str]>) -> HashMap<String, i64> {
         let stamp = |(name, one): (&Arc<str>, &Arc<Customer>)| (name.to_string(), one.stamp);
-        self.by_name.iter().map(stamp).collect()
+        match only {
+            None => self.by_name.iter().map(stamp).collect(),
+            Some(names) => {
+                let known = names
+                    .iter()
+                    .filter_map(|name| self.by_name.get_key_value(*name));
+                known.map(stamp).collect()
+            }
+        }
+    }
+
+    /// The stamp of all destinations after these have changed and those are gone.
+    pub(super) fn stamp_with(
+        &self,
+        changed: &HashMap<String, i64>,
+        gone: &HashMap<String, i64>,
+    ) -> Stamp {
+        let (mut count, mut sum) = self.stamp;
+        for (name, stamp) in changed {
+            let before = self.named(name).map(|one| one.stamp);
+            count += i64::from(before.is_none());
+            sum = sum.wrapping_add(*stamp).wrapping_sub(before.unwrap_or(0));
+        }
+        for stamp in gone.values() {
+            (count, sum) = (count - 1, sum.wrapping_sub(*stamp));
+        }
+        (count, sum)
     }
 
     pub(super) fn named(&self, name: &str) -> Option<&Arc<Customer>> {

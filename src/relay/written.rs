@@ -14,6 +14,7 @@ use crate::store::relay::lease::LeaseId;
 use crate::store::relay::namesakes::Namesakes;
 use crate::store::relay::ordered::{self, Key};
 use crate::store::relay::own;
+use crate::store::relay::registrations::ReadTo;
 use crate::store::relay::settle::{self, Claim, Delivered, Failed, Repeat};
 use crate::store::relay::split::{self, Piece, Split};
 
@@ -32,6 +33,8 @@ pub(super) struct Settle<'a> {
     pub(super) closed: &'a [String],
     /// Which messages are left to other relays, if some may be.
     pub(super) namesakes: Option<&'a Namesakes>,
+    /// Up to where the relay has read the changes of registered destinations.
+    pub(super) read_to: Option<&'a ReadTo>,
     /// The most bytes of the claimed messages.
     pub(super) bytes: usize,
     /// How much of a fan-out is done at once.

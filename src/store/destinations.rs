@@ -11,7 +11,7 @@ use diesel::prelude::{
     SelectableHelper,
 };
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
-use diesel::sql_types::{BigInt, Text};
+use diesel::sql_types::{Array, BigInt, Text};
 use diesel::{
     PgConnection, PgExpressionMethods, PgTextExpressionMethods, delete, insert_into, update,
 };
@@ -781,15 +781,6 @@ const STAMP: &str = "hashtextextended(name, (extract(epoch FROM updated_at) * 10
 const FAILING_STAMP: &str =
     "coalesce(hashtextextended(name, (extract(epoch FROM failing_since) * 1000000)::bigint), 0)";
 
-/// A number that changes when any row or any failing destination does.
-///
-/// Text: sums of hashes.
-pub(crate) fn mark() -> String {
-    format!(
-        "((coalesce(sum({STAMP}), 0) + coalesce(sum({FAILING_STAMP}), 0)) % 9223372036854775807)::bigint"
-    )
-}
-
 /// The stamp of the whole table, and the stamp of its failing destinations.
 ///
 /// Text: sums of hashes.
@@ -804,14 +795,20 @@ pub(crate) fn stamp(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(
     Ok(((count, stamp), failing))
 }
 
-/// The stamp of each row, by name. Text: like [`stamp`].
+/// The stamp of each row, or with `only` of these, by name. Text: like [`stamp`].
 pub(crate) fn stamps(
     conn: &mut PgConnection,
     name: &OutboxName,
+    only: Option<&[&str]>,
 ) -> QueryResult<Vec<(String, i64)>> {
-    statement(format!("SELECT name, {STAMP} FROM {}", name.destination()))
-        .giving::<(Text, BigInt)>()
-        .load(conn)
+    let rows = format!("SELECT name, {STAMP} FROM {}", name.destination());
+    match only {
+        None => statement(rows).giving::<(Text, BigInt)>().load(conn),
+        Some(names) => statement(format!("{rows} WHERE name = ANY($1)"))
+            .bind::<Array<Text>, _>(names)
+            .giving::<(Text, BigInt)>()
+            .load(conn),
+    }
 }
 
 /// A registered destination as a relay knows it.

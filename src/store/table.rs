@@ -323,7 +323,7 @@ tables! {
         failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries,
         verification_error, id, disabled_by, set_by
     }
-    registration = outbox_registration { id }
+    registration = outbox_registration { xid, name, is_new }
     topic = outbox_topic { pattern, kind, first_served, last_served }
     audit = outbox_audit { at, who, act, target, why, tenant_id, cost }
     request = outbox_request { caller, key, digest, at, status, answer }

@@ -272,6 +272,7 @@ fn drift_of_tables_is_reported() {
         "gone",
         "emptied",
         "there",
+        "changed",
         "most",
         "most_moved",
     ] {

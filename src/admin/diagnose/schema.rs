@@ -177,6 +177,7 @@ fn consequence(trigger: &str) -> &'static str {
         "outbox_destination_there" => {
             "messages that name a destination that was removed and registered again end unsent"
         }
+        "outbox_destination_changed" => "relays see changed destinations ten minutes later",
         "outbox_destination_most" | "outbox_destination_most_moved" => {
             "nothing limits the registered destinations of a tenant"
         }

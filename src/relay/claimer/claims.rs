@@ -120,9 +120,11 @@ impl<D: Database> Claimer<'_, D> {
             Which::Plain(..) | Which::Chosen(_) => None,
             Which::Due(..) | Which::First(_) => self.shared.runs(),
         };
-        let registry = self.shared.registered.registry();
+        let registered = &self.shared.registered;
+        let (registry, read_to) = (registered.registry(), registered.read_to());
         let claimant = Claimant {
             namesakes: registry.namesakes.as_ref(),
+            read_to: read_to.as_deref(),
             runs: runs.as_ref().map(|runs| runs as &dyn Runs),
             lease,
             expired: self.planner.expired(),

@@ -16,7 +16,7 @@ use crate::relay::registry::Registry;
 use crate::routes::Serves;
 use crate::store::brief::{Locks, Tried};
 
-/// Each check of the rows of registered destinations for changes reads all rows.
+/// Checks of the rows of registered destinations for changes, some of which read all rows.
 const ROWS: Pace = Pace::of_search(Duration::ZERO);
 /// The longest time until the next check: changes must take effect within a second.
 const LONGEST_ROWS_INTERVAL: Duration = Duration::from_millis(500);
@@ -26,9 +26,11 @@ impl<D: Database> Claimer<'_, D> {
     pub(super) fn survey(&mut self, survey: Survey) -> Answer<()> {
         let shared = self.shared;
         let rows_due = self.rows_due();
+        let read_to = shared.registered.read_to();
         let asks = Asks {
             locks: heeded(self.knows_pauses),
-            marks: rows_due == Some(None),
+            marks: rows_due == Some(None) && !shared.registered.is_whole_due(),
+            read_to: read_to.as_deref(),
         };
         let moment = shared.moment();
         let mut found = (self.db).survey(self.planner.lease(), &survey.streams, moment, asks)?;
@@ -91,9 +93,12 @@ impl<D: Database> Claimer<'_, D> {
             let named = streams.map(|one| one.stream.topic.destination.as_str());
             let waiting = self.without_destination(named);
             let marks = found.marks.map(|(marks, _)| marks);
+            let read_to = self.shared.registered.read_to();
+            let is_same_server = read_to.is_none_or(|one| one.is_of(found.server));
             match found.marks {
                 Some((marks, took))
                     if self.marks == Some(marks)
+                        && is_same_server
                         && waiting.is_empty()
                         && self.unusable.is_empty() =>
                 {
@@ -149,11 +154,13 @@ impl<D: Database> Claimer<'_, D> {
         let began = clock::now();
         let before = registered.registry();
         let locks = heeded(self.rows_looked.is_some());
-        let changes = (self.db).registered(&before, registered.failing_stamp(), waiting, locks)?;
-        let changes = match changes {
-            Tried::Done(changes) => {
+        let read_to = registered.read_to().filter(|_| !registered.is_whole_due());
+        let since = (registered.failing_stamp(), read_to.as_deref());
+        let changes = (self.db).registered(&before, since, waiting, locks)?;
+        let (changes, next) = match changes {
+            Tried::Done((changes, next)) => {
                 self.is_locked_out = false;
-                changes.zip(shared.bulkheads.last())
+                (changes.zip(shared.bulkheads.last()), next)
             }
             Tried::Locked => {
                 if !std::mem::replace(&mut self.is_locked_out, true) {
@@ -165,6 +172,7 @@ impl<D: Database> Claimer<'_, D> {
         };
         let paused = changes.as_ref().and_then(|(one, _)| one.paused.clone());
         let applied = changes.map(|(changes, all)| registered.change(changes, all, &shared.routes));
+        registered.has_read_to(next, read_to.is_none().then_some(began));
         if let Some(paused) = paused {
             pauses::learn(shared, &paused);
         }

@@ -5,8 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use uuid::Uuid;
-
 use crate::clock;
 use crate::error::DatabaseError;
 use crate::log;
@@ -15,13 +13,14 @@ use crate::relay::planner::Report;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::told::Told;
-use crate::store::relay::{keyed_lock, lease, pause, registrations, sleep_lock};
+use crate::store::relay::registrations::{self, ReadTo};
+use crate::store::relay::{keyed_lock, lease, pause, sleep_lock};
 
 /// The interval between two scans.
 const INTERVAL: Duration = Duration::from_secs(3600);
 /// The interval between two checks for leases whose rows have disappeared.
 const WATCH: Duration = Duration::from_secs(5);
-/// How long a record of registrations stays at least. Relays read the rows of destinations every second.
+/// How long a record of a changed destination stays at least. Relays read the rows of destinations every second.
 const RECORDS: Duration = Duration::from_secs(60);
 /// The interval between two searches for sessions that keep inserts notifying.
 const SEARCH: Duration = Duration::from_secs(60);
@@ -48,10 +47,10 @@ pub(super) struct Leases {
     next_search: Instant,
     /// The sessions that keep inserts notifying, and that are logged.
     noisy: BTreeSet<i32>,
-    /// The records of registrations that were there at the last check. All relays have read these destinations by the next
-    /// one.
-    records: Vec<Uuid>,
+    /// Which records of changes of destinations were there at the last check. All relays have read these rows by the next one.
+    records: Option<ReadTo>,
     next_records: Instant,
+    next_removals: Instant,
     /// When to scan for messages of a lease that has disappeared, or after the server's clock has gone back.
     wanted_at: Option<Instant>,
     /// The server's clock at the last check, in microseconds, and when it was read.
@@ -75,8 +74,9 @@ impl Leases {
             ended: BTreeSet::new(),
             next_search: Instant::now(),
             noisy: BTreeSet::new(),
-            records: Vec::new(),
+            records: None,
             next_records: Instant::now(),
+            next_removals: Instant::now(),
             wanted_at: None,
             clock: None,
         }
@@ -112,9 +112,14 @@ impl Leases {
             self.end_sessions(session, ended.map(|lease| lease.id).collect())?;
             if now >= self.next_records {
                 session.run(keyed_lock::keep_lock)?;
-                self.records =
-                    session.run(|conn, name| registrations::forget(conn, name, &self.records))?;
+                let then = self.records.as_ref();
+                let seen = session.run(|conn, name| registrations::forget(conn, name, then))?;
+                self.records = Some(seen);
                 self.next_records = now + RECORDS;
+            }
+            if now >= self.next_removals {
+                let has_more = session.run(|conn, name| pause::forget_removed(conn, name, AGE))?;
+                self.next_removals = now + if has_more { WATCH } else { INTERVAL };
             }
             self.next_check = now + WATCH;
         }
@@ -209,7 +214,6 @@ impl Round {
         let holders: Vec<i64> = self.holders.iter().copied().collect();
         session.run(|conn, name| {
             lease::forget(conn, name, age, &holders)?;
-            pause::forget_removed(conn, name, AGE)?;
             pause::forget(conn, name, AGE)
         })?;
         let vanished: Vec<i64> = self.vanished.iter().copied().collect();

@@ -52,7 +52,7 @@ impl<D: Database> Settler<'_, D> {
     ) -> Result<(Written, HashSet<i64>), DatabaseError> {
         let shared = self.shared;
         let looks = shared.keyed_looks();
-        let registry = shared.registered.registry();
+        let (registry, read_to) = (shared.registered.registry(), shared.registered.read_to());
         let mut settle = Settle {
             config: &shared.config,
             bulkheads: &shared.bulkheads,
@@ -63,6 +63,7 @@ impl<D: Database> Settler<'_, D> {
             keys: &HashMap::new(),
             closed: &[],
             namesakes: registry.namesakes.as_ref(),
+            read_to: read_to.as_deref(),
             bytes: left_bytes(&shared.bulkheads),
             piece: self.splits.piece(),
         };

@@ -13,10 +13,9 @@ use super::tables::{Changes, Now, Tables};
 use super::wants;
 use crate::error::DatabaseError;
 use crate::hand::Hand;
-use crate::relay::database::{After, Answer, Asks, Database, Published, Taken, Which};
+use crate::relay::database::{After, Answer, Asks, Database, Published, SinceThen, Taken, Which};
 use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
-use crate::relay::registered;
 use crate::relay::registry::Registry;
 use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::Settlement;
@@ -34,6 +33,7 @@ use crate::store::relay::lease::{LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{Candidate, Key};
 use crate::store::relay::page::Page;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
+use crate::store::relay::registrations::ReadTo;
 use crate::store::relay::search::Ask;
 use crate::store::relay::settle::{Claim, Discarded, Released, Trace};
 use crate::store::relay::whereabouts::Whereabouts;
@@ -311,7 +311,7 @@ impl Database for Link<'_> {
         lease: LeaseId,
         asked: &Streams,
         moment: Duration,
-        asks: Asks,
+        asks: Asks<'_>,
     ) -> Answer<Surveyed> {
         let stage = self.stage;
         let is_too_long =
@@ -356,13 +356,13 @@ impl Database for Link<'_> {
     fn registered(
         &mut self,
         known: &Registry,
-        _: i64,
+        _: (i64, Option<&ReadTo>),
         waiting: &[String],
         _: Locks,
-    ) -> Answer<Tried<Option<registered::Changes>>> {
+    ) -> Answer<Tried<SinceThen>> {
         let is_strict = self.stage.is_strict_relay(self.process);
         self.ask(|tables, now, _, _| tables.registered_since(known, waiting, is_strict, now.micros))
-            .map(Tried::Done)
+            .map(|changes| Tried::Done((changes, None)))
     }
 
     fn evaluate(&mut self, pairs: &Pairs<'_>, _: Duration) -> Answer<Vec<Evaluated>> {
@@ -534,6 +534,7 @@ impl Database for Link<'_> {
                 bytes: settle.bytes,
                 runs: settle.runs,
                 namesakes: settle.namesakes,
+                read_to: None,
             };
             let now = stage.database_now();
             let mut more = changes.clone();

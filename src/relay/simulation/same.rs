@@ -37,10 +37,10 @@ use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::threads::Post;
 use crate::relay::verdict::Verdict;
-use crate::store::operate::dead;
 use crate::store::operate::messages::LetterId;
 use crate::store::operate::replay::{self, ReplayFilter, ReplayIds};
 use crate::store::operate::why::{Facts, WaitReason, of_live};
+use crate::store::operate::{dead, depths};
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease;
 use crate::store::statement::statement;
@@ -591,7 +591,12 @@ fn compare_on<'w>(
             real.told_rows(rows_of_postgres(&mut operator, name)),
         ];
         story.push(format!("{question:?}\n    {}", answers[0]));
-        let facts = Facts::load(&mut operator, name).expect("facts");
+        let lanes = depths::lanes(&mut operator, name).expect("lanes");
+        let names = lanes
+            .iter()
+            .map(|(_, destination)| destination.as_str())
+            .collect();
+        let facts = Facts::load(&mut operator, name, &names).expect("facts");
         let told = of_live(&mut operator, name, &facts, &[]).expect("the live messages");
         let told = told.into_iter();
         let told = told.map(|(record, why)| (record.sequence.0, timeless(why)));

@@ -505,8 +505,10 @@ impl Tables {
         let active = (self.leases.iter()).filter(|(id, _)| self.is_at_work(**id, now));
         let active: Vec<_> = active.map(|(id, lease)| (id, &lease.serves)).collect();
         Marks {
-            destinations: self.registered.values().map(|one| one.stamp).sum(),
-            registrations: self.registrations(),
+            destinations: {
+                let stamps: i64 = self.registered.values().map(|one| one.stamp).sum();
+                mark(format!("{stamps} {:?}", self.registrations()))
+            },
             leases: mark(format!("{active:?}")),
             topics: mark(format!("{:?}", self.served)),
         }
@@ -523,7 +525,7 @@ impl Tables {
         let broken = self.broken;
         let stamp = self.registered.values().map(|one| one.stamp).sum();
         let count = i64::try_from(self.registered.len()).unwrap_or(i64::MAX);
-        let mut gone = known.stamps();
+        let mut gone = known.stamps(None);
         gone.retain(|name, _| !self.registered.contains_key(name.as_str()));
         let overlooks_removed = broken == Some(Broken::OverlooksWhatIsRemoved);
         let removed = self.removed.iter().filter(|_| !overlooks_removed);
@@ -877,8 +879,10 @@ impl Tables {
                 first_served: String::new(),
                 last_served: String::new(),
             };
+            let mut there = names(&mut self.registered.keys());
+            there.extend((!there.is_empty()).then(String::new));
             served = served.with_registered(
-                names(&mut self.registered.keys()),
+                there,
                 names(&mut self.removed.iter()),
                 self.served.iter().map(topic).collect(),
             );

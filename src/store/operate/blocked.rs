@@ -80,7 +80,11 @@ pub(crate) fn blocked_keys(
         .map(|stream| (stream.topic.topic, stream.topic.destination))
         .collect();
     let number = i64::try_from(lanes.len()).unwrap_or(i64::MAX).max(1);
-    let facts = Facts::load(conn, name)?;
+    let names = lanes
+        .iter()
+        .map(|(_, destination)| destination.as_str())
+        .collect();
+    let facts = Facts::load(conn, name, &names)?;
     let waits = |(topic, destination): &(String, String)| {
         // Without a relay everything waits, not a key.
         let reason = facts.of_lane(topic, destination);

@@ -291,7 +291,8 @@ fn find_unrouted(
     if lanes.is_empty() {
         return Ok(());
     }
-    let served = served(conn, name)?;
+    let names = lanes.iter().map(|lane| lane.destination.as_str()).collect();
+    let served = served(conn, name, &names)?;
     for lane in lanes {
         lane.unserved = served.unserved(&lane.topic, &lane.destination);
     }

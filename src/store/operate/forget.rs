@@ -239,7 +239,7 @@ mod tests {
     use diesel::sql_types::BigInt;
 
     use super::*;
-    use crate::store::relay::pause::removed;
+    use crate::store::relay::pause::removed_of;
     use crate::store::tests::Outbox;
 
     #[test]
@@ -270,7 +270,8 @@ mod tests {
             })
             .expect("removed");
         assert!(scanned < LIVE, "{scanned} rows were read in sequence");
-        let left = removed(conn, name).expect("marks");
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let left = removed_of(conn, name, &names).expect("marks");
         assert_eq!(left, ["hook-7"], "a message names this destination");
     }
 }

@@ -1,6 +1,6 @@
 //! Why a live message is not sent yet, and until when. Commands, the page, the library and tests ask here.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use diesel::dsl::not;
@@ -324,11 +324,16 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    pub(crate) fn load(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Self> {
+    /// `names`: the destinations of the messages in question.
+    pub(crate) fn load(
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        names: &BTreeSet<&str>,
+    ) -> QueryResult<Self> {
         Ok(Self::new(
             to_micros(select(clock_timestamp()).get_result(conn)?),
             valid_leases(conn, name)?,
-            served(conn, name)?,
+            served(conn, name, names)?,
             pause::of_each(conn, name, None)?,
             stopped(conn, name)?,
             rates(conn, name, None)?,
@@ -345,7 +350,7 @@ impl Facts {
         Ok(Self::new(
             to_micros(select(clock_timestamp()).get_result(conn)?),
             valid_leases(conn, name)?,
-            served(conn, name)?,
+            served(conn, name, &only.into_iter().collect())?,
             pause::of_each(conn, name, only)?,
             stopped_of(conn, name, only)?,
             rates(conn, name, only)?,
@@ -691,7 +696,8 @@ pub(crate) fn wait_reasons(
     name: &OutboxName,
     records: &[MessageRecord],
 ) -> QueryResult<Vec<Option<WaitReason>>> {
-    Facts::load(conn, name)?.of_all(conn, name, records)
+    let names = records.iter().map(|one| one.destination.as_str()).collect();
+    Facts::load(conn, name, &names)?.of_all(conn, name, records)
 }
 
 /// Like [`wait_reasons`], for messages of one destination.

@@ -27,7 +27,7 @@ use diesel::{PgConnection, select, update};
 
 use super::lease::{LeaseId, at_work};
 use super::namesakes::{Namesakes, is_not_left};
-use super::registrations;
+use super::registrations::{self, ReadTo};
 use crate::message::{MAX_ROW_BYTES, Message};
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
@@ -153,6 +153,8 @@ pub(crate) struct Claimant<'a> {
     pub(crate) runs: Option<&'a dyn Runs>,
     /// Which messages are left to other relays, if some may be.
     pub(crate) namesakes: Option<&'a Namesakes>,
+    /// Up to where the relay has read the changes of registered destinations, if it sends to some.
+    pub(crate) read_to: Option<&'a ReadTo>,
 }
 
 impl Claimant<'_> {
@@ -171,7 +173,7 @@ pub(crate) struct Batch {
     pub(crate) behind: Vec<Claimed>,
     /// Whether candidates were left because the claim was full.
     pub(crate) is_cut: bool,
-    /// The number of the registrations that the claim has seen, if it has claimed anything.
+    /// A number for the registrations that the claim has seen and the relay has not read, if it has claimed anything.
     pub(crate) registrations: Option<i64>,
 }
 
@@ -239,7 +241,7 @@ pub(crate) fn claim<'a>(
         };
         let all = concatenated(lanes.iter().map(first_of));
         return all.map_or(Ok(Batch::default()), |all| {
-            take_at_once(conn, name, claimant.lease, all)
+            take_at_once(conn, name, claimant, all)
         });
     }
     let first_of = |lane| -> Candidates<'_> {
@@ -379,7 +381,7 @@ pub(super) fn claim_from<'a>(
         is_cut = count < found.len();
         found.truncate(count);
     }
-    let rows = take(conn, name, claimant.lease, &found)?;
+    let rows = take(conn, name, claimant, &found)?;
     Ok(Batch {
         is_cut,
         ..Batch::of(conn, name, rows, before)?
@@ -428,9 +430,10 @@ fn how_many_fit(found: &[LockedRow], bytes: usize) -> usize {
 pub(super) fn take(
     conn: &mut PgConnection,
     name: &OutboxName,
-    lease: LeaseId,
+    claimant: Claimant<'_>,
     found: &[LockedRow],
 ) -> QueryResult<Vec<(TakenRow, TakenOver)>> {
+    let lease = claimant.lease;
     let mut taken_rows = Vec::with_capacity(found.len());
     for kind in [TakenOver::No, TakenOver::Once, TakenOver::Again] {
         let of_kind = found.iter().filter(|one| one.taken_over == kind);
@@ -448,11 +451,11 @@ pub(super) fn take(
         let rows: Vec<TakenRow> = match kind {
             TakenOver::No | TakenOver::Again => {
                 let these = these.set(is_held_by(lease));
-                kept(these.returning(taken(name))).load(conn)?
+                kept(these.returning(taken(name, claimant))).load(conn)?
             }
             TakenOver::Once => {
                 let these = these.set((is_held_by(lease), was_tried));
-                kept(these.returning(taken(name))).load(conn)?
+                kept(these.returning(taken(name, claimant))).load(conn)?
             }
         };
         taken_rows.extend(rows.into_iter().map(|row| (row, kind)));
@@ -464,11 +467,11 @@ pub(super) fn take(
 pub(super) fn take_at_once(
     conn: &mut PgConnection,
     name: &OutboxName,
-    lease: LeaseId,
+    claimant: Claimant<'_>,
     these: Sequences<'_>,
 ) -> QueryResult<Batch> {
     let before = Instant::now();
-    let rows: Vec<TakenRow> = kept(take_these(name, lease, these)).load(conn)?;
+    let rows: Vec<TakenRow> = kept(take_these(name, claimant, these)).load(conn)?;
     let rows = rows.into_iter().map(|row| (row, TakenOver::No));
     Batch::of(conn, name, rows.collect(), before)
 }
@@ -476,14 +479,14 @@ pub(super) fn take_at_once(
 /// Takes free messages. There are none if the lease has expired, or if the relay must stand by for an older one.
 pub(super) fn take_these<'a>(
     name: &OutboxName,
-    lease: LeaseId,
+    claimant: Claimant<'a>,
     these: Sequences<'a>,
-) -> impl Query<SqlType = SqlTypeOf<Taken>> + QueryFragment<Pg> + QueryId + use<'a> {
+) -> impl Query<SqlType = SqlTypeOf<Taken<'static>>> + QueryFragment<Pg> + QueryId + use<'a> {
     update(outbox::table(name.outbox()))
         .filter(outbox::sequence.eq(AnyOf(these)))
-        .filter(exists(at_work(name, lease)))
-        .set(is_held_by(lease))
-        .returning(taken(name))
+        .filter(exists(at_work(name, claimant.lease)))
+        .set(is_held_by(claimant.lease))
+        .returning(taken(name, claimant))
 }
 
 type IsHeld = (
@@ -498,20 +501,20 @@ fn is_held_by(lease: LeaseId) -> IsHeld {
     )
 }
 
-/// The row, the time of the claim, and the number of registrations.
+/// The row, the time of the claim, and the number of the registrations that the relay has not read.
 pub(super) type TakenRow = (live::LiveRow, PgTimestamp, Option<i64>);
 
-type Taken = (
+type Taken<'a> = (
     AsSelect<live::LiveRow, Pg>,
     AssumeNotNull<outbox::locked_at>,
-    On<'static, outbox::table, Nullable<BigInt>>,
+    On<'a, outbox::table, Nullable<BigInt>>,
 );
 
-fn taken(name: &OutboxName) -> Taken {
+fn taken<'a>(name: &OutboxName, claimant: Claimant<'a>) -> Taken<'a> {
     (
         live::LiveRow::as_returning(),
         outbox::locked_at.assume_not_null(),
-        registrations::seen(name),
+        registrations::seen(name, claimant.read_to),
     )
 }
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 use diesel::data_types::PgTimestamp;
 use diesel::dsl::not;
 use diesel::prelude::{
-    ExpressionMethods, NullableExpressionMethods, OptionalExtension, QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
+    QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, update};
@@ -18,7 +19,7 @@ use diesel::{PgConnection, update};
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 use crate::store::destinations::{AsSeen, is_as_seen};
-use crate::store::sql::{clock_timestamp, interval};
+use crate::store::sql::{On, all_of, clock_timestamp, given, interval};
 use crate::store::table::destination;
 
 /// How long no send must have succeeded for the destination to be failing.
@@ -115,6 +116,28 @@ pub(crate) fn record(
     Ok(Some(Recorded { failures, turn }))
 }
 
+/// Nothing was sent to the destination since ten minutes of failures were over.
+fn is_overdue() -> On<'static, destination::table> {
+    let ten_minutes_ago = clock_timestamp().nullable() - interval(FAILING_AFTER);
+    let has_passed = (destination::failing_since.le(ten_minutes_ago)).assume_not_null();
+    let counts = destination::failing_reason
+        .assume_not_null()
+        .ne(ReasonCode::Rejected);
+    let is_not_told = destination::enabled.and(not(destination::failing));
+    Box::new(
+        is_not_told
+            .and(destination::failing_since.is_not_null())
+            .and(has_passed)
+            .and(counts),
+    )
+}
+
+/// The number of these destinations.
+pub(crate) fn count_overdue(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i64> {
+    let overdue = destination::table(name.destination()).filter(is_overdue());
+    overdue.count().get_result(conn)
+}
+
 /// Makes the destinations failing to which nothing was sent since ten minutes of failures were over. Returns their names
 /// and episodes. Passes over rows that others have locked.
 pub(crate) fn record_overdue(
@@ -123,12 +146,7 @@ pub(crate) fn record_overdue(
 ) -> QueryResult<Vec<(String, Turned)>> {
     let table = || destination::table(name.destination());
     let overdue: Vec<(String, PgTimestamp, ReasonCode)> = table()
-        .filter(destination::enabled)
-        .filter(not(destination::failing))
-        .filter(
-            destination::failing_since.le(clock_timestamp().nullable() - interval(FAILING_AFTER)),
-        )
-        .filter(destination::failing_reason.ne(ReasonCode::Rejected))
+        .filter(is_overdue())
         .for_no_key_update()
         .skip_locked()
         .select((
@@ -149,13 +167,16 @@ pub(crate) fn record_overdue(
     Ok(overdue.into_iter().map(turned).collect())
 }
 
-/// The destinations that have failed since their last success.
+/// The destinations that have failed since their last success: all, or with `only` those of these names.
 pub(crate) fn all(
     conn: &mut PgConnection,
     name: &OutboxName,
+    only: Option<&[&str]>,
 ) -> QueryResult<Vec<(String, Failures)>> {
+    let is_meant = all_of([given(only, |names| destination::name.eq_any(names))]);
     let found = destination::table(name.destination())
         .filter(destination::failing_since.is_not_null())
+        .filter(is_meant)
         .select((
             destination::name,
             destination::failing_since.assume_not_null(),

@@ -12,13 +12,13 @@ use diesel::{PgConnection, select};
 
 use super::lease::{LeaseId, at_work, is_not_over, leases, stands_by};
 use super::pause::{Paused, is_pause, pauses};
+use super::registrations::{self, ReadTo};
+use super::topics::is_recorded;
 use crate::name::OutboxName;
-use crate::store::destinations::mark;
 use crate::store::sql::{
-    On, clock_timestamp, coalesce, hashtext, id_text, pg_postmaster_start_time,
-    pg_try_advisory_xact_lock,
+    On, clock_timestamp, hashtext, pg_postmaster_start_time, pg_try_advisory_xact_lock,
 };
-use crate::store::table::{destination, other_lease, pause, registration, topic};
+use crate::store::table::{other_lease, pause, topic};
 
 type Alone<T> = On<'static, NoFromClause, T>;
 
@@ -40,14 +40,13 @@ pub(crate) struct Glance {
 /// Numbers that change with the rows of registered destinations, and with what the relays of an outbox serve.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    pub(crate) destinations: i64,
-    pub(crate) registrations: Option<i64>,
+    pub(crate) destinations: Option<i64>,
     pub(crate) leases: Option<i64>,
     pub(crate) topics: Option<i64>,
 }
 
 type OfLeases = (PgTimestamp, bool, PgTimestamp, Vec<i64>, bool);
-type OfMarks = (i64, Option<i64>, Option<i64>, Option<i64>);
+type OfMarks = (Option<i64>, Option<i64>, Option<i64>);
 type OfPauses = (
     Vec<String>,
     Vec<String>,
@@ -87,13 +86,13 @@ pub(crate) fn at_all(
     conn: &mut PgConnection,
     name: &OutboxName,
     id: LeaseId,
+    read_to: Option<&ReadTo>,
 ) -> QueryResult<(Glance, Pauses, Marks)> {
-    let asked = (of_leases(name, id), of_pauses(name), marks(name));
+    let asked = (of_leases(name, id), of_pauses(name), marks(name, read_to));
     let (leases, pauses, marks): (OfLeases, OfPauses, OfMarks) = select(asked).get_result(conn)?;
-    let (destinations, registrations, of_leases, topics) = marks;
+    let (destinations, of_leases, topics) = marks;
     let marks = Marks {
         destinations,
-        registrations,
         leases: of_leases,
         topics,
     };
@@ -190,27 +189,23 @@ fn of_pauses(name: &OutboxName) -> AskedOfPauses {
     )
 }
 
-type AskedOfMarks = (
-    Alone<BigInt>,
-    Alone<Nullable<BigInt>>,
+type AskedOfMarks<'a> = (
+    On<'a, NoFromClause, Nullable<BigInt>>,
     Alone<Nullable<BigInt>>,
     Alone<Nullable<BigInt>>,
 );
 
 /// Text: hashes of times and of JSON.
-fn marks(name: &OutboxName) -> AskedOfMarks {
-    let destinations = destination::table(name.destination()).select(sql::<BigInt>(&mark()));
-    let registrations = registration::table(name.registration());
-    let registrations = registrations.select(sum(hashtext(id_text(registration::id))));
+fn marks<'a>(name: &OutboxName, read_to: Option<&'a ReadTo>) -> AskedOfMarks<'a> {
     let of_lease = "sum(pg_catalog.hashtext(pg_catalog.concat_ws(' ', lease.id, lease.serves, lease.refuses)))";
     let served = leases(name)
         .filter(is_not_over())
         .filter(not(stands_by(name)))
         .select(sql::<Nullable<BigInt>>(of_lease));
-    let topics = topic::table(name.topic()).select(sum(hashtext(topic::pattern)));
+    let topics = topic::table(name.topic()).filter(is_recorded());
+    let topics = topics.select(sum(hashtext(topic::pattern)));
     (
-        Box::new(coalesce(destinations.single_value(), 0)),
-        Box::new(registrations.single_value()),
+        registrations::changed(name, read_to),
         Box::new(served.single_value()),
         Box::new(topics.single_value()),
     )

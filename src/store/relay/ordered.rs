@@ -360,6 +360,7 @@ pub(crate) fn claim_one(
         bytes: usize::MAX,
         runs: None,
         namesakes: None,
+        read_to: None,
     };
     let look = vec![Box::new(array(one)) as Candidates<'_>];
     let batch = conn.transaction(|conn| claim_from(conn, name, claimant, [look], 1))?;

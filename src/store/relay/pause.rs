@@ -31,6 +31,9 @@ pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
 /// The kind of a row for a registered destination that was removed. A trigger writes the row.
 const REMOVED: &str = "removed";
 
+/// How many removals one call looks at.
+const MOST_REMOVALS: i64 = 1000;
+
 /// A row of `outbox_pause`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Paused {
@@ -76,13 +79,6 @@ pub(super) fn is_pause() -> On<'static, pause::table> {
 /// The row marks a removed registered destination, and is no pause.
 fn is_removal() -> On<'static, pause::table> {
     Box::new(pause::kind.eq(REMOVED))
-}
-
-/// The removed registered destinations that may still have messages.
-pub(crate) fn removed(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
-    QueryDsl::filter(pauses(name), is_removal())
-        .select(pause::name)
-        .load(conn)
 }
 
 /// Those of these names whose registered destinations were removed. There may be many removals, so nobody reads them all
@@ -419,51 +415,47 @@ pub(crate) fn forget(
         .execute(conn)
 }
 
-/// Forgets registered destinations that were removed longer ago than `age` and that no message names, and those that
-/// exist.
+/// Forgets removals that are older than `age`, if no message names the destination or the destination exists. Inserting a row
+/// forgets the removal, too, but not in a transaction whose snapshot is older than the removal. The others are old again after
+/// `age`. A call looks at [`MOST_REMOVALS`], the oldest first. Returns whether there may be more.
 pub(crate) fn forget_removed(
     conn: &mut PgConnection,
     name: &OutboxName,
     age: Duration,
-) -> QueryResult<usize> {
-    let mut count = forget_returned(conn, name)?;
+) -> QueryResult<bool> {
     let is_old = || pause::paused_at.lt(clock_timestamp() - interval(age));
-    let marks = QueryDsl::filter(pauses(name), is_removal());
-    let gone = QueryDsl::filter(marks, is_old()).select(pause::name);
-    let gone: Vec<String> = gone.load(conn)?;
-    for one in gone {
-        if !is_named(conn, name, &one)? {
+    let marks = || QueryDsl::filter(pauses(name), is_removal().and(is_old()));
+    let oldest = marks().order(pause::paused_at).limit(MOST_REMOVALS);
+    let oldest: Vec<String> = oldest.select(pause::name).load(conn)?;
+    let is_full = i64::try_from(oldest.len()) == Ok(MOST_REMOVALS);
+    for one in oldest {
+        conn.transaction(|conn| {
+            // A row that is locked here cannot be removed before the mark. A row that is just being removed is left out.
+            let there = destination::table(name.destination());
+            let there = QueryDsl::filter(there, destination::name.eq(&one));
+            let there = there
+                .select(destination::name)
+                .for_key_share()
+                .skip_locked();
+            let has_returned = !there.load::<String>(conn)?.is_empty();
+            let mark = is_removal().and(is_old()).and(pause::name.eq(&one));
+            // Whoever has locked the mark makes it new.
+            let marks = QueryDsl::filter(pauses(name), is_removal().and(pause::name.eq(&one)));
+            let free = marks.select(pause::name).for_no_key_update().skip_locked();
+            if free.load::<String>(conn)?.is_empty() {
+                return Ok(0);
+            }
             // A message may name the destination since: then the mark is new.
-            count += delete(pauses(name))
-                .filter(is_removal())
-                .filter(is_old())
-                .filter(pause::name.eq(&one))
-                .execute(conn)?;
-        }
+            if has_returned || !is_named(conn, name, &one)? {
+                delete(pauses(name)).filter(mark).execute(conn)
+            } else {
+                let rows = update(pauses(name)).filter(mark);
+                rows.set(pause::paused_at.eq(clock_timestamp()))
+                    .execute(conn)
+            }
+        })?;
     }
-    Ok(count)
-}
-
-/// Forgets the removal of registered destinations that exist. Inserting a row does so, too, but not in a transaction
-/// whose snapshot is older than the removal.
-fn forget_returned(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<usize> {
-    let removed = removed(conn, name)?;
-    if removed.is_empty() {
-        return Ok(0);
-    }
-    conn.transaction(|conn| {
-        // A row that is locked here cannot be removed before the mark. Rows that are just being removed are left out.
-        let returned = QueryDsl::filter(
-            destination::table(name.destination()),
-            destination::name.eq_any(removed),
-        );
-        let returned = returned.select(destination::name);
-        let returned: Vec<String> = returned.for_key_share().skip_locked().load(conn)?;
-        delete(pauses(name))
-            .filter(is_removal())
-            .filter(pause::name.eq_any(returned))
-            .execute(conn)
-    })
+    Ok(is_full)
 }
 
 /// Whether any message names this destination. One probe for each topic: a scan of the table would read all waiting
@@ -486,14 +478,16 @@ pub(crate) fn is_named(
 #[cfg(test)]
 mod tests {
     use diesel::connection::SimpleConnection;
-    use diesel::dsl::sql;
-    use diesel::sql_types::Bool;
 
     use super::*;
-    use crate::store::sql::pg_backend_pid;
     use crate::store::tests::Outbox;
 
     const MINUTE: Duration = Duration::from_secs(60);
+
+    fn removed(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<String>> {
+        let marks = QueryDsl::filter(pauses(name), is_removal());
+        marks.select(pause::name).load(conn)
+    }
 
     #[test]
     fn a_breaker_opens_where_it_was_closed_whoever_else_has_paused() {
@@ -589,7 +583,7 @@ mod tests {
     fn a_removal_that_is_recorded_again_is_not_forgotten() {
         let outbox = Outbox::new();
         let (conn, name) = (&mut outbox.connect(), &outbox.name);
-        let (mut other, mut watch) = (outbox.connect(), outbox.connect());
+        let mut other = outbox.connect();
         let record = removed_again(
             name,
             "SELECT 'acme' AS destination, gen_random_uuid() AS registration",
@@ -601,18 +595,10 @@ mod tests {
         conn.batch_execute(&long_ago).expect("recorded");
         conn.batch_execute(&format!("BEGIN; {record}"))
             .expect("recorded again");
-        let waiter: i32 = select(pg_backend_pid())
-            .get_result(&mut other)
-            .expect("a process");
-        let name = name.clone();
-        let forgets = std::thread::spawn(move || forget_removed(&mut other, &name, MINUTE));
-        let waits = sql::<Bool>(&format!("cardinality(pg_blocking_pids({waiter})) > 0"));
-        while select(waits.clone()).get_result(&mut watch) != Ok(true) {
-            assert!(!forgets.is_finished(), "the removal is forgotten at once");
-        }
+        forget_removed(&mut other, name, MINUTE).expect("an answer, without waiting");
         conn.batch_execute("COMMIT").expect("committed");
-        let count = forgets.join().expect("no panic").expect("an answer");
-        assert_eq!(count, 0);
+        forget_removed(&mut other, name, MINUTE).expect("an answer");
+        assert_eq!(removed(conn, name), Ok(vec!["acme".to_owned()]));
     }
 
     /// R46: a transaction that inserts the row again may not see that another transaction has removed the row.
@@ -639,14 +625,19 @@ mod tests {
             marked == ["acme"]
         };
         assert!(is_marked(conn), "the trigger did not see the mark");
-        // While the row is being removed, the mark stays.
+        // While the row is being removed, the mark stays, as long as a message names the destination.
+        let message = format!(
+            "INSERT INTO {} (topic, destination, payload) VALUES ('a', 'acme', '1')",
+            name.outbox()
+        );
+        conn.batch_execute(&message).expect("a message");
         other
             .batch_execute(&format!("BEGIN; DELETE FROM {}", name.destination()))
             .expect("removed");
-        forget_removed(conn, name, MINUTE).expect("an answer");
+        forget_removed(conn, name, Duration::ZERO).expect("an answer");
         other.batch_execute("ROLLBACK").expect("kept");
         assert!(is_marked(conn));
-        forget_removed(conn, name, MINUTE).expect("an answer");
+        forget_removed(conn, name, Duration::ZERO).expect("an answer");
         assert!(!is_marked(conn));
     }
 

@@ -1,6 +1,6 @@
 //! The topics and destinations that the active relays serve, as recorded in their leases.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 
 use diesel::PgConnection;
@@ -10,7 +10,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::Text;
 
 use super::lease::{is_not_over, leases, stands_by};
-use super::pause::removed;
+use super::pause::removed_of;
 use super::topics::{self, KnownTopic, Patterns, did_you_mean};
 use crate::name::OutboxName;
 use crate::routes::{Refuses, Routes, Serves, matches_any, nearest_pattern};
@@ -24,9 +24,9 @@ pub(crate) struct Served {
     relays: Vec<Relay>,
     /// `false`: a relay of a later version is active, and may serve anything.
     is_certain: bool,
-    /// The registered destinations, and the removed ones, whose messages relays end. If any are registered, also
-    /// the empty name: a message that names no destination goes to all that want its topic, if any. Empty if no relay
-    /// delivers to registered destinations.
+    /// Of the names that were asked for, the registered destinations, and the removed ones, whose messages relays
+    /// end. If any are registered, also the empty name: a message that names no destination goes to all that want
+    /// its topic, if any. Empty if no relay delivers to registered destinations.
     registered: HashSet<String>,
     /// The topics that any relay has ever served: what meets one waits for such a relay.
     ever: Vec<KnownTopic>,
@@ -49,16 +49,32 @@ struct Relay {
     rates: Vec<(String, String)>,
 }
 
-/// Reads the leases of active relays: all valid leases, except those of relays that stand by or are switched off.
-pub(crate) fn served(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
+/// Reads the leases of active relays: all valid leases, except those of relays that stand by or are switched off. `names`:
+/// the destinations of the messages in question. There may be any number of others, and of removed ones.
+pub(crate) fn served(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    names: &BTreeSet<&str>,
+) -> QueryResult<Served> {
     let mut served = relays(conn, name)?;
-    let known = topics::list(conn, name)?;
+    let known = topics::known(conn, name)?;
     served.patterns = Patterns::of(&known);
     if served.delivers_to_registered() {
-        let there = destination::table(name.destination()).select(destination::name);
-        let there = there.load::<String>(conn)?;
+        let names: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|one| !one.is_empty())
+            .collect();
+        let there = destination::table(name.destination())
+            .filter(destination::name.eq_any(&names))
+            .select(destination::name);
+        let mut there = there.load::<String>(conn)?;
+        // A message for nobody in particular.
+        if topics::has_registered(conn, name)? {
+            there.push(String::new());
+        }
         let ever = known.into_iter().filter(KnownTopic::is_served);
-        served = served.with_registered(there, removed(conn, name)?, ever.collect());
+        served = served.with_registered(there, removed_of(conn, name, &names)?, ever.collect());
         if !served.ever.is_empty() || !served.patterns.declared.is_empty() {
             served.wanted = wanted(conn, name)?;
         }
@@ -202,19 +218,15 @@ impl Served {
         self.relays.iter().any(|relay| relay.registered)
     }
 
-    /// `there`: the names of the registered destinations. `removed`: those of the removed destinations. `ever`: the topics
-    /// that any relay has served.
+    /// `there`: the names of registered destinations; the empty name if there are any. `removed`: those of removed
+    /// destinations. `ever`: the topics that any relay has served.
     pub(crate) fn with_registered(
         mut self,
         there: Vec<String>,
         removed: impl IntoIterator<Item = String>,
         ever: Vec<KnownTopic>,
     ) -> Self {
-        self.registered = there.into_iter().collect();
-        if !self.registered.is_empty() {
-            self.registered.insert(String::new());
-        }
-        self.registered.extend(removed);
+        self.registered = there.into_iter().chain(removed).collect();
         self.ever = ever;
         self
     }

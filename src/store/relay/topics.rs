@@ -15,7 +15,7 @@ use crate::routes::{Serves, matches_any, nearest_pattern};
 use crate::status::Status;
 use crate::store::looking::looking_briefly;
 use crate::store::place::Rfc3339;
-use crate::store::sql::{clock_timestamp, interval};
+use crate::store::sql::{On, clock_timestamp, interval};
 use crate::store::statement::unprepared_statement;
 use crate::store::table::{destination, ledger, topic};
 
@@ -23,6 +23,11 @@ use crate::store::table::{destination, ledger, topic};
 pub(crate) const DECLARED: &str = "declared";
 /// The kind of the topics whose messages have ended without a subscriber.
 const NO_SUBSCRIBER: &str = "no_subscriber";
+
+/// What decides the fate of messages: relays read no others, of which there may be any number.
+pub(super) fn is_recorded() -> On<'static, topic::table> {
+    Box::new(topic::kind.eq_any(["route", "handler", DECLARED]))
+}
 
 /// How long after the last such message a topic without a subscriber is a problem.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
@@ -105,7 +110,8 @@ pub(crate) fn record(
         return Ok(());
     }
     let rows = || topic::table(name.topic());
-    let known: Vec<(String, String)> = rows().select((topic::pattern, topic::kind)).load(conn)?;
+    let recorded = rows().filter(is_recorded());
+    let known: Vec<(String, String)> = recorded.select((topic::pattern, topic::kind)).load(conn)?;
     let is_known =
         |pattern: &str, kind: &str| known.iter().any(|one| one.0 == pattern && one.1 == kind);
     for (pattern, kind) in topics {
@@ -152,20 +158,37 @@ pub(crate) fn declare(
 
 /// The recorded patterns.
 pub(crate) fn patterns(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Patterns> {
-    Ok(Patterns::of(&list(conn, name)?))
+    Ok(Patterns::of(&known(conn, name)?))
+}
+
+/// What relays have served and what is declared.
+pub(crate) fn known(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<KnownTopic>> {
+    topic::table(name.topic())
+        .filter(is_recorded())
+        .select(KNOWN)
+        .load(conn)
 }
 
 pub(crate) fn list(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<KnownTopic>> {
     topic::table(name.topic())
         .order((topic::pattern, topic::kind))
-        .select((
-            topic::pattern,
-            topic::kind,
-            topic::first_served,
-            topic::last_served,
-        ))
+        .select(KNOWN)
         .load(conn)
 }
+
+type Known = (
+    topic::pattern,
+    topic::kind,
+    topic::first_served,
+    topic::last_served,
+);
+
+const KNOWN: Known = (
+    topic::pattern,
+    topic::kind,
+    topic::first_served,
+    topic::last_served,
+);
 
 /// Forgets a pattern, of this kind or of any. Returns the number of forgotten rows.
 pub(crate) fn forget(

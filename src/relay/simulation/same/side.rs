@@ -240,6 +240,7 @@ impl<'a, D: Database> Side<'a, D> {
             bytes: question.bytes,
             runs: Some(&behind),
             namesakes: None,
+            read_to: None,
         };
         let db = &mut self.db;
         Ok(match &question.ask {
@@ -266,6 +267,7 @@ impl<'a, D: Database> Side<'a, D> {
                 let asks = Asks {
                     locks: Locks::WaitedFor,
                     marks: false,
+                    read_to: None,
                 };
                 let found = db.survey(lease, &streams, LONG, asks)?;
                 let Tried::Done(pauses) = found.paused else {
@@ -362,6 +364,7 @@ impl<'a, D: Database> Side<'a, D> {
                     keys: &keys,
                     closed,
                     namesakes: None,
+                    read_to: None,
                     bytes: question.bytes,
                     piece: Piece {
                         parts: *parts,

@@ -57,6 +57,7 @@ fn a_claim_is_one_statement_only_if_it_cannot_be_too_large_and_no_message_is_hel
         bytes,
         runs: None,
         namesakes: None,
+        read_to: None,
     };
     let bytes = 16 * 1024 * 1024;
     assert!(claimant(bytes, &[]).has_space_for_any(15));
@@ -108,6 +109,7 @@ fn many_lanes_give_what_they_are_asked_for_and_together_no_more_than_there_is_ro
         bytes: usize::MAX,
         runs: None,
         namesakes: None,
+        read_to: None,
     };
     let lanes: Vec<Lane> = (0..20).map(|n| lane(&format!("topic-{n}"), n)).collect();
     let batch = claim(&mut conn, name, claimant, &lanes, 200).expect("a claim");
@@ -169,6 +171,7 @@ fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
             bytes,
             runs: None,
             namesakes: None,
+            read_to: None,
         };
         for (bytes, count, is_cut) in [
             // The small message, and the first large one.
@@ -215,6 +218,7 @@ fn a_claim_skips_what_another_one_has_locked() {
             bytes: usize::MAX,
             runs: None,
             namesakes: None,
+            read_to: None,
         };
         let batch = claim(conn, name, claimant, &lanes, room).expect("a claim");
         let sequences = batch.claimed.into_iter();
@@ -252,6 +256,7 @@ fn a_claim_that_cannot_find_out_what_was_delivered_counts_as_one_without_an_answ
                 bytes: usize::MAX,
                 runs: None,
                 namesakes: None,
+                read_to: None,
             };
             let lanes = [lane("topic", 1)];
             let claim = claim(conn, name, claimant, &lanes, 1);

@@ -56,7 +56,7 @@ pub(crate) fn claim_next(
     let mut batch = if claimant.has_space_for_any(keys.len()) {
         let next = next.select(candidate::sequence);
         let next = array(next.for_no_key_update().skip_locked());
-        take_at_once(conn, name, claimant.lease, Box::new(next))?
+        take_at_once(conn, name, claimant, Box::new(next))?
     } else {
         let next = next.select(facts());
         let next: Candidates<'_> = Box::new(array(next.for_no_key_update().skip_locked()));
@@ -120,7 +120,7 @@ pub(crate) fn deliver_and_claim_next(
             Status::Delivered,
             keep_payload,
         ),
-        claim: take_these(name, claimant.lease, next),
+        claim: take_these(name, claimant, next),
     };
     let rows: Vec<BothRow> = both.load(conn)?;
     let mut done = Vec::with_capacity(rows.len());

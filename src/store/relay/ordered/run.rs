@@ -79,7 +79,7 @@ pub(super) fn claim_behind(
             taken.push(row);
         }
     }
-    let rows = take(conn, name, claimant.lease, &taken)?;
+    let rows = take(conn, name, claimant, &taken)?;
     let mut more = Batch::of(conn, name, rows, before)?;
     if !more.claimed.is_empty() {
         batch.registrations = more.registrations;

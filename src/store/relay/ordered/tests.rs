@@ -31,6 +31,7 @@ fn a_key_continues_with_a_message_enqueued_during_the_settle_of_its_first() {
         bytes: usize::MAX,
         runs: None,
         namesakes: None,
+        read_to: None,
     };
     let first = claim_one(&mut relay, name, lease, &[]).expect("a claim");
     let first = first.expect("a message").message;
@@ -100,6 +101,7 @@ fn recording_deliveries_and_claiming_the_next_is_one_statement() {
         bytes: usize::MAX,
         runs: None,
         namesakes: None,
+        read_to: None,
     };
     let done = deliver_and_claim_next(
         conn,
@@ -139,6 +141,7 @@ fn a_relay_that_stops_in_the_middle_of_a_keyed_claim_does_not_stop_the_others() 
         bytes: usize::MAX,
         runs: None,
         namesakes: None,
+        read_to: None,
     };
     let is_free = |conn: &mut PgConnection| {
         claim(conn, name, claimant, &[])

@@ -20,7 +20,7 @@ use crate::store::sql::{
 use crate::store::statement::{statement, unprepared, unprepared_statement};
 
 /// The suffixes of the indexes, for relays and for operators.
-const INDEXES: [&str; 17] = [
+const INDEXES: [&str; 20] = [
     "_idempotency",
     "_claim",
     "_claim_keyed",
@@ -38,6 +38,9 @@ const INDEXES: [&str; 17] = [
     "_dead_dest",
     "_dead_blocks",
     "_dest_tenant",
+    "_dest_secrets",
+    "_reg_xid",
+    "_pause_at",
 ];
 
 /// A part of an outbox as the server describes it, without the schema's name.
