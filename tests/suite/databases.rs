@@ -331,15 +331,19 @@ fn a_relay_that_delivers_continues_beside_a_failing_janitor() {
 
 /// What no relay can send costs no relay, and delays nothing else.
 #[test]
-fn a_paused_topic_wakes_no_relay_until_it_is_resumed() {
+fn a_paused_topic_or_tenant_wakes_no_relay_until_it_is_resumed() {
     let receiver = Receiver::ok();
     let database = database();
-    database.execute(
-        "INSERT INTO outbox_pause (kind, name, reason) VALUES ('topic', 'held', 'OPERATOR');
-         INSERT INTO outbox (topic, payload) VALUES ('held', '1')",
-    );
+    let tenant = uuid::Uuid::now_v7();
+    database.execute(&format!(
+        "INSERT INTO outbox_destination (name, url, tenant_id) VALUES ('acme', '{}', '{tenant}');
+         INSERT INTO outbox_pause (kind, name, reason) VALUES ('topic', 'held', 'OPERATOR'), ('tenant', '{tenant}', 'unpaid');
+         INSERT INTO outbox (topic, payload) VALUES ('held', '1');
+         INSERT INTO outbox (topic, payload, tenant_id, destination) VALUES ('paid', '1', '{tenant}', 'acme')",
+        receiver.url()
+    ));
     let file = File::of(&[("a", &database.url)]);
-    let process = Running::start(file.run(&receiver, &[]));
+    let process = Running::start(registered(file.run(&receiver, &[])));
     // The first relay comes in any case: it cleans.
     process.wait_for_log("event=relay_stopped");
     let relays = || process.log().matches("event=relay_started").count();
@@ -354,7 +358,37 @@ fn a_paused_topic_wakes_no_relay_until_it_is_resumed() {
     enqueue(&database, 1);
     eventually("another topic is served", || delivered(&database) == 1);
     database.execute("DELETE FROM outbox_pause");
-    eventually("the topic is served", || delivered(&database) == 2);
+    eventually("both are served", || delivered(&database) == 3);
+}
+
+/// With registered destinations on this machine.
+fn registered(mut command: Command) -> Command {
+    command
+        .env("OUTBOX_REGISTERED_THREADS", "2")
+        .env("OUTBOX_REGISTERED_HTTPS_ONLY", "false")
+        .env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+    command
+}
+
+/// R60: a destination to which nothing is sent any more has failed for ten minutes while no relay runs for its database.
+#[test]
+fn a_failing_destination_is_reported_although_nothing_is_to_be_sent() {
+    let receiver = Receiver::ok();
+    let database = database();
+    let url = receiver.url();
+    database.execute(&format!(
+        "INSERT INTO outbox_destination (name, url, topics) VALUES ('acme', '{url}', '{{order.*}}')"
+    ));
+    let file = File::of(&[("a", &database.url)]);
+    let mut command = registered(file.run(&receiver, &[]));
+    command.env("OUTBOX_OWN_EVENTS", "true");
+    let process = Running::start(command);
+    process.wait_for_log("event=relay_stopped");
+    database.execute(
+        "UPDATE outbox_destination SET failing_since = now() - interval '11 min', failing_reason = 'SERVER_ERROR'",
+    );
+    let told = "SELECT count(*) FROM outbox_messages WHERE topic = 'outbox.destination.failing'";
+    eventually("it is reported", || database.number(told) == 1);
 }
 
 /// G1: another process takes over what a killed one had in flight.

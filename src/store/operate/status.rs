@@ -13,6 +13,7 @@ use diesel::{NullableExpressionMethods, PgConnection, select};
 use crate::name::OutboxName;
 use crate::routes::Serves;
 use crate::store::relay::claim::{Position, Stream, Topic};
+use crate::store::relay::failing;
 use crate::store::relay::lease::{self as relays, stands_by};
 use crate::store::relay::pause::{self, Pausable};
 use crate::store::relay::streams;
@@ -106,6 +107,8 @@ pub struct Work {
     due: Vec<(Stream, Position)>,
     /// The number of endpoints that wait for their verification.
     unverified: i64,
+    /// The number of destinations that have failed for so long that somebody must be told.
+    overdue: i64,
     /// The last message that waits, if any is due.
     last: Option<i64>,
 }
@@ -113,7 +116,7 @@ pub struct Work {
 impl Work {
     /// Whether there is nothing to do.
     pub fn is_nothing(&self) -> bool {
-        self.due.is_empty() && self.unverified == 0
+        self.due.is_empty() && self.unverified == 0 && self.overdue == 0
     }
 }
 
@@ -164,6 +167,7 @@ pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Wo
     Ok(Work {
         due,
         unverified,
+        overdue: failing::count_overdue(conn, name)?,
         last,
     })
 }
