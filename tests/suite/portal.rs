@@ -1122,6 +1122,48 @@ fn every_act_of_a_customer_counts_against_the_budget_of_the_tenant() {
     assert_eq!(change(&acme, "enable"), StatusCode::TOO_MANY_REQUESTS);
 }
 
+/// R60: the cost of a recovery is known at its end, so recoveries that run together would all begin with the same budget.
+#[test]
+fn recoveries_of_one_tenant_do_not_run_together() {
+    let (database, acme, globex) = two();
+    let portal = portal(&config(&database));
+    let recover = |tenant: &Tenant, act: &str| {
+        let form = [
+            ("name", tenant.endpoint.as_str()),
+            ("since", "2026-01-01T00:00"),
+        ];
+        let browser = Browser::of(&portal, tenant, Rights::all());
+        browser.post(&format!("/endpoint/{act}"), &form).status
+    };
+    let (mut other, name) = (database.connect(), database.name());
+    other
+        .batch_execute(&format!("BEGIN; LOCK TABLE {name}_dead"))
+        .expect("a lock");
+    let waiting = || {
+        database.number(
+            "SELECT count(*) FROM pg_locks WHERE relation = '{o}_dead'::regclass AND NOT granted",
+        )
+    };
+    std::thread::scope(|threads| {
+        let first = threads.spawn(|| recover(&acme, "recover"));
+        eventually("the first recovery makes messages", || waiting() == 1);
+        assert_eq!(recover(&acme, "retry"), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(
+            recover(&acme, "disable"),
+            StatusCode::SEE_OTHER,
+            "not held up"
+        );
+        assert_eq!(
+            recover(&globex, "retry"),
+            StatusCode::SEE_OTHER,
+            "of another tenant"
+        );
+        other.batch_execute("COMMIT").expect("unlocked");
+        assert_eq!(first.join().expect("an answer"), StatusCode::SEE_OTHER);
+    });
+    assert_eq!(recover(&acme, "retry"), StatusCode::SEE_OTHER);
+}
+
 /// R59, R60
 #[test]
 fn endpoints_of_customers_are_verified_if_the_settings_say_so() {

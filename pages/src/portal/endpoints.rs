@@ -776,7 +776,7 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
 /// Sends events now that wait for a retry. `true`: the time was too short for all.
 pub(super) fn send_waiting(own: Own<'_>, name: &str) -> Result<(Bulked, bool), Refusal> {
     let began = Instant::now();
-    let done = own.make_many(|conn, own, note| {
+    let done = own.make_many(false, |conn, own, note| {
         let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_RECOVERY);
         own.retry(conn, name, bulk)
     })?;
@@ -805,7 +805,7 @@ pub(super) fn send_missed(
         false => Recover::DeadLetters,
     };
     let began = Instant::now();
-    let done = own.make_many(|conn, own, note| {
+    let done = own.make_many(dry_run, |conn, own, note| {
         let bulk = Bulk::new(note);
         let bulk = match dry_run {
             true => bulk.dry_run(),

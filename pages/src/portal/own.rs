@@ -118,20 +118,25 @@ impl<'a> Own<'a> {
         }
     }
 
-    /// Makes many messages. Records in the history who did. Does not hold the budget: this takes long, and other acts of
-    /// the tenant would wait.
+    /// Makes many messages, one such act of the tenant at a time. Records in the history who did. Does not hold the budget:
+    /// this takes long, and other acts of the tenant would wait. `dry_run`: only counts them.
     pub(super) fn make_many<T>(
         &self,
+        dry_run: bool,
         work: impl FnOnce(&mut PgConnection, Destinations<'_>, &Note) -> Result<T, DestinationError>,
     ) -> Result<T, Refusal> {
         let note = self.note(Cost::Change);
-        self.run(
-            &self.portal.changes,
-            |conn, outbox, own| match program::is_budget_spent(conn, outbox, self.session.tenant)? {
-                true => Ok(Err(Refusal::TooOften)),
-                false => work(conn, own, &note).map(Ok),
-            },
-        )?
+        let tenant = self.session.tenant;
+        self.run(&self.portal.changes, |conn, outbox, own| {
+            let may = match dry_run {
+                true => !program::is_budget_spent(conn, outbox, tenant)?,
+                false => program::may_make_many(conn, outbox, tenant)?,
+            };
+            match may {
+                true => work(conn, own, &note).map(Ok),
+                false => Ok(Err(Refusal::TooOften)),
+            }
+        })?
     }
 
     /// Records what an endpoint has answered to a request that was paid for.

@@ -22,7 +22,7 @@ use crate::store::pinned::pinned;
 use crate::store::place::{Place, Rfc3339};
 use crate::store::sql::{
     TimeAndSequence, all_of, clock_timestamp, escaped, given, hashtextextended, interval,
-    pg_advisory_xact_lock,
+    pg_advisory_xact_lock, pg_try_advisory_xact_lock,
 };
 use crate::store::table::{audit as acts, destination};
 use crate::words::words;
@@ -200,6 +200,21 @@ pub fn hold_budget(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) -> 
     select(pg_advisory_xact_lock(number))
         .execute(conn)
         .map(drop)
+}
+
+/// Whether a tenant may make many messages now: it has a budget left, and no other transaction makes some for it. Its other
+/// acts go on: this one may last, and has its cost at its end. So parallel ones would all begin with the same budget.
+///
+/// # Errors
+/// Those of the database.
+pub fn may_make_many(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    tenant: Uuid,
+) -> QueryResult<bool> {
+    let number = hashtextextended(format!("{} {tenant} many", name.audit()), 0);
+    let is_alone: bool = select(pg_try_advisory_xact_lock(number)).get_result(conn)?;
+    Ok(is_alone && !is_budget_spent(conn, name, tenant)?)
 }
 
 /// Records an act. `target`: on what; for a destination, exactly its name. `spent`: the tenant whose budget pays, and how
