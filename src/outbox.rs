@@ -191,7 +191,7 @@ impl Outbox {
     ///   [`allow_outside_transaction`](Self::allow_outside_transaction) was not called. Nothing was sent to
     ///   the database.
     /// - [`EnqueueError::Message`]: the message is invalid. Nothing was sent to the database.
-    /// - [`EnqueueError::Conflict`]: another message in the outbox has the idempotency key. Nothing was
+    /// - [`EnqueueError::Conflict`]: another message in the outbox has the idempotency key; the error has its sequence. Nothing was
     ///   written, and the transaction stays usable.
     /// - [`EnqueueError::Database`]: the database failed.
     pub fn enqueue(

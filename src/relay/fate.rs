@@ -508,6 +508,37 @@ mod tests {
     use crate::store::relay::served::Others;
     use crate::store::relay::topics::Patterns;
 
+    /// What becomes of a message, as a relay decides that knows these registered destinations.
+    fn decided(
+        routes: &Routes,
+        bulkheads: &[Bulkhead],
+        registry: impl Into<Arc<Registry>>,
+        met: Result<Met, Unasked>,
+        one: Claimed,
+    ) -> Job {
+        let mut ways = Ways {
+            routes,
+            bulkheads,
+            on_dead: OnDead::Continue,
+            registry: registry.into(),
+            rooms: Rooms::default(),
+            met,
+            is_current: true,
+            knows_registered: true,
+        };
+        ways.job(one, LeaseId(1), Instant::now())
+    }
+
+    /// Registers a destination that relays can send to.
+    fn register(registry: &mut Registry, bulkheads: &[Bulkhead], customer: Customer) {
+        let customer = Arc::new(Customer {
+            limits: bulkheads.last().map(|one| one.limits.clone()),
+            ..customer
+        });
+        let name = Arc::clone(&customer.name);
+        registry.by_name.insert(name, customer);
+    }
+
     /// The job of a message that goes to `a`, to `a` and `b`, or nowhere.
     fn of(topic: &str, change: impl FnOnce(&mut Claimed)) -> Job {
         let mut config = Config {
@@ -523,17 +554,13 @@ mod tests {
         let (bulkheads, ..) = Bulkhead::all(&config, Dispatchers::idle(&config));
         let mut one = claimed(1, topic, None);
         change(&mut one);
-        let mut ways = Ways {
-            routes: &Routes::new(&config),
-            bulkheads: &bulkheads,
-            on_dead: OnDead::Continue,
-            registry: Arc::default(),
-            rooms: Rooms::default(),
-            met: Err(Unasked::Released),
-            is_current: true,
-            knows_registered: true,
-        };
-        ways.job(one, LeaseId(1), Instant::now())
+        decided(
+            &Routes::new(&config),
+            &bulkheads,
+            Registry::default(),
+            Err(Unasked::Released),
+            one,
+        )
     }
 
     fn unsent(topic: &str, change: impl FnOnce(&mut Claimed)) -> Option<Verdict> {
@@ -586,30 +613,17 @@ mod tests {
             if is_removed {
                 registry.removed.insert("x".to_owned());
             } else {
-                let customer = Arc::new(Customer {
+                let customer = Customer {
                     registration: there,
-                    limits: bulkheads.last().map(|one| one.limits.clone()),
                     ..Customer::plain()
-                });
-                registry
-                    .by_name
-                    .insert(Arc::clone(&customer.name), customer);
+                };
+                register(&mut registry, &bulkheads, customer);
             }
             registry.index(&routes);
-            let mut ways = Ways {
-                routes: &routes,
-                bulkheads: &bulkheads,
-                on_dead: OnDead::Continue,
-                registry: Arc::new(registry),
-                rooms: Rooms::default(),
-                met: Ok(Met::new()),
-                is_current: true,
-                knows_registered: true,
-            };
             let mut one = claimed(1, "a", None);
             one.message.destination = "x".to_owned();
             one.message.registration = Some(registration);
-            let job = ways.job(one, LeaseId(1), Instant::now());
+            let job = decided(&routes, &bulkheads, registry, Ok(Met::new()), one);
             match job.unsent {
                 None => format!("{:?}", job.to),
                 Some(Verdict::Dead(failure, _)) => failure.code.to_string(),
@@ -644,18 +658,14 @@ mod tests {
         config.destinations.push(destination);
         config.routes.push(Route::new("d", "billing"));
         let of_topic = |topics: &[&str]| {
-            let mut ways = Ways {
-                routes: &Routes::new(&Config::default()),
-                bulkheads: &bulkheads,
-                on_dead: OnDead::Continue,
-                registry: Arc::new(Registry::beside(Routes::new(&config), topics)),
-                rooms: Rooms::default(),
-                met: Ok(Met::new()),
-                is_current: true,
-                knows_registered: true,
-            };
-            ways.job(claimed(1, "d", None), LeaseId(1), Instant::now())
-                .unsent
+            decided(
+                &Routes::new(&Config::default()),
+                &bulkheads,
+                Registry::beside(Routes::new(&config), topics),
+                Ok(Met::new()),
+                claimed(1, "d", None),
+            )
+            .unsent
         };
         let wanted = of_topic(&["d"]);
         assert!(
@@ -685,24 +695,18 @@ mod tests {
             // Another tenant wants every topic.
             let customer = Customer {
                 tenant_id: Some(Uuid::now_v7()),
-                limits: bulkheads.last().map(|one| one.limits.clone()),
                 ..Customer::plain()
             };
-            let name = Arc::clone(&customer.name);
-            registry.by_name.insert(name, Arc::new(customer));
+            register(&mut registry, &bulkheads, customer);
             registry.index(&Routes::new(&Config::default()));
-            let mut ways = Ways {
-                routes: &Routes::new(&Config::default()),
-                bulkheads: &bulkheads,
-                on_dead: OnDead::Continue,
-                registry: Arc::new(registry),
-                rooms: Rooms::default(),
-                met: Ok(Met::new()),
-                is_current: true,
-                knows_registered: true,
-            };
-            ways.job(claimed(1, topic, None), LeaseId(1), Instant::now())
-                .unsent
+            decided(
+                &Routes::new(&Config::default()),
+                &bulkheads,
+                registry,
+                Ok(Met::new()),
+                claimed(1, topic, None),
+            )
+            .unsent
         };
         assert!(matches!(
             of_topic("order.paid"),
@@ -725,19 +729,16 @@ mod tests {
         registry.removed.insert("gone".to_owned());
         let registry = Arc::new(registry);
         let dies = |met| {
-            let mut ways = Ways {
-                routes: &Routes::new(&Config::default()),
-                bulkheads: &bulkheads,
-                on_dead: OnDead::Continue,
-                registry: Arc::clone(&registry),
-                rooms: Rooms::default(),
-                met,
-                is_current: true,
-                knows_registered: true,
-            };
             let mut one = claimed(1, "a", None);
             one.message.destination = "gone".to_owned();
-            ways.job(one, LeaseId(1), Instant::now()).unsent
+            decided(
+                &Routes::new(&Config::default()),
+                &bulkheads,
+                Arc::clone(&registry),
+                met,
+                one,
+            )
+            .unsent
         };
         let failed = dies(Err(Unasked::Released));
         assert!(matches!(failed, Some(Verdict::Released)));
@@ -762,26 +763,20 @@ mod tests {
         let of_customer = |refused: Option<String>| {
             let mut registry = Registry::default();
             let customer = Customer {
-                limits: bulkheads.last().map(|one| one.limits.clone()),
                 refused,
                 ..Customer::plain()
             };
-            let name = Arc::clone(&customer.name);
-            registry.by_name.insert(name, Arc::new(customer));
+            register(&mut registry, &bulkheads, customer);
             registry.index(&Routes::new(&Config::default()));
-            let mut ways = Ways {
-                routes: &Routes::new(&Config::default()),
-                bulkheads: &bulkheads,
-                on_dead: OnDead::Continue,
-                registry: Arc::new(registry),
-                rooms: Rooms::default(),
-                met: Ok(Met::new()),
-                is_current: true,
-                knows_registered: true,
-            };
             let mut one = claimed(1, "a", None);
             one.message.destination = "x".to_owned();
-            ways.job(one, LeaseId(1), Instant::now())
+            decided(
+                &Routes::new(&Config::default()),
+                &bulkheads,
+                registry,
+                Ok(Met::new()),
+                one,
+            )
         };
         let served = of_customer(None);
         assert!(served.unsent.is_none() && matches!(served.to, To::Registered(_)));

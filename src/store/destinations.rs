@@ -10,6 +10,7 @@ use diesel::prelude::{
     NullableExpressionMethods, OptionalExtension, QueryDsl, Queryable, RunQueryDsl, Selectable,
     SelectableHelper,
 };
+use diesel::query_dsl::methods::LoadQuery;
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, BigInt, Text};
 use diesel::{
@@ -316,19 +317,23 @@ fn verification_column(one: &RegisteredDestination) -> Option<String> {
     (verification != Verification::None).then(|| verification.to_string())
 }
 
+/// The only row that a query finds, if there is one.
+fn only<'a>(
+    conn: &mut PgConnection,
+    found: impl LoadQuery<'a, PgConnection, StoredRow>,
+) -> QueryResult<Option<RegisteredDestination>> {
+    let row = found.get_result(conn).optional()?;
+    Ok(row.map(RegisteredDestination::from))
+}
+
 /// The row, locked until the end of the transaction.
 pub(crate) fn lock(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: Which<'_>,
 ) -> QueryResult<Option<RegisteredDestination>> {
-    let found = registered(name)
-        .filter(is_it(which))
-        .for_update()
-        .select(StoredRow::as_select())
-        .get_result::<StoredRow>(conn)
-        .optional()?;
-    Ok(found.map(RegisteredDestination::from))
+    let found = registered(name).filter(is_it(which)).for_update();
+    only(conn, found.select(StoredRow::as_select()))
 }
 
 /// Writes what has changed of a locked row, and nothing else: the columns of these values.
@@ -452,12 +457,8 @@ pub(crate) fn get(
     name: &OutboxName,
     which: Which<'_>,
 ) -> QueryResult<Option<RegisteredDestination>> {
-    let found = registered(name)
-        .filter(is_it(which))
-        .select(StoredRow::as_select())
-        .get_result::<StoredRow>(conn)
-        .optional()?;
-    Ok(found.map(RegisteredDestination::from))
+    let found = registered(name).filter(is_it(which));
+    only(conn, found.select(StoredRow::as_select()))
 }
 
 /// Registered destinations, ordered by name.

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::ground::{Server, alone};
 use crate::lost_answers::{CLAIM, Proxy};
-use crate::support::{Database, Receiver, end, eventually};
+use crate::support::{Database, Gate, Receiver, end, eventually};
 
 /// The promise is 2 s beside the time that the server was away. The rest is for a busy machine.
 const SOON: Duration = Duration::from_secs(6);
@@ -69,6 +69,17 @@ fn is_resolved(database: &Database, relay: &RelayHandle, known: i64) {
     });
 }
 
+/// A relay with a message whose receiver hangs, and a receiver for other messages.
+fn hanging(database: &Database, url: &str) -> (RelayHandle, Receiver, (Receiver, Gate)) {
+    let (hanging, gate) = Receiver::held();
+    let quick = Receiver::ok();
+    let slow = Destination::new("slow", &hanging.url()).expect("a URL");
+    let relay = relay(database, url, slow, &quick);
+    enqueue(database, "slow.paid", 1);
+    hanging.wait_for(1);
+    (relay, quick, (hanging, gate))
+}
+
 /// R65
 #[test]
 fn a_restart_holds_up_no_message_of_others_while_a_rate_limit_holds_claimed_messages() {
@@ -97,12 +108,7 @@ fn a_restart_holds_up_no_message_of_others_while_a_rate_limit_holds_claimed_mess
 fn a_restart_holds_up_no_message_of_others_while_a_receiver_hangs() {
     let _alone = alone();
     let (database, server) = (Database::new(), Server::new());
-    let (hanging, gate) = Receiver::held();
-    let quick = Receiver::ok();
-    let slow = Destination::new("slow", &hanging.url()).expect("a URL");
-    let relay = relay(&database, &database.url, slow, &quick);
-    enqueue(&database, "slow.paid", 1);
-    hanging.wait_for(1);
+    let (relay, quick, (hanging, gate)) = hanging(&database, &database.url);
     server.restart("fast");
     others_flow(&database, &quick);
     is_resolved(&database, &relay, 1);
@@ -119,12 +125,7 @@ fn a_restart_holds_up_no_message_of_others_while_a_receiver_hangs() {
 fn the_end_of_the_claimers_session_holds_up_no_message_of_others_while_a_receiver_hangs() {
     let _alone = alone();
     let database = Database::new();
-    let (hanging, gate) = Receiver::held();
-    let quick = Receiver::ok();
-    let slow = Destination::new("slow", &hanging.url()).expect("a URL");
-    let relay = relay(&database, &database.url, slow, &quick);
-    enqueue(&database, "slow.paid", 1);
-    hanging.wait_for(1);
+    let (relay, quick, (hanging, gate)) = hanging(&database, &database.url);
     for _ in 0..5 {
         let ended = database.number(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -145,13 +146,8 @@ fn the_end_of_the_claimers_session_holds_up_no_message_of_others_while_a_receive
 fn a_lost_answer_holds_up_no_message_of_others_while_a_person_has_locked_one() {
     let _alone = alone();
     let database = Database::new();
-    let (hanging, gate) = Receiver::held();
-    let quick = Receiver::ok();
     let proxy = Proxy::new(&database);
-    let slow = Destination::new("slow", &hanging.url()).expect("a URL");
-    let relay = relay(&database, &proxy.url(&database), slow, &quick);
-    enqueue(&database, "slow.paid", 1);
-    hanging.wait_for(1);
+    let (relay, quick, (hanging, gate)) = hanging(&database, &proxy.url(&database));
     let mut person = database.connect();
     let lock = format!("BEGIN; SELECT FROM {} FOR UPDATE", database.name());
     person.batch_execute(&lock).expect("locked");
@@ -176,13 +172,8 @@ fn a_lost_answer_holds_up_no_message_of_others_while_a_person_has_locked_one() {
 fn the_messages_of_a_lost_claim_are_found_while_others_are_in_flight() {
     let _alone = alone();
     let database = Database::new();
-    let (hanging, gate) = Receiver::held();
-    let quick = Receiver::ok();
     let proxy = Proxy::new(&database);
-    let slow = Destination::new("slow", &hanging.url()).expect("a URL");
-    let relay = relay(&database, &proxy.url(&database), slow, &quick);
-    enqueue(&database, "slow.paid", 1);
-    hanging.wait_for(1);
+    let (relay, quick, (_hanging, gate)) = hanging(&database, &proxy.url(&database));
     proxy.lose_the_answer_to(CLAIM);
     database.enqueue_message(
         NewMessage::new("quick.paid", &json!(1))

@@ -136,23 +136,24 @@ fn shown(database: &Database, proxy: &Proxy, arguments: &[&str]) -> Running {
     Running::start(command)
 }
 
-fn relay(database: &Database, proxy: &Proxy, receiver: &Receiver) -> Command {
-    let mut command = proxy.between(database, database.binary(&["run"]));
+/// A relay that has delivered a message, and whose connections lead nowhere since.
+fn silenced(setting: (&str, &str)) -> (Database, Receiver, Proxy, Running) {
+    let (database, receiver) = (Database::new(), Receiver::ok());
+    let proxy = Proxy::new(&database.url);
+    let mut command = proxy.between(&database, database.binary(&["run"]));
     command.env("OUTBOX_URL", receiver.url());
-    command
+    command.env(setting.0, setting.1);
+    let process = Running::start(command);
+    database.enqueue("order.paid", json!(1));
+    eventually("it is settled", || database.count("delivered") == 1);
+    proxy.silence();
+    (database, receiver, proxy, process)
 }
 
 /// Nothing restarts the relay, and no probe looks.
 #[test]
 fn a_relay_whose_connections_lead_nowhere_opens_others_and_continues() {
-    let (database, receiver) = (Database::new(), Receiver::ok());
-    let proxy = Proxy::new(&database.url);
-    let mut process = Running::start(relay(&database, &proxy, &receiver));
-    database.enqueue("order.paid", json!(1));
-    receiver.wait_for(1);
-    eventually("it is settled", || database.count("delivered") == 1);
-
-    proxy.silence();
+    let (database, receiver, _proxy, mut process) = silenced(("RUST_LOG", "diesel_outbox=info"));
     database.enqueue("order.paid", json!(2));
     process.wait_for_log("event=db_error");
     let log = process.log();
@@ -167,14 +168,7 @@ fn a_relay_whose_connections_lead_nowhere_opens_others_and_continues() {
 /// Threads that still wait for an answer are not back: the heartbeat, whose limit is short, says nothing for the claimer.
 #[test]
 fn the_database_is_not_back_while_a_thread_waits_for_its_answer() {
-    let (database, receiver) = (Database::new(), Receiver::ok());
-    let proxy = Proxy::new(&database.url);
-    let mut command = relay(&database, &proxy, &receiver);
-    command.env("RUST_LOG", "diesel_outbox=debug");
-    let mut process = Running::start(command);
-    database.enqueue("order.paid", json!(1));
-    eventually("it is settled", || database.count("delivered") == 1);
-    proxy.silence();
+    let (database, _receiver, _proxy, mut process) = silenced(("RUST_LOG", "diesel_outbox=debug"));
     database.enqueue("order.paid", json!(2));
     let (of_heartbeat, of_claimer) = ("in the heartbeat thread", "in the claimer thread");
     process.wait_for_log(of_claimer);
@@ -189,14 +183,7 @@ fn the_database_is_not_back_while_a_thread_waits_for_its_answer() {
 
 #[test]
 fn a_shutdown_does_not_wait_for_connections_that_lead_nowhere() {
-    let (database, receiver) = (Database::new(), Receiver::ok());
-    let proxy = Proxy::new(&database.url);
-    let mut command = relay(&database, &proxy, &receiver);
-    command.env("OUTBOX_SHUTDOWN_TIMEOUT", "3s");
-    let mut process = Running::start(command);
-    database.enqueue("order.paid", json!(1));
-    eventually("it is settled", || database.count("delivered") == 1);
-    proxy.silence();
+    let (_database, _receiver, proxy, mut process) = silenced(("OUTBOX_SHUTDOWN_TIMEOUT", "3s"));
     proxy.wait_for_waits(2);
     let began = Instant::now();
     process.signal("TERM");

@@ -144,33 +144,35 @@ fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
     })
 }
 
-/// The name of a running relay that serves a pattern, of this kind or of any. A relay of a later version may serve
-/// anything.
-pub(crate) fn server_of(
+/// The running relays, oldest first, and what each serves. `None`: a relay of a later version, which may serve anything.
+fn running(
     conn: &mut PgConnection,
     name: &OutboxName,
-    pattern: &str,
-    kind: Option<&str>,
-) -> QueryResult<Option<String>> {
+) -> QueryResult<Vec<(String, Option<Serves>)>> {
     let rows: Vec<(String, MaybeJson)> = leases(name)
         .filter(lease::serves.is_not_null())
         .filter(is_not_over())
         .order(lease::id)
         .select((lease::relay, lease::serves))
         .load(conn)?;
-    let serves = |json: MaybeJson| {
-        let json: Option<String> = json.into();
-        let topics = json.and_then(|json| Serves::from_json(&json))?.topics();
-        let is_meant = |of: &str| kind.is_none_or(|kind| kind == of);
-        Some(
-            topics
-                .iter()
-                .any(|(one, of)| one == pattern && is_meant(of)),
-        )
-    };
-    let mut rows = rows.into_iter();
-    let found = rows.find_map(|(relay, json)| serves(json).unwrap_or(true).then_some(relay));
-    Ok(found)
+    let read = |json: MaybeJson| Serves::from_json(&Option::<String>::from(json)?);
+    let each = rows.into_iter();
+    Ok(each.map(|(relay, json)| (relay, read(json))).collect())
+}
+
+/// The name of a running relay that serves a pattern, of this kind or of any.
+pub(crate) fn server_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    pattern: &str,
+    kind: Option<&str>,
+) -> QueryResult<Option<String>> {
+    let is_meant =
+        |(one, of): &(String, &str)| one == pattern && kind.is_none_or(|kind| kind == *of);
+    let serves = |serves: &Serves| serves.topics().iter().any(is_meant);
+    let mut relays = running(conn, name)?.into_iter();
+    let found = relays.find(|(_, known)| known.as_ref().is_none_or(serves));
+    Ok(found.map(|(relay, _)| relay))
 }
 
 /// The name of a running relay whose settings have a destination, or a group of handlers, of this name.
@@ -179,18 +181,11 @@ pub(crate) fn relay_with(
     name: &OutboxName,
     destination: &str,
 ) -> QueryResult<Option<String>> {
-    let rows: Vec<(String, MaybeJson)> = leases(name)
-        .filter(lease::serves.is_not_null())
-        .filter(is_not_over())
-        .order(lease::id)
-        .select((lease::relay, lease::serves))
-        .load(conn)?;
-    let has = |(relay, json): (String, MaybeJson)| {
-        let names = Serves::from_json(&Option::<String>::from(json)?)?.names();
-        let has = names.iter().any(|one| one == destination);
+    let mut relays = running(conn, name)?.into_iter();
+    Ok(relays.find_map(|(relay, known)| {
+        let has = known?.names().iter().any(|one| one == destination);
         has.then_some(relay)
-    };
-    Ok(rows.into_iter().find_map(has))
+    }))
 }
 
 impl Served {
