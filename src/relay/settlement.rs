@@ -492,7 +492,6 @@ pub(super) mod tests {
     use super::*;
     use crate::relay::planner::tests::claimed;
 
-    /// A message of this tenant for so many destinations.
     impl Settlement {
         pub(in crate::relay) fn wait(&self) -> Duration {
             match self.verdict {
@@ -502,6 +501,7 @@ pub(super) mod tests {
         }
     }
 
+    /// A message of this tenant for so many destinations.
     pub(in crate::relay) fn fan_out(
         sequence: i64,
         tenant_id: Option<Uuid>,

@@ -26,7 +26,7 @@ use self::stage::{MOST_PROCESSES, Stage};
 /// The default number of histories.
 const HISTORIES: u64 = 300;
 /// Each broken variant must be found within this many histories.
-const HISTORIES_OF_BROKEN: u64 = 4000;
+const HISTORIES_OF_BROKEN: u64 = 2000;
 /// How many histories are played twice.
 const SAME: u64 = 40;
 /// How often progress is printed.

@@ -663,7 +663,14 @@ impl History {
             _ => Event::Stuck(relay, lasts),
         };
         let at = at + millis(rng, 0..1500);
+        // A machine that stands still meanwhile wakes with a full queue, and its lease may have ended long before the expiry.
+        let stands_still = Rng::with_seed(self.seed ^ 4).bool();
+        let loses_session = matches!(event, Event::CutOff(..) | Event::Stuck(..));
         self.items.push(Item { at, event });
+        if loses_session && stands_still {
+            let event = Event::Freeze(relay, lasts);
+            self.items.push(Item { at, event });
+        }
     }
 
     /// Enqueues messages of one key, of which the first are committed last.
