@@ -17,7 +17,7 @@ use diesel_outbox::{DatabaseError, OutboxName};
 
 use crate::PagesError;
 use crate::database::{Connection, Connections};
-use crate::pages::labels::Labels;
+use crate::labels::Labels;
 
 /// The shortest time between two samples.
 const PERIOD: Duration = Duration::from_secs(10);

@@ -30,6 +30,7 @@ mod health;
 mod history;
 mod kept;
 mod key;
+mod labels;
 #[doc(hidden)]
 pub mod message;
 mod pages;

@@ -9,7 +9,7 @@ mod bulk;
 pub(crate) mod content;
 mod dead;
 mod keys;
-pub(crate) mod labels;
+mod labels;
 pub(crate) mod layout;
 mod ledger;
 mod login;

@@ -7,6 +7,7 @@ pub(crate) mod claim;
 pub(crate) mod claimable;
 pub(crate) mod clean;
 pub(crate) mod connection;
+mod descriptor;
 pub(crate) mod failing;
 pub(crate) mod glance;
 pub(crate) mod keyed_lock;

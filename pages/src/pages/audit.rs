@@ -5,10 +5,10 @@ use diesel_outbox::program::{self, OperatorAct};
 use maud::html;
 
 use super::asked::Asked;
-use super::labels::Labels;
 use super::layout::list;
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, as_limit, next_page, words};
+use crate::labels::Labels;
 use crate::response::Response;
 
 /// Acts on a page.

@@ -13,12 +13,12 @@ use maud::{Markup, html};
 use uuid::Uuid;
 
 use super::asked::{Asked, Wrong};
-use super::labels::Labels;
 use super::layout::{self, section, token};
 use super::messages::QUICK;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::{Refusal, Visit, as_limit, next_page, words};
+use crate::labels::Labels;
 use crate::response::Response;
 
 /// Dead letters per page.

@@ -4,12 +4,12 @@ use diesel_outbox::Status as MessageStatus;
 use diesel_outbox::program::{self, BlockedKey, KeptIn, MessageRecord};
 use maud::{Markup, html};
 
-use super::labels::Labels;
 use super::layout::section;
 use super::messages::outcome;
 use super::overview::name_of;
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, link, words};
+use crate::labels::Labels;
 use crate::response::Response;
 
 const MOST_KEYS: i64 = 100;

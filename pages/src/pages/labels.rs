@@ -1,40 +1,16 @@
-//! What registered destinations are called. The portal gives them UUIDs as names, which tell a reader nothing.
+//! How pages call registered destinations.
 
-use std::collections::{BTreeSet, HashMap};
-
-use diesel::PgConnection;
-use diesel_outbox::{DatabaseError, OutboxName, program};
 use maud::{Markup, html};
 use uuid::Uuid;
 
 use super::{Visit, link, words};
+use crate::labels::Labels;
 use crate::text::without_secrets;
 
-/// Names of one page that are looked up.
-const MOST: usize = 1000;
+/// The most characters of a label.
 const LONGEST: usize = 60;
 
-/// The URL and the description of registered destinations, by name.
-#[derive(Default)]
-pub(crate) struct Labels(HashMap<String, (String, Option<String>)>);
-
 impl Labels {
-    /// Those of the registered destinations among these.
-    pub(crate) fn read<'n>(
-        conn: &mut PgConnection,
-        outbox: &OutboxName,
-        names: impl Iterator<Item = &'n str>,
-    ) -> Result<Self, DatabaseError> {
-        let names: BTreeSet<&str> = names.take(MOST).collect();
-        match names.is_empty() {
-            true => Ok(Self::default()),
-            false => {
-                let names: Vec<&str> = names.into_iter().collect();
-                program::called(conn, outbox, &names).map(Self)
-            }
-        }
-    }
-
     /// Those of the destinations of a list. Only UUIDs are looked up: other names say enough.
     pub(super) fn of<'n>(
         visit: &Visit<'_>,
@@ -47,10 +23,6 @@ impl Labels {
                 Self::read(conn, outbox, names)
             }),
         }
-    }
-
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.0.contains_key(name)
     }
 
     /// The name, or what tells a reader more than a UUID: the description, or the beginning of the URL.

@@ -6,12 +6,12 @@ use diesel_outbox::program::{self, LedgerFilter, MessageRecord, Searched};
 use maud::{Markup, html};
 
 use super::asked::{Asked, Wrong};
-use super::labels::Labels;
 use super::layout::list;
 use super::messages::outcome;
 use super::overview::name_of;
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, as_limit, link, next_page, words};
+use crate::labels::Labels;
 use crate::response::Response;
 
 /// Rows per page.

@@ -13,13 +13,13 @@ use http::StatusCode;
 use maud::{Markup, html};
 
 use self::history::{Part, steps};
-use super::labels::Labels;
 use super::layout::section;
 use super::overview::name_of;
 use super::table::{Column, Kind, table};
 use super::timeline::timeline;
 use super::{Refusal, Visit, content, link, words};
 use crate::Guest;
+use crate::labels::Labels;
 use crate::response::Response;
 
 /// Rows whose payloads are shown: the rows of a fan-out share one payload.

@@ -12,12 +12,12 @@ use maud::{Markup, html};
 
 pub(super) use self::destinations::held;
 use self::verdict::Verdict;
-use super::labels::Labels;
 use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, number, table};
 use super::{Refusal, Visit, relays, words};
 use crate::Site;
 use crate::history::Glance;
+use crate::labels::Labels;
 use crate::response::Response;
 
 /// Topics listed, longest delay first.

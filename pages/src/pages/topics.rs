@@ -3,11 +3,11 @@
 use diesel_outbox::program::{self, KnownTopic, LiveTopic};
 use maud::{Markup, html};
 
-use super::labels::Labels;
 use super::layout::section;
 use super::overview::name_of;
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, words};
+use crate::labels::Labels;
 use crate::response::Response;
 
 /// Rows of each list.

@@ -870,7 +870,7 @@ fn an_undo_is_repeated_while_something_may_be_left() {
 /// R65: a relay that has much else to do makes a pass of short statements in many seconds. Only the statements count:
 /// their multiple is waited for.
 #[test]
-fn what_was_locked_is_released_soon_although_the_pass_took_long() {
+fn locked_messages_are_released_soon_although_the_pass_took_long() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
     ground.view.custody.doubt = Some(doubt(1));

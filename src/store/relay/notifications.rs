@@ -1,13 +1,11 @@
 //! Waiting for notifications: a separate libpq connection, because Diesel does not expose its socket, and the
 //! advisory lock that tells inserts that a relay sleeps.
 //!
-//! The only `unsafe` code of the crate, with [`with_descriptor`], which finds the sockets of Diesel's connections. Its
-//! invariants:
+//! The only `unsafe` code of the crate beside [`descriptor`](super::descriptor). Its invariants:
 //! - `Raw::conn` comes from `PQconnectdb`, is not null, is used by one thread at a time (`&mut self`),
 //!   and is freed once, by `Drop`.
 //! - Each result and each notification is freed once, after its text is copied.
 //! - Every text passed to libpq is a `CString` that lives during the call.
-//! - A descriptor that is borrowed by its number is only asked and duplicated.
 
 #![allow(
     unsafe_code,
@@ -15,7 +13,7 @@
 )]
 
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -26,6 +24,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, POOLERS_TURN, with_parameters, without_password};
 use super::backend::Backend;
+use super::descriptor::with_descriptor;
 use super::socket::{Kind, Socket};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
@@ -233,13 +232,6 @@ impl Listener {
     pub(crate) fn notifications(&mut self) -> usize {
         std::mem::take(&mut self.heard) + self.raw.notifications()
     }
-}
-
-/// Asks an open descriptor of this process by its number.
-pub(super) fn with_descriptor<T>(number: RawFd, ask: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
-    // SAFETY: the number is not -1, because it comes from the list of open descriptors, or from libpq. `ask` does not close the
-    // descriptor. Its owner may: then each call fails, or asks the descriptor that has the number now.
-    ask(unsafe { BorrowedFd::borrow_raw(number) })
 }
 
 /// A literal of SQL.

@@ -5,7 +5,7 @@ use diesel_outbox::program::{self, MessageRecord};
 use maud::{Markup, html};
 
 use crate::Guest;
-use crate::pages::labels::Labels;
+use crate::labels::Labels;
 use crate::pages::layout::act;
 use crate::pages::overview::name_of;
 use crate::pages::timeline::{Step, timeline};

@@ -8,8 +8,8 @@ use maud::{Markup, html};
 
 use super::outcome;
 use crate::Guest;
+use crate::labels::Labels;
 use crate::pages::asked::{Asked, Wrong};
-use crate::pages::labels::Labels;
 use crate::pages::layout::{act, list};
 use crate::pages::overview::name_of;
 use crate::pages::table::{Column, Kind, table_or};

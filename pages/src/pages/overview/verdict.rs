@@ -9,7 +9,7 @@ use super::destinations::left;
 use super::words;
 use crate::Site;
 use crate::history::Glance;
-use crate::pages::labels::Labels;
+use crate::labels::Labels;
 use crate::pause::in_words;
 
 /// A message due for longer is late: relays poll twice a second.
