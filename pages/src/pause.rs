@@ -115,7 +115,7 @@ pub fn in_words(reason: &str) -> Cow<'_, str> {
         RESERVED => "the circuit breaker has opened",
         "GONE" => "the receiver answered 410",
         "RATE_LIMITED" => "the receiver answered 429",
-        "SERVER_ERROR" => "the receiver asked to wait",
+        "SERVER_ERROR" => "the receiver answered 5xx",
         _ => return reason.into(),
     };
     format!("{reason} ({words})").into()
