@@ -16,8 +16,8 @@ use crate::relay::breaker::{Sign, sign};
 use crate::status::ReasonCode;
 use crate::store::relay::failing::{FAILING_AFTER, Failures};
 
-/// After a recovery, a new failure is written no sooner than this: a destination that fails now and then costs few
-/// writes.
+/// After a recovery, a new failure is written no sooner than this, unless a success comes first: a destination that fails
+/// now and then costs few writes.
 const BETWEEN_WRITES: Duration = Duration::from_secs(60);
 /// Without an answer of any destination for this long, this relay may have no network. Then a send without a connection
 /// shows nothing about its destination.
@@ -157,19 +157,26 @@ impl Failing {
             }
             Shows::Fails(code) => {
                 let since = *self.since.get_or_insert(now);
-                let wrote_lately = |at: Instant| now.saturating_duration_since(at) < BETWEEN_WRITES;
                 let read = now.saturating_duration_since(self.read_at);
                 self.news = match self.row.lasts.map(|lasted| lasted + read) {
                     Some(age) if age >= self.disable_after => Some(RowNews::HasFailedLong),
                     Some(age) if age >= FAILING_AFTER && !self.row.is_failing => {
                         Some(RowNews::Fails(since, code))
                     }
-                    None if !self.recovered.is_some_and(wrote_lately) => {
-                        Some(RowNews::Fails(since, code))
-                    }
-                    Some(_) | None => None,
+                    None => Some(RowNews::Fails(since, code)),
+                    Some(_) => None,
                 };
             }
+        }
+    }
+
+    /// Takes the change to record. A failure soon after a recovery waits.
+    fn take(&mut self, now: Instant) -> Option<RowNews> {
+        let wrote_lately = |at: Instant| now.saturating_duration_since(at) < BETWEEN_WRITES;
+        let is_new = self.row.lasts.is_none() && matches!(self.news, Some(RowNews::Fails(..)));
+        match is_new && self.recovered.is_some_and(wrote_lately) {
+            true => None,
+            false => self.news.take(),
         }
     }
 
@@ -208,7 +215,7 @@ impl Gate {
 
     /// Takes the change to record in the row.
     pub(in crate::relay) fn take_row_news(&self) -> Option<RowNews> {
-        self.lock().failing.as_mut()?.news.take()
+        self.lock().failing.as_mut()?.take(clock::now())
     }
 
     /// Keeps a change that could not be recorded.
@@ -345,12 +352,23 @@ mod tests {
         assert_eq!(one.news, None);
         // A destination that fails now and then.
         one.record(&fails, now + 5 * second);
-        assert_eq!(one.news, None);
-        let later = now + 5 * second + BETWEEN_WRITES;
-        one.record(&fails, later);
+        assert_eq!(one.take(now + 5 * second), None);
+        one.record(&delivered(), now + 6 * second);
+        assert_eq!(one.take(now + 5 * second + BETWEEN_WRITES), None);
+    }
+
+    /// R50: also if nothing is sent meanwhile.
+    #[test]
+    fn a_failure_soon_after_a_recovery_is_written_without_another_send() {
+        let (mut one, now) = failing();
+        one.learn(failed_for(Duration::ZERO), now);
+        one.learn(Failures::default(), now);
+        let failed_at = now + Duration::from_secs(5);
+        one.record(&failed(ReasonCode::ServerError, Some(500)), failed_at);
+        assert_eq!(one.take(failed_at), None);
         assert_eq!(
-            one.news,
-            Some(RowNews::Fails(now + 5 * second, ReasonCode::ServerError))
+            one.take(now + BETWEEN_WRITES),
+            Some(RowNews::Fails(failed_at, ReasonCode::ServerError))
         );
     }
 
@@ -481,7 +499,7 @@ mod tests {
                 _ if row.is_enabled => send(one),
                 _ => {}
             }
-            let Some(news) = one.news.take() else {
+            let Some(news) = one.take(now) else {
                 continue;
             };
             if rng.bool() && row.is_enabled {
