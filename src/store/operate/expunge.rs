@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use diesel::dsl::sql;
-use diesel::prelude::{ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::dsl::{case_when, exists, not, sql};
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Bool, Text};
 use diesel::{PgConnection, update};
@@ -16,9 +16,10 @@ use super::messages::LetterId;
 use crate::error::DatabaseError;
 use crate::message::Sequence;
 use crate::name::OutboxName;
+use crate::status::ReasonCode;
 use crate::store::filter::equal;
 use crate::store::looking::looking;
-use crate::store::sql::{Json, all_of, given};
+use crate::store::sql::{Json, On, all_of, given, text_or};
 use crate::store::statement::unprepared;
 use crate::store::table::{attempt, dead, ledger, outbox};
 use crate::store::write::waiting::cancel_waiting;
@@ -181,7 +182,7 @@ macro_rules! looks {
                 after: Option<Uuid>,
             ) -> QueryResult<Vec<Uuid>> {
                 let found = $table::table(name.$table())
-                    .filter(looks!(@is_of $table, subject))
+                    .filter(looks!(@is_meant $table, name, subject))
                     .filter(all_of([given(after, |after| $table::message_id.gt(after))]))
                     .order($table::message_id)
                     .distinct()
@@ -191,11 +192,18 @@ macro_rules! looks {
             }
 
             fn $count(conn: &mut PgConnection, name: &OutboxName, subject: &Subject) -> QueryResult<u64> {
-                let rows = $table::table(name.$table()).filter(looks!(@is_of $table, subject)).count();
+                let is_meant = looks!(@is_meant $table, name, subject);
+                let rows = $table::table(name.$table()).filter(is_meant).count();
                 let rows: i64 = looking(conn, None, |conn| unprepared(rows).get_result(conn))?;
                 Ok(u64::try_from(rows).unwrap_or(0))
             }
         )+
+    };
+    (@is_meant ledger, $name:ident, $subject:ident) => {
+        looks!(@is_of ledger, $subject).and(has_content($name))
+    };
+    (@is_meant $table:ident, $name:ident, $subject:ident) => {
+        looks!(@is_of $table, $subject)
     };
     (@is_of $table:ident, $subject:ident) => {
         all_of(equal!($table, $subject: topic tenant_id ordering_key).into_iter().chain([
@@ -204,6 +212,28 @@ macro_rules! looks {
             }),
         ]))
     };
+}
+
+/// How a message ended of which `error` says who ended it and why. That is no content, and stays.
+fn ended_by_hand() -> [&'static str; 2] {
+    [ReasonCode::Cancelled, ReasonCode::ByHand].map(ReasonCode::as_str)
+}
+
+/// Whether an entry of the ledger, or the history of its message, has content.
+fn has_content(name: &OutboxName) -> On<'static, ledger::table> {
+    let attempts = attempt::table(name.attempt())
+        .filter(attempt::message_id.eq(ledger::message_id))
+        .filter(attempt::error.is_not_null().or(attempt::response.is_not_null()))
+        .select(attempt::message_id);
+    let is_by_hand = text_or(ledger::reason, "").eq_any(ended_by_hand());
+    Box::new(
+        ledger::payload
+            .is_not_null()
+            .or(ledger::headers.is_not_null())
+            .or(ledger::response.is_not_null())
+            .or(ledger::error.is_not_null().and(not(is_by_hand)))
+            .or(exists(attempts)),
+    )
 }
 
 looks! {
@@ -267,7 +297,10 @@ pub(crate) fn expunge(
         .set((
             ledger::payload.eq(None::<Json<'_>>),
             ledger::headers.eq(None::<Json<'_>>),
-            ledger::error.eq(None::<String>),
+            ledger::error.eq(case_when(
+                text_or(ledger::reason, "").eq_any(ended_by_hand()),
+                ledger::error,
+            )),
             ledger::response.eq(None::<String>),
         ))
         .execute(conn)?;
@@ -281,7 +314,8 @@ pub(crate) fn expunge(
     Ok(Expunged {
         cancelled: cancelled as u64,
         discarded: discarded as u64,
-        ledger_entries: entries as u64,
+        // Without those of the rows just cancelled, which never had content.
+        ledger_entries: entries.saturating_sub(cancelled) as u64,
         attempts: attempts as u64,
         left: left.into_iter().collect(),
     })
