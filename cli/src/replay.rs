@@ -90,8 +90,12 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let found = replay(Bulk::new(&note).dry_run())?;
     if found.without_payload > 0 && !options.json {
         output::line(format!(
-            "{} delivered messages cannot be replayed: the ledger has no payload of them (OUTBOX_LEDGER_PAYLOAD)",
-            found.without_payload
+            "{} cannot be replayed: the ledger has no payload (OUTBOX_LEDGER_PAYLOAD)",
+            output::counted(
+                found.without_payload,
+                "delivered message",
+                "delivered messages"
+            )
         ))?;
     }
     if options.pace.dry_run || found.changed == 0 {
@@ -207,8 +211,11 @@ fn end(options: &Options, found: &Bulked, done: &Bulked, run: Option<&ReplayRun>
             output::messages(found.changed)
         ));
     }
+    // What a new run skips are earlier replays of the messages that it replays.
     let skipped = match done.skipped {
         0 => String::new(),
+        _ if options.run.is_none() => String::new(),
+        1 => "; 1 was already in this run".to_owned(),
         skipped => format!("; {skipped} were already in this run"),
     };
     if found.changed + found.without_payload == 0 {

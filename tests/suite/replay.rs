@@ -96,6 +96,13 @@ fn delivered_messages_are_delivered_again_with_their_ids() {
     assert_eq!(other["replayed"], json!(3), "{other}");
     let nested = db.number("SELECT count(*) FROM {o} WHERE idempotency_key LIKE '%replay%replay%'");
     assert_eq!(nested, 0);
+    // So a dry run counts it once, and a new run has nothing of its own to skip.
+    drain(&db, &receiver, true);
+    let counted = replay(&db, &["--from", "1h", "--dry-run"]);
+    assert_eq!(counted["matched"], json!(5), "{counted}");
+    let said = finish(db.binary(&["replay", "--from", "1h", "--yes"])).code(0);
+    assert!(said.stdout.contains("replayed 5 "), "{}", said.stdout);
+    assert!(!said.stdout.contains("already"), "{}", said.stdout);
 }
 
 #[test]
