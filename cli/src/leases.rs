@@ -53,7 +53,7 @@ fn destinations(row: &LeaseRow) -> String {
     }
 }
 
-/// The leases as a table.
+/// The leases as a table, and whether no relay runs.
 pub(crate) fn shown(leases: &[LeaseRow]) -> String {
     if leases.is_empty() {
         return "no relay is registered".to_owned();
@@ -86,5 +86,8 @@ pub(crate) fn shown(leases: &[LeaseRow]) -> String {
             destinations(row),
         ]);
     }
-    table.to_string()
+    if leases.iter().any(|row| row.seconds_left > 0.0) {
+        return table.to_string();
+    }
+    format!("{table}\nno relay is running: all leases have expired")
 }

@@ -423,6 +423,20 @@ fn a_topic_without_a_route_is_visible_at_once() {
     assert!(shown.contains("no relay is registered"), "{shown}");
 }
 
+/// R32.
+#[test]
+fn status_and_leases_say_that_no_relay_runs_if_all_leases_have_expired() {
+    let database = Database::new();
+    database.execute(
+        "INSERT INTO {o}_lease (relay, expires_at) VALUES ('killed', now() - interval '1 hour')",
+    );
+    for command in ["status", "leases"] {
+        let shown = finish(database.binary(&[command])).code(0).stdout;
+        assert!(shown.contains("killed"), "{shown}");
+        assert!(shown.contains("no relay is running"), "{shown}");
+    }
+}
+
 /// R32, R54.
 #[test]
 fn status_says_that_the_row_of_a_lease_that_holds_messages_is_gone() {
