@@ -85,7 +85,7 @@ names! {
     gauge BREAKER_OPEN = "diesel_outbox_breaker_open", Count, "1: the circuit breaker is open.";
     gauge PAUSED = "diesel_outbox_paused", Count, "1: the destination is paused.";
     gauge REGISTERED_DESTINATIONS = "diesel_outbox_registered_destinations", Count,
-        "Registered destinations, by state: working, failing, disabled.";
+        "Registered destinations, by state: working, unverified, paused, failing, disabled.";
     gauge TOPIC_PAUSED = "diesel_outbox_topic_paused", Count, "1: the topic is paused.";
     gauge LEASE_SECONDS_LEFT = "diesel_outbox_lease_seconds_left", Seconds,
         "Time left in which sends may start before the relay must renew its lease.";

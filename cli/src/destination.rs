@@ -63,9 +63,9 @@ pub(crate) enum Action {
     Disable {
         /// Name of the destination
         name: String,
-        /// Reason, shown with the destination
-        #[arg(long, alias = "why", value_name = "TEXT", default_value = "OPERATOR")]
-        reason: String,
+        /// Reason, shown with the destination [default: the reason that it is disabled for by an operator, else OPERATOR]
+        #[arg(long, alias = "why", value_name = "TEXT")]
+        reason: Option<String>,
         #[command(flatten)]
         who: Who,
     },
@@ -259,6 +259,12 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                     "warning: a relay with the settings of this command would not send to {name}: {why}. Messages for {name} wait unless another relay has settings that allow it"
                 ))?;
             }
+            if put.url.is_some() && one.tenant_id.is_none() && one.topics == ["*"] {
+                output::line(format!(
+                    "{} gets the messages of all topics and tenants: --topic and --tenant select some",
+                    output::shown(&one.name)
+                ))?;
+            }
             if !one.enabled {
                 let name = output::shown(&one.name);
                 output::line(format!(
@@ -278,21 +284,27 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             true => output::line(format!("{} is enabled", output::shown(name))),
             false => missing(name),
         },
-        Action::Disable { name, reason, who } => match program::audited(
-            conn,
-            table,
-            &who.note(reason),
-            Act::DisableDestination,
-            name,
-            |conn| destinations.disable(conn, name, reason),
-        )? {
-            true => output::line(format!(
-                "{} is disabled. {}",
-                output::shown(name),
-                while_disabled(&config)
-            )),
-            false => missing(name),
-        },
+        Action::Disable { name, reason, who } => {
+            let reason = match reason {
+                Some(reason) => reason.clone(),
+                None => earlier_reason(conn, destinations, name)?,
+            };
+            match program::audited(
+                conn,
+                table,
+                &who.note(&reason),
+                Act::DisableDestination,
+                name,
+                |conn| destinations.disable(conn, name, &reason),
+            )? {
+                true => output::line(format!(
+                    "{} is disabled. {}",
+                    output::shown(name),
+                    while_disabled(&config)
+                )),
+                false => missing(name),
+            }
+        }
         Action::Remove { name, signed } => match program::audited(
             conn,
             table,
@@ -365,6 +377,20 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Recover(what) => recover::recover(conn, table, destinations, what),
         Action::Backfill(what) => recover::backfill(conn, destinations, what),
     }
+}
+
+/// Why an operator has disabled the destination before; the word for an operator who gave no reason, otherwise.
+fn earlier_reason(
+    conn: &mut PgConnection,
+    destinations: Destinations<'_>,
+    name: &str,
+) -> Result<String> {
+    let before = destinations.get(conn, name)?.filter(|one| {
+        let by_operator = one.disabled_by == Some(Hand::Operator);
+        !one.enabled && by_operator
+    });
+    let reason = before.and_then(|one| one.disabled_reason);
+    Ok(reason.unwrap_or_else(|| "OPERATOR".to_owned()))
 }
 
 fn encrypt(

@@ -184,7 +184,7 @@ fn show(record: &MessageRecord, waits: Option<&WaitReason>) -> Result<()> {
         ("message id", Some(record.message_id.to_string())),
         ("topic", Some(record.topic.clone())),
         ("destination", destination.cloned()),
-        ("idempotency key", Some(record.idempotency_key.clone())),
+        ("idempotency key", key_of(record)),
         ("ordering key", record.ordering_key.clone()),
         ("tenant", record.tenant_id.map(|id| id.to_string())),
         ("attempts", Some(record.attempts.to_string())),
@@ -210,6 +210,12 @@ fn show(record: &MessageRecord, waits: Option<&WaitReason>) -> Result<()> {
         }
     }
     output::line("")
+}
+
+/// The idempotency key, if the message has one of its own.
+fn key_of(record: &MessageRecord) -> Option<String> {
+    let key = record.idempotency_key.clone();
+    (key != record.message_id.to_string()).then_some(key)
 }
 
 /// An event of the timeline, past or future.

@@ -346,6 +346,9 @@ fn the_commands_show_deliveries_and_send_again() {
     );
     run(&["put", "acme", "https://acme.example"]).code(0);
     run(&["disable", "acme", "--why", "moved"]).code(0);
+    run(&["disable", "acme"]).code(0);
+    let reason = "SELECT disabled_reason FROM {o}_destination";
+    assert_eq!(database.text(reason).as_deref(), Some("moved"));
     let put = run(&["put", "acme", "https://new.example"]).code(0).stdout;
     assert!(
         put.contains("`diesel-outbox destination enable acme`"),

@@ -86,7 +86,7 @@ fn failing_and_unverified_destinations_are_warnings() {
         "INSERT INTO {o}_destination (name, url, failing_since, failing)
          VALUES ('acme', 'https://a.example/', now(), true)",
         "registered",
-        "1 registered destinations are failing; the last is acme",
+        "the registered destination acme is failing",
         "warning",
         Some("UPDATE {o}_destination SET failing = false"),
     );

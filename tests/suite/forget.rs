@@ -411,7 +411,9 @@ fn an_expunge_does_what_its_dry_run_counts_and_once_done_finds_nothing_and_says_
     );
     for key in ["ada-order.paid", "ada-order.lost", "ada-order.late", "eve"] {
         let run = |option: &str| {
-            let options = ["message", "expunge", "--key", key, "--why", "a test", "--json"];
+            let options = [
+                "message", "expunge", "--key", key, "--why", "a test", "--json",
+            ];
             let done = finish(database.binary(&[&options[..], &[option]].concat())).code(0);
             let done = done.json();
             ["cancelled", "discarded", "ledger_entries"].map(|name| done[name].clone())
@@ -420,7 +422,8 @@ fn an_expunge_does_what_its_dry_run_counts_and_once_done_finds_nothing_and_says_
         assert_eq!(run("--yes"), counted, "{key}");
         assert_eq!(run("--dry-run"), [0, 0, 0].map(|zero| json!(zero)), "{key}");
     }
-    let who = "SELECT count(*) FROM {o}_ledger WHERE reason = 'CANCELLED' AND error LIKE '%a test%'";
+    let who =
+        "SELECT count(*) FROM {o}_ledger WHERE reason = 'CANCELLED' AND error LIKE '%a test%'";
     assert_eq!(database.number(who), 2);
 }
 

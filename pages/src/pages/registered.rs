@@ -273,7 +273,7 @@ fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
     Ok(visit.page(&title).live(is_live).answer(&content))
 }
 
-/// Delivered and dead-lettered messages of the last hour.
+/// Messages of the last hour that were delivered, and that were given up.
 fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
     #[allow(clippy::cast_precision_loss, reason = "only drawn")]
     let per_second = |count: u64| count as f64 / WINDOW.as_secs_f64();
@@ -295,7 +295,7 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
     html! {
         ul.figures aria-label="The last hour" {
             (figure("delivered", "Delivered", "Delivered messages", |count| count.delivered))
-            (figure("dead", "Dead-lettered", "Dead-lettered messages", |count| count.dead))
+            (figure("dead", "Given up", "Messages given up (dead-lettered, expired or cancelled)", |count| count.dead))
         }
     }
 }

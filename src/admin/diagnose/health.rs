@@ -358,14 +358,20 @@ pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResul
     }
     if let Some(one) = failing(conn, &config.table)? {
         found.warning(
-            format!("{} registered destinations are failing; the last is {}", one.count, one.name),
+            match one.count {
+                1 => format!("the registered destination {} is failing", one.name),
+                count => format!("{count} registered destinations are failing; the last is {}", one.name),
+            },
             "`diesel-outbox destination list --failing` shows them; `diesel-outbox destination deliveries NAME` shows why",
         );
     }
     if let Some(one) = unverified(conn, &config.table)? {
         let why = one.unverified.unwrap_or_else(|| "not tried yet".to_owned());
         found.warning(
-            format!("{} registered destinations are not verified, and nothing is sent to them; the last, {}: {why}", one.count, one.name),
+            match one.count {
+                1 => format!("the registered destination {} is not verified, and nothing is sent to it: {why}", one.name),
+                count => format!("{count} registered destinations are not verified, and nothing is sent to them; the last, {}: {why}", one.name),
+            },
             "the receiver answers as its `verification` says; `diesel-outbox destination verify NAME` asks it now",
         );
     }

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use diesel::dsl::{case_when, exists, not, sql};
-use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Bool, Text};
 use diesel::{PgConnection, update};
@@ -223,7 +225,11 @@ fn ended_by_hand() -> [&'static str; 2] {
 fn has_content(name: &OutboxName) -> On<'static, ledger::table> {
     let attempts = attempt::table(name.attempt())
         .filter(attempt::message_id.eq(ledger::message_id))
-        .filter(attempt::error.is_not_null().or(attempt::response.is_not_null()))
+        .filter(
+            attempt::error
+                .is_not_null()
+                .or(attempt::response.is_not_null()),
+        )
         .select(attempt::message_id);
     let is_by_hand = text_or(ledger::reason, "").eq_any(ended_by_hand());
     Box::new(
