@@ -515,8 +515,8 @@ impl<'a> Destinations<'a> {
         })
     }
 
-    /// Enables a destination: its messages are sent again, and new messages are for it. `false`: the destination does not
-    /// exist.
+    /// Enables a destination: its messages are sent again, those that have failed at the time of their next attempt, and new
+    /// messages are for it. `false`: the destination does not exist.
     ///
     /// # Errors
     /// - [`DestinationError::SetByOperator`]: an operator has disabled it, and this is [the owner](Self::of_tenant).

@@ -281,7 +281,12 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             name,
             |conn| destinations.enable(conn, name),
         )? {
-            true => output::line(format!("{} is enabled", output::shown(name))),
+            true => {
+                let name = output::shown(name);
+                output::line(format!(
+                    "{name} is enabled; messages that wait for their next attempt keep its time: `diesel-outbox message retry --destination {name}` sends them now"
+                ))
+            }
             false => missing(name),
         },
         Action::Disable { name, reason, who } => {
