@@ -136,7 +136,7 @@ fn carry_out(
     })
 }
 
-/// `3 waiting messages of invoice.paid would go on: 2 end as no_subscriber, unsent; 1 goes to registered destinations.`
+/// `3 waiting messages of invoice.paid would go on as soon as a relay sends to registered destinations: 2 end as no_subscriber, unsent; 1 goes to registered destinations.`
 fn becomes(freed: &Freed) -> String {
     let waiting = output::counted(
         u64::try_from(freed.messages).unwrap_or(0),
@@ -159,7 +159,7 @@ fn becomes(freed: &Freed) -> String {
         "go to registered destinations",
     );
     format!(
-        "{waiting} of {} would go on: {unsent}, unsent; {sent}, if their filters match.",
+        "{waiting} of {} would go on as soon as a relay sends to registered destinations: {unsent}, unsent; {sent}, if their filters match.",
         output::names(&freed.topics)
     )
 }

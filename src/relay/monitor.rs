@@ -18,6 +18,7 @@ use crate::dispatch::close_idle;
 use crate::handlers::MOST_LATE;
 use crate::status::ReasonCode;
 use crate::store::relay::claim::Topic;
+use crate::store::relay::topics::correct_or_declare;
 
 /// The interval of the checks.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -275,7 +276,8 @@ fn undeclared(shared: &Shared) -> Option<String> {
     let (topic, count) = shared.undeclared.first(crate::clock::now())?;
     let more = and_more(count - 1);
     Some(format!(
-        "messages of the topic {topic:?}{more} wait, because the topic is not declared, and nobody wants them: correct the topic where messages are enqueued, or run `diesel-outbox topics declare '{topic}'`"
+        "messages of the topic {topic:?}{more} wait, because the topic is not declared, and nobody wants them: {}",
+        correct_or_declare(&topic)
     ))
 }
 

@@ -67,7 +67,8 @@ fn a_mistyped_topic_waits_where_topics_are_declared() {
     assert_eq!(database.number("SELECT count(*) FROM {o}"), 1);
 
     // The advice of each: declare the topic, or cancel the message.
-    assert!(shown.contains("topics declare 'odrer.paid'"), "{shown}");
+    let advice = "topics declare 'odrer.paid' --with-waiting";
+    assert!(shown.contains(advice), "{shown}");
     let declare = ["topics", "declare", "odrer.paid"];
     let (code, refused) = said(&database, &declare);
     assert_eq!(code, Some(1), "{refused}");
@@ -273,4 +274,33 @@ fn forgetting_a_topic_says_what_becomes_of_its_messages() {
         (&json!(1), &json!(1)),
         "{drained}"
     );
+}
+
+/// R67: the first destination that is registered would end the messages.
+#[test]
+fn a_topic_that_messages_wait_for_is_not_forgotten_while_no_destination_is_registered() {
+    let database = Database::new();
+    let billing = Receiver::ok();
+    let mut with_route = database.binary(&["drain"]);
+    with_route.env("OUTBOX_URL", billing.url());
+    database.enqueue("order.paid", json!({}));
+    finish(with_route).code(0);
+    database.enqueue("order.paid", json!({}));
+    let (code, refused) = said(&database, &["topics", "forget", "*", "--yes"]);
+    assert_eq!(code, Some(1), "{refused}");
+    assert!(refused.contains("1 ends as no_subscriber"), "{refused}");
+    acme(&database, Receiver::ok().url());
+    assert_eq!(drain(&database, &[])["no_subscriber"], 0);
+}
+
+/// R66: where topics are declared, a declared one that nobody wants ends as it should.
+#[test]
+fn nobody_is_told_to_declare_a_declared_topic() {
+    let database = Database::new();
+    acme(&database, Receiver::ok().url());
+    finish(database.binary(&["topics", "declare", "k.*"])).code(0);
+    database.enqueue("k.b", json!({}));
+    assert_eq!(drain(&database, &[])["no_subscriber"], 1);
+    let (_, listed) = said(&database, &["topics", "list", "--json"]);
+    assert!(!listed.contains("no_subscriber"), "{listed}");
 }

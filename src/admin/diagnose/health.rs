@@ -323,7 +323,7 @@ pub(super) fn topics(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
     for (topic, count) in topics::undeclared(conn, &config.table)?.unwrap_or_default() {
         found.warning(
             format!("{count} messages of the topic {topic:?} wait (UNKNOWN_TOPIC): the topic is not declared, and nobody wants them"),
-            format!("correct the topic where messages are enqueued, or run `diesel-outbox topics declare '{topic}'`"),
+            topics::correct_or_declare(&topic),
         );
     }
     Ok(found.or_ok("no topic seems to be misspelt"))

@@ -11,7 +11,7 @@ use diesel::sql_types::Text;
 
 use super::lease::{is_not_over, leases, stands_by};
 use super::pause::removed_of;
-use super::topics::{self, KnownTopic, Patterns, did_you_mean};
+use super::topics::{self, KnownTopic, Patterns, correct_or_declare, did_you_mean};
 use crate::name::OutboxName;
 use crate::routes::{Refuses, Routes, Serves, matches_any, nearest_pattern};
 use crate::status::ReasonCode;
@@ -424,9 +424,7 @@ impl Unserved {
             Self::ServedBefore { pattern, .. } => format!(
                 "start that relay, or add a route for '{pattern}' again until {are_gone}; `diesel-outbox topics forget '{pattern}'` says what becomes of them without a route"
             ),
-            Self::UnknownTopic { topic, .. } => format!(
-                "correct the topic where messages are enqueued, or run `diesel-outbox topics declare '{topic}'`"
-            ),
+            Self::UnknownTopic { topic, .. } => correct_or_declare(topic),
         }
     }
 }

@@ -232,6 +232,13 @@ impl WithoutSubscriber {
     }
 }
 
+/// What to do about waiting messages of a topic that is not declared, as an imperative.
+pub(crate) fn correct_or_declare(topic: &str) -> String {
+    format!(
+        "correct the topic where messages are enqueued, or run `diesel-outbox topics declare '{topic}' --with-waiting`, which ends those that wait as no_subscriber"
+    )
+}
+
 /// ` (did you mean "order.*"?)`, or nothing.
 pub(crate) fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |nearest| {
@@ -240,12 +247,15 @@ pub(crate) fn did_you_mean(nearest: Option<&str>) -> String {
 }
 
 /// Records that messages of a topic have ended without a subscriber, unless a message of the topic was ever sent to
-/// anybody. `false`: some was sent.
+/// anybody (`false`). Where topics are declared, only declared ones end so, which is no news (`false`).
 pub(crate) fn record_without_subscriber(
     conn: &mut PgConnection,
     name: &OutboxName,
     of: &str,
 ) -> QueryResult<bool> {
+    if !patterns(conn, name)?.declared.is_empty() {
+        return Ok(false);
+    }
     let seen = update(topic::table(name.topic()))
         .filter(topic::pattern.eq(of.to_owned()))
         .filter(topic::kind.eq(NO_SUBSCRIBER))
