@@ -295,7 +295,7 @@ fn a_topic_that_messages_wait_for_is_not_forgotten_while_no_destination_is_regis
 
 /// R66: where topics are declared, a declared one that nobody wants ends as it should.
 #[test]
-fn nobody_is_told_to_declare_a_declared_topic() {
+fn a_declared_topic_that_ends_unwanted_is_not_reported() {
     let database = Database::new();
     acme(&database, Receiver::ok().url());
     finish(database.binary(&["topics", "declare", "k.*"])).code(0);
