@@ -318,7 +318,10 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             name,
             |conn| destinations.remove(conn, name),
         )? {
-            true => output::line(format!("{} is removed", output::shown(name))),
+            true => output::line(format!(
+                "{} is removed: messages that wait for it end as cancelled ones do, when they are due",
+                output::shown(name)
+            )),
             false => missing(name),
         },
         Action::Rotate {

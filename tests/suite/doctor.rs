@@ -94,7 +94,7 @@ fn failing_and_unverified_destinations_are_warnings() {
         "INSERT INTO {o}_destination (name, url, verification, verification_error)
          VALUES ('acme', 'https://a.example/', 'challenge', 'TIMEOUT: no response within 15000 ms')",
         "registered",
-        "nothing is sent to them; the last, acme: TIMEOUT: no response within 15000 ms",
+        "the registered destination acme is not verified, and nothing is sent to it: TIMEOUT: no response within 15000 ms",
         "warning",
         Some("UPDATE {o}_destination SET verified_at = now()"),
     );
