@@ -27,6 +27,7 @@ use crate::store::relay::backend::{self, Backend};
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::failing::{self, Failures};
 use crate::store::relay::glance::{self, Glance, Marks};
+use crate::store::relay::late;
 use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key};
 use crate::store::relay::own;
@@ -158,6 +159,9 @@ pub(super) trait Database {
 
     /// Whether one of these server processes, whose clients are gone, still exists: it may finish a claim. Asks them to end.
     fn end_processes(&mut self, processes: &[Backend]) -> Answer<bool>;
+
+    /// The highest sequence, or 0 if there is no message. `None`: the query took too long.
+    fn newest(&mut self, moment: Duration) -> Answer<Option<i64>>;
 
     /// Releases messages that a lease holds, except those that the relay knows. `None`: the statement took too long.
     fn release_unknown(
@@ -511,6 +515,10 @@ impl Database for Session {
 
     fn end_processes(&mut self, processes: &[Backend]) -> Answer<bool> {
         self.run(|conn, _| backend::end(conn, processes))
+    }
+
+    fn newest(&mut self, moment: Duration) -> Answer<Option<i64>> {
+        self.run(|conn, name| briefly(conn, moment, |conn| late::newest(conn, name)))
     }
 
     fn release_unknown(

@@ -47,8 +47,11 @@ impl<D: Database> Claimer<'_, D> {
             self.knows_pauses = true;
         }
         self.look_at_registered(rows_due, &found)?;
-        if self.planner.is_other_server(found.server) {
+        let is_other_server = self.planner.is_other_server(found.server);
+        if is_other_server {
             log::info!(event = "server_changed"; "the database was restarted or failed over: checking the messages that it shows as claimed by this relay");
+        }
+        if (self.last_session).is_replaced_by(self.db.after().backend) || is_other_server {
             (shared.custody).begin_doubt(self.planner.lease(), RanBy::NONE);
         }
         let was_active = self.planner.is_active();
@@ -222,7 +225,9 @@ impl<D: Database> Claimer<'_, D> {
                     None if doubt.may_run(clock::now()) => AtWork::Unknown,
                     Some(_) | None => AtWork::No,
                 };
-                self.planner.looked(clock::now(), at_work);
+                let newest = self.db.newest(self.shared.moment())?;
+                let newest = newest.unwrap_or(i64::MAX);
+                self.planner.looked(clock::now(), at_work, newest);
             }
             Undo::Part(part) => {
                 let Some(known) = custody.begin_release(part.lease, part.range) else {

@@ -6,9 +6,10 @@ use crate::store::range::Range;
 
 /// The width of the first range after zero.
 const FIRST_WIDTH: i64 = 4096;
-/// After a range that took less than this, the next range is eight times as wide.
+/// After a range that took less than this, beside the time of the fastest one, the next range is eight times as wide.
 const SHORT: Duration = Duration::from_millis(5);
-/// After a range that took longer than this, the next range is half as wide.
+/// After a range that took longer than this, beside the time of the fastest one, the next range is half as wide, but not
+/// narrower than the first: only a range that the server has cancelled makes it so.
 const LONG: Duration = Duration::from_millis(50);
 
 /// One pass over all sequences, or over some.
@@ -19,21 +20,29 @@ const LONG: Duration = Duration::from_millis(50);
 pub(super) struct Ranges {
     next: Option<Range>,
     width: i64,
+    /// The time of the fastest range. The way to the server and back is part of each: on a long way, no range is short.
+    fastest: Duration,
     /// The last sequence before the next of `then`.
     end: i64,
     then: std::vec::IntoIter<Range>,
 }
 
 impl Ranges {
-    /// Starts at the beginning. Sequences below 1 exist only if an operator has written them by hand.
+    /// All sequences.
     pub(super) fn new() -> Self {
+        Self::until(i64::MAX)
+    }
+
+    /// Starts at the beginning. Sequences below 1 exist only if an operator has written them by hand.
+    pub(super) fn until(end: i64) -> Self {
         Self {
             next: Some(Range {
                 after: i64::MIN,
-                upto: 0,
+                upto: end.min(0),
             }),
             width: FIRST_WIDTH,
-            end: i64::MAX,
+            fastest: Duration::MAX,
+            end,
             then: Vec::new().into_iter(),
         }
     }
@@ -63,11 +72,13 @@ impl Ranges {
 
     /// The current range was read up to this sequence, in this time.
     pub(super) fn read(&mut self, upto: i64, took: Duration) {
-        if took < SHORT {
-            self.width = self.width.saturating_mul(8);
-        } else if took > LONG {
-            self.width = (self.width / 2).max(1);
-        }
+        self.fastest = self.fastest.min(took);
+        let longer = took.saturating_sub(self.fastest);
+        self.width = match longer {
+            _ if longer < SHORT => self.width.saturating_mul(8),
+            _ if longer <= LONG => self.width.saturating_mul(2),
+            _ => (self.width / 2).max(FIRST_WIDTH.min(self.width)),
+        };
         match upto < self.end {
             true => self.next = Some(self.behind(upto)),
             false => self.begin_next(),
@@ -96,8 +107,12 @@ mod tests {
     use super::*;
 
     /// The number of statements of a pass over the sequences `rows`, if the server reads `each_millisecond` rows in a
-    /// millisecond and cancels a statement after a second.
-    fn statements(rows: std::ops::Range<i128>, each_millisecond: i128) -> usize {
+    /// millisecond and cancels a statement after a second, on a way of so many milliseconds.
+    fn statements(
+        rows: std::ops::Range<i128>,
+        each_millisecond: i128,
+        mut way: impl FnMut() -> u64,
+    ) -> usize {
         let mut ranges = Ranges::new();
         let mut last = i64::MIN;
         let mut count = 0;
@@ -111,8 +126,9 @@ mod tests {
                 ranges.was_too_wide();
             } else {
                 last = range.upto;
-                ranges.read(range.upto, Duration::from_millis(took));
+                ranges.read(range.upto, Duration::from_millis(took + way()));
             }
+            assert!(count < 100_000, "the pass has no end: {range:?}");
         }
         assert_eq!(last, i64::MAX);
         count
@@ -120,14 +136,41 @@ mod tests {
 
     #[test]
     fn a_pass_takes_few_statements_and_none_that_reads_too_much() {
-        let empty = statements(0..0, 1000);
+        let empty = statements(0..0, 1000, || 0);
         assert!(empty < 25, "{empty}");
-        // Ten million rows, far from the beginning: 5 to 50 ms each.
-        let many = statements(3_000_000_000..3_010_000_000, 1000);
-        assert!((250..2100).contains(&many), "{many}");
+        // Ten million rows, far from the beginning: 50 to 100 ms each.
+        let many = statements(3_000_000_000..3_010_000_000, 1000, || 0);
+        assert!((100..2100).contains(&many), "{many}");
         // A server so slow that one row takes a tenth of a second.
-        let slow = statements(1_000_000..1_000_010, 1).max(1);
+        let slow = statements(1_000_000..1_000_010, 1, || 0).max(1);
         assert!(slow < 200, "{slow}");
+    }
+
+    /// R65: a transaction goes to the server and back four times. A pass that took each range for a long one had no end.
+    #[test]
+    fn a_pass_ends_on_a_long_way_to_the_server_too() {
+        for way in [6, 80, 600] {
+            let empty = statements(0..0, 1000, || way);
+            assert!(empty < 25, "{way} ms: {empty}");
+            let many = statements(5_000_000..5_100_000, 1000, || way);
+            assert!(many < 60, "{way} ms: {many}");
+        }
+        let mut rng = fastrand::Rng::with_seed(1);
+        let empty = statements(0..0, 1000, || 40 + rng.u64(0..80));
+        assert!(empty < 200, "{empty}");
+    }
+
+    #[test]
+    fn a_pass_ends_with_the_last_sequence() {
+        for end in [-5, 0, 70, 5000] {
+            let (mut ranges, mut last) = (Ranges::until(end), i64::MIN);
+            while let Some(range) = ranges.next() {
+                assert_eq!(range.after, last);
+                last = range.upto;
+                ranges.read(last, LONG * 9);
+            }
+            assert_eq!(last, end);
+        }
     }
 
     #[test]
@@ -137,12 +180,13 @@ mod tests {
         let mut ranges = Ranges::again(vec![first, second]);
         assert_eq!(ranges.next(), Some(first));
         ranges.was_too_wide();
+        let part = ranges.next().expect("a part");
+        assert_eq!(part, range(4096, 4096 + 512));
         let mut last = first.after;
         while let Some(part) = ranges.next().filter(|part| *part != second) {
             assert_eq!(part.after, last);
-            assert!(part.upto - part.after <= 512);
             last = part.upto;
-            ranges.read(last, 2 * SHORT);
+            ranges.read(last, SHORT);
         }
         assert_eq!((last, ranges.next()), (first.upto, Some(second)));
         ranges.read(second.upto, SHORT);

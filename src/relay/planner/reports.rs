@@ -201,10 +201,10 @@ impl Planner<'_> {
         is_other
     }
 
-    /// Takes in whether a claim without an answer may still be running.
-    pub(in crate::relay) fn looked(&mut self, now: Instant, at_work: AtWork) {
+    /// Takes in whether a claim without an answer may still be running. It has taken no message after `newest`.
+    pub(in crate::relay) fn looked(&mut self, now: Instant, at_work: AtWork, newest: i64) {
         if let Some(undoing) = &mut self.undoing {
-            undoing.looked(now, at_work);
+            undoing.looked(now, at_work, newest);
         }
     }
 

@@ -765,7 +765,7 @@ fn a_question_waits_for_the_end_of_an_undo() {
     let doubt = doubt(1);
     ground.view.custody.doubt = Some(doubt);
     assert_eq!(ground.step(), Step::Undo(Undo::Look(doubt)));
-    ground.planner.looked(ground.now, AtWork::No);
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
     for _ in 0..3 {
         assert_eq!(ground.step(), Step::LookAgain);
         let again = ground.planner.look_again(ground.now, &ground.view);
@@ -783,7 +783,7 @@ fn an_undo_begins_at_once_and_claims_continue_meanwhile() {
     ground.view.custody.doubt = Some(doubt);
     ground.view.custody.is_nothing_in_flight = false;
     assert_eq!(ground.next(), Step::Undo(Undo::Look(doubt)));
-    ground.planner.looked(ground.now, AtWork::No);
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
     assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
     let mut after = i64::MIN;
     let released = loop {
@@ -826,7 +826,7 @@ fn an_undo_is_repeated_while_something_may_be_left() {
     ground.view.custody.doubt = Some(doubt);
     let look = Step::Undo(Undo::Look(doubt));
     assert_eq!(ground.step(), look);
-    ground.planner.looked(ground.now, AtWork::Yes);
+    ground.planner.looked(ground.now, AtWork::Yes, i64::MAX);
     assert_ne!(
         ground.step(),
         look,
@@ -837,7 +837,7 @@ fn an_undo_is_repeated_while_something_may_be_left() {
     assert_eq!(ground.step(), look);
     // A process that exists for long has lost its client: what it has committed is released.
     ground.now += Duration::from_secs(3);
-    ground.planner.looked(ground.now, AtWork::Yes);
+    ground.planner.looked(ground.now, AtWork::Yes, i64::MAX);
     ground.planner.stage = Stage::Undo;
     ground.undo_all(released(2));
     ground.planner.stage = Stage::Undo;
@@ -845,7 +845,7 @@ fn an_undo_is_repeated_while_something_may_be_left() {
     ground.now += Duration::from_secs(1);
     ground.planner.stage = Stage::Undo;
     assert_eq!(ground.step(), look);
-    ground.planner.looked(ground.now, AtWork::No);
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
     ground.planner.stage = Stage::Undo;
     let locked = Some(Released {
         messages: 0,
@@ -875,7 +875,7 @@ fn locked_messages_are_released_soon_although_the_pass_took_long() {
     let mut ground = Ground::with(&routes, &[]);
     ground.view.custody.doubt = Some(doubt(1));
     assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
-    ground.planner.looked(ground.now, AtWork::No);
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
     ground.planner.stage = Stage::Undo;
     let took = Duration::from_millis(4);
     let last = loop {
@@ -909,7 +909,7 @@ fn a_wait_during_an_undo_ends_with_its_next_step() {
     ground.view.custody.question = 1;
     ground.view.custody.doubt = Some(doubt(1));
     assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
-    ground.planner.looked(ground.now, AtWork::Yes);
+    ground.planner.looked(ground.now, AtWork::Yes, i64::MAX);
     let wait = ground.wait();
     assert_eq!(wait.until, ground.now + Duration::from_millis(50));
     assert_eq!(wait.answers, None, "something is in doubt");
@@ -922,7 +922,7 @@ fn an_undo_restarts_when_another_answer_is_lost() {
     let mut ground = Ground::with(&routes, &[]);
     ground.view.custody.doubt = Some(doubt(1));
     assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
-    ground.planner.looked(ground.now, AtWork::No);
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
     ground.planner.stage = Stage::Undo;
     let part = ground.part();
     let (now, took) = (ground.now, Duration::ZERO);
@@ -931,7 +931,7 @@ fn an_undo_restarts_when_another_answer_is_lost() {
     ground.view.custody.doubt = Some(another);
     ground.planner.stage = Stage::Undo;
     assert_eq!(ground.step(), Step::Undo(Undo::Look(another)));
-    ground.planner.looked(ground.now, AtWork::No);
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
     ground.planner.stage = Stage::Undo;
     assert_eq!(ground.part(), part);
 }

@@ -130,12 +130,12 @@ impl Undoing {
         })
     }
 
-    /// Learns whether the claim may still be running.
-    pub(super) fn looked(&mut self, now: Instant, at_work: AtWork) {
+    /// Learns whether the claim may still be running. It has taken no message after `newest`.
+    pub(super) fn looked(&mut self, now: Instant, at_work: AtWork, newest: i64) {
         let lasts = now.saturating_duration_since(self.doubt.last);
         self.stage = match at_work == AtWork::Yes && lasts < NOTICED {
             true => self.later(now, Duration::ZERO, Stage::Look),
-            false => Stage::Pass(Passing::new(Ranges::new(), at_work != AtWork::No)),
+            false => Stage::Pass(Passing::new(Ranges::until(newest), at_work != AtWork::No)),
         };
     }
 

@@ -5,7 +5,9 @@ use diesel::PgConnection;
 use diesel::dsl::{array, sql};
 use diesel::expression::SqlLiteral;
 use diesel::pg::data_types::PgTimestamp;
-use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, IntoSql, QueryDsl, RunQueryDsl};
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, IntoSql, OptionalExtension, QueryDsl, RunQueryDsl,
+};
 use diesel::result::QueryResult;
 use diesel::select;
 use diesel::sql_types::{BigInt, Nullable, Record, Text, Timestamptz, Uuid};
@@ -71,6 +73,14 @@ pub(crate) fn late(
         moment: Some(Moment { newest, writers }),
         ..Page::of_sequences(free.into_iter().map(Free::from).collect())
     })
+}
+
+/// The highest sequence, or 0 if there is no message.
+pub(crate) fn newest(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i64> {
+    let newest = other::table(name.outbox())
+        .order(other::sequence.desc())
+        .select(other::sequence);
+    Ok(newest.first(conn).optional()?.unwrap_or(0))
 }
 
 /// The SQL types of [`Columns`].
