@@ -572,7 +572,7 @@ BEGIN
             paused_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
             paused_until timestamptz,
             openings     integer NOT NULL DEFAULT 0,
-            lasts        interval,
+            lasts        interval CHECK (lasts BETWEEN '0 s' AND '2000 years'),
             paused_by    text NOT NULL DEFAULT 'operator' CHECK (paused_by IN ('owner', 'operator', 'relay', 'receiver')),
             CONSTRAINT %3$I PRIMARY KEY (kind, name, paused_by)
         )$sql$, s, t || '_pause', t || '_pause_pkey');

@@ -201,7 +201,7 @@ macro_rules! plus_and_minus_interval {
 
 plus_and_minus_interval!(clock_timestamp now);
 
-/// A hundred years: PostgreSQL's times have room for this long after any time that a clock shows.
+/// A thousand years: PostgreSQL's times have room for this long after any time that a clock shows.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1_000 * 365 * 24 * 3600);
 
 /// An interval for `time + interval(…)`. A longer one than [`LONGEST`] is cut.

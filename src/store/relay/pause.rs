@@ -514,6 +514,25 @@ mod tests {
         );
     }
 
+    /// A time that is out of range would fail each statement that looks at pauses, for all destinations.
+    #[test]
+    fn no_pause_lasts_longer_than_times_have_room_for() {
+        let outbox = Outbox::new();
+        let (conn, name) = (&mut outbox.connect(), &outbox.name);
+        for lasts in ["-1 s", "-10000 years", "300000 years"] {
+            let refused = conn.batch_execute(&format!(
+                "INSERT INTO {} (kind, name, reason, lasts) VALUES ('topic', 'a', 'x', '{lasts}')",
+                name.pause()
+            ));
+            assert!(refused.is_err(), "{lasts}");
+        }
+        let by = (Hand::Operator, "WHY");
+        for lasts in [Duration::ZERO, Duration::MAX] {
+            pause(conn, name, Pausable::Topic, "a", by, Some(lasts), 0).expect("paused");
+            all_in_time(conn, name).expect("pauses");
+        }
+    }
+
     /// R66: whoever resumes ends no pause that another hand needs.
     #[test]
     fn no_hand_ends_the_pause_of_another() {
