@@ -17,7 +17,6 @@ use crossbeam_channel::{Receiver, Sender};
 
 use self::hand_over::By;
 use super::database::{Answer, Database};
-use super::doubt::LastSession;
 use super::filtering::Filtering;
 use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
@@ -57,7 +56,6 @@ pub(crate) struct Claimer<'a, D> {
     is_locked_out: bool,
     /// Whether the pauses have been read.
     knows_pauses: bool,
-    last_session: LastSession,
     /// Rows that no relay can use, and that are to be disabled once they are not locked.
     unusable: Vec<Bad>,
     /// The refused destinations in the relay's lease.
@@ -103,7 +101,6 @@ impl<'a, D: Database> Claimer<'a, D> {
             marks: None,
             is_locked_out: false,
             knows_pauses: false,
-            last_session: LastSession::default(),
             unusable: Vec::new(),
             refusals_published: None,
             is_recorded: !config.enabled || !(config.single_active || shared.is_one_shot),

@@ -85,20 +85,6 @@ pub(crate) enum AtWork {
     Unknown,
 }
 
-/// Whether a thread's session of the database is another one than before. The server may then have lost what it had said to
-/// be committed: after a failover, which this thread may notice last, or after a crash with `synchronous_commit = off`,
-/// which ends all sessions and is no restart. Behind a pooler, sessions are not known.
-#[derive(Debug, Default)]
-pub(super) struct LastSession(Option<Backend>);
-
-impl LastSession {
-    pub(super) fn is_replaced_by(&mut self, now: Option<Backend>) -> bool {
-        let before = self.0;
-        self.0 = now.or(before);
-        before.zip(now).is_some_and(|(before, now)| before != now)
-    }
-}
-
 /// A claim by an unknown process has ended after this time: no statement of a claim may take longer. Behind a pooler, a claim is a
 /// transaction: it can only be committing when its client has lost it.
 const LONGEST_CLAIM: Duration = Duration::from_secs(40);
@@ -140,17 +126,6 @@ impl Doubt {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn another_session_is_noticed_once() {
-        let process = |pid| Some(Backend { pid, started: 1 });
-        let mut last = LastSession::default();
-        assert!(!last.is_replaced_by(process(10)), "the first one");
-        assert!(!last.is_replaced_by(process(10)));
-        assert!(!last.is_replaced_by(None));
-        assert!(last.is_replaced_by(process(11)));
-        assert!(!last.is_replaced_by(process(11)));
-    }
 
     #[test]
     fn of_two_doubts_about_one_lease_no_process_is_forgotten() {

@@ -13,7 +13,6 @@ use self::aside::Aside;
 use self::next::look_at_the_next;
 use self::splits::{Splits, Unfinished};
 use super::database::Database;
-use super::doubt::{LastSession, RanBy};
 use super::pauses;
 use super::planner::{Report, Returned};
 use super::session::{AfterRefusal, Session};
@@ -123,7 +122,6 @@ pub(super) struct Settler<'a, D> {
     after_refusal: AfterRefusal,
     /// The topic of the current statement, if its messages were put aside.
     topic_aside: Option<Topic>,
-    last_session: LastSession,
 }
 
 impl<'a, D: Database> Settler<'a, D> {
@@ -137,7 +135,6 @@ impl<'a, D: Database> Settler<'a, D> {
             aside: Aside::default(),
             splits: Splits::new(piece),
             failures: Failures::default(),
-            last_session: LastSession::default(),
             after_refusal: AfterRefusal::Reconnect,
             topic_aside: None,
         }
@@ -351,9 +348,6 @@ impl<'a, D: Database> Settler<'a, D> {
                 custody.settled(lease, ended, &pool);
             }
             Some(topic) => custody.settled_aside(lease, topic, &ended, &pool),
-        }
-        if self.last_session.is_replaced_by(self.db.after().backend) {
-            custody.begin_doubt(lease, RanBy::NONE);
         }
         Ok(unfinished)
     }

@@ -47,11 +47,8 @@ impl<D: Database> Claimer<'_, D> {
             self.knows_pauses = true;
         }
         self.look_at_registered(rows_due, &found)?;
-        let is_other_server = self.planner.is_other_server(found.server);
-        if is_other_server {
+        if self.planner.is_other_server(found.server) {
             log::info!(event = "server_changed"; "the database was restarted or failed over: checking the messages that it shows as claimed by this relay");
-        }
-        if (self.last_session).is_replaced_by(self.db.after().backend) || is_other_server {
             (shared.custody).begin_doubt(self.planner.lease(), RanBy::NONE);
         }
         let was_active = self.planner.is_active();

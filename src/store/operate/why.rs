@@ -152,17 +152,6 @@ words! {
 }
 
 impl WaitReason {
-    /// Whether somebody has stopped the message for longer than until then (RFC 3339).
-    fn lasts_beyond(&self, at: &str) -> bool {
-        match self {
-            Self::TopicPaused { until, .. } | Self::DestinationPaused { until, .. } => {
-                until.as_deref().is_none_or(|until| until > at)
-            }
-            Self::DestinationDisabled { .. } => true,
-            _ => false,
-        }
-    }
-
     /// The kind of the reason, as one word: `not_due`, `behind_key`, `topic_paused`, `destination_paused`,
     /// `destination_disabled`, `not_verified`, `breaker_open`, `no_room`, `held`, `not_served`, `no_relay`, `expired` or `sending`.
     ///
@@ -499,13 +488,8 @@ impl Facts {
         }
         if message.due > self.now {
             let until = message.available_at.filter(|_| message.due != i64::MAX);
-            // What lasts longer is the answer: it would be the reason then.
-            let lasts = |one: &WaitReason| until.is_some_and(|at| one.lasts_beyond(at));
-            let lasting = self.of_lane(message.topic, message.destination);
             let until = until.map(str::to_owned);
-            return lasting
-                .filter(lasts)
-                .unwrap_or(WaitReason::NotDue { until });
+            return WaitReason::NotDue { until };
         }
         let behind = |(sequence, blocker)| WaitReason::BehindKey { sequence, blocker };
         let of_key = message.first.map(behind);
