@@ -145,7 +145,7 @@ pub(crate) fn record_overdue(
     name: &OutboxName,
 ) -> QueryResult<Vec<(String, Turned)>> {
     let table = || destination::table(name.destination());
-    let overdue: Vec<(String, PgTimestamp, ReasonCode)> = table()
+    let overdue: Vec<(String, PgTimestamp, String)> = table()
         .filter(is_overdue())
         .for_no_key_update()
         .skip_locked()
@@ -163,7 +163,9 @@ pub(crate) fn record_overdue(
         .filter(destination::name.eq_any(names))
         .set(destination::failing.eq(true))
         .execute(conn)?;
-    let turned = |(name, since, reason)| (name, (Turn::Fails, since, Some(reason)));
+    // A newer relay may have written a code that this one does not know.
+    let turned =
+        |(name, since, reason): (_, _, String)| (name, (Turn::Fails, since, reason.parse().ok()));
     Ok(overdue.into_iter().map(turned).collect())
 }
 
@@ -199,4 +201,33 @@ fn between(since: PgTimestamp, now: PgTimestamp) -> Duration {
 fn ago(time: Duration, now: PgTimestamp) -> PgTimestamp {
     let micros = i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
     PgTimestamp(now.0.saturating_sub(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::connection::SimpleConnection;
+
+    use super::*;
+    use crate::store::tests::Outbox;
+
+    /// R65: a row that a newer relay has written kept all others from becoming failing.
+    #[test]
+    fn a_reason_that_is_not_known_holds_up_no_other_destination() {
+        let outbox = Outbox::new();
+        let (conn, name) = (&mut outbox.connect(), &outbox.name);
+        conn.batch_execute(&format!(
+            "INSERT INTO {} (name, url, failing_since, failing_reason) VALUES
+                ('a', 'https://a.example', now() - interval '1 h', 'OF_TOMORROW'),
+                ('b', 'https://b.example', now() - interval '1 h', 'TIMEOUT')",
+            name.destination()
+        ))
+        .expect("rows");
+        let mut found = record_overdue(conn, name).expect("they are failing");
+        found.sort_by(|one, other| one.0.cmp(&other.0));
+        let reasons = found
+            .iter()
+            .map(|(name, (_, _, reason))| (name.as_str(), *reason));
+        let known = Some(ReasonCode::Timeout);
+        assert_eq!(reasons.collect::<Vec<_>>(), [("a", None), ("b", known)]);
+    }
 }
