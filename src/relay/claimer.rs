@@ -56,6 +56,8 @@ pub(crate) struct Claimer<'a, D> {
     is_locked_out: bool,
     /// Whether the pauses have been read.
     knows_pauses: bool,
+    /// The connections that were lost before the last survey: what the server had answered there may be lost, too.
+    lost: u64,
     /// Rows that no relay can use, and that are to be disabled once they are not locked.
     unusable: Vec<Bad>,
     /// The refused destinations in the relay's lease.
@@ -101,6 +103,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             marks: None,
             is_locked_out: false,
             knows_pauses: false,
+            lost: 0,
             unusable: Vec::new(),
             refusals_published: None,
             is_recorded: !config.enabled || !(config.single_active || shared.is_one_shot),

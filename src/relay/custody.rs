@@ -64,6 +64,8 @@ struct State {
     doubt: Option<Doubt>,
     /// The number of claims whose results were lost.
     doubts: u64,
+    /// How often the claimer has met another server than before.
+    servers: u64,
     /// The settlers that are continuing keys. Nobody knows yet what they claim.
     continuing: usize,
     /// Whether the claimer releases what no thread knows, or waits until no settler continues keys.
@@ -194,6 +196,7 @@ impl Custody {
             kept_back: Arc::default(),
             doubt: None,
             doubts: 0,
+            servers: 0,
             continuing: 0,
             is_releasing: false,
             asked: 0,
@@ -494,6 +497,15 @@ impl Custody {
         let doubt = Doubt::new(lease, ran_by, state.doubts, clock::now());
         state.doubt = Some(doubt.beside(state.doubt));
         self.tell(state, Event::Doubt);
+    }
+
+    /// The claimer has met another server than before. A settler may still reach the previous one.
+    pub(super) fn meet_another_server(&self) {
+        self.state().servers += 1;
+    }
+
+    pub(super) fn servers(&self) -> u64 {
+        self.state().servers
     }
 
     /// Nothing is in doubt any more, unless another result was lost meanwhile.

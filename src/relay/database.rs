@@ -49,6 +49,9 @@ pub(super) type Answer<T> = Result<T, DatabaseError>;
 pub(super) struct After {
     /// The server process of the last statements, if it is known.
     pub(super) backend: Option<Backend>,
+    /// How many connections have ended without an answer. After each, the server may have lost what it had answered before:
+    /// in a failover, or in a crash with `synchronous_commit = off`.
+    pub(super) lost: u64,
     /// How long to wait before the next attempt.
     pub(super) wait: Duration,
     /// Whether the cause of the last error was a problem of the outbox.
@@ -105,6 +108,9 @@ pub(super) enum Published<'a> {
 pub(super) trait Database {
     /// The connection after the last call.
     fn after(&self) -> After;
+
+    /// Another server has replaced the one of this connection: the next call opens a new connection.
+    fn replace(&mut self);
 
     /// Queries the streams, the ended leases, the state of this lease, the pauses, and the marks of registered
     /// destinations.
@@ -299,10 +305,15 @@ impl Database for Session {
     fn after(&self) -> After {
         After {
             backend: self.backend,
+            lost: self.lost(),
             wait: self.wait(),
             is_missing: self.is_missing,
             has_timed_out: self.has_timed_out,
         }
+    }
+
+    fn replace(&mut self) {
+        Self::replace(self);
     }
 
     fn survey(

@@ -67,6 +67,8 @@ pub(crate) struct Session {
     /// The server process of the last connection. `None` behind a pooler, where any process may serve a statement.
     pub(super) backend: Option<Backend>,
     failures: u32,
+    /// The connections that have ended without an answer to a statement.
+    lost: u64,
     /// When the last statements began.
     began: Instant,
     /// The cause of the last error was a problem of the outbox.
@@ -106,6 +108,7 @@ impl Session {
             shared: None,
             backend: None,
             failures: 0,
+            lost: 0,
             began: Instant::now(),
             is_missing: false,
             has_timed_out: false,
@@ -176,6 +179,17 @@ impl Session {
             }),
         )?;
         Ok(value)
+    }
+
+    /// The connections of this thread that the server may have ended because it lost what it had said to be committed.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Opens a new connection for the next statements: this one may be of a server that another one has replaced.
+    pub(super) fn replace(&mut self) {
+        self.conn = None;
+        self.lost += 1;
     }
 
     /// Waits for the turn of this thread, if the connection is shared.
@@ -283,6 +297,7 @@ impl Session {
                 };
                 self.is_missing = matches!(cause, Cause::Missing(_));
                 self.conn = None;
+                self.lost += u64::from(error.is_without_answer());
                 self.failures = self.failures.saturating_add(1);
                 threads.failed(post, error, cause);
                 return result;

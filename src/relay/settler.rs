@@ -13,6 +13,7 @@ use self::aside::Aside;
 use self::next::look_at_the_next;
 use self::splits::{Splits, Unfinished};
 use super::database::Database;
+use super::doubt::RanBy;
 use super::pauses;
 use super::planner::{Report, Returned};
 use super::session::{AfterRefusal, Session};
@@ -122,6 +123,9 @@ pub(super) struct Settler<'a, D> {
     after_refusal: AfterRefusal,
     /// The topic of the current statement, if its messages were put aside.
     topic_aside: Option<Topic>,
+    /// The connections that were lost, and the servers that the claimer had met, before the last settle.
+    lost: u64,
+    servers: u64,
 }
 
 impl<'a, D: Database> Settler<'a, D> {
@@ -137,6 +141,8 @@ impl<'a, D: Database> Settler<'a, D> {
             failures: Failures::default(),
             after_refusal: AfterRefusal::Reconnect,
             topic_aside: None,
+            lost: 0,
+            servers: 0,
         }
     }
 
@@ -270,6 +276,10 @@ impl<'a, D: Database> Settler<'a, D> {
             return Ok(Unfinished::default());
         };
         let (shared, lease, kind) = (self.shared, first.lease, first.kind());
+        let servers = shared.custody.servers();
+        if std::mem::replace(&mut self.servers, servers) != servers {
+            self.db.replace();
+        }
         let began = clock::now();
         let (written, seen_to) = self.settle_and_continue(lease, kind, group)?;
         let now = clock::now();
@@ -348,6 +358,11 @@ impl<'a, D: Database> Settler<'a, D> {
                 custody.settled(lease, ended, &pool);
             }
             Some(topic) => custody.settled_aside(lease, topic, &ended, &pool),
+        }
+        let lost = self.db.after().lost;
+        if std::mem::replace(&mut self.lost, lost) != lost || custody.servers() != servers {
+            // The server may have lost what it had settled and what this process no longer knows.
+            custody.begin_doubt(lease, RanBy::NONE);
         }
         Ok(unfinished)
     }

@@ -1,6 +1,7 @@
 //! A lost answer, a restart of PostgreSQL or a lock, while messages are in flight that take long: only the messages
 //! that it concerns wait.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
@@ -64,9 +65,11 @@ fn is_resolved(database: &Database, relay: &RelayHandle, known: i64) {
         let mut problems = health.problems().iter();
         !problems.any(|one| one.kind == ProblemKind::ClaimInDoubt)
     });
-    eventually("the lease holds what the relay knows", || {
-        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL") == known
-    });
+    let claimed = || database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL");
+    eventually(
+        &format!("the lease holds {known}, as the relay, not {}", claimed()),
+        || claimed() == known,
+    );
 }
 
 /// A relay with a message whose receiver hangs, and a receiver for other messages.
@@ -87,12 +90,13 @@ fn a_restart_holds_up_no_message_of_others_while_a_rate_limit_holds_claimed_mess
     let (database, server) = (Database::new(), Server::new());
     let (slow, quick) = (Receiver::ok(), Receiver::ok());
     let relay = relay(&database, &database.url, limited(&slow, 1.0 / 60.0), &quick);
-    enqueue(&database, "slow.paid", 20);
+    let held = 9;
+    enqueue(&database, "slow.paid", 1 + held);
     slow.wait_for(1);
+    let held = i64::try_from(held).expect("few");
     eventually("messages wait for the rate limit", || {
-        database.count("sending") > 0 && database.count("delivered") == 1
+        database.count("sending") == held && database.count("delivered") == 1
     });
-    let held = database.count("sending");
     for mode in ["fast", "immediate"] {
         server.restart(mode);
         others_flow(&database, &quick);
@@ -193,5 +197,61 @@ fn the_messages_of_a_lost_claim_are_found_while_others_are_in_flight() {
         0
     );
     drop(gate);
+    end(&relay);
+}
+
+/// The server answers to a statement in memory, and writes it to its disk ten seconds later.
+struct WritesLate<'a>(&'a Database);
+
+impl<'a> WritesLate<'a> {
+    fn new(database: &'a Database) -> Self {
+        Self::set(database, "SET wal_writer_delay = '10s'");
+        Self(database)
+    }
+
+    fn set(database: &Database, what: &str) {
+        database.execute(&format!("ALTER SYSTEM {what}"));
+        database.execute("SELECT pg_reload_conf()");
+    }
+}
+
+impl Drop for WritesLate<'_> {
+    fn drop(&mut self) {
+        Self::set(self.0, "RESET wal_writer_delay");
+    }
+}
+
+/// R65: after a crash of one of its processes, the server loses what it had only answered, and it has not started anew: a
+/// relay that looks at the start of the server sees nothing.
+#[test]
+fn settles_that_a_crash_of_one_server_process_has_lost_are_missed() {
+    let _alone = alone();
+    let database = Database::new();
+    let url = format!("{}?options=-csynchronous_commit%3Doff", database.url);
+    let (receiver, gate) = Receiver::held();
+    let slow = Destination::new("slow", &receiver.url()).expect("a URL");
+    let relay = relay(&database, &url, slow, &Receiver::ok());
+    enqueue(&database, "slow.paid", 8);
+    receiver.wait_for(8);
+    let _late = WritesLate::new(&database);
+    database.execute("CHECKPOINT");
+    let started = database.text("SELECT pg_postmaster_start_time()::text");
+    gate.open();
+    eventually("all are settled", || database.count("delivered") == 8);
+    let process = database.number(
+        "SELECT pid::bigint FROM pg_stat_activity
+          WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() LIMIT 1",
+    );
+    let killed = Command::new("kill")
+        .args(["-9", &process.to_string()])
+        .status();
+    assert!(killed.expect("kill runs").success());
+    eventually("lost settles are made again", || receiver.count() > 8);
+    eventually("all are settled", || database.count("delivered") == 8);
+    is_resolved(&database, &relay, 0);
+    assert_eq!(
+        database.text("SELECT pg_postmaster_start_time()::text"),
+        started
+    );
     end(&relay);
 }

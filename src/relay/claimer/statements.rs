@@ -47,8 +47,14 @@ impl<D: Database> Claimer<'_, D> {
             self.knows_pauses = true;
         }
         self.look_at_registered(rows_due, &found)?;
-        if self.planner.is_other_server(found.server) {
+        let lost = self.db.after().lost;
+        let is_without_answer = std::mem::replace(&mut self.lost, lost) != lost;
+        let is_other_server = self.planner.is_other_server(found.server);
+        if is_other_server {
             log::info!(event = "server_changed"; "the database was restarted or failed over: checking the messages that it shows as claimed by this relay");
+            shared.custody.meet_another_server();
+        }
+        if is_other_server || is_without_answer {
             (shared.custody).begin_doubt(self.planner.lease(), RanBy::NONE);
         }
         let was_active = self.planner.is_active();

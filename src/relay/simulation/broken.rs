@@ -43,6 +43,8 @@ pub(super) enum Broken {
     UndoesNothing,
     /// The relay does not notice that another server has replaced the previous one.
     TakesEachServerForTheSame,
+    /// The relay does not notice that its connections were lost, unless another server has replaced the previous one.
+    OverlooksCrashes,
     /// The claimer is never rung.
     LosesRings,
     /// The claimer never hears of commits.
@@ -147,7 +149,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 54] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 55] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -188,6 +190,7 @@ impl Broken {
         ),
         (Self::UndoesNothing, &[Promise::Late, Promise::Lost]),
         (Self::TakesEachServerForTheSame, &[Promise::Lost]),
+        (Self::OverlooksCrashes, &[Promise::Lost]),
         (Self::LosesRings, &[Promise::Late]),
         (Self::LosesNews, &[Promise::Late]),
         (Self::LosesHandOvers, &[Promise::Lost]),

@@ -53,6 +53,7 @@ pub(super) struct Link<'w> {
     backend: Option<Backend>,
     failures: u32,
     has_timed_out: bool,
+    lost: u64,
     /// How long the last statement has read dead index entries.
     took: Duration,
     /// The changes of a transaction that stays open.
@@ -77,6 +78,7 @@ impl<'w> Link<'w> {
             backend: None,
             failures: 0,
             has_timed_out: false,
+            lost: 0,
             took: Duration::ZERO,
             open: None,
         }
@@ -142,8 +144,7 @@ impl<'w> Link<'w> {
         let trouble = stage.trouble(self.process);
         stage.pass(self.process, stage.way());
         if trouble == Trouble::LostBefore || !self.is_connected() {
-            self.disconnect();
-            return Err(no_answer());
+            return Err(self.loses());
         }
         if let Trouble::TimesOut(limit) = trouble {
             stage.pass(self.process, limit);
@@ -172,10 +173,7 @@ impl<'w> Link<'w> {
         }
         match self.is_connected() {
             true => Ok(()),
-            false => {
-                self.disconnect();
-                Err(no_answer())
-            }
+            false => Err(self.loses()),
         }
     }
 
@@ -194,6 +192,13 @@ impl<'w> Link<'w> {
                 false => Tried::Done(work(tables, now)),
             }
         })
+    }
+
+    /// The connection ends without an answer.
+    fn loses(&mut self) -> DatabaseError {
+        self.disconnect();
+        self.lost += 1;
+        no_answer()
     }
 
     /// Disconnects. The server notices now or later.
@@ -257,8 +262,7 @@ impl<'w> Link<'w> {
             // The client has given up, and the server does not know.
             let (_, backend) = self.connected.ok_or_else(no_answer)?;
             stage.commit_later(changes, backend, time);
-            self.disconnect();
-            return Err(no_answer());
+            return Err(self.loses());
         }
         let server = self.connected.map(|(server, _)| server);
         stage.pass(self.process, stage.way());
@@ -267,7 +271,7 @@ impl<'w> Link<'w> {
         }
         if !stage.is_server(server) {
             // The server's locks are gone with it.
-            return Err(no_answer());
+            return Err(self.loses());
         }
         if trouble == Trouble::Refused {
             stage.tables.borrow_mut().unlock(&changes);
@@ -282,7 +286,7 @@ impl<'w> Link<'w> {
         if trouble == Trouble::LostAfter || !self.is_connected() {
             return Err(match stage.broken {
                 Some(Broken::ForgetsDoubts) => DatabaseError::Connect("nothing".to_owned()),
-                _ => no_answer(),
+                _ => self.loses(),
             });
         }
         Ok(())
@@ -303,7 +307,20 @@ impl Database for Link<'_> {
             wait: FIRST_WAIT.saturating_mul(doubled).min(LONGEST_WAIT),
             is_missing: false,
             has_timed_out: self.has_timed_out,
+            lost: match self.stage.broken {
+                Some(
+                    Broken::ForgetsDoubts
+                    | Broken::OverlooksCrashes
+                    | Broken::TakesEachServerForTheSame,
+                ) => 0,
+                _ => self.lost,
+            },
         }
+    }
+
+    fn replace(&mut self) {
+        self.disconnect();
+        self.lost += 1;
     }
 
     fn survey(
@@ -317,7 +334,7 @@ impl Database for Link<'_> {
         let is_too_long =
             !matches!(asked, Streams::Behind(_)) && self.is_too_long(moment, stage.dice(20, 300));
         let took = self.took;
-        let server = stage.number_of_server();
+        let server = stage.start_of_server();
         self.ask(|tables, now, broken, _| {
             let streams = match asked {
                 Streams::All => Some(tables.streams(i64::MIN, &[])),
@@ -528,9 +545,8 @@ impl Database for Link<'_> {
             let server = self.connected.map(|(server, _)| server);
             stage.pass(self.process, stage.way());
             if !stage.is_server(server) {
-                self.disconnect();
                 self.failures = self.failures.saturating_add(1);
-                return Err(no_answer());
+                return Err(self.loses());
             }
             let by = Claimant {
                 lease: settle.lease,

@@ -42,6 +42,8 @@ const BESIDE_OTHERS: Duration = Duration::from_secs(2);
 const BESIDE_LOCKS: Duration = Duration::from_secs(4);
 /// When all messages must have ended. A key of hundreds of messages moves about once a second where statements are slow.
 const END: Duration = Duration::from_secs(300);
+/// A commit with `synchronous_commit = off` is on disk after this time: three times the default of `wal_writer_delay`.
+const LONGEST_UNWRITTEN: Duration = Duration::from_millis(600);
 /// How often the promises about time are checked.
 const TICK: Duration = Duration::from_millis(25);
 /// The time until a claim is on disk.
@@ -209,6 +211,8 @@ pub(super) struct Stage<'w> {
     now: Cell<Duration>,
     pub(super) tables: RefCell<Tables>,
     server: Cell<u64>,
+    /// The number of the server after its last start.
+    started: Cell<u64>,
     /// When the transaction that registers a destination has committed.
     registered_at: Cell<Option<i64>>,
     is_down: Cell<bool>,
@@ -279,6 +283,7 @@ impl<'w> Stage<'w> {
                 ..Tables::default()
             }),
             server: Cell::new(1),
+            started: Cell::new(1),
             registered_at: Cell::new(None),
             is_down: Cell::new(false),
             skew: Cell::new(0),
@@ -486,8 +491,9 @@ impl<'w> Stage<'w> {
         (!is_out).then(|| self.server.get())
     }
 
-    pub(super) fn number_of_server(&self) -> i64 {
-        self.server.get().cast_signed()
+    /// Tells servers apart, but not a crash of one server process, after which the server continues.
+    pub(super) fn start_of_server(&self) -> i64 {
+        self.started.get().cast_signed()
     }
 
     pub(super) fn is_server(&self, server: Option<u64>) -> bool {
@@ -1154,6 +1160,7 @@ impl<'w> Stage<'w> {
             Event::Restart(lasts) => {
                 self.forget_claims();
                 self.change_server(*lasts);
+                self.started.set(self.server.get());
             }
             Event::FailOver(lag) => {
                 let mut past = std::mem::take(&mut *self.past.borrow_mut());
@@ -1164,6 +1171,10 @@ impl<'w> Stage<'w> {
                     *self.tables.borrow_mut() = tables;
                 }
                 self.change_server(*lag);
+                // The server has written what it had committed asynchronously within this time.
+                if *lag > LONGEST_UNWRITTEN {
+                    self.started.set(self.server.get());
+                }
             }
             Event::Step(micros) => self.skew.set(self.skew.get() + micros),
             Event::Refuse(topic, lasts) => {
