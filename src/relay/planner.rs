@@ -450,7 +450,8 @@ impl<'a> Planner<'a> {
     fn claim_where_room_is(&mut self, now: Instant, view: &View) -> Step {
         let (is_asked, clock) = (self.is_asked(view), self.now(now));
         let has_room = |to| view.room_of(to) > 0;
-        let mut asked = self.lanes.allot(clock, |group| view.room(group), is_asked);
+        let (room, tenant) = (|group| view.room(group), |to| self.directory.tenant(to));
+        let mut asked = self.lanes.allot(clock, room, tenant, is_asked);
         let has_keyed = self.lanes.has_keyed(has_room);
         let rest = self.contention.left(now);
         let is_resting = has_keyed && !rest.is_zero();
@@ -506,7 +507,8 @@ impl<'a> Planner<'a> {
         let is_open = |to| view.is_open(to);
         let freed = &mut self.searches.freed;
         let has_freed = self.lanes.has_keyed(has_room) && freed.has_some(has_room);
-        let asked = self.lanes.allot(clock, |group| view.room(group), is_asked);
+        let (room, tenant) = (|group| view.room(group), |to| self.directory.tenant(to));
+        let asked = self.lanes.allot(clock, room, tenant, is_asked);
         if has_freed || !asked.is_empty() {
             freed.wait_has_ended(has_room);
             return Step::Again;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use crate::relay::registry::Registry;
 use crate::relay::to::To;
 use crate::routes::Routes;
@@ -27,6 +29,14 @@ impl<'a> Directory<'a> {
 
     pub(super) fn way(&self, topic: &Topic) -> To {
         To::of(self.routes, &self.registry, topic)
+    }
+
+    /// The tenant of a registered destination, if it has one.
+    pub(super) fn tenant(&self, to: To) -> Option<Uuid> {
+        match to {
+            To::Registered(id) => self.registry.get(id)?.tenant_id,
+            To::Bulkhead(_) | To::Split | To::Nowhere => None,
+        }
     }
 
     /// Whether the message is left to other relays.

@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use uuid::Uuid;
+
 use super::contention::OfKeys;
 use super::database_clock::Now;
 use crate::relay::bulkhead::MOST_LANES;
@@ -186,6 +188,23 @@ impl LaneState {
     fn is_of_registered(&self) -> bool {
         matches!(self.to, To::Registered(_)) && !self.stream.is_keyed
     }
+}
+
+/// Lets tenants take turns: first a lane of each, then a second one. Lanes of no tenant come first, and of these the ones
+/// that were never asked: the others may be many that have become empty.
+fn take_turns(lanes: &mut Vec<&LaneState>, tenant: impl Fn(To) -> Option<Uuid>) {
+    let mut before: HashMap<Uuid, usize> = HashMap::new();
+    let of_turn = |lane: &&LaneState| {
+        tenant(lane.to).map_or(0, |tenant| {
+            let before = before.entry(tenant).or_default();
+            *before += 1;
+            *before
+        })
+    };
+    let turns: Vec<usize> = lanes.iter().map(of_turn).collect();
+    let mut in_turn: Vec<usize> = (0..lanes.len()).collect();
+    in_turn.sort_by_key(|at| (turns[*at], lanes[*at].swept.is_some()));
+    *lanes = in_turn.into_iter().map(|at| lanes[at]).collect();
 }
 
 impl Lanes {
@@ -385,11 +404,12 @@ impl Lanes {
 
     /// Shares the room of each way between its lanes. Returns the lanes to claim from, or none if every
     /// lane was asked in this look. The lanes of a bulkhead may together ask for a quarter more than its room, and for
-    /// at least one message each. `is_asked`: a caller asks whether nothing is due.
+    /// at least one message each. `tenant`: whose destination it is. `is_asked`: a caller asks whether nothing is due.
     pub(super) fn allot(
         &mut self,
         now: Now,
         room: impl Fn(Group) -> usize,
+        tenant: impl Fn(To) -> Option<Uuid>,
         is_asked: bool,
     ) -> Vec<Lane> {
         let room_of = |lane: &LaneState| room(Group::Only(lane.to));
@@ -408,13 +428,16 @@ impl Lanes {
         self.turn = (self.turn + step) % count;
         let early = self.time_of_early(now);
         let in_turn = (0..count).map(|n| &self.lanes[(self.turn + n) % count]);
-        let (left, done): (Vec<&LaneState>, Vec<&LaneState>) = in_turn
+        let (mut left, done): (Vec<&LaneState>, Vec<&LaneState>) = in_turn
             .filter(|lane| is_asked || !lane.is_of_registered() || lane.first <= early)
             .filter(|lane| !self.kept_back.has(&lane.stream.topic))
             .filter(|lane| room_of(lane) > 0)
             .partition(|lane| !lane.is_done);
         if left.is_empty() {
             return Vec::new();
+        }
+        if left.len() > MOST_LANES {
+            take_turns(&mut left, tenant);
         }
         // The lanes of each group: the quiet ones, and the busy ones. No more lanes than messages fit: each lane is asked
         // for at least one message.

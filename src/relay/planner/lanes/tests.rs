@@ -92,13 +92,13 @@ fn brought(took: Duration) -> Brought<'static> {
 
 #[test]
 fn one_busy_topic_gets_all_the_room() {
-    let allotted = lanes(&["a"], &[]).allot(unknown(), |_| 500, false);
+    let allotted = lanes(&["a"], &[]).allot(unknown(), |_| 500, |_| None, false);
     assert_eq!(allotted, [lane("a", 500)]);
 }
 
 #[test]
 fn busy_topics_share_the_room_and_quiet_ones_come_first() {
-    let allotted = lanes(&["a", "b", "c"], &["b"]).allot(unknown(), |_| 400, false);
+    let allotted = lanes(&["a", "b", "c"], &["b"]).allot(unknown(), |_| 400, |_| None, false);
     assert_eq!(allotted[0], lane("b", 15));
     assert!(allotted[1..].iter().all(|lane| lane.room == 200));
 }
@@ -110,7 +110,7 @@ fn every_one_of_many_topics_is_asked() {
     let mut lanes = lanes(&names, &[]);
     let mut seen = HashSet::new();
     loop {
-        let asked = lanes.allot(unknown(), |_| 10, false);
+        let asked = lanes.allot(unknown(), |_| 10, |_| None, false);
         if asked.is_empty() {
             break;
         }
@@ -119,6 +119,61 @@ fn every_one_of_many_topics_is_asked() {
         seen.extend(asked.into_iter().map(|lane| lane.stream));
     }
     assert_eq!(seen.len(), names.len());
+}
+
+#[test]
+fn tenants_take_turns_however_many_lanes_each_has() {
+    let names: Vec<String> = (0..1000).map(|n| format!("t{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (large, small) = (Uuid::from_u128(1), Uuid::from_u128(2));
+    let mut lanes = Lanes::default();
+    let mut number = 0;
+    let way = |_: &Topic| {
+        number += 1;
+        To::Registered(number - 1)
+    };
+    let way = std::cell::RefCell::new(way);
+    lanes.take_over(all(&names), |topic| (way.borrow_mut())(topic), unknown());
+    let of_small = 700;
+    let tenant = |to| {
+        Some(if to == To::Registered(of_small) {
+            small
+        } else {
+            large
+        })
+    };
+    for _ in 0..20 {
+        let asked = lanes.allot(unknown(), |_| 500, tenant, false);
+        assert_eq!(asked.len(), MOST_LANES);
+        let known = lanes
+            .lanes
+            .iter()
+            .find(|one| one.to == To::Registered(of_small));
+        let stream = &known.expect("its lane").stream;
+        assert!(asked.iter().any(|lane| lane.stream == *stream));
+    }
+}
+
+#[test]
+fn a_new_topic_is_asked_before_thousands_that_were_drained() {
+    let names: Vec<String> = (0..1000).map(|n| format!("t{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut lanes = lanes(&names, &[]);
+    for _ in 0..1000 {
+        let asked = lanes.allot(unknown(), |_| 10, |_| None, false);
+        if asked.is_empty() {
+            break;
+        }
+        lanes.learn(&asked, &brought(Duration::ZERO), unknown());
+    }
+    lanes.begin_look();
+    let new = Seen {
+        is_all: false,
+        ..all(&["new"])
+    };
+    lanes.take_over(new, |_| To::Bulkhead(0), unknown());
+    let asked = lanes.allot(unknown(), |_| 10, |_| None, false);
+    assert!(asked.iter().any(|lane| lane.stream == stream("new")));
 }
 
 #[test]
@@ -142,7 +197,7 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
         Group::Only(To::Bulkhead(0)) => 0,
         _ => 10,
     };
-    let asked = lanes.allot(unknown(), room, false);
+    let asked = lanes.allot(unknown(), room, |_| None, false);
     let mut asked: Vec<&str> = asked
         .iter()
         .map(|lane| lane.stream.topic.topic.as_str())
@@ -205,14 +260,14 @@ fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
 fn a_claim_that_took_long_passes_nothing_that_came_meanwhile() {
     let mut lanes = lanes(&["a"], &[]);
     let now = at(100_000_000);
-    let sweep = lanes.allot(now, |_| 10, false);
+    let sweep = lanes.allot(now, |_| 10, |_| None, false);
     lanes.learn(&sweep, &brought(Duration::from_secs(1)), now);
     lanes.begin_look();
-    let asked = lanes.allot(now, |_| 10, false);
+    let asked = lanes.allot(now, |_| 10, |_| None, false);
     let took = Duration::from_secs(5);
     lanes.learn(&asked, &brought(took), after(now, took));
     lanes.begin_look();
-    let next = lanes.allot(now, |_| 10, false);
+    let next = lanes.allot(now, |_| 10, |_| None, false);
     assert_eq!(next[0].after, now.recently(OVERLAP));
 }
 
@@ -240,7 +295,7 @@ fn a_released_message_is_claimed_from_its_time_on_without_a_sweep() {
     };
     go_back(&mut lanes, &[("a", 900)]);
     let after = |lanes: &mut Lanes| -> Vec<Position> {
-        let mut asked = lanes.allot(unknown(), |_| 10, false);
+        let mut asked = lanes.allot(unknown(), |_| 10, |_| None, false);
         asked.sort_by_key(|lane| lane.stream.topic.topic.clone());
         asked.iter().map(|lane| lane.after).collect()
     };
@@ -264,7 +319,7 @@ fn of_many_lanes_the_empty_ones_are_forgotten_after_a_claim() {
     lanes.lanes[0].first = 2_000_000;
     let mut claims = 0;
     while lanes.lanes.len() > MOST_KEPT {
-        let asked = lanes.allot(now, |_| 500, false);
+        let asked = lanes.allot(now, |_| 500, |_| None, false);
         lanes.learn(&asked, &brought(Duration::ZERO), now);
         claims += 1;
         assert!(claims < 100, "{} lanes are left", lanes.lanes.len());
@@ -272,8 +327,8 @@ fn of_many_lanes_the_empty_ones_are_forgotten_after_a_claim() {
     let is_later = |lane: &LaneState| lane.stream.topic == later;
     assert!(lanes.lanes.iter().any(is_later), "its message is due later");
     let kept = lanes.lanes.len();
-    while !lanes.allot(now, |_| 500, false).is_empty() {
-        let asked = lanes.allot(now, |_| 500, false);
+    while !lanes.allot(now, |_| 500, |_| None, false).is_empty() {
+        let asked = lanes.allot(now, |_| 500, |_| None, false);
         lanes.learn(&asked, &brought(Duration::ZERO), now);
     }
     assert_eq!(lanes.lanes.len(), kept, "these are few");
@@ -302,7 +357,7 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
     let config = Config::default();
     let now = at(10_000_000);
     lanes.take_over(beside, by(&config), now);
-    let mut asked = lanes.allot(now, |_| 10, false);
+    let mut asked = lanes.allot(now, |_| 10, |_| None, false);
     asked.sort_by_key(|lane| lane.after);
     let places: Vec<(&str, Position)> = asked
         .iter()
@@ -353,7 +408,7 @@ fn a_lane_that_has_just_become_empty_is_asked_with_the_next_claim() {
     let config = Config::default();
     let now = unknown();
     lanes.take_over(all(&["backlog"]), by(&config), now);
-    let asked = lanes.allot(now, |_| 10, false);
+    let asked = lanes.allot(now, |_| 10, |_| None, false);
     assert!(asked.iter().any(|lane| lane.stream == stream("quick")));
 }
 
@@ -365,7 +420,7 @@ fn a_stream_whose_first_message_is_due_later_begins_with_what_comes_before() {
     seen.slow = Some(Duration::from_secs(1));
     seen.found[0].first = Position::of_time(3_600_000_000);
     lanes.take_over(seen, by(&Config::default()), now);
-    let asked = lanes.allot(now, |_| 10, false);
+    let asked = lanes.allot(now, |_| 10, |_| None, false);
     assert!(asked[0].after < Position::of_time(10_000_000));
 }
 
@@ -375,13 +430,13 @@ fn a_sweep_that_a_look_has_left_out_is_owed() {
     let mut lanes = lanes(&["a"], &[]);
     let took = Duration::from_secs(1);
     let now = at(0);
-    let sweep = lanes.allot(now, |_| 10, false);
+    let sweep = lanes.allot(now, |_| 10, |_| None, false);
     assert_eq!(sweep, [lane("a", 10)]);
     lanes.learn(&sweep, &brought(took), now);
     let look = now.here;
     assert_eq!(lanes.owed_at(look, |_| true), None, "the sweep was made");
     lanes.begin_look();
-    let asked = lanes.allot(now, |_| 10, false);
+    let asked = lanes.allot(now, |_| 10, |_| None, false);
     assert!(
         asked[0].after > Position::START,
         "too soon for another sweep"
@@ -407,7 +462,7 @@ fn keyed_lanes_are_swept_each_second() {
     };
     lanes.lanes[0].stream = keyed.clone();
     let now = at(0);
-    let sweep = lanes.allot(now, |_| 10, false);
+    let sweep = lanes.allot(now, |_| 10, |_| None, false);
     assert_eq!(sweep[0].after, Position::START);
     // The claim has reached the end of the keyed messages that it reads; the walk covers the rest.
     let floor = lanes.lanes[0].floor;
@@ -418,12 +473,12 @@ fn keyed_lanes_are_swept_each_second() {
     };
     lanes.learn(&sweep, &full, now);
     assert_eq!(lanes.lanes[0].floor, floor, "the floor stays");
-    let next = lanes.allot(now, |_| 10, false);
+    let next = lanes.allot(now, |_| 10, |_| None, false);
     assert_eq!(next[0].after, floor, "the lane was swept just now");
     lanes.learn(&next, &brought(Duration::ZERO), now);
     lanes.begin_look();
     let later = after(now, SWEEPS.interval);
-    let next = lanes.allot(later, |_| 10, false);
+    let next = lanes.allot(later, |_| 10, |_| None, false);
     assert_eq!(next[0].after, Position::START);
 }
 
@@ -439,37 +494,37 @@ fn a_lane_of_a_registered_destination_is_asked_when_its_first_message_is_due() {
     let registered = |_: &Topic| To::Registered(1);
     lanes.take_over(seen(2_000_000), registered, at(1_000_000));
     let early = at(1_000_001);
-    assert_eq!(lanes.allot(early, |_| 10, false), []);
+    assert_eq!(lanes.allot(early, |_| 10, |_| None, false), []);
     assert!(!lanes.is_anything_left(early, |_| true));
     assert_eq!(
-        lanes.allot(early, |_| 10, true).len(),
+        lanes.allot(early, |_| 10, |_| None, true).len(),
         1,
         "the application asks"
     );
     assert_eq!(
-        lanes.allot(at(2_000_000), |_| 10, false).len(),
+        lanes.allot(at(2_000_000), |_| 10, |_| None, false).len(),
         1,
         "the message is due"
     );
     let released = HashMap::from([(stream("a").topic, 1_000_000)]);
     lanes.go_back(&released, registered, Instant::now());
     assert_eq!(
-        lanes.allot(early, |_| 10, false).len(),
+        lanes.allot(early, |_| 10, |_| None, false).len(),
         1,
         "a message was released"
     );
     lanes.take_over(seen(2_000_000), registered, early);
-    assert_eq!(lanes.allot(early, |_| 10, false), []);
+    assert_eq!(lanes.allot(early, |_| 10, |_| None, false), []);
     let later = after(early, LOOK_IS_GOOD);
     assert_eq!(
-        lanes.allot(later, |_| 10, false).len(),
+        lanes.allot(later, |_| 10, |_| None, false).len(),
         1,
         "the survey is too old"
     );
     let others = |_: &Topic| To::Bulkhead(0);
     lanes.go_elsewhere(others);
     assert_eq!(
-        lanes.allot(early, |_| 10, false).len(),
+        lanes.allot(early, |_| 10, |_| None, false).len(),
         1,
         "configured destinations may get messages at any time"
     );
