@@ -11,7 +11,7 @@ use crossbeam_channel::{Sender, bounded};
 use diesel_outbox::RelayHandle;
 use diesel_outbox::config::Config;
 use diesel_outbox::program;
-use diesel_outbox_pages::{MetricsPage, Pages, Visitor};
+use diesel_outbox_pages::{MetricsPage, Pages, Readiness, Visitor};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use self::server::{Request, Response, Server};
@@ -61,6 +61,7 @@ impl Bound {
     }
 
     /// Serves health and metrics, and no pages, until the result is dropped. `measured`: the part of the metrics to show.
+    /// `ready`: whether the process can work.
     ///
     /// # Errors
     ///
@@ -68,10 +69,11 @@ impl Bound {
     pub(crate) fn serve_metrics(
         self,
         measured: impl Fn(&str) -> String + Send + Sync + 'static,
+        ready: impl Fn() -> Readiness + Send + Sync + 'static,
     ) -> Result<Page> {
         let recorder = self.recorder.clone();
         let render = move || measured(&metrics::render(&recorder));
-        let page = MetricsPage::new(&self.config, render)?;
+        let page = MetricsPage::new(&self.config, render, ready)?;
         let respond = move |request, peer| page.respond(request, Visitor::unknown(peer));
         self.serve_by("health and metrics are", respond)
     }

@@ -5,11 +5,11 @@
 //! while. So the memory and the senders belong to the databases that need them, and a database that is down, or whose
 //! receivers hang, takes nothing from the others.
 
-mod metrics;
+mod shown;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use diesel_outbox::program::{self, Connection, Work};
 use diesel_outbox::{ConfigError, Relay, RelayBuilder, RelayHandle, Stats, admin};
 use secrecy::{ExposeSecret, SecretString};
 
-use self::metrics::Relays;
+use self::shown::{Shown, Shows};
 use crate::admin::Bound;
 use crate::number::whole;
 use crate::settings::SettingFlags;
@@ -76,11 +76,16 @@ pub(crate) fn run(file: &Path, options: &Options, settings: &SettingFlags) -> Re
     let databases = read(file)?;
     program::check_relay(&config)?;
     let page = Bound::new(&config)?;
-    let relays = Arc::new(Relays::default());
-    let shown = Arc::clone(&relays);
-    let serve = |page: Bound| page.serve_metrics(move |text| shown.measured(text));
+    let shown = Arc::new(Shown::default());
+    let (of_metrics, of_health) = (Arc::clone(&shown), Arc::clone(&shown));
+    let serve = |page: Bound| {
+        page.serve_metrics(
+            move |text| of_metrics.measured(text),
+            move || of_health.readiness(),
+        )
+    };
     let _page = page.map(serve).transpose()?;
-    let mut group = Group::new(config, usize::try_from(options.busy)?, relays);
+    let mut group = Group::new(config, usize::try_from(options.busy)?, shown);
     group.serve(databases)?;
     let (file, settings) = (file.to_owned(), settings.clone());
     let loads = signals::at_each(reload, move || -> Result<(Config, Databases)> {
@@ -145,7 +150,7 @@ fn read(file: &Path) -> Result<Databases> {
 /// The threads of all databases.
 struct Group {
     common: Arc<Common>,
-    relays: Arc<Relays>,
+    shown: Arc<Shown>,
     keepers: BTreeMap<String, Running>,
     /// The threads of databases that are not served any more.
     ending: Vec<JoinHandle<()>>,
@@ -168,7 +173,7 @@ struct Running {
     /// Dropped to end the thread.
     _stop: Sender<()>,
     reload: Sender<()>,
-    has_relay: Arc<AtomicBool>,
+    shows: Arc<Shows>,
     thread: JoinHandle<()>,
 }
 
@@ -186,7 +191,7 @@ fn settings_of_each(mut config: Config) -> Config {
 }
 
 impl Group {
-    fn new(config: Config, busy: usize, relays: Arc<Relays>) -> Self {
+    fn new(config: Config, busy: usize, shown: Arc<Shown>) -> Self {
         let free = bounded(busy);
         // As many as there is room for.
         while free.0.try_send(()).is_ok() {}
@@ -197,7 +202,7 @@ impl Group {
         };
         Self {
             common: Arc::new(common),
-            relays,
+            shown,
             keepers: BTreeMap::new(),
             ending: Vec::new(),
             ends: bounded(0),
@@ -223,12 +228,12 @@ impl Group {
             }
             let (stop, stopped) = bounded(0);
             let (reload, reloaded) = bounded(1);
-            let has_relay = Arc::new(AtomicBool::new(false));
+            let shows = Arc::new(Shows::default());
             let keeper = Keeper {
                 name: name.clone(),
                 url: url.clone(),
                 common: Arc::clone(&self.common),
-                has_relay: Arc::clone(&has_relay),
+                shows: Arc::clone(&shows),
                 stopped,
                 reloaded,
                 conn: None,
@@ -251,15 +256,15 @@ impl Group {
                 url,
                 _stop: stop,
                 reload,
-                has_relay,
+                shows,
                 thread,
             };
             self.keepers.insert(name, running);
             wait += SPREAD;
         }
         let keepers = self.keepers.iter();
-        let relays = keepers.map(|(name, running)| (name.as_str(), &running.has_relay));
-        self.relays.serve(relays);
+        let shows = keepers.map(|(name, running)| (name.as_str(), &running.shows));
+        self.shown.serve(shows);
         log::info!(event = "databases", count = count, busy = self.common.free.0.capacity().unwrap_or(0); "serving {count} databases");
         Ok(())
     }
@@ -280,6 +285,7 @@ impl Group {
     }
 
     fn end(self) -> Result<()> {
+        self.shown.end();
         let longest = self
             .common
             .config()
@@ -340,8 +346,7 @@ struct Keeper {
     name: String,
     url: SecretString,
     common: Arc<Common>,
-    /// Whether a relay runs now.
-    has_relay: Arc<AtomicBool>,
+    shows: Arc<Shows>,
     /// Disconnected when the thread is to end.
     stopped: Receiver<()>,
     reloaded: Receiver<()>,
@@ -373,12 +378,17 @@ impl Keeper {
             log::info!(event = "database_recovered", failures = self.failures; "the database {} is back", self.name);
             self.failures = 0;
         }
-        program::record_ready(&self.common.config(), &self.name, true);
+        self.record_ready(true);
+    }
+
+    fn record_ready(&self, is_ready: bool) {
+        self.shows.is_ready.store(is_ready, Ordering::Release);
+        program::record_ready(&self.common.config(), &self.name, is_ready);
     }
 
     fn has_failed(&mut self, error: &anyhow::Error) -> Duration {
         self.conn = None;
-        program::record_ready(&self.common.config(), &self.name, false);
+        self.record_ready(false);
         if self.failures == 0 {
             log::error!(event = "database_failed", error:% = format!("{error:#}"); "the database {} cannot be served: {error:#}", self.name);
         }
@@ -441,9 +451,9 @@ impl Keeper {
     /// Runs a relay as long as it has work. Returns whether it did anything.
     fn serve(&mut self, config: &Config, mut seat: Seat) -> Result<bool> {
         let relay = self.relay(config)?.start()?;
-        self.has_relay.store(true, Ordering::Release);
+        self.shows.has_relay.store(true, Ordering::Release);
         let result = self.watch(&relay);
-        self.has_relay.store(false, Ordering::Release);
+        self.shows.has_relay.store(false, Ordering::Release);
         seat.is_handed_over = matches!(result, Ok(End::HandedOver));
         // The end may take as long as a send, or as a database that is down.
         drop(seat);

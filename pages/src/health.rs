@@ -3,8 +3,10 @@
 use diesel_outbox::{Health, admin};
 use http::StatusCode;
 
-use crate::Site;
+use crate::access::Access;
+use crate::request::Request;
 use crate::response::Response;
+use crate::{Readiness, Site};
 
 /// How much the response says: probes have no token, and database errors name the host and user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +15,12 @@ pub(super) enum Words {
     All,
     /// Only the names of the problems.
     Names,
+}
+
+/// How much this request may know.
+pub(super) fn words(access: &Access, request: &Request) -> Words {
+    let is_known = access.check_host(request).is_ok() && access.script(request).is_ok();
+    if is_known { Words::All } else { Words::Names }
 }
 
 /// Whether the threads of the relay are running and due messages make progress.
@@ -37,6 +45,21 @@ pub(super) fn ready(site: &Site, words: Words) -> Response {
         Err(_) if words == Words::Names => answer(false, "no_database, or no outbox in it"),
         Err(error) => answer(false, &format!("{error:#}")),
     }
+}
+
+/// Whether a process can work that serves many databases. Their names may be those of tenants.
+pub(super) fn of_many(ready: &Readiness, words: Words) -> Response {
+    let Readiness {
+        is_ready,
+        summary,
+        details,
+    } = ready;
+    let said = match words {
+        _ if details.is_empty() => summary.clone(),
+        Words::All => format!("{summary}; {details}"),
+        Words::Names => format!("{summary} (details need the token)"),
+    };
+    answer(*is_ready, &said)
 }
 
 fn said(health: &Health, words: Words) -> String {

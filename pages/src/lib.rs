@@ -55,7 +55,6 @@ use http::{Method, StatusCode};
 
 use self::access::{Access, Guest};
 use self::database::Database;
-use self::health::Words;
 use self::history::{Glance, History, Sampler};
 use self::kept::Kept;
 use self::pages::{DeadList, Visit};
@@ -222,15 +221,36 @@ impl Pages {
     }
 }
 
+/// What `/readyz` of a [`MetricsPage`] says.
+///
+/// ```
+/// let some = diesel_outbox_pages::Readiness {
+///     is_ready: true,
+///     summary: "ok: serving 1 of 2 databases".to_owned(),
+///     details: "not served: acme".to_owned(),
+/// };
+/// assert!(some.is_ready);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Readiness {
+    /// Whether the response is 200, and not 503.
+    pub is_ready: bool,
+    /// What anyone may read.
+    pub summary: String,
+    /// What those may read who may read the metrics; empty: nothing.
+    pub details: String,
+}
+
 /// Health and metrics without pages, for a process that serves many databases: `/livez`, `/readyz` and `/metrics`. The
 /// settings of the pages say who may read the metrics.
 ///
 /// ```
 /// use diesel_outbox::config::Config;
-/// use diesel_outbox_pages::{MetricsPage, Visitor};
+/// use diesel_outbox_pages::{MetricsPage, Readiness, Visitor};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let page = MetricsPage::new(&Config::default(), || "# metrics\n".to_owned())?;
+/// let ready = || Readiness { is_ready: true, summary: "ok".to_owned(), details: String::new() };
+/// let page = MetricsPage::new(&Config::default(), || "# metrics\n".to_owned(), ready)?;
 /// let request = http::Request::get("/metrics").header("host", "localhost");
 /// let response = page.respond(request.body(Vec::new())?, Visitor::unknown([127, 0, 0, 1].into()));
 /// assert_eq!(response.body(), b"# metrics\n");
@@ -240,10 +260,11 @@ impl Pages {
 pub struct MetricsPage {
     access: Access,
     render: Box<dyn Fn() -> String + Send + Sync>,
+    ready: Box<dyn Fn() -> Readiness + Send + Sync>,
 }
 
 impl MetricsPage {
-    /// `render`: the text of the metrics.
+    /// `render`: the text of the metrics. `ready`: whether the process can work.
     ///
     /// # Errors
     ///
@@ -251,10 +272,12 @@ impl MetricsPage {
     pub fn new(
         config: &Config,
         render: impl Fn() -> String + Send + Sync + 'static,
+        ready: impl Fn() -> Readiness + Send + Sync + 'static,
     ) -> Result<Self, PagesError> {
         Ok(Self {
             access: Access::new(program::admin(config).clone())?,
             render: Box::new(render),
+            ready: Box::new(ready),
         })
     }
 
@@ -271,7 +294,11 @@ impl MetricsPage {
 
     fn answer(&self, request: &Request) -> Result<Response, Response> {
         match request.path.as_str() {
-            "/livez" | "/readyz" => Ok(Response::text(StatusCode::OK, "ok\n")),
+            "/livez" => Ok(Response::text(StatusCode::OK, "ok\n")),
+            "/readyz" => Ok(health::of_many(
+                &(self.ready)(),
+                health::words(&self.access, request),
+            )),
             "/metrics" => {
                 self.access.check_host(request)?;
                 self.access.script(request)?;
@@ -366,8 +393,8 @@ impl Site {
     fn route(&self, request: &Request) -> Result<Response, Response> {
         // Probes connect by address, and their responses hold no secrets.
         match request.path.as_str() {
-            "/livez" => return Ok(health::alive(self, self.words(request))),
-            "/readyz" => return Ok(health::ready(self, self.words(request))),
+            "/livez" => return Ok(health::alive(self, health::words(&self.access, request))),
+            "/readyz" => return Ok(health::ready(self, health::words(&self.access, request))),
             _ if let Some(path) = api::path(request) => {
                 return Ok(pages::api::answer(self, request, path));
             }
@@ -440,12 +467,6 @@ impl Site {
     }
 
     /// Details only for known host names: with DNS rebinding, pages of another site could read the response.
-    fn words(&self, request: &Request) -> Words {
-        let is_known =
-            self.access.check_host(request).is_ok() && self.access.script(request).is_ok();
-        if is_known { Words::All } else { Words::Names }
-    }
-
     fn log_in(&self, request: &Request) -> Result<Response, Response> {
         let cookie = self.access.log_in(request)?;
         // Only a path on this server: nothing that a browser could read as another server.

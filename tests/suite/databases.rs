@@ -89,15 +89,51 @@ const OF_THREADS: &str = "SELECT count(*) FROM pg_stat_activity
 
 /// Asks the process for its metrics.
 fn metrics(process: &Running) -> impl Fn() -> String + use<> {
+    let get = page(process);
+    move || get("/metrics").1
+}
+
+/// Asks the process for a path: the status, and the body.
+fn page(process: &Running) -> impl Fn(&str) -> (u16, String) + use<> {
     process.wait_for_log("event=admin_started");
     let log = process.log();
     let (_, rest) = log.split_once("address=").expect("an address");
     let address = rest.split_whitespace().next().expect("an address");
-    let url = format!("http://{address}/metrics");
-    move || {
-        let mut response = ureq::get(&url).call().expect("metrics");
-        response.body_mut().read_to_string().expect("text")
+    let url = format!("http://{address}");
+    move |path| {
+        let request = ureq::get(format!("{url}{path}")).config();
+        let request = request.http_status_as_error(false).build();
+        let mut response = request.call().expect("a response");
+        let body = response.body_mut().read_to_string().expect("text");
+        (response.status().as_u16(), body)
     }
+}
+
+/// A tenant whose database is down does not take the process from the others. But a process that serves none is not ready.
+#[test]
+fn a_process_is_ready_while_it_serves_any_database_and_names_the_others() {
+    let receiver = Receiver::ok();
+    let (first, second) = (database(), database());
+    first.close();
+    second.close();
+    let file = File::of(&[("first", &first.url), ("second", &second.url)]);
+    let mut command = file.run(&receiver, &[]);
+    command.env("OUTBOX_ADMIN_ADDR", "127.0.0.1:0");
+    let mut process = Running::start(command);
+    let get = page(&process);
+    let ready = |status: u16, body: &str| {
+        eventually(body, || get("/readyz") == (status, format!("{body}\n")));
+    };
+    ready(503, "serving 0 of 2 databases; not served: first, second");
+    assert_eq!(get("/livez"), (200, "ok\n".to_owned()));
+    second.open();
+    ready(200, "ok: serving 1 of 2 databases; not served: first");
+    first.open();
+    ready(200, "ok");
+    second.close();
+    ready(200, "ok: serving 1 of 2 databases; not served: second");
+    process.signal("TERM");
+    assert_eq!(process.wait().code(), Some(0), "{}", process.log());
 }
 
 /// The numbers of each key in the order in which they arrived.
