@@ -65,5 +65,6 @@ pub use crate::store::operate::replay::{ReplayFilter, ReplayIds};
 pub use crate::store::operate::waiting::WaitingFilter;
 pub use crate::store::operate::why::{Blocker, WaitReason};
 pub use crate::store::place::Place;
+pub use crate::store::relay::lease::SilentRelay;
 pub use crate::store::relay::pause::Pausable;
 pub use crate::store::relay::served::Unserved;

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Unserved};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, BlockedKey, LiveTopic, Severity, WakeUp};
+use diesel_outbox::program::{self, BlockedKey, LeaseRow, LiveTopic, Severity, WakeUp};
 use diesel_outbox::{DatabaseError, HttpDispatcher, Status};
 use serde_json::{Value, json};
 
@@ -333,8 +333,7 @@ fn topics(
 ) -> Result<Vec<Finding>, DatabaseError> {
     let leases = program::leases(conn, &config.table)?;
     // Nothing here says what the relay will serve that is not running now.
-    let is_unknown =
-        routes::name_none(config) && leases.iter().all(|lease| lease.seconds_left <= 0.0);
+    let is_unknown = routes::name_none(config) && !leases.iter().any(LeaseRow::is_alive);
     let topics = program::topics(conn, &config.table)?;
     let found = topics.iter().map(|topic| match is_unknown {
         true => Finding {

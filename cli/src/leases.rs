@@ -37,6 +37,7 @@ pub(crate) fn as_json(row: &LeaseRow) -> Value {
         "renewed_seconds_ago": row.renewed_seconds_ago,
         "seconds_left": row.seconds_left,
         "expired": row.seconds_left <= 0.0,
+        "silent": row.silent,
         "stands_by": row.stands_by,
         "enabled": row.enabled,
         "destinations": row.destinations,
@@ -67,7 +68,9 @@ pub(crate) fn shown(leases: &[LeaseRow]) -> String {
         "destinations",
     ]);
     for row in leases {
-        let state = if row.seconds_left > 0.0 {
+        let state = if row.silent {
+            format!("no heartbeat, expires in {:.0} s", row.seconds_left)
+        } else if row.seconds_left > 0.0 {
             let claims = match (row.enabled, row.stands_by) {
                 (false, _) => ", switched off (OUTBOX_ENABLED is false)",
                 (true, true) => ", stands by",
@@ -86,8 +89,12 @@ pub(crate) fn shown(leases: &[LeaseRow]) -> String {
             destinations(row),
         ]);
     }
-    if leases.iter().any(|row| row.seconds_left > 0.0) {
+    if leases.iter().any(LeaseRow::is_alive) {
         return table.to_string();
     }
-    format!("{table}\nno relay is running: all leases have expired")
+    let why = match leases.iter().any(|row| row.silent) {
+        true => "the heartbeats have stopped",
+        false => "all leases have expired",
+    };
+    format!("{table}\nno relay is running: {why}")
 }

@@ -97,12 +97,12 @@ impl Glance {
         self.depths.pending() + self.depths.retrying()
     }
 
-    /// The relays that hold a lease.
+    /// The relays that are alive.
     fn relays(&self) -> impl Iterator<Item = &LeaseRow> {
-        self.leases.iter().filter(|lease| lease.seconds_left > 0.0)
+        self.leases.iter().filter(|lease| lease.is_alive())
     }
 
-    /// Whether a relay that is not switched off holds a lease.
+    /// Whether a relay that is not switched off is alive.
     pub(crate) fn has_relay(&self) -> bool {
         self.relays().any(|lease| lease.enabled)
     }

@@ -672,6 +672,13 @@ fn the_portal_says_why_an_event_waits_as_operators_read_it() {
         assert_eq!(same.expect("the message")["wait_reason"], word);
     };
     expect("not_due", "next attempt", first);
+    // The next attempt is not at its time.
+    customer.pause_by("operator", "they annoy us", "NULL");
+    expect("destination_paused", "paused", first);
+    customer.change("DELETE FROM {o}_pause");
+    customer.pause_by("operator", "not for long", "now() + interval '1 min'");
+    expect("not_due", "next attempt", first);
+    customer.change("DELETE FROM {o}_pause");
     expect("behind_key", "earlier event of the same key", second);
     customer.change(&format!(
         "UPDATE {{o}} SET available_at = now() - interval '1 h' WHERE sequence = {first}"

@@ -10,7 +10,7 @@ use diesel_outbox::{Destination, NewMessage, ReasonCode, Relay, Sequence};
 use serde_json::{Value, json};
 
 use crate::page::Page;
-use crate::support::{Database, Gate, Receiver, end, eventually, finish};
+use crate::support::{Database, Gate, Receiver, Running, end, eventually, finish};
 
 fn message(topic: &str) -> NewMessage {
     NewMessage::new(topic, &json!(1)).expect("JSON")
@@ -54,7 +54,8 @@ fn pause(db: &Database, kind: Pausable, name: &str, time: Option<Duration>) {
 fn every_live_message_has_one_reason_why_it_waits() {
     let db = Database::new();
     let plain = db.enqueue("order.paid", json!(1));
-    assert_eq!(waits(&db, plain), WaitReason::NoRelay { disabled: None });
+    let (disabled, silent) = (None, None);
+    assert_eq!(waits(&db, plain), WaitReason::NoRelay { disabled, silent });
 
     let (gate, pass) = Gate::new();
     let relay = db.relay().on_topic("order.paid", move |_, _| {
@@ -65,7 +66,7 @@ fn every_live_message_has_one_reason_why_it_waits() {
     eventually("the message is in flight", || db.count("sending") == 1);
     let reason = waits(&db, plain);
     assert!(
-        matches!(&reason, WaitReason::Sending { has_expired: false, since, rate: None } if since.starts_with("20")),
+        matches!(&reason, WaitReason::Sending { has_expired: false, silent: None, since, rate: None } if since.starts_with("20")),
         "{reason}"
     );
 
@@ -169,6 +170,60 @@ fn the_reason_that_holds_up_a_message_is_named() {
         expired.starts_with("topic paused") && expired.contains("(EXPIRED)"),
         "{expired}"
     );
+}
+
+/// R54: the lease of a killed relay is valid for a while. Meanwhile no relay sends what the relay held, and what is due.
+#[test]
+fn the_messages_of_a_killed_relay_say_so_before_its_lease_expires() {
+    let db = Database::new();
+    let (receiver, _gate) = Receiver::held();
+    let mut command = db.binary(&["run"]);
+    command
+        .env("OUTBOX_URL", receiver.url())
+        .env("OUTBOX_LEASE", "60s")
+        .env("OUTBOX_SEND_TIMEOUT", "30s");
+    let relay = Running::start(command);
+    let held = db.enqueue("order.paid", json!(1));
+    eventually("the message is in flight", || db.count("sending") == 1);
+    eventually("the session holds the lock of the lease", || {
+        db.number("SELECT count(*) FROM {o}_lease WHERE takeover_after IS NOT NULL") == 1
+    });
+    assert_eq!(waits(&db, held).as_str(), "sending");
+    assert!(!waits(&db, held).to_string().contains("heartbeat"));
+    relay.kill();
+    let due = db.enqueue("order.paid", json!(2));
+    let is_silent = "the heartbeat of ";
+    eventually("the session of the relay is gone", || {
+        waits(&db, due)
+            .to_string()
+            .starts_with(&format!("no relay: {is_silent}"))
+    });
+    let sends = waits(&db, held);
+    assert_eq!(sends.as_str(), "sending");
+    assert!(sends.to_string().contains(is_silent), "{sends}");
+    for command in ["status", "leases"] {
+        let shown = finish(db.binary(&[command])).code(0).stdout;
+        assert!(
+            shown.contains("no relay is running: the heartbeats have stopped"),
+            "{shown}"
+        );
+    }
+    let checked = finish(db.binary(&["check"])).stdout;
+    assert!(
+        checked.contains("warning leases") && checked.contains(is_silent),
+        "{checked}"
+    );
+
+    // A machine that hangs keeps its session. Its lease has missed two renewals.
+    db.execute(
+        "UPDATE {o}_lease SET takeover_after = NULL, renewed_at = now(), expires_at = now() + interval '1 min'",
+    );
+    assert_eq!(waits(&db, due).as_str(), "no_room");
+    db.execute(
+        "UPDATE {o}_lease SET renewed_at = now() - interval '41 s', expires_at = now() + interval '19 s'",
+    );
+    let shown = waits(&db, due).to_string();
+    assert!(shown.contains("the last one was 4"), "{shown}");
 }
 
 /// R54: a relay holds the second message until the rate limit allows the send.

@@ -416,6 +416,8 @@ view! {
         renewed_seconds_ago: f64 = row.renewed_seconds_ago,
         /// Negative: the lease has expired.
         seconds_left: f64 = row.seconds_left,
+        /// The heartbeat has stopped, and the lease will expire.
+        silent: bool = row.silent,
         destinations: Vec<String> = row.destinations.clone(),
         /// Whether the relay sends to registered destinations.
         registered: bool = row.registered,

@@ -30,7 +30,7 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
         Column("Running for", Kind::Number),
     ];
     // If another relay is active, it takes over the messages of an expired lease, and no one needs to act.
-    let is_served = leases.iter().any(|lease| lease.seconds_left > 0.0);
+    let is_served = leases.iter().any(LeaseRow::is_alive);
     let rows: Vec<Vec<Markup>> = leases
         .iter()
         .map(|lease| {
@@ -40,6 +40,7 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
                 html! {
                     @if has_expired && is_served { span.badge { "gone" } " " span.quiet { "messages taken over" } }
                     @else if has_expired { span.badge.bad { "lease expired" } }
+                    @else if lease.silent { span.badge.bad { "no heartbeat" } }
                     @else if !lease.enabled { span.badge.bad { "switched off" } }
                     @else if lease.stands_by { span.badge { "standby" } }
                     @else { span.badge.good { "active" } }

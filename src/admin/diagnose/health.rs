@@ -193,10 +193,22 @@ pub(super) fn inserts(conn: &mut PgConnection, config: &Config) -> QueryResult<V
 pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("leases");
     let leases = status::leases(conn, &config.table)?;
-    let alive = leases
-        .iter()
-        .filter(|lease| lease.seconds_left > 0.0)
-        .count();
+    let alive = leases.iter().filter(|lease| lease.is_alive()).count();
+    for lease in leases.iter().filter(|lease| lease.silent) {
+        found.warning(
+            format!(
+                "the heartbeat of {} has stopped: the last one was {} ago; its lease {} expires in {}",
+                lease.relay,
+                ago(lease.renewed_seconds_ago),
+                lease.id,
+                ago(lease.seconds_left)
+            ),
+            match alive {
+                0 => "no other relay is alive: start a relay: diesel-outbox run",
+                _ => "wait some seconds: another relay takes its messages over",
+            },
+        );
+    }
     for lease in leases.iter().filter(|lease| lease.seconds_left <= 0.0) {
         let what = format!(
             "the lease {} of {} expired {} ago",

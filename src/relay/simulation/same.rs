@@ -64,6 +64,14 @@ fn turns(n: u32) -> Duration {
     (TURN * n).saturating_sub(TURN / 2)
 }
 
+/// Like [`turns`], for pauses: none ends when a message is due, so both databases agree on which is later.
+fn pause_turns(n: u32) -> Duration {
+    match n {
+        0 => Duration::ZERO,
+        n => turns(n) + TURN / 8,
+    }
+}
+
 /// The dead letters with these sequences. No sequence is used twice here.
 fn letters(conn: &mut PgConnection, name: &OutboxName, sequences: &[i64]) -> Vec<LetterId> {
     let all = dead::matching(conn, name, &dead::DeadFilter::default()).expect("letters");

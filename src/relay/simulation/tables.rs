@@ -866,8 +866,9 @@ impl Tables {
         let leases = self.leases.iter();
         let valid = leases.clone().filter(|(_, one)| one.expires_at > now);
         let at_work = leases.filter(|(id, _)| self.is_at_work(**id, now));
-        let serves = at_work.filter_map(|(_, one)| one.serves.clone());
-        let relays = serves.map(|serves| ("relay".to_owned(), serves, Refuses::default()));
+        let serves = at_work.filter_map(|(id, one)| Some((*id, one.serves.clone()?)));
+        let relays =
+            serves.map(|(id, serves)| (id, "relay".to_owned(), serves, Refuses::default()));
         let mut served = Served::by_relays(relays);
         if served.delivers_to_registered() {
             let names = |names: &mut dyn Iterator<Item = &&'static str>| -> Vec<String> {

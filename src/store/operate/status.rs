@@ -35,6 +35,8 @@ pub struct LeaseRow {
     pub renewed_seconds_ago: f64,
     /// Seconds until the lease expires; negative: the lease has expired.
     pub seconds_left: f64,
+    /// The heartbeat of the relay has stopped, and its lease will expire.
+    pub silent: bool,
     /// The relay stands by, because the relay of an older lease is active.
     pub stands_by: bool,
     /// `OUTBOX_ENABLED` is true: the relay claims messages.
@@ -46,7 +48,15 @@ pub struct LeaseRow {
     pub registered: bool,
 }
 
+impl LeaseRow {
+    /// Whether the lease is valid, and the relay renews it.
+    pub fn is_alive(&self) -> bool {
+        self.seconds_left > 0.0 && !self.silent
+    }
+}
+
 pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
+    let silent = relays::silent(conn, name)?;
     #[allow(clippy::cast_precision_loss, reason = "times are short")]
     let seconds = |from: PgTimestamp, to: PgTimestamp| to.0.saturating_sub(from.0) as f64 / 1e6;
     type Row = (
@@ -83,6 +93,7 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             started_seconds_ago: seconds(started, now),
             renewed_seconds_ago: seconds(renewed, now),
             seconds_left: seconds(now, expires),
+            silent: silent.contains_key(&id),
             stands_by,
             enabled,
             registered: serves.has_registered(),

@@ -18,7 +18,7 @@ use crate::schema::values::to_micros;
 use crate::status::ReasonCode;
 use crate::store::destinations::is_unverified;
 use crate::store::place::{from_micros, rfc3339};
-use crate::store::relay::lease::{is_not_over, leases};
+use crate::store::relay::lease::{SilentRelay, is_not_over, leases, silent};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable};
 use crate::store::relay::served::{Served, Unserved, served};
 use crate::store::sql::{On, all_of, clock_timestamp, given};
@@ -111,10 +111,12 @@ pub enum WaitReason {
         /// Why no relay serves the message.
         why: Unserved,
     },
-    /// No relay is active.
+    /// No relay is active, or only silent ones serve the message.
     NoRelay {
         /// A relay that runs with `OUTBOX_ENABLED=false`, if there is one.
         disabled: Option<String>,
+        /// A relay that serves the message, and whose heartbeat has stopped.
+        silent: Option<SilentRelay>,
     },
     /// The message has expired, and is dead-lettered (`EXPIRED`) once nothing else holds it up.
     Expired {
@@ -127,6 +129,8 @@ pub enum WaitReason {
         since: String,
         /// Whether the relay's lease has expired: another relay will take the message over.
         has_expired: bool,
+        /// The relay, if its heartbeat has stopped: another relay will take the message over once the lease has expired.
+        silent: Option<SilentRelay>,
         /// The rate limit of the destination, such as `1/h`.
         rate: Option<String>,
     },
@@ -156,7 +160,7 @@ impl WaitReason {
     /// `destination_disabled`, `not_verified`, `breaker_open`, `no_room`, `held`, `not_served`, `no_relay`, `expired` or `sending`.
     ///
     /// ```
-    /// let reason = diesel_outbox::admin::WaitReason::NoRelay { disabled: None };
+    /// let reason = diesel_outbox::admin::WaitReason::NoRelay { disabled: None, silent: None };
     /// assert_eq!(reason.as_str(), "no_relay");
     /// ```
     pub fn as_str(&self) -> &'static str {
@@ -252,9 +256,14 @@ impl fmt::Display for WaitReason {
             Self::NotServed { why } => {
                 write!(f, "no relay serves it: {why}; {}", why.next_step(1))
             }
-            Self::NoRelay { disabled: None } => f.write_str("no relay"),
+            Self::NoRelay {
+                silent: Some(silent),
+                ..
+            } => write!(f, "no relay: {silent}"),
+            Self::NoRelay { disabled: None, .. } => f.write_str("no relay"),
             Self::NoRelay {
                 disabled: Some(relay),
+                ..
             } => write!(f, "no relay: OUTBOX_ENABLED is false at {relay}"),
             Self::Expired { held_by } => write!(
                 f,
@@ -262,13 +271,20 @@ impl fmt::Display for WaitReason {
             ),
             Self::Sending {
                 since,
+                silent: Some(silent),
+                ..
+            } => write!(f, "sending since {since}, but {silent}"),
+            Self::Sending {
+                since,
                 has_expired: false,
                 rate: None,
+                ..
             } => write!(f, "sending since {since}"),
             Self::Sending {
                 since,
                 has_expired: false,
                 rate: Some(rate),
+                ..
             } => write!(
                 f,
                 "sending since {since}, or waiting for the rate limit of its destination: {rate}"
@@ -289,7 +305,15 @@ impl fmt::Display for WaitReason {
 struct Pause {
     by: Hand,
     reason: String,
-    until: Option<String>,
+    /// The end, in microseconds since 1970. `None`: until somebody ends the pause.
+    until: Option<i64>,
+}
+
+/// What holds up every message of a topic and destination.
+struct OfLane {
+    reason: WaitReason,
+    /// Until when, in microseconds since 1970, if somebody must change that or has set an end. `None`: not known.
+    until: Option<i64>,
 }
 
 /// What the reason of a message depends on.
@@ -321,6 +345,8 @@ pub(crate) struct Facts {
     stopped: HashMap<String, WaitReason>,
     /// The rate limits of registered destinations.
     rates: HashMap<String, String>,
+    /// Of the leases, those of silent relays.
+    silent: HashMap<i64, SilentRelay>,
 }
 
 impl Facts {
@@ -330,14 +356,15 @@ impl Facts {
         name: &OutboxName,
         names: &BTreeSet<&str>,
     ) -> QueryResult<Self> {
-        Ok(Self::new(
+        let facts = Self::new(
             to_micros(select(clock_timestamp()).get_result(conn)?),
             valid_leases(conn, name)?,
             served(conn, name, names)?,
             pause::of_each(conn, name, None)?,
             stopped(conn, name)?,
             rates(conn, name, None)?,
-        ))
+        );
+        facts.with_silent(conn, name)
     }
 
     /// The facts for messages of one destination.
@@ -347,14 +374,20 @@ impl Facts {
         destination: &str,
     ) -> QueryResult<Self> {
         let only = Some(destination);
-        Ok(Self::new(
+        let facts = Self::new(
             to_micros(select(clock_timestamp()).get_result(conn)?),
             valid_leases(conn, name)?,
             served(conn, name, &only.into_iter().collect())?,
             pause::of_each(conn, name, only)?,
             stopped_of(conn, name, only)?,
             rates(conn, name, only)?,
-        ))
+        );
+        facts.with_silent(conn, name)
+    }
+
+    fn with_silent(self, conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Self> {
+        let silent = silent(conn, name)?;
+        Ok(Self { silent, ..self })
     }
 
     pub(crate) fn new(
@@ -367,7 +400,7 @@ impl Facts {
     ) -> Self {
         let at = |left: std::time::Duration| {
             let micros = i64::try_from(left.as_micros()).unwrap_or(i64::MAX);
-            rfc3339(from_micros(now.saturating_add(micros)))
+            now.saturating_add(micros)
         };
         // Of the pauses of several hands, the one that ends last.
         let mut pauses: Vec<_> = pauses.into_iter().filter(pause::Paused::is_on).collect();
@@ -384,6 +417,7 @@ impl Facts {
             pauses: pauses.collect(),
             stopped,
             rates,
+            silent: HashMap::new(),
         }
     }
 
@@ -396,6 +430,7 @@ impl Facts {
             pauses: HashMap::new(),
             stopped: HashMap::new(),
             rates: HashMap::new(),
+            silent: HashMap::new(),
         })
     }
 
@@ -419,39 +454,68 @@ impl Facts {
 
     /// What holds up every message of this topic and destination.
     pub(super) fn of_lane(&self, topic: &str, destination: &str) -> Option<WaitReason> {
+        self.lane(topic, destination).map(|held| held.reason)
+    }
+
+    fn lane(&self, topic: &str, destination: &str) -> Option<OfLane> {
+        let unknown = |reason| OfLane {
+            reason,
+            until: None,
+        };
+        let lasting = |reason, until: Option<i64>| OfLane {
+            reason,
+            until: Some(until.unwrap_or(i64::MAX)),
+        };
+        let shown = |until: &Option<i64>| until.map(|until| rfc3339(from_micros(until)));
         let pause_of = |kind: Pausable, name: &str| {
             self.pauses
                 .get(&(kind.as_str().to_owned(), name.to_owned()))
         };
         if let Some(Pause { reason, until, .. }) = pause_of(Pausable::Topic, topic) {
-            return Some(WaitReason::TopicPaused {
+            let why = WaitReason::TopicPaused {
                 reason: reason.clone(),
-                until: until.clone(),
-            });
+                until: shown(until),
+            };
+            return Some(lasting(why, *until));
         }
         let goes_to = self.goes_to(topic, destination);
         if let Some(Pause { by, reason, until }) = pause_of(Pausable::Destination, goes_to) {
-            let (destination, until) = (goes_to.to_owned(), until.clone());
-            return Some(match reason == BREAKER_OPEN {
-                true => WaitReason::BreakerOpen { destination, until },
+            let (destination, end) = (goes_to.to_owned(), shown(until));
+            let why = match reason == BREAKER_OPEN {
+                true => WaitReason::BreakerOpen {
+                    destination,
+                    until: end,
+                },
                 false => WaitReason::DestinationPaused {
                     destination,
                     by: *by,
                     reason: reason.clone(),
-                    until,
+                    until: end,
                 },
-            });
+            };
+            return Some(lasting(why, *until));
         }
         if let Some(reason) = self.stopped.get(destination) {
-            return Some(reason.clone());
+            return Some(match reason {
+                WaitReason::DestinationDisabled { .. } => lasting(reason.clone(), None),
+                _ => unknown(reason.clone()),
+            });
         }
         let served = self.served.as_ref()?;
         if served.is_empty() {
-            let disabled = served.disabled().map(str::to_owned);
-            return Some(WaitReason::NoRelay { disabled });
+            return Some(unknown(WaitReason::NoRelay {
+                disabled: served.disabled().map(str::to_owned),
+                silent: None,
+            }));
         }
-        let why = served.unserved(topic, destination)?;
-        Some(WaitReason::NotServed { why })
+        if let Some(why) = served.unserved(topic, destination) {
+            return Some(unknown(WaitReason::NotServed { why }));
+        }
+        let silent = served.silent(topic, destination, &self.silent)?;
+        Some(unknown(WaitReason::NoRelay {
+            disabled: None,
+            silent: Some(silent.clone()),
+        }))
     }
 
     /// Why this live message waits; `first` is the message that blocks its key.
@@ -475,6 +539,7 @@ impl Facts {
             return WaitReason::Sending {
                 since: message.since.unwrap_or_default().to_owned(),
                 has_expired: !self.leases.contains(&lease),
+                silent: self.silent.get(&lease).cloned(),
                 rate: self.rate_of(self.goes_to(message.topic, message.destination)),
             };
         }
@@ -487,6 +552,11 @@ impl Facts {
             };
         }
         if message.due > self.now {
+            let lane = self.lane(message.topic, message.destination);
+            // What lasts longer would be the reason then.
+            if let Some(held) = lane.filter(|held| held.until > Some(message.due)) {
+                return held.reason;
+            }
             let until = message.available_at.filter(|_| message.due != i64::MAX);
             let until = until.map(str::to_owned);
             return WaitReason::NotDue { until };
@@ -797,7 +867,13 @@ mod tests {
                 },
                 "no relay serves it: no active relay has a route or a handler for this topic; add a route, or start the relay that has the handler",
             ),
-            (WaitReason::NoRelay { disabled: None }, "no relay"),
+            (
+                WaitReason::NoRelay {
+                    disabled: None,
+                    silent: None,
+                },
+                "no relay",
+            ),
             (
                 WaitReason::Held {
                     destination: "billing".to_owned(),
@@ -815,6 +891,7 @@ mod tests {
                 WaitReason::Sending {
                     since: "T".to_owned(),
                     has_expired: false,
+                    silent: None,
                     rate: None,
                 },
                 "sending since T",
@@ -823,6 +900,7 @@ mod tests {
                 WaitReason::Sending {
                     since: "T".to_owned(),
                     has_expired: false,
+                    silent: None,
                     rate: Some("1/h".to_owned()),
                 },
                 "sending since T, or waiting for the rate limit of its destination: 1/h",

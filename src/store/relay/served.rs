@@ -1,6 +1,6 @@
 //! The topics and destinations that the active relays serve, as recorded in their leases.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use diesel::PgConnection;
@@ -9,7 +9,7 @@ use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::Text;
 
-use super::lease::{is_not_over, leases, stands_by};
+use super::lease::{SilentRelay, is_not_over, leases, stands_by};
 use super::pause::removed_of;
 use super::topics::{self, KnownTopic, Patterns, correct_or_declare, did_you_mean};
 use crate::name::OutboxName;
@@ -39,6 +39,7 @@ pub(crate) struct Served {
 }
 
 struct Relay {
+    lease: i64,
     name: String,
     routes: Routes,
     /// Whether the relay delivers to registered destinations.
@@ -116,26 +117,28 @@ pub(crate) fn others(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
 }
 
 fn relays(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Served> {
-    let rows: Vec<(String, MaybeJson, MaybeJson)> = leases(name)
+    let rows: Vec<(i64, String, MaybeJson, MaybeJson)> = leases(name)
         .filter(is_not_over())
         .filter(not(stands_by(name)))
         .order(lease::id)
-        .select((lease::relay, lease::serves, lease::refuses))
+        .select((lease::id, lease::relay, lease::serves, lease::refuses))
         .load(conn)?;
     let mut disabled = None;
     let mut enabled = Vec::new();
-    for (relay, serves, refuses) in rows {
+    for (id, relay, serves, refuses) in rows {
         match Option::<String>::from(serves) {
-            Some(serves) => enabled.push((relay, serves, refuses)),
+            Some(serves) => enabled.push((id, relay, serves, refuses)),
             None => disabled = disabled.or(Some(relay)),
         }
     }
     let count = enabled.len();
-    let relays = enabled.into_iter().filter_map(|(name, serves, refuses)| {
-        let refuses: Option<String> = refuses.into();
-        let serves = Serves::from_json(&serves)?;
-        Some((name, serves, Refuses::from_json(refuses.as_deref())))
-    });
+    let relays = enabled
+        .into_iter()
+        .filter_map(|(id, name, serves, refuses)| {
+            let refuses: Option<String> = refuses.into();
+            let serves = Serves::from_json(&serves)?;
+            Some((id, name, serves, Refuses::from_json(refuses.as_deref())))
+        });
     let served = Served::by_relays(relays);
     Ok(Served {
         is_certain: served.relays.len() == count,
@@ -190,8 +193,9 @@ pub(crate) fn relay_with(
 
 impl Served {
     /// What these active relays serve and refuse, without registered destinations.
-    pub(crate) fn by_relays(relays: impl Iterator<Item = (String, Serves, Refuses)>) -> Self {
-        let relay = |(name, serves, refuses): (String, Serves, Refuses)| Relay {
+    pub(crate) fn by_relays(relays: impl Iterator<Item = (i64, String, Serves, Refuses)>) -> Self {
+        let relay = |(lease, name, serves, refuses): (i64, String, Serves, Refuses)| Relay {
+            lease,
             name,
             refuses,
             registered: serves.has_registered(),
@@ -342,8 +346,25 @@ impl Served {
         ever.find(|one| matches_any(std::slice::from_ref(&one.pattern), topic))
     }
 
+    /// A silent relay, if only silent ones take messages of this topic and destination.
+    pub(crate) fn silent<'a>(
+        &self,
+        topic: &str,
+        destination: &str,
+        silent: &'a HashMap<i64, SilentRelay>,
+    ) -> Option<&'a SilentRelay> {
+        let takers = self.takers(topic, destination);
+        let all: Option<Vec<_>> = takers.map(|relay| silent.get(&relay.lease)).collect();
+        all?.pop().filter(|_| self.is_certain)
+    }
+
     /// The names of the relays that take messages of this topic and destination.
     pub(crate) fn by(&self, topic: &str, destination: &str) -> impl Iterator<Item = &str> {
+        self.takers(topic, destination)
+            .map(|relay| relay.name.as_str())
+    }
+
+    fn takers(&self, topic: &str, destination: &str) -> impl Iterator<Item = &Relay> {
         let awaits_route = destination.is_empty() && self.before(topic).is_some();
         let is_unknown = destination.is_empty()
             && self.patterns.is_undeclared(topic)
@@ -354,8 +375,7 @@ impl Served {
             relay.routes.serve(topic, destination)
                 || (delivers && is_registered && relay.routes.takes(topic))
         };
-        let relays = self.relays.iter().filter(takes);
-        relays.map(|relay| relay.name.as_str())
+        self.relays.iter().filter(takes)
     }
 }
 

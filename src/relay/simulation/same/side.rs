@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
 
 use super::question::{Ask, Question, Strip};
-use super::{LONG, Row, TURN, turns};
+use super::{LONG, Row, TURN, pause_turns, turns};
 use crate::config::{Config, OnDead};
 use crate::message::Message;
 use crate::relay::bulkhead::Bulkhead;
@@ -390,18 +390,20 @@ impl<'a, D: Database> Side<'a, D> {
                 told(db.settled(AfterRefusal::Reconnect, &traces)?)
             }
             Ask::Pause(which, lasts) => {
-                let until = lasts.map(|lasts| (self.now)() + turns(lasts));
+                let until = lasts.map(|lasts| (self.now)() + pause_turns(lasts));
                 told(db.tell_pause(which, None, News::Paused(ReasonCode::RateLimited, until))?)
             }
             Ask::Open(which, lasts, openings) => {
-                let until = (self.now)() + turns(*lasts);
+                let until = (self.now)() + pause_turns(*lasts);
                 told(db.tell_pause(which, None, News::Opened(until, *openings))?)
             }
             Ask::Recover(which) => told(db.tell_pause(which, None, News::Recovered)?),
-            Ask::TakeProbe(which, hold) => told(match db.take_probe(which, turns(*hold))? {
-                Tried::Done((is_ours, pauses)) => Tried::Done((is_ours, told_pauses(pauses))),
-                Tried::Locked => Tried::Locked,
-            }),
+            Ask::TakeProbe(which, hold) => {
+                told(match db.take_probe(which, pause_turns(*hold))? {
+                    Tried::Done((is_ours, pauses)) => Tried::Done((is_ours, told_pauses(pauses))),
+                    Tried::Locked => Tried::Locked,
+                })
+            }
             Ask::GiveBackProbe(which) => told(db.release_probe(which)?),
         })
     }
