@@ -295,11 +295,11 @@ BEGIN
     -- What a new message must satisfy. CHECK constraints would also be read, compiled and evaluated by each claim, which
     -- changes none of these columns: that took a tenth of a keyed settle. The conditions cost an INSERT the same.
     FOR rule, condition IN VALUES
-        ('topic_is_a_word', $$NEW.topic <> '' AND octet_length(NEW.topic) <= 255 AND NEW.topic !~ '[[:space:][:cntrl:]]'$$),
+        ('topic_is_1_to_255_bytes_without_spaces', $$NEW.topic <> '' AND octet_length(NEW.topic) <= 255 AND NEW.topic !~ '[[:space:][:cntrl:]]'$$),
         ('destination_is_at_most_255_bytes', 'octet_length(NEW.destination) <= 255'),
         ('ordering_key_is_at_most_1_kib', 'octet_length(NEW.ordering_key) <= 1024'),
         -- A replay has the key of the first message, followed by at most 34 bytes.
-        ('key_is_not_empty', $$NEW.idempotency_key <> '' AND octet_length(NEW.idempotency_key)
+        ('key_is_1_to_255_bytes', $$NEW.idempotency_key <> '' AND octet_length(NEW.idempotency_key)
             <= CASE WHEN NEW.idempotency_key LIKE '%#replay-%' THEN 289 ELSE 255 END$$),
         ('headers_is_an_object', $$json_typeof(NEW.headers) = 'object'$$),
         ('headers_are_at_most_64_kib', 'octet_length(NEW.headers::text) <= 65536'),
@@ -672,7 +672,7 @@ BEGIN
             CONSTRAINT outbox_destination_fails_since_a_time CHECK (NOT failing OR failing_since IS NOT NULL),
             CONSTRAINT outbox_destination_times_are_of_a_clock CHECK (
                 updated_at >= '1970-01-01 00:00:00+00' AND updated_at < '9999-12-31 00:00:00+00' AND isfinite(failing_since)),
-            CONSTRAINT outbox_destination_name_is_a_word CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
+            CONSTRAINT outbox_destination_name_is_1_to_255_bytes_without_spaces CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
             CONSTRAINT outbox_destination_topics_are_1_to_100_patterns CHECK (
                 cardinality(topics) >= 1 AND cardinality(topics) <= 100 AND array_position(topics, NULL) IS NULL AND array_position(topics, '') IS NULL

@@ -232,16 +232,16 @@ fn drift_of_tables_is_reported() {
         None,
     );
     provoked(
-        "ALTER TABLE {o}_destination DROP CONSTRAINT outbox_destination_name_is_a_word",
+        "ALTER TABLE {o}_destination DROP CONSTRAINT outbox_destination_name_is_1_to_255_bytes_without_spaces",
         "drift",
-        "constraint outbox_destination_name_is_a_word",
+        "constraint outbox_destination_name_is_1_to_255_bytes_without_spaces",
         "warning",
         None,
     );
     provoked(
-        "DROP TRIGGER outbox_topic_is_a_word ON {o}",
+        "DROP TRIGGER outbox_topic_is_1_to_255_bytes_without_spaces ON {o}",
         "drift",
-        "has no trigger outbox_topic_is_a_word: messages that break this rule are not refused",
+        "has no trigger outbox_topic_is_1_to_255_bytes_without_spaces: messages that break this rule are not refused",
         "warning",
         None,
     );

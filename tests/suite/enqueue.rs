@@ -614,20 +614,26 @@ fn a_destination_may_have_255_bytes_and_an_ordering_key_1024() {
 fn the_table_refuses_from_plain_sql_what_the_library_refuses() {
     let database = Database::new();
     for (values, constraint) in [
-        ("('order paid', '1', 'k', NULL)", "outbox_topic_is_a_word"),
+        (
+            "('order paid', '1', 'k', NULL)",
+            "outbox_topic_is_1_to_255_bytes_without_spaces",
+        ),
         (
             "(E'order\\npaid', '1', 'k', NULL)",
-            "outbox_topic_is_a_word",
+            "outbox_topic_is_1_to_255_bytes_without_spaces",
         ),
-        ("('', '1', 'k', NULL)", "outbox_topic_is_a_word"),
+        (
+            "('', '1', 'k', NULL)",
+            "outbox_topic_is_1_to_255_bytes_without_spaces",
+        ),
         (
             "(repeat('x', 256), '1', 'k', NULL)",
-            "outbox_topic_is_a_word",
+            "outbox_topic_is_1_to_255_bytes_without_spaces",
         ),
-        ("('t', '1', '', NULL)", "outbox_key_is_not_empty"),
+        ("('t', '1', '', NULL)", "outbox_key_is_1_to_255_bytes"),
         (
             "('t', '1', repeat('x', 256), NULL)",
-            "outbox_key_is_not_empty",
+            "outbox_key_is_1_to_255_bytes",
         ),
         ("('t', '1', 'k', '[1]')", "outbox_headers_is_an_object"),
         ("('t', '1', 'k', 'null')", "outbox_headers_is_an_object"),
