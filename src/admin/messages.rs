@@ -46,9 +46,8 @@ pub fn history(
     })?)
 }
 
-/// The history of the messages of which these rows were found, oldest first. If there are no rows and `which` is a
-/// sequence: that of the message which had the sequence, as far as two seconds suffice. A repeat that was not sent has only
-/// its history.
+/// The history of the messages of which these rows were found, oldest first. If there are no rows: of the message whose id
+/// `which` is, or that had this sequence, as far as two seconds suffice. A repeat that was not sent has only its history.
 ///
 /// # Errors
 /// A [`DatabaseError`].
@@ -58,14 +57,16 @@ pub fn history_of(
     which: &str,
     rows: &[MessageRecord],
 ) -> Result<Vec<HistoryEntry>, DatabaseError> {
-    let ids: Vec<uuid::Uuid> = rows.iter().map(|one| one.message_id).collect();
+    let mut ids: Vec<uuid::Uuid> = rows.iter().map(|one| one.message_id).collect();
     Ok(pinned(conn, name, |conn, name| {
         match which.trim().parse() {
             Ok(sequence) if rows.is_empty() => {
-                Ok(history::of_sequence(conn, name, sequence)?.unwrap_or_default())
+                return Ok(history::of_sequence(conn, name, sequence)?.unwrap_or_default());
             }
-            _ => history::history(conn, name, &ids),
+            _ if rows.is_empty() => ids.extend(which.trim().parse::<uuid::Uuid>()),
+            _ => {}
         }
+        history::history(conn, name, &ids)
     })?)
 }
 

@@ -5,9 +5,9 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, end, finish};
 
-/// R68, R20: `enqueue` returned a sequence, so the sequence is found.
+/// R68, R20: `enqueue` returned a sequence, so the sequence is found; so is the id of the log line `dedup_hit`.
 #[test]
-fn a_repeat_that_is_not_sent_is_found_by_its_sequence_and_names_the_first_delivery() {
+fn a_repeat_that_is_not_sent_is_found_by_its_sequence_or_id_and_names_the_first_delivery() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let paid = |cents: i64| {
@@ -43,6 +43,10 @@ fn a_repeat_that_is_not_sent_is_found_by_its_sequence_and_names_the_first_delive
         "{shown}"
     );
     assert!(show(&other).contains(&named), "{}", show(&other));
+    let id = database.text(&format!(
+        "SELECT message_id::text FROM {{o}}_attempt WHERE sequence = {repeat}"
+    ));
+    assert_eq!(show(&id.expect("the repeat's id")), shown);
     let json = finish(database.binary(&["message", "show", &repeat, "--json"]))
         .code(0)
         .json();
