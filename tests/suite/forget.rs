@@ -475,8 +475,15 @@ fn the_content_of_an_expunged_message_is_nowhere_and_its_entry_stays() {
     assert!(has_content());
     let mut ended = [0; 2];
     for id in ids.split(' ') {
-        let arguments = [&["message", "expunge", id, "--yes", "--json"][..], &why].concat();
-        let done = finish(database.binary(&arguments)).code(0).json();
+        let run = |option: &str| {
+            let arguments = [&["message", "expunge", id, option, "--json"][..], &why].concat();
+            finish(database.binary(&arguments)).code(0).json()
+        };
+        let counted = run("--dry-run");
+        let done = run("--yes");
+        for rows in ["cancelled", "discarded", "ledger_entries"] {
+            assert_eq!(counted[rows], done[rows], "{rows}");
+        }
         let cancelled = done["cancelled"].as_u64().expect("a number");
         // The entry of a cancelled message is new, and never had content.
         assert_eq!(
@@ -497,7 +504,9 @@ fn the_content_of_an_expunged_message_is_nowhere_and_its_entry_stays() {
         "SELECT count(*) FROM {o}_audit WHERE act = 'message expunge' AND why = 'a card number'";
     assert_eq!(database.number(acts), 6);
     let unknown = Uuid::now_v7().to_string();
-    let arguments = [&["message", "expunge", &unknown, "--yes"][..], &why].concat();
-    let stderr = finish(database.binary(&arguments)).code(1).stderr;
-    assert!(stderr.contains("there is no message"), "{stderr}");
+    for option in ["--yes", "--dry-run"] {
+        let arguments = [&["message", "expunge", &unknown, option][..], &why].concat();
+        let stderr = finish(database.binary(&arguments)).code(1).stderr;
+        assert!(stderr.contains("there is no message"), "{stderr}");
+    }
 }

@@ -5,6 +5,7 @@ use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Bulk, Expunged, Subject};
 use diesel_outbox::config::Config;
+use diesel_outbox::program::{self, MessageKey};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -24,7 +25,7 @@ use crate::{output, values};
 #[group(required = true, multiple = false, args = ["id", "key", "subject"])]
 pub(crate) struct Expunge {
     /// Message id (the id of the event at the receiver)
-    #[arg(conflicts_with_all = ["topic", "tenant", "rate", "dry_run"])]
+    #[arg(conflicts_with_all = ["topic", "tenant", "rate"])]
     id: Option<Uuid>,
     /// All messages with this ordering key
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
@@ -63,6 +64,16 @@ pub(super) fn run(conn: &mut PgConnection, config: &Config, options: &Expunge) -
 }
 
 fn one(conn: &mut PgConnection, config: &Config, options: &Expunge, id: Uuid) -> Result<()> {
+    if options.pace.dry_run {
+        let (count, note) = (Subject::message(id), options.signed.note());
+        let bulk = Bulk::new(&note).dry_run();
+        let found = admin::expunge_all(conn, &config.table, &count, bulk)?;
+        let key = MessageKey::Id(id);
+        if found.is_unknown() && program::message(conn, &config.table, &key)?.rows.is_empty() {
+            bail!("{}", super::unknown(&id.to_string(), config));
+        }
+        return preview(options, &found);
+    }
     ask(options, &format!("the message {id}"), config)?;
     let done = admin::expunge(conn, &config.table, id, &options.signed.note())?;
     if options.json {
@@ -92,20 +103,11 @@ fn all(
     let note = options.signed.note();
     let mut act = |bulk: Bulk<'_>| admin::expunge_all(conn, &config.table, &subject, bulk);
     let found = act(Bulk::new(&note).dry_run())?;
-    let rows = [
-        output::counted(found.cancelled, "waiting message", "waiting messages"),
-        output::dead_letters(found.discarded),
-        output::counted(found.ledger_entries, "ledger entry", "ledger entries"),
-    ]
-    .join(", ");
     if options.pace.dry_run {
-        return match options.json {
-            true => output::json(&as_json(&found)),
-            false => output::line(format!("{rows} would lose their content")),
-        };
+        return preview(options, &found);
     }
     if !found.is_unknown() {
-        ask(options, &rows, config)?;
+        ask(options, &rows(&found), config)?;
     }
     let number = found.cancelled + found.discarded + found.ledger_entries;
     let (done, is_stopped) = perform(number, &options.pace, &note, TO_CONTINUE, |bulk| {
@@ -129,6 +131,23 @@ fn all(
         bail!("{} remained", output::messages(done.left.len()));
     }
     Ok(())
+}
+
+fn rows(found: &Expunged) -> String {
+    [
+        output::counted(found.cancelled, "waiting message", "waiting messages"),
+        output::dead_letters(found.discarded),
+        output::counted(found.ledger_entries, "ledger entry", "ledger entries"),
+    ]
+    .join(", ")
+}
+
+/// The answer of a dry run.
+fn preview(options: &Expunge, found: &Expunged) -> Result<()> {
+    match options.json {
+        true => output::json(&as_json(found)),
+        false => output::line(format!("{} would lose their content", rows(found))),
+    }
 }
 
 /// Asks before the content of `what` is removed.

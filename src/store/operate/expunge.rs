@@ -68,7 +68,7 @@ impl Expunged {
     }
 }
 
-/// Whom or what messages are about: those of an ordering key or of a `ce-subject`, or a part of them.
+/// One message, or whom or what messages are about: those of an ordering key or of a `ce-subject`, or a part of them.
 ///
 /// ```
 /// use diesel_outbox::admin::Subject;
@@ -80,6 +80,7 @@ impl Expunged {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Subject {
+    message_id: Option<Uuid>,
     ordering_key: Option<String>,
     ce_subject: Option<String>,
     topic: Option<String>,
@@ -87,13 +88,29 @@ pub struct Subject {
 }
 
 impl Subject {
+    fn any() -> Self {
+        Self {
+            message_id: None,
+            ordering_key: None,
+            ce_subject: None,
+            topic: None,
+            tenant_id: None,
+        }
+    }
+
+    /// One message, by its id.
+    pub fn message(id: Uuid) -> Self {
+        Self {
+            message_id: Some(id),
+            ..Self::any()
+        }
+    }
+
     /// The messages with this ordering key.
     pub fn key(ordering_key: impl Into<String>) -> Self {
         Self {
             ordering_key: Some(ordering_key.into()),
-            ce_subject: None,
-            topic: None,
-            tenant_id: None,
+            ..Self::any()
         }
     }
 
@@ -101,10 +118,8 @@ impl Subject {
     /// (`OUTBOX_LEDGER_PAYLOAD`), so entries without are not found.
     pub fn ce_subject(subject: impl Into<String>) -> Self {
         Self {
-            ordering_key: None,
             ce_subject: Some(subject.into()),
-            topic: None,
-            tenant_id: None,
+            ..Self::any()
         }
     }
 
@@ -126,9 +141,10 @@ impl Subject {
 /// As it is recorded. A `ce-subject` is content, so it is not written.
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.ordering_key {
-            Some(key) => write!(f, "key {key}")?,
-            None => f.write_str("a subject")?,
+        match (&self.message_id, &self.ordering_key) {
+            (Some(id), _) => write!(f, "{id}")?,
+            (None, Some(key)) => write!(f, "key {key}")?,
+            (None, None) => f.write_str("a subject")?,
         }
         if let Some(topic) = &self.topic {
             write!(f, ", topic {topic}")?;
@@ -208,7 +224,7 @@ macro_rules! looks {
         looks!(@is_of $table, $subject)
     };
     (@is_of $table:ident, $subject:ident) => {
-        all_of(equal!($table, $subject: topic tenant_id ordering_key).into_iter().chain([
+        all_of(equal!($table, $subject: message_id topic tenant_id ordering_key).into_iter().chain([
             given($subject.ce_subject.as_deref(), |text| {
                 sql::<Bool>("headers::text ~ ").bind::<Text, _>(has_ce_subject(text))
             }),
