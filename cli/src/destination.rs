@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::admin::Note;
+use diesel_outbox::admin::{self, Bulk, Note, WaitingFilter};
 use diesel_outbox::config::{Auth, Config, SigningSecret, Verification};
 use diesel_outbox::destinations::{
     DestinationError, DestinationFilter, Destinations, Hand, RegisteredDestination,
@@ -27,6 +27,7 @@ use uuid::Uuid;
 
 use self::policy::PolicyFlags;
 
+use crate::confirm::confirmed;
 use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
@@ -73,6 +74,9 @@ pub(crate) enum Action {
     Remove {
         /// Name of the destination
         name: String,
+        /// Skip the confirmation
+        #[arg(long)]
+        yes: bool,
         #[command(flatten)]
         signed: Signed,
     },
@@ -216,7 +220,10 @@ fn given_secret(
 }
 
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
-    let config = settings.load()?;
+    let config = match action {
+        Action::Put(_) => settings.without(policy::is_option).load()?,
+        _ => settings.load()?,
+    };
     let outbox = Outbox::from(config.table.clone());
     let destinations = outbox.destinations().with_keys(&config.secret_keys);
     let statement = match action {
@@ -310,20 +317,25 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 false => missing(name),
             }
         }
-        Action::Remove { name, signed } => match program::audited(
-            conn,
-            table,
-            &signed.note(),
-            Act::RemoveDestination,
-            name,
-            |conn| destinations.remove(conn, name),
-        )? {
-            true => output::line(format!(
-                "{} is removed: messages that wait for it end as cancelled ones do, when they are due",
-                output::shown(name)
-            )),
-            false => missing(name),
-        },
+        Action::Remove { name, yes, signed } => {
+            if !yes {
+                ask_to_remove(conn, table, &signed.note(), destinations, name)?;
+            }
+            match program::audited(
+                conn,
+                table,
+                &signed.note(),
+                Act::RemoveDestination,
+                name,
+                |conn| destinations.remove(conn, name),
+            )? {
+                true => output::line(format!(
+                    "{} is removed: messages that wait for it end as cancelled ones do, when they are due",
+                    output::shown(name)
+                )),
+                false => missing(name),
+            }
+        }
         Action::Rotate {
             name,
             asymmetric,
@@ -439,6 +451,34 @@ fn encrypt(
     }
 }
 
+/// Says which messages end with a destination, and asks.
+fn ask_to_remove(
+    conn: &mut PgConnection,
+    table: &OutboxName,
+    note: &Note,
+    destinations: Destinations<'_>,
+    name: &str,
+) -> Result<()> {
+    if destinations.get(conn, name)?.is_none() {
+        return missing(name);
+    }
+    let waits_for_it = WaitingFilter::default().destination(name.to_owned());
+    let count = Bulk::new(note).dry_run();
+    let ends = match admin::cancel_all(conn, table, &waits_for_it, count)?.changed {
+        0 => "no message waits for it".to_owned(),
+        waiting => format!(
+            "{} for it would end unsent, as cancelled ones do",
+            output::counted(waiting, "waiting message", "waiting messages")
+        ),
+    };
+    let question = format!("remove {}? {ends}", output::shown(name));
+    let hint = "destination remove asks for confirmation: without a terminal, give --yes";
+    if !confirmed(&question, hint)? {
+        bail!("nothing was removed: {ends}");
+    }
+    Ok(())
+}
+
 fn missing(name: &str) -> Result<()> {
     bail!(
         "there is no registered destination {name:?}: `diesel-outbox destination list` shows all of them"
@@ -471,7 +511,7 @@ impl Put {
     ) -> Result<RegisteredDestination> {
         let invalid = |error: DestinationError| match error {
             // Bad arguments: exit code 2.
-            DestinationError::Invalid(error) => error.into(),
+            DestinationError::Invalid(error) => self.named(error).into(),
             error => anyhow::Error::from(error),
         };
         if destinations.get(conn, &self.name)?.is_none() {
@@ -507,6 +547,30 @@ impl Put {
             Some(one) if is_there => Ok(one),
             _ => bail!("{:?} was removed meanwhile: nothing was changed", self.name),
         }
+    }
+
+    /// The error of a given value names its argument, and not the column.
+    fn named(&self, error: ConfigError) -> ConfigError {
+        let of_row = format!("destinations.{}.", self.name);
+        let Some(value) = error.key().strip_prefix(&of_row) else {
+            return error;
+        };
+        let (column, part) = value.split_once('.').unwrap_or((value, ""));
+        let argument = match column {
+            "name" => Some("NAME".to_owned()),
+            "url" => self.url.is_some().then(|| "URL".to_owned()),
+            "topics" => (!self.topics.is_empty()).then(|| "--topic".to_owned()),
+            "filter" => self.filter.is_some().then(|| "--filter".to_owned()),
+            "headers" => (!self.headers.is_empty()).then(|| "--header".to_owned()),
+            "auth" => self.auth.is_some().then(|| "--auth".to_owned()),
+            "description" => (self.description.is_some()).then(|| "--description".to_owned()),
+            option => self.policy.flag(option),
+        };
+        let reason = match part {
+            "" => error.reason().to_owned(),
+            part => format!("{part}: {}", error.reason()),
+        };
+        argument.map_or(error, |argument| ConfigError::new(argument, reason))
     }
 
     /// Writes the given values.

@@ -21,6 +21,13 @@ impl SettingFlags {
             .map(|(_, value)| value.as_str())
     }
 
+    /// Without the flags that a command takes for itself.
+    pub(crate) fn without(&self, is_taken: impl Fn(&str) -> bool) -> Self {
+        let mut rest = self.clone();
+        rest.given.retain(|(variable, _)| !is_taken(variable));
+        rest
+    }
+
     /// Loads the settings. Precedence: flag > environment > file > default.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use diesel::Connection;
+use diesel_outbox::NewMessage;
 use diesel_outbox::config::{Class, Classes, DeliveryPolicy, Mode, OnDead, Rate};
 use diesel_outbox::destinations::{DestinationError, DestinationFilter, RegisteredDestination};
 use secrecy::ExposeSecret;
@@ -454,7 +455,7 @@ fn the_commands_register_show_change_and_remove_a_destination() {
     );
     database.execute("UPDATE {o}_destination SET rate = '5/s', url = 'http://['");
     run(&["put", "acme", "https://acme.example"]).code(0);
-    run(&["remove", "acme"]).code(0);
+    run(&["remove", "acme", "--yes"]).code(0);
     assert_eq!(
         run(&["list"]).code(0).stdout,
         "no destination is registered\n"
@@ -474,7 +475,35 @@ fn the_commands_register_show_change_and_remove_a_destination() {
     }
     for (arguments, flag) in [
         (&["put", "b"][..], "URL"),
-        (&["put", "b", "ftp://b.example"], "destinations.b.url"),
+        (&["put", "b", "ftp://b.example"], "diesel-outbox: URL: "),
+        (
+            &["put", "b c", "https://b.example"],
+            "diesel-outbox: NAME: ",
+        ),
+        (
+            &["put", "b", "https://b.example", "--topic", "a b"],
+            "diesel-outbox: --topic: ",
+        ),
+        (
+            &["put", "b", "https://b.example", "--header", "host: b"],
+            "diesel-outbox: --header: host",
+        ),
+        (
+            &["put", "b", "https://b.example", "--max-attempts", "0"],
+            "diesel-outbox: --max-attempts: ",
+        ),
+        (
+            &["put", "b", "https://b.example", "--concurrency", "65"],
+            "diesel-outbox: --concurrency: ",
+        ),
+        (
+            &["put", "b", "https://b.example", "--backoff", "soon"],
+            "diesel-outbox: --backoff: ",
+        ),
+        (
+            &["put", "b", "https://b.example", "--on-dead", "weep"],
+            "diesel-outbox: --on-dead: ",
+        ),
         (
             &["put", "b", "https://b.example", "--rate", "fast"],
             "--rate",
@@ -494,6 +523,39 @@ fn the_commands_register_show_change_and_remove_a_destination() {
             "{error}"
         );
     }
+}
+
+/// R46: what ends with a destination is said before it is removed.
+#[test]
+fn a_removal_says_which_messages_end_and_asks() {
+    let database = Database::new();
+    let run = |arguments: &[&str]| finish(database.binary(&[&["destination"], arguments].concat()));
+    run(&["put", "acme", "https://acme.example"]).code(0);
+    let stderr = run(&["remove", "acme"]).code(1).stderr;
+    assert!(
+        stderr.contains("nothing was removed: no message waits for it")
+            && stderr.contains("give --yes"),
+        "{stderr}"
+    );
+    for named in ["acme", "acme", "other"] {
+        database.enqueue_message(
+            NewMessage::new("order.paid", &json!(1))
+                .expect("JSON")
+                .destination(named),
+        );
+    }
+    let stderr = run(&["remove", "acme"]).code(1).stderr;
+    assert!(
+        stderr.contains("2 waiting messages for it would end unsent"),
+        "{stderr}"
+    );
+    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 1);
+    run(&["remove", "acme", "--yes"]).code(0);
+    let mut drain = database.binary(&["drain"]);
+    drain.env("OUTBOX_REGISTERED_THREADS", "2");
+    finish(drain);
+    let ended = "SELECT count(*) FROM {o}_ledger WHERE reason = 'DESTINATION_REMOVED'";
+    assert_eq!(database.number(ended), 2);
 }
 
 fn limit(database: &Database, most: i32) {

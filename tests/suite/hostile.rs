@@ -432,7 +432,7 @@ fn destinations_are_registered_and_removed(ground: &Ground, conn: &mut PgConnect
         &["rotate", "acme"],
         &["disable", "acme"],
         &["enable", "acme"],
-        &["remove", "acme"],
+        &["remove", "acme", "--yes"],
     ] {
         let done = finish(ground.command(&[&["destination"], arguments].concat()));
         assert_eq!(ground.calls(), 0, "by {arguments:?}: {}", done.stderr);

@@ -82,6 +82,7 @@ mod replay;
 mod restored;
 mod retention;
 mod roles;
+mod said;
 mod schema;
 mod sealed;
 mod secrets;

@@ -618,7 +618,7 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
         "dead requeue 9002",
         "dead discard 9003",
         "topics forget old.* --yes",
-        "destination remove acme",
+        "destination remove acme --yes",
         "forget --yes --tenant 00000000-0000-0000-0000-000000000007",
     ] {
         act(command);

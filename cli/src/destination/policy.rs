@@ -13,6 +13,13 @@ pub(super) struct PolicyFlags {
 }
 
 impl PolicyFlags {
+    /// The flag of the option, if it is given.
+    pub(super) fn flag(&self, name: &str) -> Option<String> {
+        let mut given = self.given.iter().map(|(option, _)| option);
+        let option = given.find(|option| option.name == name)?;
+        Some(format!("--{}", flag_of(option)))
+    }
+
     /// Sets the given options.
     pub(super) fn apply(&self, policy: &mut DeliveryPolicy) -> Result<(), ConfigError> {
         self.given.iter().try_for_each(|(option, text)| {
@@ -32,6 +39,11 @@ fn id_of(option: &PolicyOption) -> &'static str {
     let variable = format!("OUTBOX_{}", option.name.to_uppercase());
     let mut settings = SETTINGS.iter().map(|setting| setting.variable);
     settings.find(|one| *one == variable).unwrap_or(option.name)
+}
+
+/// Whether `put` takes the flag of this variable for an option of the destination.
+pub(super) fn is_option(variable: &str) -> bool {
+    PolicyOption::of_registered().any(|option| id_of(option) == variable)
 }
 
 impl Args for PolicyFlags {
