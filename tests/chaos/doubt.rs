@@ -238,6 +238,8 @@ fn settles_that_a_crash_of_one_server_process_has_lost_are_missed() {
     let started = database.text("SELECT pg_postmaster_start_time()::text");
     gate.open();
     eventually("all are settled", || database.count("delivered") == 8);
+    // A claim without an answer would be a doubt of its own.
+    eventually("nothing is claimed any more", || database.is_relay_asleep());
     let process = database.number(
         "SELECT pid::bigint FROM pg_stat_activity
           WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() LIMIT 1",
