@@ -672,6 +672,8 @@ BEGIN
             CONSTRAINT outbox_destination_fails_since_a_time CHECK (NOT failing OR failing_since IS NOT NULL),
             CONSTRAINT outbox_destination_times_are_of_a_clock CHECK (
                 updated_at >= '1970-01-01 00:00:00+00' AND updated_at < '9999-12-31 00:00:00+00' AND isfinite(failing_since)),
+            -- The registration of messages for a configured destination.
+            CONSTRAINT outbox_destination_id_is_not_zero CHECK (id <> '00000000-0000-0000-0000-000000000000'),
             CONSTRAINT outbox_destination_name_is_1_to_255_bytes_without_spaces CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
             CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
             CONSTRAINT outbox_destination_topics_are_1_to_100_patterns CHECK (

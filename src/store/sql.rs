@@ -48,6 +48,20 @@ extern "SQL" {
         third: Nullable<Timestamptz>,
     ) -> Timestamptz;
 
+    /// The greater count.
+    #[sql_name = "greatest"]
+    fn at_least(
+        first: diesel::sql_types::Integer,
+        second: diesel::sql_types::Integer,
+    ) -> diesel::sql_types::Integer;
+
+    /// The smaller count.
+    #[sql_name = "least"]
+    fn at_most(
+        first: diesel::sql_types::Integer,
+        second: diesel::sql_types::Integer,
+    ) -> diesel::sql_types::Integer;
+
     /// The first number, or the second if the first is null. Syntax, like `greatest`.
     fn coalesce(first: Nullable<BigInt>, second: BigInt) -> BigInt;
 

@@ -281,6 +281,11 @@ fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
     for (columns, values, constraint) in [
         ("topics", "'{}'", "topics_are_1_to_100_patterns"),
         ("topics", "ARRAY['a', NULL]", "topics_are_1_to_100_patterns"),
+        (
+            "id",
+            "'00000000-0000-0000-0000-000000000000'",
+            "id_is_not_zero",
+        ),
         ("mode", "'soap'", "mode_is_known"),
         ("concurrency", "0", "concurrency_is_1_to_64"),
         ("timeout", "'2 h'", "timeout_is_1_ms_to_5_min"),

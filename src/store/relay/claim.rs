@@ -28,11 +28,14 @@ use diesel::{PgConnection, select, update};
 use super::lease::{LeaseId, at_work};
 use super::namesakes::{Namesakes, is_not_left};
 use super::registrations::{self, ReadTo};
+use super::settle::MOST_ATTEMPTS;
 use crate::message::{MAX_ROW_BYTES, Message};
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
 use crate::store::live;
-use crate::store::sql::{AnyOf, On, clock_timestamp, maybe_octet_length, now, octet_length};
+use crate::store::sql::{
+    AnyOf, On, at_least, at_most, clock_timestamp, maybe_octet_length, now, octet_length,
+};
 use crate::store::statement::kept;
 use crate::store::table::{candidate, ledger, outbox};
 
@@ -443,8 +446,9 @@ pub(super) fn take(
         }
         let these = update(outbox::table(name.outbox())).filter(outbox::sequence.eq_any(sequences));
         let from = "taken over from lease ".into_sql::<Text>().nullable();
+        let before = at_most(at_least(outbox::attempts, 0), MOST_ATTEMPTS);
         let was_tried = (
-            outbox::attempts.eq(1.into_sql::<Integer>() + outbox::attempts),
+            outbox::attempts.eq(1.into_sql::<Integer>() + before),
             outbox::last_error_code.eq(ReasonCode::Abandoned.as_str()),
             outbox::last_error.eq(from.concat(outbox::locked_by.cast::<Nullable<Text>>())),
         );

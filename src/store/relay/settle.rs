@@ -31,7 +31,7 @@ use crate::message::Message;
 use crate::name::OutboxName;
 use crate::status::{ReasonCode, Status};
 use crate::store::range::Range;
-use crate::store::sql::{On, width_bucket};
+use crate::store::sql::{LONGEST, On, width_bucket};
 use crate::store::statement::{Statement, kept, statement};
 use crate::store::table::{attempt, lease, ledger, outbox};
 use crate::store::{kept_digest, millis, open_part, open_part_now};
@@ -267,16 +267,18 @@ pub(crate) fn retry(
     messages: &[Failed],
 ) -> QueryResult<Vec<i64>> {
     let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
-    let delays: Vec<i64> = messages.iter().map(|m| millis(m.delay)).collect();
+    // A time that is out of range would fail the statement, for all its messages.
+    let until = |time: Duration| millis(time.min(LONGEST));
+    let delays: Vec<i64> = messages.iter().map(|m| until(m.delay)).collect();
     let ends: Vec<Option<i64>> = messages
         .iter()
-        .map(|m| m.expires_after.map(millis))
+        .map(|m| m.expires_after.map(until))
         .collect();
     let changed = format!(
         "UPDATE {outbox} o
             SET available_at = clock_timestamp() + {delay} * interval '1 millisecond',
                 expires_at = least(o.expires_at, o.available_at + {expires_after} * interval '1 millisecond'),
-                attempts = o.attempts + {counted}, last_attempt_at = clock_timestamp(),
+                attempts = {attempts} + {counted}, last_attempt_at = clock_timestamp(),
                 last_error_code = {code}, last_error = {error}, destination = {names},
                 registration = coalesce({registration}, o.registration),
                 locked_by = NULL, locked_at = NULL
@@ -286,6 +288,7 @@ pub(crate) fn retry(
         outbox = name.outbox(),
         delay = of_row("$12::bigint[]", "$1"),
         expires_after = of_row("$14::bigint[]", "$1"),
+        attempts = attempts_of("o"),
         counted = of_row("$3::int[]", "$1"),
         code = of_row("$4::text[]", "$1"),
         error = of_row("$5::text[]", "$1"),
@@ -385,7 +388,7 @@ pub(crate) fn dead(
                 split_from, split_to, blocks_key, registration)
             SELECT g.sequence, g.message_id, g.topic, o.destination, {names}, g.payload,
                    g.headers, g.ordering_key, g.idempotency_key, g.digest, g.tenant_id, g.available_at,
-                   g.expires_at, g.created_at, g.occurred_at, g.attempts + o.counted, o.code, o.error,
+                   g.expires_at, g.created_at, g.occurred_at, {attempts} + o.counted, o.code, o.error,
                    o.http_status, o.response, g.split_from, g.split_to,
                    g.sequence = ANY($13) AND g.ordering_key IS NOT NULL,
                    coalesce(o.registration, g.registration)
@@ -396,7 +399,8 @@ pub(crate) fn dead(
         gone = gone(name, "$2", "$11"),
         dead = name.dead(),
         recorded = record(name, Status::Dead, "$12"),
-        noted = note_attempts(name, "gone", "g.attempts + o.counted"),
+        attempts = attempts_of("g"),
+        noted = note_attempts(name, "gone", &format!("{} + o.counted", attempts_of("g"))),
         names = "($14::text[])[width_bucket(g.sequence, $1::bigint[])]",
         removed = ReasonCode::DestinationRemoved.as_str(),
     ))
@@ -432,14 +436,23 @@ fn record(name: &OutboxName, status: Status, keep_payload: &str) -> String {
              attempts, payload, headers, created_at, occurred_at, split_from, registration)
          SELECT {part}, g.sequence, g.message_id, g.topic, o.destination, g.destination, g.ordering_key,
                 g.idempotency_key, {digest}, g.tenant_id, '{status}', o.code, o.error, o.http_status,
-                o.response, g.attempts + o.counted, CASE WHEN {keep_payload} THEN g.payload END,
+                o.response, {attempts} + o.counted, CASE WHEN {keep_payload} THEN g.payload END,
                 CASE WHEN {keep_payload} THEN g.headers END, g.created_at, g.occurred_at, g.split_from,
                 coalesce(o.registration, g.registration)
            FROM gone g JOIN outcome o USING (sequence)",
         ledger = name.ledger(),
         part = open_part(name),
+        attempts = attempts_of("g"),
         digest = kept_digest("g"),
     )
+}
+
+/// A new message has at most so many attempts: the rule `attempts_is_a_count`.
+pub(super) const MOST_ATTEMPTS: i32 = 1_000_000_000;
+
+/// The attempts of a row of the outbox. An UPDATE may have written any number; one more must not be out of range.
+pub(super) fn attempts_of(row: &str) -> String {
+    format!("least(greatest({row}.attempts, 0), {MOST_ATTEMPTS})")
 }
 
 /// Releases messages unsent. Counts no attempt, and is a HOT update.

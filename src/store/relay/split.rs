@@ -21,7 +21,7 @@ use diesel::{Connection, PgConnection, RunQueryDsl};
 use uuid::Uuid;
 
 use super::lease::LeaseId;
-use super::settle::{Claim, in_order, of_row};
+use super::settle::{Claim, attempts_of, in_order, of_row};
 use crate::name::OutboxName;
 use crate::store::digest_of;
 use crate::store::statement::statement;
@@ -354,7 +354,7 @@ fn place_sql(name: &OutboxName, is_last: bool) -> String {
                 attempts, last_attempt_at, last_error_code, last_error, split_from, registration)
             SELECT o.message_id, o.topic, part.destination, o.payload, o.headers, o.ordering_key,
                    o.idempotency_key, o.digest, o.tenant_id, o.available_at, o.expires_at, o.created_at,
-                   o.occurred_at, CASE WHEN {was_sent} THEN o.attempts ELSE 0 END,
+                   o.occurred_at, CASE WHEN {was_sent} THEN {attempts} ELSE 0 END,
                    CASE WHEN {was_sent} THEN o.last_attempt_at END,
                    CASE WHEN {was_sent} THEN o.last_error_code END, CASE WHEN {was_sent} THEN o.last_error END,
                    coalesce(o.split_from, o.sequence), part.registration
@@ -365,6 +365,7 @@ fn place_sql(name: &OutboxName, is_last: bool) -> String {
             ON CONFLICT (idempotency_key, destination) WHERE idempotency_key IS NOT NULL DO NOTHING
             RETURNING 1
         ) SELECT count(*) FROM inserted",
+        attempts = attempts_of("o"),
         // The attempt that a takeover counts is no send, and a message that waits for its filters was not sent.
         was_sent = "coalesce(o.last_error_code NOT IN ('ABANDONED', 'FILTER_NOT_EVALUATED'), true)",
         first = of_row("$3::int[]", "$1"),

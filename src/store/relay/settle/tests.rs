@@ -176,6 +176,38 @@ fn no_settle_changes_another_message_that_has_the_sequence() {
     assert_eq!(settle_all(&mut conn, &claims), [3, 0, 0, 0, 0, 0]);
 }
 
+/// An UPDATE of the application, a setting or a handler may write any number: each outcome is recorded all the same.
+#[test]
+fn numbers_that_are_out_of_range_hold_up_no_outcome() {
+    let outbox = Outbox::new();
+    let (mut conn, name) = (outbox.connect(), &outbox.name);
+    conn.batch_execute(&format!(
+        "INSERT INTO {0} (topic, payload) SELECT 'a', '1' FROM generate_series(1, 8);
+         UPDATE {0} SET attempts = CASE sequence % 2 WHEN 0 THEN 2147483647 ELSE -2147483648 END",
+        name.outbox()
+    ))
+    .expect("messages");
+    let lease = LeaseId(1);
+    let claims = claim_all(&mut conn, &outbox);
+    let [delivered_them, retried, buried, split_them] = [0, 2, 4, 6].map(|n| &claims[n..n + 2]);
+    let of: Vec<Delivered> = delivered_them.iter().copied().map(delivered_by).collect();
+    delivered(&mut conn, name, lease, &of, Status::Delivered, false).expect("delivered");
+    let of = |claims: &[Claim]| -> Vec<Failed> {
+        let late = |claim: Claim| Failed {
+            delay: Duration::MAX,
+            expires_after: Some(Duration::MAX),
+            ..failed(claim)
+        };
+        claims.iter().copied().map(late).collect()
+    };
+    retry(&mut conn, name, lease, &of(retried)).expect("retried");
+    dead(&mut conn, name, lease, &of(buried), false).expect("dead");
+    let parts = Parts::from(vec!["a".to_owned(), "b".to_owned()]);
+    let to_split: Vec<Split<'_>> = split_them.iter().map(|one| (*one, &parts)).collect();
+    let done = split(&mut conn, name, lease, &to_split, Piece::WHOLE).expect("a split");
+    assert_eq!(done.split.len(), 2);
+}
+
 /// The ledger may have another message of the same key, even with the same sequence.
 #[test]
 fn the_ledger_does_not_take_another_message_for_a_settled_one() {
