@@ -4,13 +4,14 @@
 //! release need each other's exact version.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use diesel::result::QueryResult;
 use diesel::{Connection as _, PgConnection};
 use metrics::{counter, gauge};
 use uuid::Uuid;
 
-use crate::admin::{DeadFilter, Note, Place, Unserved, WaitingFilter};
+use crate::admin::{Bulk, DeadFilter, Note, Place, Unserved, WaitingFilter};
 use crate::config::{Auth, Config, ConfigError, Destination, Proxy, Route};
 #[cfg(feature = "http")]
 use crate::dispatch::HttpDispatcher;
@@ -275,6 +276,11 @@ pub fn called(
 /// The note of a customer, whose tenant's budget pays for the act.
 pub fn note_of_tenant(who: &str, why: &str, tenant: Uuid, cost: Cost) -> Note {
     Note::new(who, why).spending(tenant, cost)
+}
+
+/// A bulk change that gives up searching after this time.
+pub fn searching_for(bulk: Bulk<'_>, time: Duration) -> Bulk<'_> {
+    bulk.searching_until(Instant::now() + time)
 }
 
 /// Acts of operators, latest first, at most `limit`: those whose name, act or target contains the text, ignoring case. Each

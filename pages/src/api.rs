@@ -50,8 +50,9 @@ pub(crate) struct Route<S: 'static, V: 'static> {
     pub(crate) query: &'static [&'static str],
     /// Whether the answer is a page of a list.
     pub(crate) is_list: bool,
-    /// Whether the act sends a request to an endpoint, which no transaction undoes.
-    pub(crate) sends: bool,
+    /// Whether the act sends a request to an endpoint, which no transaction undoes, or works on many messages. Done again, it
+    /// does no harm.
+    pub(crate) lasts: bool,
     pub(crate) status: StatusCode,
     pub(crate) input: Option<fn(&mut SchemaGenerator) -> Schema>,
     pub(crate) output: fn(&mut SchemaGenerator) -> Schema,
@@ -72,7 +73,7 @@ macro_rules! route {
                 summary: $summary,
                 query: &[],
                 is_list: false,
-                sends: false,
+                lasts: false,
                 status: http::StatusCode::OK,
                 input: crate::api::input!($($input)?),
                 output: |generator| generator.subschema_for::<$output>(),

@@ -37,6 +37,8 @@ pub struct Bulk<'a> {
     note: &'a Note,
     rate: Option<u32>,
     is_dry: bool,
+    /// When a search is given up; `None`: the statement's own limit applies.
+    until: Option<Instant>,
     progress: Box<dyn FnMut(&Bulked) -> bool + 'a>,
     done: Bulked,
 }
@@ -50,6 +52,7 @@ impl<'a> Bulk<'a> {
             note,
             rate: None,
             is_dry: false,
+            until: None,
             progress: Box::new(|_| true),
             done: Bulked::default(),
         }
@@ -82,6 +85,17 @@ impl<'a> Bulk<'a> {
     pub fn progress(mut self, watch: impl FnMut(&Bulked) -> bool + 'a) -> Self {
         self.progress = Box::new(watch);
         self
+    }
+
+    pub(crate) fn searching_until(mut self, until: Instant) -> Self {
+        self.until = Some(until);
+        self
+    }
+
+    /// How long a search may still take. PostgreSQL counts whole milliseconds.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let left = self.until?.saturating_duration_since(Instant::now());
+        Some(left + Duration::from_millis(1))
     }
 
     pub(crate) fn note(&self) -> &'a Note {

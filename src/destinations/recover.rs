@@ -8,6 +8,7 @@ use diesel::PgConnection;
 use super::{DestinationError, Destinations};
 use crate::admin::{Bulk, Bulked, Note, change_all};
 use crate::store::destinations::{self as store, Registered};
+use crate::store::looking::looking_for;
 use crate::store::operate::audit::Act;
 use crate::store::operate::dead::{self, DeadFilter};
 use crate::store::operate::messages::LetterId;
@@ -178,9 +179,13 @@ impl Destinations<'_> {
             .registration(found.id)
             .tenant_id(self.tenant)
             .since(since);
-        let letters: Vec<LetterId> = pinned(conn, self.name, |conn, outbox| {
-            dead::matching(conn, outbox, &filter)
+        let left = bulk.left();
+        let letters: Option<Vec<LetterId>> = pinned(conn, self.name, |conn, outbox| {
+            looking_for(conn, left, |conn| dead::matching(conn, outbox, &filter))
         })?;
+        let Some(letters) = letters else {
+            return Ok(ControlFlow::Break(()));
+        };
         let (note, is_dry, mut left) = (bulk.note(), bulk.is_dry(), letters.as_slice());
         bulk.steps(|most| {
             let (step, rest) = left.split_at(most.min(left.len()));
@@ -211,15 +216,23 @@ impl Destinations<'_> {
         act: Act,
         bulk: &mut Bulk<'_>,
     ) -> Result<(), DestinationError> {
+        let left = bulk.left();
         let wanted = pinned(conn, self.name, |conn, outbox| {
-            missed::wanted(conn, outbox, found, since)
+            missed::wanted(conn, outbox, found, since, left)
         })?;
+        let Some(wanted) = wanted else {
+            return Ok(());
+        };
         let note = (!bulk.is_dry()).then(|| bulk.note());
         let (operator, mut after) = (note.map(Note::as_str), None);
         loop {
+            let left = bulk.left();
             let page = pinned(conn, self.name, |conn, outbox| {
-                missed::look(conn, outbox, &wanted, after)
+                missed::look(conn, outbox, &wanted, after, left)
             })?;
+            let Some(page) = page else {
+                return Ok(());
+            };
             let mut left = page.as_slice();
             let goes = bulk.steps(|most| {
                 let (step, rest) = left.split_at(most.min(left.len()));

@@ -1164,6 +1164,94 @@ fn recoveries_of_one_tenant_do_not_run_together() {
     assert_eq!(recover(&acme, "retry"), StatusCode::SEE_OTHER);
 }
 
+/// A request of the tenant's program to recover the endpoint.
+fn recovery(
+    portal: &Portal,
+    tenant: &Tenant,
+    body: &Value,
+    key: Option<&str>,
+) -> (StatusCode, Value) {
+    let path = format!("/api/v1/endpoints/{}/recover", tenant.endpoint);
+    let request = http::Request::post(path).header("host", "shop.example");
+    let mut request = request.header("content-type", "application/json");
+    if let Some(key) = key {
+        request = request.header("idempotency-key", key);
+    }
+    let visitor = Visitor::of_tenant(tenant.id, "ann", Rights::all());
+    let request = request.body(body.to_string().into_bytes());
+    let answer = portal.respond(request.expect("a request"), visitor);
+    let body = serde_json::from_slice(answer.body()).expect("JSON");
+    (answer.status(), body)
+}
+
+/// R60: a count, and a recovery that finds nothing, cost the database as much as one that finds messages; each key of a
+/// request is a row.
+#[test]
+fn a_search_that_finds_nothing_counts_against_the_budget_of_the_tenant() {
+    let (database, acme, globex) = two();
+    let portal = portal(&config(&database));
+    let body = |dry_run| json!({ "since": "1h", "missing": true, "dry_run": dry_run });
+    for dry_run in [true, false] {
+        let mut answers = (0..=60).map(|number: usize| {
+            let key = format!("{dry_run} {number}");
+            recovery(&portal, &acme, &body(dry_run), Some(&key)).0
+        });
+        let refused = answers.position(|status| status == StatusCode::TOO_MANY_REQUESTS);
+        assert!(
+            (1..=60).contains(&refused.expect("no budget")),
+            "{refused:?}"
+        );
+        let (status, answer) = recovery(&portal, &globex, &body(dry_run), None);
+        assert_eq!(status, StatusCode::OK, "another tenant: {answer}");
+        database.execute("UPDATE {o}_audit SET at = at - interval '1 minute'");
+    }
+    assert!(database.number("SELECT count(*) FROM {o}_request") <= 120);
+    let counted = "SELECT count(*) FROM {o}_audit WHERE why = 'portal, dry run' AND cost > 0";
+    assert!(database.number(counted) > 0);
+}
+
+/// R60: counting ends after some seconds, and all tenants together leave connections to those who change something.
+#[test]
+fn counts_of_customers_end_and_hold_up_no_change() {
+    let (database, acme, globex) = two();
+    let portal = portal(&config(&database));
+    let (mut other, name) = (database.connect(), database.name());
+    other
+        .batch_execute(&format!("BEGIN; LOCK TABLE {name}_ledger"))
+        .expect("a lock");
+    let waiting = || {
+        database.number(
+            "SELECT count(*) FROM pg_locks WHERE relation = '{o}_ledger'::regclass AND NOT granted",
+        )
+    };
+    let body = json!({ "since": "1h", "missing": true, "dry_run": true });
+    let answers: Vec<(StatusCode, Value)> = std::thread::scope(|threads| {
+        let counting: Vec<_> = [&acme, &globex, &acme, &globex, &acme, &globex]
+            .map(|tenant| threads.spawn(|| recovery(&portal, tenant, &body, None)))
+            .into_iter()
+            .collect();
+        eventually("two tenants count", || waiting() >= 2);
+        for tenant in [&acme, &globex] {
+            let browser = Browser::of(&portal, tenant, Rights::all());
+            let form = [("name", tenant.endpoint.as_str())];
+            let paused = browser.post("/endpoint/pause", &form).status;
+            assert_eq!(paused, StatusCode::SEE_OTHER);
+        }
+        let counted = counting
+            .into_iter()
+            .map(|one| one.join().expect("no panic"));
+        counted.collect()
+    });
+    other.batch_execute("COMMIT").expect("unlocked");
+    for (status, answer) in &answers {
+        let is_cut = *status == StatusCode::OK && answer["more"] == true;
+        let is_refused = *status == StatusCode::TOO_MANY_REQUESTS;
+        let has_no_turn = *status == StatusCode::SERVICE_UNAVAILABLE;
+        assert!(is_cut || is_refused || has_no_turn, "{answers:?}");
+    }
+    assert!(answers.iter().any(|(status, _)| *status == StatusCode::OK));
+}
+
 /// R59, R60
 #[test]
 fn endpoints_of_customers_are_verified_if_the_settings_say_so() {

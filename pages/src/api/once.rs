@@ -1,7 +1,7 @@
 //! `Idempotency-Key`: a request that is sent again acts once, and gets the same answer.
 //!
-//! The key and the answer are written in the transaction of the act, so a crash leaves both or none. An act that sends
-//! holds no transaction meanwhile: its key is written before, and its answer after. If the process or the database fails
+//! The key and the answer are written in the transaction of the act, so a crash leaves both or none. An act that sends, or
+//! works on many messages, has no transaction with its key: that is written before, and its answer after. If the process or the database fails
 //! in between, the key stays taken for some minutes.
 
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ impl Caller<'_> {
             key,
             digest: &self.digest(call.request),
         };
-        match route.sends {
+        match route.lasts {
             true => self.once(request, route, call),
             false => {
                 let done = self.database.together(&self.name, |act| {
@@ -86,7 +86,7 @@ impl Caller<'_> {
             }
         }
         let done = (route.answer)(call);
-        // A test fails only before it is sent, and asking an endpoint twice does no harm: what failed may be tried again.
+        // A test fails only before it is sent; asking an endpoint or recovering twice does no harm: what failed may be tried again.
         let kept = (done.as_ref().ok()).map(|body| (route.status.as_u16(), without_secret(body)));
         let kept = kept.as_ref().map(|(status, body)| (*status, body.as_str()));
         let keep = |conn: &mut _, outbox: &_| request.answer(conn, outbox, kept);

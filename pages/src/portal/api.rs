@@ -18,7 +18,7 @@ use super::endpoints::{
     self, Written, ask, delete, hold, new_secret, page, register, release, send_example,
     send_missed, send_waiting, set_enabled, write,
 };
-use super::own::Own;
+use super::own::{Many, Own};
 use super::session::{Session, Unopened};
 use super::words::Words;
 use super::{Language, Portal, Refusal, Topic, deliveries, time as parse_time};
@@ -47,11 +47,11 @@ pub(super) static ROUTES: &[Route<Portal, Session>] = &[
     route!(POST "/endpoints/{name}/disable", Act, "New events are not for the endpoint; those that it has already wait.", disable_endpoint <- Nothing => Done),
     route!(POST "/endpoints/{name}/pause", Act, "New events are for the endpoint, and wait.", pause_endpoint <- Hold => Done),
     route!(POST "/endpoints/{name}/resume", Act, "Send waiting events again. The pause of an operator stays: 409.", resume_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants events.", verify_endpoint <- Nothing => Verified, sends: true),
-    route!(POST "/endpoints/{name}/retry", Act, "Send waiting events now.", retry_endpoint <- Nothing => Count),
+    route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants events.", verify_endpoint <- Nothing => Verified, lasts: true),
+    route!(POST "/endpoints/{name}/retry", Act, "Send waiting events now.", retry_endpoint <- Nothing => Count, lasts: true),
     route!(POST "/endpoints/{name}/rotate", Secrets, "Make a new secret. The old one also signs for 24 hours.", rotate_secret <- Nothing => Secret),
-    route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested, sends: true),
-    route!(POST "/endpoints/{name}/recover", Act, "Send failed events again, and what was missed.", recover_endpoint <- Recovery => Count),
+    route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested, lasts: true),
+    route!(POST "/endpoints/{name}/recover", Act, "Send failed events again, and what was missed.", recover_endpoint <- Recovery => Count, lasts: true),
     route!(GET "/endpoints/{name}/counts", Look, "Deliveries of the last 24 hours in steps of 30 minutes, oldest first.", list_counts => Listed<Step>),
     route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, query: &["topic", "state", "since", "until"], is_list: true),
     route!(GET "/endpoints/{name}/deliveries/{id}", Look, "A delivery, by message id.", get_delivery => Details),
@@ -226,7 +226,7 @@ view! {
         changed: u64 = done.changed,
         /// Events that are no longer kept.
         without_payload: u64 = done.without_payload,
-        /// `true`: there was no time for all; the same request continues.
+        /// `true`: there was no time for all. The same request continues; a dry run counts no more.
         more: bool = is_cut,
     }
 }
@@ -367,7 +367,11 @@ fn test_endpoint(call: &Call<'_>, given: Example) -> Found<Tested> {
 fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
     let since = parse_time(&given.since).map_err(|why| Problem::from(why).of_field("since"))?;
     let name = call.part("name");
-    let (done, is_cut) = send_missed(own(call), name, since, given.missing, given.dry_run)?;
+    let many = match given.dry_run {
+        true => Many::Count,
+        false => Many::Make,
+    };
+    let (done, is_cut) = send_missed(own(call), name, since, given.missing, many)?;
     Ok(Count::of(&done, is_cut))
 }
 

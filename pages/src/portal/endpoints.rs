@@ -8,7 +8,7 @@ use diesel_outbox::destinations::{
     DeliveryCount, DeliveryFilter, DestinationFilter, DestinationState, EndpointAnswer, Hand,
     Recover, RegisteredDestination, TestAnswer,
 };
-use diesel_outbox::program::{Act, Cost};
+use diesel_outbox::program::{self, Act, Cost};
 use http::StatusCode;
 use maud::{Markup, html};
 use schemars::JsonSchema;
@@ -17,7 +17,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::deliveries;
-use super::own::Own;
+use super::own::{Many, Own};
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
 use crate::pages::sparkline::curve;
@@ -40,6 +40,8 @@ const WINDOW: Duration = Duration::from_secs(1800);
 const WINDOWS: usize = 48;
 /// After this time, recovering stops, so that the page answers. Asked again, it continues.
 const LONGEST_RECOVERY: Duration = Duration::from_secs(8);
+/// After this time, a dry run has counted enough.
+const LONGEST_COUNT: Duration = Duration::from_secs(5);
 /// The reason of an owner who gives none.
 const BY_OWNER: &str = "in the portal";
 /// The longest pause.
@@ -776,12 +778,11 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
 /// Sends events now that wait for a retry. `true`: the time was too short for all.
 pub(super) fn send_waiting(own: Own<'_>, name: &str) -> Result<(Bulked, bool), Refusal> {
     let began = Instant::now();
-    let done = own.make_many(false, |conn, own, note| {
+    let done = own.make_many(Act::RetryMessage, name, Many::Make, |conn, own, note| {
         let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_RECOVERY);
         own.retry(conn, name, bulk)
     })?;
-    let is_cut = began.elapsed() >= LONGEST_RECOVERY;
-    done.map(|done| (done, is_cut)).ok_or(Refusal::NotFound)
+    Ok((done, began.elapsed() >= LONGEST_RECOVERY))
 }
 
 pub(super) fn retry(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -798,30 +799,33 @@ pub(super) fn send_missed(
     name: &str,
     since: SystemTime,
     missing: bool,
-    dry_run: bool,
+    many: Many,
 ) -> Result<(Bulked, bool), Refusal> {
     let what = match missing {
         true => Recover::AndMissed,
         false => Recover::DeadLetters,
     };
+    let longest = match many {
+        Many::Make => LONGEST_RECOVERY,
+        Many::Count => LONGEST_COUNT,
+    };
     let began = Instant::now();
-    let done = own.make_many(dry_run, |conn, own, note| {
-        let bulk = Bulk::new(note);
-        let bulk = match dry_run {
-            true => bulk.dry_run(),
-            false => bulk.progress(|_| began.elapsed() < LONGEST_RECOVERY),
+    let done = own.make_many(Act::RecoverDestination, name, many, |conn, own, note| {
+        let bulk = Bulk::new(note).progress(|_| began.elapsed() < longest);
+        let bulk = match many {
+            Many::Make => bulk,
+            Many::Count => program::searching_for(bulk.dry_run(), longest),
         };
         own.recover(conn, name, since, what, bulk)
     })?;
-    let is_cut = !dry_run && began.elapsed() >= LONGEST_RECOVERY;
-    done.map(|done| (done, is_cut)).ok_or(Refusal::NotFound)
+    Ok((done, began.elapsed() >= longest))
 }
 
 pub(super) fn recover(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
     let since = time(asked.get("since"))?;
     let missing = asked.given("missing").is_some();
-    let (sent, is_cut) = send_missed(asked.own(), name, since, missing, false)?;
+    let (sent, is_cut) = send_missed(asked.own(), name, since, missing, Many::Make)?;
     let sent = sent.changed.to_string();
     let done = if is_cut { "recovering" } else { "recovered" };
     let done = [("name", name), ("done", done), ("count", &sent)];

@@ -1,7 +1,9 @@
 //! The way of the portal to the database: everything is limited to the tenant of the visitor.
 
+use std::time::{Duration, Instant};
+
 use diesel::{Connection, PgConnection};
-use diesel_outbox::admin::Note;
+use diesel_outbox::admin::{Bulked, Note};
 use diesel_outbox::destinations::{DestinationError, Destinations};
 use diesel_outbox::program::{self, Act, Cost};
 use diesel_outbox::{Outbox, OutboxName};
@@ -12,6 +14,18 @@ use super::{Portal, Refusal};
 use crate::AUDIT;
 use crate::database::{Act as Together, Database};
 use crate::pause::kept_for;
+
+/// The party of the acts that make many messages, of all tenants.
+const MANY: &str = "many";
+/// A search that is so quick costs nothing besides the messages that it makes.
+const AT_ONCE: Duration = Duration::from_millis(200);
+
+/// Whether an act on many messages makes them, or only counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Many {
+    Make,
+    Count,
+}
 
 /// What belongs to the tenant of a visitor. Only a session makes one, and no page reads or writes in another way: each
 /// statement has the tenant as a condition.
@@ -56,7 +70,8 @@ impl<'a> Own<'a> {
         &self,
         work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<T, DestinationError>,
     ) -> Result<T, Refusal> {
-        self.run(&self.portal.reads, |conn, _, own| work(conn, own))
+        let party = self.session.party();
+        self.run(&self.portal.reads, &party, |conn, _, own| work(conn, own))
     }
 
     /// Changes a destination, and records who did. An error undoes the change. `false` of `work`: there is no such
@@ -93,7 +108,8 @@ impl<'a> Own<'a> {
         work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<Option<T>, DestinationError>,
     ) -> Result<T, Refusal> {
         let tenant = self.session.tenant;
-        let done = self.run(&self.portal.changes, |conn, outbox, own| {
+        let party = self.session.party();
+        let done = self.run(&self.portal.changes, &party, |conn, outbox, own| {
             program::hold_budget(conn, outbox, tenant)?;
             if program::is_budget_spent(conn, outbox, tenant)? {
                 return Ok(Err(Refusal::TooOften));
@@ -118,25 +134,51 @@ impl<'a> Own<'a> {
         }
     }
 
-    /// Makes many messages, one such act of the tenant at a time. Records in the history who did. Does not hold the budget:
-    /// this takes long, and other acts of the tenant would wait. `dry_run`: only counts them.
-    pub(super) fn make_many<T>(
+    /// Makes many messages, or only counts them: one such act of the tenant at a time, and those of all tenants together leave
+    /// connections to other changes. Records in the history who did. Does not hold the budget: this takes long, and other
+    /// acts of the tenant would wait. So what it has cost is known at its end, also if it finds nothing or fails.
+    pub(super) fn make_many(
         &self,
-        dry_run: bool,
-        work: impl FnOnce(&mut PgConnection, Destinations<'_>, &Note) -> Result<T, DestinationError>,
-    ) -> Result<T, Refusal> {
-        let note = self.note(Cost::Change);
+        act: Act,
+        name: &str,
+        many: Many,
+        work: impl FnOnce(
+            &mut PgConnection,
+            Destinations<'_>,
+            &Note,
+        ) -> Result<Option<Bulked>, DestinationError>,
+    ) -> Result<Bulked, Refusal> {
         let tenant = self.session.tenant;
-        self.run(&self.portal.changes, |conn, outbox, own| {
-            let may = match dry_run {
-                true => !program::is_budget_spent(conn, outbox, tenant)?,
-                false => program::may_make_many(conn, outbox, tenant)?,
-            };
-            match may {
-                true => work(conn, own, &note).map(Ok),
-                false => Ok(Err(Refusal::TooOften)),
+        let note = self.note(Cost::Change);
+        let mut began = None;
+        let done = self.run(&self.portal.changes, MANY, |conn, outbox, own| {
+            if !program::may_make_many(conn, outbox, tenant)? {
+                return Ok(Err(Refusal::TooOften));
             }
-        })?
+            began = Some(Instant::now());
+            work(conn, own, &note).map(|done| done.ok_or(Refusal::NotFound))
+        });
+        let done = done.and_then(|done| done);
+        let Some(took) = began.map(|began| began.elapsed()) else {
+            return done;
+        };
+        let has_paid = match &done {
+            Ok(done) => many == Many::Make && done.changed > 0 && took < AT_ONCE,
+            Err(refusal) => matches!(refusal, Refusal::NotFound),
+        };
+        if !has_paid {
+            let why = match many {
+                Many::Make => "portal",
+                Many::Count => "portal, dry run",
+            };
+            let (who, cost) = (&self.session.who, Cost::Search(took));
+            let note = program::note_of_tenant(who, why, tenant, cost);
+            let party = self.session.party();
+            self.run(&self.portal.changes, &party, |conn, outbox, _| {
+                Ok(program::audit(conn, outbox, &note, act, name)?)
+            })?;
+        }
+        done
     }
 
     /// Records what an endpoint has answered to a request that was paid for.
@@ -144,7 +186,8 @@ impl<'a> Own<'a> {
         &self,
         work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<T, DestinationError>,
     ) -> Result<T, Refusal> {
-        self.run(&self.portal.changes, |conn, _, own| work(conn, own))
+        let party = self.session.party();
+        self.run(&self.portal.changes, &party, |conn, _, own| work(conn, own))
     }
 
     fn note(&self, cost: Cost) -> Note {
@@ -154,13 +197,14 @@ impl<'a> Own<'a> {
     fn run<T>(
         &self,
         database: &Database,
+        party: &str,
         work: impl FnOnce(
             &mut PgConnection,
             &OutboxName,
             Destinations<'_>,
         ) -> Result<T, DestinationError>,
     ) -> Result<T, Refusal> {
-        let done = database.within(self.together, &self.session.party(), |conn, name| {
+        let done = database.within(self.together, party, |conn, name| {
             let outbox = Outbox::from(name.clone());
             let all = outbox
                 .destinations()

@@ -135,8 +135,9 @@ pub(crate) fn acts(
     Ok(found.into_iter().map(with_place).collect())
 }
 
-/// What a tenant may spend: so much in a minute, and in an hour. An act costs 1, a request to an endpoint 6, and each
-/// hundred messages that an act makes 1. An act that has begun is finished, and may spend more.
+/// What a tenant may spend: so much in a minute, and in an hour. An act costs 1, a request to an endpoint 6, each
+/// hundred messages that an act makes 1, and each fifth of a second that it searches for them 1. An act that has begun is
+/// finished, and may spend more.
 const BUDGET: [(Duration, i64); 2] = [(MINUTE, 60), (HOUR, 3_600)];
 
 /// What an act of a tenant costs.
@@ -146,13 +147,22 @@ pub enum Cost {
     Change,
     /// A change that sends a request to an endpoint.
     Request,
+    /// A search for many messages that took so long, whatever it has found.
+    Search(Duration),
 }
+
+/// The part of a search that costs as much as a change.
+const UNIT: Duration = Duration::from_millis(200);
 
 impl Cost {
     fn with_made(self, messages: usize) -> i64 {
         let own = match self {
             Self::Change => 1,
             Self::Request => 6,
+            Self::Search(took) => {
+                let units = took.as_millis() / UNIT.as_millis();
+                i64::try_from(units).unwrap_or(i64::MAX).saturating_add(1)
+            }
         };
         let messages = i64::try_from(messages).unwrap_or(i64::MAX);
         messages
@@ -202,7 +212,7 @@ pub fn hold_budget(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) -> 
         .map(drop)
 }
 
-/// Whether a tenant may make many messages now: it has a budget left, and no other transaction makes some for it. Its other
+/// Whether a tenant may make or count many messages now: it has a budget left, and no other transaction does so for it. Its other
 /// acts go on: this one may last, and has its cost at its end. So parallel ones would all begin with the same budget.
 ///
 /// # Errors

@@ -23,7 +23,7 @@ use crate::registered_destination::RegisteredDestination;
 use crate::routes::matches_any;
 use crate::store::destinations::Registered;
 use crate::store::filters::{Evaluated, Pairs, evaluate};
-use crate::store::looking::looking;
+use crate::store::looking::{looking, looking_for};
 use crate::store::open_part;
 use crate::store::place::{as_micros, from_micros};
 use crate::store::sql::{JsonText, all_of, clock_timestamp, coalesce, given};
@@ -89,13 +89,15 @@ impl Bulked {
     }
 }
 
-/// What the destination wants of the messages that were enqueued since this time, and are fanned out now.
+/// What the destination wants of the messages that were enqueued since this time, and are fanned out now. `None`: there was
+/// no time `left`.
 pub(crate) fn wanted(
     conn: &mut PgConnection,
     name: &OutboxName,
     Registered { row, id, .. }: &Registered,
     since: SystemTime,
-) -> QueryResult<Wanted> {
+    left: Option<Duration>,
+) -> QueryResult<Option<Wanted>> {
     let until: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
     let since = from_micros(as_micros(since));
     let settled = ledger::table(name.ledger())
@@ -113,11 +115,14 @@ pub(crate) fn wanted(
         })]))
         .select(outbox::topic)
         .distinct();
-    let mut topics: Vec<String> = looking(conn, None, |conn| {
+    let topics = looking_for(conn, left, |conn| {
         let mut topics: Vec<String> = unprepared(settled).load(conn)?;
         topics.extend(unprepared(waiting).load::<String>(conn)?);
         Ok(topics)
     })?;
+    let Some(mut topics) = topics else {
+        return Ok(None);
+    };
     topics.sort_unstable();
     topics.dedup();
     topics.retain(|topic| matches_any(&row.topics, topic));
@@ -127,7 +132,7 @@ pub(crate) fn wanted(
         filter,
         ..
     } = row.clone();
-    Ok(Wanted {
+    Ok(Some(Wanted {
         name,
         registration: *id,
         tenant_id,
@@ -135,7 +140,7 @@ pub(crate) fn wanted(
         topics,
         since,
         until,
-    })
+    }))
 }
 
 /// Whether the destination $1, in its registration $2, has nothing of the message `l`. A message whose fan-out is not
@@ -178,7 +183,8 @@ fn fanned_out(name: &OutboxName, settled: &str) -> String {
     )
 }
 
-/// The next missed messages after this place, in the order in which they were enqueued, at most [`LOOK`].
+/// The next missed messages after this place, in the order in which they were enqueued, at most [`LOOK`]. `None`: there was
+/// no time `left`.
 ///
 /// Text: Diesel correlates no subqueries over several of our tables, and has no DISTINCT ON a union.
 pub(crate) fn look(
@@ -186,7 +192,8 @@ pub(crate) fn look(
     name: &OutboxName,
     wanted: &Wanted,
     after: Option<(i64, Uuid)>,
-) -> QueryResult<Vec<Missed>> {
+    left: Option<Duration>,
+) -> QueryResult<Option<Vec<Missed>>> {
     let (place, message_id) = after.unwrap_or((i64::MIN, Uuid::nil()));
     let missed = unprepared_statement(format!(
         "SELECT DISTINCT ON (l.place, l.message_id) l.message_id, l.place, l.payload IS NOT NULL
@@ -209,7 +216,7 @@ pub(crate) fn look(
     .bind::<BigInt, _>(place)
     .bind::<SqlUuid, _>(message_id)
     .giving::<(SqlUuid, BigInt, Bool)>();
-    looking(conn, None, |conn| missed.load(conn))
+    looking_for(conn, left, |conn| missed.load(conn))
 }
 
 /// Places these messages for the destination, in their order, and records who did. Without `operator`, only counts.
