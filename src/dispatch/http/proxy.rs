@@ -25,6 +25,7 @@ use super::head::status_of;
 use super::lines::Watch;
 use super::shortage::{NotConnected, is_shortage, not_connected};
 use super::socket::{Socket, connect_to_first};
+use super::sockets::Permit;
 use crate::config::{Config, ConfigError, Destination, Proxy};
 use crate::lock::lock;
 
@@ -206,17 +207,25 @@ impl Via {
     ) -> Result<T, Error> {
         let mut stream = TransportAdapter::new(to_proxy, Arc::clone(&details.current_time));
         stream.set_timeout(left(details));
-        let answer = ask(connect, &mut stream).map_err(|error| match error.into() {
-            Error::Timeout(_) => match details.addrs.first().is_some_and(|at| answers(*at)) {
-                true => Error::Other(Box::new(ProxyFailed::Silent {
-                    proxy: self.shown(),
-                })),
-                false => self.itself("answers nothing"),
-            },
-            error if is_shortage(&error) => error,
-            Error::Io(error) => self.itself(format!("opened no tunnel: {error}")),
-            other => self.itself(format!("opened no tunnel: {other}")),
-        })?;
+        let asked = ask(connect, &mut stream);
+        let answer = match asked.map_err(Error::from) {
+            Ok(answer) => answer,
+            Err(Error::Timeout(_)) => {
+                // The next connection has the permit of this one.
+                drop(stream);
+                return Err(match details.addrs.first().is_some_and(|at| answers(*at)) {
+                    true => Error::Other(Box::new(ProxyFailed::Silent {
+                        proxy: self.shown(),
+                    })),
+                    false => self.itself("answers nothing"),
+                });
+            }
+            Err(error) if is_shortage(&error) => return Err(error),
+            Err(Error::Io(error)) => {
+                return Err(self.itself(format!("opened no tunnel: {error}")));
+            }
+            Err(other) => return Err(self.itself(format!("opened no tunnel: {other}"))),
+        };
         let status = answer.status;
         let failed = match status {
             200..=299 => return Ok(stream.into_inner()),
@@ -364,18 +373,20 @@ impl FirstHop {
     fn connect(&self, details: &ConnectionDetails) -> Result<Socket, Error> {
         let worked = *lock(&self.worked);
         let (stream, address) =
-            connect_to_first(&details.addrs, worked, left(details)).map_err(|error| {
-                let error = match error {
-                    Error::Io(error) => error,
-                    Error::Timeout(_) => ErrorKind::TimedOut.into(),
-                    other => return other,
-                };
-                let host = match &self.via {
-                    Some(via) => via.shown(),
-                    None => host_and_port(details.uri),
-                };
-                not_connected(error, &host, &details.addrs)
-            })?;
+            connect_to_first(&details.addrs, worked, left(details), Permit::spare).map_err(
+                |error| {
+                    let error = match error {
+                        Error::Io(error) => error,
+                        Error::Timeout(_) => ErrorKind::TimedOut.into(),
+                        other => return other,
+                    };
+                    let host = match &self.via {
+                        Some(via) => via.shown(),
+                        None => host_and_port(details.uri),
+                    };
+                    not_connected(error, &host, &details.addrs)
+                },
+            )?;
         let is_first = details.addrs.first() == Some(&address);
         *lock(&self.worked) = (!is_first).then_some(address.ip());
         let stream = Arc::new(stream);

@@ -18,11 +18,18 @@ use ureq::Error;
 use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport};
 
 use super::shortage::Shortage;
+use super::sockets::Permit;
 use crate::dispatch::fence;
 use crate::log;
 
 /// How long to wait for an address before the next is tried as well (RFC 8305, 5).
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
+
+/// The most addresses of a name that are tried at the same time.
+const MOST_TRIES: usize = 3;
+
+/// How long an address is tried before it makes room for another: the first packet is repeated after 1 s (RFC 6298, 2).
+const MAKES_ROOM_AFTER: Duration = Duration::from_millis(1250);
 
 /// How often a waiting send looks whether it must end.
 const LOOK: Duration = Duration::from_secs(1);
@@ -197,30 +204,57 @@ fn poll_until(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<()> 
     }
 }
 
+/// An address that has not answered yet.
+struct Try {
+    fd: OwnedFd,
+    address: SocketAddr,
+    began: Instant,
+}
+
 /// Connects to the first address that answers. `worked` is tried first; the others keep their order, but the families of
 /// addresses take turns, so that a family without a way costs one wait only.
+///
+/// The first try has the permit of its line, each further one a permit of `spare`. Without one, the oldest try makes room
+/// after a while, so that a name with many silent addresses takes no descriptors from other receivers.
 pub(super) fn connect_to_first(
     addresses: &[SocketAddr],
     worked: Option<IpAddr>,
     timeout: NextTimeout,
+    spare: impl Fn() -> Option<Permit>,
 ) -> Result<(TcpStream, SocketAddr), Error> {
     let until = deadline(timeout);
     let mut waiting = in_order(addresses, worked).into_iter().peekable();
-    let mut tries: Vec<(OwnedFd, SocketAddr)> = Vec::new();
+    let mut tries: Vec<Try> = Vec::new();
+    // One less than there are tries, or more.
+    let mut permits: Vec<Permit> = Vec::new();
     let mut next_at = Instant::now();
     let mut failed = None;
     loop {
-        let is_next = tries.is_empty() || next_at <= Instant::now();
-        if is_next && let Some(address) = waiting.next() {
-            match begin(address) {
-                Ok(fd) => {
-                    tries.push((fd, address));
-                    next_at = Instant::now() + NEXT_ADDRESS_AFTER;
-                }
-                Err(error) if Shortage::of(&error).is_some() => return Err(error.into()),
-                Err(error) => failed = Some(error),
+        let now = Instant::now();
+        let is_next = tries.is_empty() || next_at <= now;
+        if is_next && let Some(address) = waiting.peek().copied() {
+            if tries.len() > permits.len() && tries.len() < MOST_TRIES {
+                permits.extend(spare());
             }
-            continue;
+            let is_full = tries.len() > permits.len();
+            let oldest = tries.first().filter(|_| is_full);
+            match oldest.map(|oldest| oldest.began + MAKES_ROOM_AFTER) {
+                Some(later) if later > now => next_at = later,
+                makes_room => {
+                    tries.drain(..usize::from(makes_room.is_some()));
+                    waiting.next();
+                    match begin(address) {
+                        Ok(fd) => {
+                            let began = now;
+                            tries.push(Try { fd, address, began });
+                            next_at = now + NEXT_ADDRESS_AFTER;
+                        }
+                        Err(error) if Shortage::of(&error).is_some() => return Err(error.into()),
+                        Err(error) => failed = Some(error),
+                    }
+                    continue;
+                }
+            }
         }
         if tries.is_empty() {
             let none = || ErrorKind::ConnectionRefused.into();
@@ -233,17 +267,19 @@ pub(super) fn connect_to_first(
             Some(_) => Some(until.map_or(next_at, |until| until.min(next_at))),
             None => until,
         };
-        let fds = tries.iter().map(|(fd, _)| PollFd::new(fd, PollFlags::OUT));
+        let fds = (tries.iter()).map(|one| PollFd::new(&one.fd, PollFlags::OUT));
         let mut fds: Vec<_> = fds.collect();
         poll_until(&mut fds, wake_at)?;
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let ready: Vec<bool> = fds.iter().map(is_ready).collect();
         for number in (0..ready.len()).rev().filter(|number| ready[*number]) {
-            let (fd, address) = tries.remove(number);
+            let Try { fd, address, .. } = tries.remove(number);
             match socket_error(&fd).map_err(io::Error::from)? {
                 Ok(()) => return Ok((finish(fd)?, address)),
                 Err(error) => failed = Some(error.into()),
             }
+            drop(fd);
+            permits.truncate(tries.len().saturating_sub(1));
             // No reason to wait for the next.
             next_at = Instant::now();
         }
@@ -296,6 +332,7 @@ fn in_order(addresses: &[SocketAddr], worked: Option<IpAddr>) -> Vec<SocketAddr>
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::cell::Cell;
     use std::io::Write;
     use std::net::TcpListener;
     use std::sync::atomic::Ordering;
@@ -349,6 +386,42 @@ pub(super) mod tests {
         }
     }
 
+    fn connect(
+        addresses: &[SocketAddr],
+        worked: Option<IpAddr>,
+        timeout: NextTimeout,
+    ) -> Result<(TcpStream, SocketAddr), Error> {
+        connect_to_first(addresses, worked, timeout, Permit::spare)
+    }
+
+    /// R46: the addresses of a name are chosen by whoever registers it.
+    #[test]
+    fn a_name_with_many_silent_addresses_takes_few_descriptors() {
+        let deaf: Vec<Deaf> = (0..16).map(|_| Deaf::new()).collect();
+        let addresses: Vec<SocketAddr> = deaf.iter().map(Deaf::address).collect();
+        let permits = Cell::new(0);
+        let spare = || {
+            permits.set(permits.get() + 1);
+            Permit::spare()
+        };
+        let error = connect_to_first(&addresses, None, within(Duration::from_secs(3)), spare);
+        assert!(matches!(error, Err(Error::Timeout(_))), "{error:?}");
+        assert_eq!(permits.get(), 2);
+    }
+
+    #[test]
+    fn without_a_spare_permit_a_silent_address_makes_room_for_the_next() {
+        let deaf = [Deaf::new(), Deaf::new()];
+        let good = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let good = good.local_addr().expect("an address");
+        let addresses = [deaf[0].address(), deaf[1].address(), good];
+        let timeout = within(Duration::from_secs(20));
+        let began = Instant::now();
+        let (_, found) = connect_to_first(&addresses, None, timeout, || None).expect("an answer");
+        assert_eq!(found, good);
+        assert!(began.elapsed() >= MAKES_ROOM_AFTER * 2);
+    }
+
     #[test]
     fn an_address_that_does_not_answer_costs_a_quarter_of_a_second_once() {
         let deaf = Deaf::new();
@@ -357,7 +430,7 @@ pub(super) mod tests {
         let addresses = [deaf.address(), good];
         let began = Instant::now();
         let (stream, found) =
-            connect_to_first(&addresses, None, within(Duration::from_secs(20))).expect("an answer");
+            connect(&addresses, None, within(Duration::from_secs(20))).expect("an answer");
         assert!(began.elapsed() >= NEXT_ADDRESS_AFTER);
         assert!(began.elapsed() < Duration::from_secs(5));
         assert_eq!(
@@ -368,7 +441,7 @@ pub(super) mod tests {
         let mut best = Duration::MAX;
         for _ in 0..5 {
             let began = Instant::now();
-            let found = connect_to_first(&addresses, worked, within(Duration::from_secs(20)));
+            let found = connect(&addresses, worked, within(Duration::from_secs(20)));
             assert_eq!(found.expect("an answer").1, good);
             best = best.min(began.elapsed());
         }
@@ -383,12 +456,12 @@ pub(super) mod tests {
         };
         let (one, other) = (refusing("127.0.0.1"), refusing("127.0.0.3"));
         let began = Instant::now();
-        let error = connect_to_first(&[one, other], None, within(Duration::from_secs(20)))
+        let error = connect(&[one, other], None, within(Duration::from_secs(20)))
             .expect_err("nobody listens");
         assert!(matches!(&error, Error::Io(io) if io.kind() == ErrorKind::ConnectionRefused));
         assert!(began.elapsed() < Duration::from_secs(5));
         let deaf = Deaf::new();
-        let error = connect_to_first(
+        let error = connect(
             &[one, deaf.address()],
             None,
             within(Duration::from_millis(50)),
@@ -402,8 +475,8 @@ pub(super) mod tests {
     fn pair() -> (Socket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (stream, _) = connect_to_first(&[address], None, within(Duration::from_secs(20)))
-            .expect("a listener");
+        let (stream, _) =
+            connect(&[address], None, within(Duration::from_secs(20))).expect("a listener");
         let (peer, _) = listener.accept().expect("a connection");
         let buffers = LazyBuffers::new(1024, 64 * 1024);
         (Socket::new(Arc::new(stream), buffers), peer)

@@ -9,9 +9,9 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::lock::lock;
 
-/// The descriptors that receivers leave to everything else: sessions, files, the admin page, lookups. At most half of
-/// all.
-const RESERVE: usize = 64;
+/// The descriptors that receivers leave to everything else: sessions, files, lookups, and 64 requests of the pages, which
+/// have two each. At most half of all.
+const RESERVE: usize = 192;
 
 /// The connections of all dispatchers of this process.
 static SOCKETS: LazyLock<Sockets> = LazyLock::new(|| Sockets::new(most(descriptors())));
@@ -61,6 +61,10 @@ impl Sockets {
             .map(|_| Permit(self))
     }
 
+    fn is_scarce(&self) -> bool {
+        self.used.load(Ordering::Relaxed) > self.most / 4 * 3
+    }
+
     fn take(&'static self, until: Instant) -> Option<Permit> {
         if let Some(permit) = self.try_take() {
             return Some(permit);
@@ -90,9 +94,14 @@ impl Permit {
         SOCKETS.take(Instant::now() + patience)
     }
 
+    /// The right to a connection that a send can do without. `None`: so many are open that others may need it.
+    pub(super) fn spare() -> Option<Self> {
+        (!SOCKETS.is_scarce()).then(|| SOCKETS.try_take()).flatten()
+    }
+
     /// Whether so many connections are open that none should be kept idle.
     pub(super) fn is_scarce(&self) -> bool {
-        self.0.used.load(Ordering::Relaxed) > self.0.most / 4 * 3
+        self.0.is_scarce()
     }
 }
 
@@ -117,7 +126,7 @@ mod tests {
 
     #[test]
     fn receivers_leave_descriptors_to_the_database() {
-        for (all, left) in [(Some(128), 64), (Some(1024), 960), (Some(65536), 61440)] {
+        for (all, left) in [(Some(128), 64), (Some(1024), 832), (Some(65536), 61440)] {
             assert_eq!(most(all), left);
         }
         assert_eq!((most(Some(1)), most(None)), (1, usize::MAX));
