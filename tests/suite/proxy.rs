@@ -24,15 +24,8 @@ struct ConnectProxy {
 type Treat = dyn Fn(&str, TcpStream) -> io::Result<()> + Send + Sync;
 
 impl ConnectProxy {
-    /// Does what curl needs, and opens tunnels to port 443 only, as Squid does by default.
     fn like_squid() -> Self {
-        Self::treating(|head, mut client| match head.starts_with("CONNECT ") {
-            true if !head.contains(":443 ") => {
-                client.write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
-            }
-            true => tunnel(head, client),
-            false => forward(head, client),
-        })
+        Self::treating(forward_or_tunnel)
     }
 
     /// Writes this response instead of opening a tunnel, and closes the connection.
@@ -89,6 +82,17 @@ fn tunnel(head: &str, mut client: TcpStream) -> io::Result<()> {
     let server = TcpStream::connect(("127.0.0.1", port.parse().expect("a port")))?;
     client.write_all(b"HTTP/1.1 200 Connection established\r\nvia: test\r\n\r\n")?;
     carry(client, server)
+}
+
+/// Does what curl needs, and opens tunnels to port 443 only, as Squid does by default.
+fn forward_or_tunnel(head: &str, mut client: TcpStream) -> io::Result<()> {
+    match head.starts_with("CONNECT ") {
+        true if !head.contains(":443 ") => {
+            client.write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+        }
+        true => tunnel(head, client),
+        false => forward(head, client),
+    }
 }
 
 /// Carries bytes both ways.
@@ -275,6 +279,41 @@ fn a_forwarding_proxy_that_refuses_the_credentials_costs_no_attempt() {
         "{error}"
     );
     assert_eq!(database.number("SELECT attempts FROM {o}"), 0);
+    end(&relay);
+}
+
+/// R50: a receiver can answer as a proxy does that wants other credentials. Only the answer to CONNECT is the proxy's.
+#[test]
+fn a_receiver_that_asks_for_credentials_of_a_proxy_fails_while_another_passes() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let proxy = ConnectProxy::treating(|head, mut client| {
+        match head.starts_with("CONNECT ") || !head.contains("//asks.invalid") {
+            true => forward_or_tunnel(head, client),
+            false => client.write_all(
+                b"HTTP/1.1 407 No\r\nproxy-authenticate: Basic realm=a\r\ncontent-length: 0\r\n\r\n",
+            ),
+        }
+    });
+    let mut asks = behind(&proxy.url(), "http://asks.invalid/");
+    asks.name = "asks".to_owned();
+    let relay = relay(&database, behind(&proxy.url(), &receiver.url()))
+        .destination(asks)
+        .route("asks.*", "asks")
+        .start()
+        .expect("a relay");
+    database.enqueue("asks.order", json!(1));
+    database.enqueue("order.paid", json!(1));
+    eventually("one message is delivered and the other dead", || {
+        database.count("dead") == 1 && database.count("delivered") == 1
+    });
+    let error = database.text("SELECT reason || ' ' || last_error FROM {o}_dead");
+    let expected = "CLIENT_ERROR the receiver returned 407";
+    assert_eq!(error.as_deref(), Some(expected));
+    assert_eq!(database.number("SELECT attempts FROM {o}_dead"), 3);
+    let asked = proxy.heads();
+    let tunnel = |head: &&String| head.starts_with("CONNECT asks.invalid:443 ");
+    assert_eq!(asked.iter().filter(tunnel).count(), 3, "{asked:?}");
     end(&relay);
 }
 

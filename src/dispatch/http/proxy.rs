@@ -9,14 +9,14 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, LazyLock, Mutex};
 
+use ::http::Uri;
 use ::http::header::{HeaderMap, HeaderValue, PROXY_AUTHENTICATE};
-use ::http::{StatusCode, Uri};
 use secrecy::{ExposeSecret, SecretString};
-use ureq::Error;
 use ureq::unversioned::transport::time::{Duration, Instant};
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport, TransportAdapter,
 };
+use ureq::{Error, Timeout};
 use url::Url;
 use uuid::Uuid;
 
@@ -47,7 +47,11 @@ enum Way {
     /// The head of a CONNECT request, with the password for the proxy.
     Tunnel(SecretString),
     /// The proxy forwards each request.
-    Forward { authorization: Option<HeaderValue> },
+    Forward {
+        authorization: Option<HeaderValue>,
+        /// The head of a CONNECT request that only the proxy itself answers.
+        check: SecretString,
+    },
 }
 
 /// Stands before the whole URL in a path, as ureq sends only paths. [`AbsoluteForm`] cuts it out. A body cannot contain
@@ -115,8 +119,14 @@ impl Via {
     fn new(url: &Url, destination: &Url) -> Result<Self, &'static str> {
         let authorization = Self::check(url)?;
         let way = match destination.scheme() {
-            "http" => Way::Forward { authorization },
-            _ => Way::Tunnel(connect_to(destination, authorization.as_ref()).into()),
+            "http" => Way::Forward {
+                check: connect_to(destination, TUNNEL_PORT, authorization.as_ref()).into(),
+                authorization,
+            },
+            _ => {
+                let port = destination.port_or_known_default().unwrap_or_default();
+                Way::Tunnel(connect_to(destination, port, authorization.as_ref()).into())
+            }
         };
         Ok(Self {
             url: url.clone(),
@@ -137,24 +147,40 @@ impl Via {
     /// The credentials to send with each request, if the proxy forwards requests.
     pub(super) fn authorization(&self) -> Option<&HeaderValue> {
         match &self.way {
-            Way::Forward { authorization } => authorization.as_ref(),
+            Way::Forward { authorization, .. } => authorization.as_ref(),
             Way::Tunnel(_) => None,
         }
     }
 
-    /// Whether a response to a forwarded request is the proxy's own: it asks for other credentials. Every other response
+    /// Whether a response may be the proxy's own: it asks for other credentials. Every other response to a forwarded request
     /// counts as the destination's, because they look alike.
-    pub(super) fn check_response(
-        &self,
-        status: StatusCode,
-        headers: &HeaderMap,
-    ) -> Result<(), Error> {
+    pub(super) fn may_be_own(&self, status: Option<u16>, headers: &HeaderMap) -> bool {
         let is_forwarded = matches!(self.way, Way::Forward { .. });
-        let is_challenge = status == StatusCode::PROXY_AUTHENTICATION_REQUIRED
-            && headers.contains_key(PROXY_AUTHENTICATE);
-        match is_forwarded && is_challenge {
-            true => Err(self.itself(REFUSED_CREDENTIALS)),
-            false => Ok(()),
+        let is_challenge = status == Some(407) && headers.contains_key(PROXY_AUTHENTICATE);
+        is_forwarded && is_challenge
+    }
+
+    /// Whether the proxy at these addresses refuses the credentials. A destination can write the same response, but not
+    /// that to CONNECT. So the relay asks for a tunnel to the host of the destination, at the port that each proxy allows.
+    pub(super) fn check_credentials(&self, proxy: &[SocketAddr]) -> Result<(), Error> {
+        let Way::Forward { check, .. } = &self.way else {
+            return Ok(());
+        };
+        let asked = || -> Option<Answer> {
+            let _permit = Permit::take(QUICKLY)?;
+            let quickly = NextTimeout {
+                after: QUICKLY.into(),
+                reason: Timeout::Connect,
+                ..NextTimeout::default()
+            };
+            let (mut stream, _) = connect_to_first(proxy, None, quickly, || None).ok()?;
+            stream.set_write_timeout(Some(QUICKLY)).ok()?;
+            stream.set_read_timeout(Some(QUICKLY)).ok()?;
+            ask(check, &mut stream).ok()
+        };
+        match asked() {
+            Some(answer) if answer.is_refusal() => Err(self.itself(REFUSED_CREDENTIALS)),
+            _ => Ok(()),
         }
     }
 
@@ -229,7 +255,7 @@ impl Via {
         let status = answer.status;
         let failed = match status {
             200..=299 => return Ok(stream.into_inner()),
-            407 if answer.is_challenge => return Err(self.itself(REFUSED_CREDENTIALS)),
+            407 if answer.is_refusal() => return Err(self.itself(REFUSED_CREDENTIALS)),
             405 | 501 => {
                 let reason = format!("opens no tunnels: it returned {status} to CONNECT");
                 return Err(self.itself(reason));
@@ -250,8 +276,11 @@ impl Via {
     }
 }
 
+/// The port to which each proxy that opens tunnels allows them.
+const TUNNEL_PORT: u16 = 443;
+
 /// How long a proxy has to answer a request that needs no other server.
-const QUICKLY: std::time::Duration = std::time::Duration::from_secs(2);
+pub(super) const QUICKLY: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Whether the proxy answers anything at all. It has opened no tunnel in time: then either the destination is slow, or the
 /// proxy hangs, and that costs no message an attempt. A request for the proxy itself tells which: each proxy answers one,
@@ -277,9 +306,8 @@ fn answers(proxy: SocketAddr) -> bool {
 
 const REFUSED_CREDENTIALS: &str = "refused the credentials: it returned 407";
 
-fn connect_to(destination: &Url, authorization: Option<&HeaderValue>) -> String {
+fn connect_to(destination: &Url, port: u16, authorization: Option<&HeaderValue>) -> String {
     let host = destination.host_str().unwrap_or_default();
-    let port = destination.port_or_known_default().unwrap_or_default();
     let mut connect = format!(
         "CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: {}\r\n",
         super::USER_AGENT
@@ -296,6 +324,13 @@ struct Answer {
     status: u16,
     /// Whether the proxy names a way to authenticate.
     is_challenge: bool,
+}
+
+impl Answer {
+    /// Whether the proxy refuses the credentials.
+    fn is_refusal(&self) -> bool {
+        self.status == 407 && self.is_challenge
+    }
 }
 
 /// Sends a CONNECT request and returns the answer. Reads byte by byte: the bytes after the head belong to the

@@ -71,11 +71,12 @@ impl FirstAddress {
         }
     }
 
-    fn addresses(&self, timeout: &NextTimeout) -> Result<Vec<SocketAddr>, ureq::Error> {
+    /// The addresses, which a lookup finds within this time.
+    pub(super) fn addresses(&self, within: Duration) -> Result<Vec<SocketAddr>, ureq::Error> {
         let found = match &self.place {
             Place::Address(address) => Arc::from([*address]),
             Place::Name(name) => {
-                let deadline = Instant::now() + (*timeout.after).min(LONGEST_WAIT);
+                let deadline = Instant::now() + within.min(LONGEST_WAIT);
                 self.lookups
                     .addresses(name, deadline)
                     .ok_or(ureq::Error::Timeout(Timeout::Resolve))?
@@ -98,10 +99,12 @@ impl Resolver for FirstAddress {
         _: &Config,
         timeout: NextTimeout,
     ) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        let addresses = self.addresses(&timeout).map_err(|error| match &self.via {
-            Some(via) => via.unreachable(error),
-            None => error,
-        })?;
+        let addresses = self
+            .addresses(*timeout.after)
+            .map_err(|error| match &self.via {
+                Some(via) => via.unreachable(error),
+                None => error,
+            })?;
         let mut resolved = self.empty();
         for address in addresses.into_iter().take(MOST_ADDRESSES) {
             resolved.push(address);

@@ -16,7 +16,7 @@ use super::egress::Egress;
 use super::form;
 use super::lines::{IDLE_AGE, Line, Lines, Reuse, Sharing, Watch};
 use super::lookups::{Lookup, Lookups, THREADS, THREADS_OF_REGISTERED, Times};
-use super::proxy::{AbsoluteForm, FirstHop, Via};
+use super::proxy::{AbsoluteForm, FirstHop, QUICKLY, Via};
 use super::resolver::FirstAddress;
 use super::shortage::Shortage;
 use super::sockets::{Permit, most_sockets};
@@ -329,9 +329,11 @@ impl Target {
         if is_reused && result.is_ok() {
             self.reuse.worked();
         }
-        if self.reuse.is_worth_it() {
-            self.lines.put(line);
+        match self.reuse.is_worth_it() {
+            true => self.lines.put(line),
+            false => drop(line),
         }
+        let result = result.and_then(|answer| self.of_receiver(answer));
         let result = result.map_err(|error| blame::outcome(&error, self.timeout));
         self.follow_refusals(&result);
         result
@@ -367,9 +369,6 @@ impl Target {
             true => line.agent.run(request)?,
             false => line.agent.run(request.map(drop))?,
         };
-        if let Some(via) = &self.via {
-            via.check_response(answer.status(), answer.headers())?;
-        }
         let (parts, body) = answer.into_parts();
         Ok(Answer {
             headers: parts.headers,
@@ -378,6 +377,18 @@ impl Target {
                 body: beginning(body.into_reader(), self.reads),
             },
         })
+    }
+
+    /// The response, unless it is that of a proxy that refuses the credentials.
+    fn of_receiver(&self, answer: Answer) -> Result<Answer, ureq::Error> {
+        if let Some(via) = &self.via
+            && via.may_be_own(answer.response.status, &answer.headers)
+        {
+            // In doubt, the response is the receiver's.
+            let addresses = self.resolver.addresses(QUICKLY).unwrap_or_default();
+            via.check_credentials(&addresses)?;
+        }
+        Ok(answer)
     }
 
     fn follow_refusals(&self, result: &Result<Answer, Outcome>) {
