@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::status::{NO_CHALLENGE, REDIRECTS_TO, ReasonCode, TOKEN_SERVER};
+use crate::status::{NO_CHALLENGE, ONLY_FOR_OPERATORS, REDIRECTS_TO, ReasonCode, TOKEN_SERVER};
 
 /// Declares the sentences. `{}` stands for a value, such as a host.
 macro_rules! sentences {
@@ -53,6 +53,9 @@ sentences! {
     FAILED = "the delivery failed";
 }
 
+/// How the reason of a disabled destination begins whose endpoint does not want messages. The error of the last try follows.
+pub(crate) const NOT_VERIFIED: &str = "NOT_VERIFIED: ";
+
 /// Words for the endpoint, and for its token server.
 pub const TOKEN_WORDS: [(&str, &str); 2] = [
     ("your endpoint", "your token server"),
@@ -72,6 +75,14 @@ const CERTIFICATES: [(&str, &str); 9] = [
     ("UnsupportedSignatureAlgorithm", UNSUPPORTED),
 ];
 
+/// Why a destination is disabled, as its owner may read it.
+pub(crate) fn of_disabled(reason: &str) -> String {
+    match reason.strip_prefix(NOT_VERIFIED) {
+        Some(error) => format!("{NOT_VERIFIED}{}", of_text(error)),
+        None => reason.to_owned(),
+    }
+}
+
 /// The text for a reason code, a colon and an error.
 pub(crate) fn of_text(text: &str) -> String {
     let (code, error) = text.split_once(": ").unwrap_or((text, ""));
@@ -83,6 +94,7 @@ pub(crate) fn public_error(code: Option<ReasonCode>, error: Option<&str>) -> Str
     use ReasonCode as Code;
 
     let error = error.unwrap_or_default();
+    let error = error.split(ONLY_FOR_OPERATORS).next().unwrap_or_default();
     let with = |sentence: &str, value: &str| sentence.replacen("{}", value, 1);
     let sentence = match code {
         Some(Code::Dns | Code::BlockedAddress) => match unresolved(error) {
@@ -266,6 +278,16 @@ mod tests {
                 Code::Redirect,
                 "the receiver returned 302, which redirects to https://b.example/",
                 "your endpoint redirects to https://b.example/, and redirects are not followed",
+            ),
+            (
+                Code::Redirect,
+                "the receiver returned 302; only for operators: http://10.0.0.7/",
+                "your endpoint redirects, and redirects are not followed",
+            ),
+            (
+                Code::TokenServer,
+                "token server: answered 401; only for operators: (invalid_client)",
+                "your token server answered 401",
             ),
             (
                 Code::Redirect,

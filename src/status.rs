@@ -160,6 +160,10 @@ pub(crate) const TOKEN_SERVER: &str = "token server: ";
 /// In the error of a redirect, before the URL that the receiver redirects to.
 pub(crate) const REDIRECTS_TO: &str = ", which redirects to ";
 
+/// In an error, before what a server has answered that the owner of a destination may not be able to reach: nobody has
+/// checked its address, or it may be a private one. [`public_error`](crate::public_error) cuts it off.
+pub(crate) const ONLY_FOR_OPERATORS: &str = "; only for operators: ";
+
 /// The error of an endpoint that did not repeat the challenge.
 pub(crate) const NO_CHALLENGE: &str = "the response did not repeat the challenge";
 

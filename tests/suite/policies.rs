@@ -395,7 +395,7 @@ fn a_registered_destination_has_the_defaults_of_webhooks() {
     end(&relay);
 }
 
-/// R46, R56: customers see where their URL redirects to.
+/// R46, R56: where the URL redirects to is said. To customers only if no server inside the network can have said so.
 #[test]
 fn a_redirect_is_not_followed_and_says_where_to() {
     let database = Database::new();
@@ -423,9 +423,11 @@ fn a_redirect_is_not_followed_and_says_where_to() {
             1,
         )
         .expect("a page");
-    let words =
-        "your endpoint redirects to https://new.example/hooks, and redirects are not followed";
-    assert_eq!(page.rows[0].public_error().as_deref(), Some(words));
+    let row = &page.rows[0];
+    let error = "the receiver returned 308; only for operators: https://new.example/hooks";
+    assert_eq!(row.error.as_deref(), Some(error));
+    let words = "your endpoint redirects, and redirects are not followed";
+    assert_eq!(row.public_error().as_deref(), Some(words));
 }
 
 /// R46: signatures cover no headers.

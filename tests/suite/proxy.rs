@@ -539,6 +539,55 @@ fn a_response_that_came_through_a_proxy_to_a_registered_destination_is_not_kept(
     end(&relay);
 }
 
+/// R46: what any text for the customer says of a response, besides its status, is said only if the address was checked.
+#[test]
+fn no_text_for_customers_quotes_a_server_of_an_unchecked_address() {
+    let database = Database::new();
+    let proxy = ConnectProxy::like_squid();
+    let inner = Receiver::start(|request, stream| match request.line.contains("/token") {
+        true => stream
+            .write_all(b"HTTP/1.1 401 No\r\ncontent-length: 20\r\n\r\n{\"error\":\"internal\"}"),
+        false => stream.write_all(
+            b"HTTP/1.1 302 Found\r\nlocation: http://internal/\r\ncontent-length: 0\r\n\r\n",
+        ),
+    });
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    let hook = RegisteredDestination::new("hook", inner.url());
+    let auth = json!({
+        "type": "oauth2",
+        "token_url": format!("http://{}/token", inner.address),
+        "client_id": "a",
+        "client_secret": "b",
+    });
+    let with_token = RegisteredDestination::new("with-token", inner.url());
+    let with_token = with_token.configure(|hook| {
+        let auth = auth.to_string().parse();
+        hook.auth = Some(auth.expect("authentication"));
+    });
+    for hook in [&hook, &with_token] {
+        outbox.destinations().put(conn, hook).expect("put");
+    }
+    for via in [proxy.url().as_str(), "direct"] {
+        let mut config = Config::default();
+        (config.registered_https_only, config.registered_public_only) = (false, false);
+        let proxied = config.set("OUTBOX_REGISTERED_PROXY", via);
+        proxied.expect("a proxy");
+        for (name, words) in [
+            (
+                "hook",
+                "your endpoint redirects, and redirects are not followed",
+            ),
+            ("with-token", "your token server answered 401"),
+        ] {
+            let test = outbox.destinations().test(conn, name, &config);
+            let answer = test.expect("ready").expect("it is there").send();
+            assert_eq!(answer.public_error().as_deref(), Some(words), "{via}");
+            let error = answer.error.expect("an error");
+            assert!(error.contains("internal"), "for operators: {error}");
+        }
+    }
+}
+
 #[test]
 fn a_proxy_that_drips_its_answer_holds_no_sender_longer_than_a_send_may_take() {
     let drips = ConnectProxy::treating(|_, mut stream| {

@@ -46,13 +46,9 @@ pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime
     // The URL is shown without what may be a token: the error is logged.
     let to = answer.header(LOCATION);
     let to = to.and_then(|to| destination.url.join(to).ok());
-    let error = match to.filter(|_| code == ReasonCode::Redirect) {
-        Some(to) => format!(
-            "the receiver returned {status}{REDIRECTS_TO}{}",
-            shown_url(&to)
-        ),
-        None => format!("the receiver returned {status}"),
-    };
+    let to = to.filter(|_| code == ReasonCode::Redirect);
+    let to = to.map(|to| answer.quoted(REDIRECTS_TO, &shown_url(&to)));
+    let error = format!("the receiver returned {status}{}", to.unwrap_or_default());
     let failure = Failure {
         error,
         response: answer.response,
@@ -73,6 +69,7 @@ mod tests {
     use ::http::header::{HeaderName, RETRY_AFTER};
     use proptest::prelude::{any, prop_assert, proptest};
 
+    use super::super::target::ShownTo;
     use super::*;
     use crate::dispatch::Response;
 
@@ -82,6 +79,8 @@ mod tests {
         Answer {
             response: Response::new(Some(status), None),
             headers: header.map(valid).collect(),
+            body: String::new(),
+            shown_to: ShownTo::Everybody,
         }
     }
 
@@ -207,6 +206,22 @@ mod tests {
                 (failure.code, failure.error),
                 (ReasonCode::Redirect, expected)
             );
+        }
+    }
+
+    /// R46
+    #[test]
+    fn a_redirect_of_an_unchecked_server_says_only_to_operators_where_to() {
+        for shown_to in [ShownTo::Operators, ShownTo::Nobody] {
+            let answer = Answer {
+                shown_to,
+                ..answer(308, Some((LOCATION, "http://10.0.0.7/")))
+            };
+            let Outcome::Retry(failure) = outcome(answer, &destination(), SystemTime::now()) else {
+                panic!("a redirect is retried");
+            };
+            let all = "the receiver returned 308; only for operators: http://10.0.0.7/";
+            assert_eq!(failure.error, all);
         }
     }
 

@@ -26,7 +26,7 @@ use crate::config::{Config, ConfigError, Destination};
 use crate::dispatch::{Failure, Outcome, Response};
 use crate::lock::lock;
 use crate::log;
-use crate::status::ReasonCode;
+use crate::status::{ONLY_FOR_OPERATORS, ReasonCode};
 
 /// The most bytes to read of a response body. The connection of a longer response cannot be reused.
 const READ_BYTES: u64 = 64 * 1024;
@@ -59,6 +59,7 @@ pub(super) struct Target {
     /// Since when every send has found only refused addresses.
     refused_since: Mutex<Option<Instant>>,
     reads: Reads,
+    shown_to: ShownTo,
 }
 
 /// How much of a response body is read.
@@ -66,11 +67,20 @@ pub(super) struct Target {
 enum Reads {
     /// The beginning, for the ledger.
     Beginning,
-    /// The beginning, but nobody may see it: it came through a proxy to a registered destination, so nobody has checked
-    /// which server has answered. Its owner, who sees responses, could read those of servers inside the network.
-    Unchecked,
     /// All of it, for as long as the send may take.
     Whole,
+}
+
+/// Who may see what a response holds, besides its status. The owner of a registered destination could read the responses of
+/// servers inside the network otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ShownTo {
+    /// The destination is configured, or its address is public.
+    Everybody,
+    /// The address may be a private one. The portal shows no response then.
+    Operators,
+    /// The response came through a proxy: nobody has checked which server has answered.
+    Nobody,
 }
 
 /// A wait for a connection that does not shorten the time of a send.
@@ -88,14 +98,26 @@ struct Shared {
 /// A response with any status.
 #[derive(Debug)]
 pub(super) struct Answer {
+    /// The part of the body that is kept.
     pub(super) response: Response,
     pub(super) headers: HeaderMap,
+    /// What was read of the body, whoever may see it.
+    pub(super) body: String,
+    pub(super) shown_to: ShownTo,
 }
 
 impl Answer {
     /// A header, unless it has other characters than ASCII.
     pub(super) fn header(&self, name: impl AsHeaderName) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
+    }
+
+    /// What the response says, as a part of an error that says so `after` its beginning.
+    pub(super) fn quoted(&self, after: &str, text: &str) -> String {
+        match self.shown_to {
+            ShownTo::Everybody => format!("{after}{text}"),
+            ShownTo::Operators | ShownTo::Nobody => format!("{ONLY_FOR_OPERATORS}{text}"),
+        }
     }
 }
 
@@ -221,9 +243,11 @@ impl Target {
             reuse: Reuse::default(),
             worked: Arc::default(),
             refused_since: Mutex::default(),
-            reads: match common.sharing.is_some() && has_proxy {
-                true => Reads::Unchecked,
-                false => Reads::Beginning,
+            reads: Reads::Beginning,
+            shown_to: match (common.sharing.is_some(), has_proxy) {
+                (true, true) => ShownTo::Nobody,
+                (true, false) if !config.registered_public_only => ShownTo::Operators,
+                _ => ShownTo::Everybody,
             },
         })
     }
@@ -370,12 +394,23 @@ impl Target {
             false => line.agent.run(request.map(drop))?,
         };
         let (parts, body) = answer.into_parts();
+        let body = beginning(body.into_reader());
+        let kept = match self.shown_to {
+            ShownTo::Everybody | ShownTo::Operators => &body[..body.len().min(KEEP_BYTES)],
+            ShownTo::Nobody => &[],
+        };
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
         Ok(Answer {
             headers: parts.headers,
             response: Response {
                 status: Some(parts.status.as_u16()),
-                body: beginning(body.into_reader(), self.reads),
+                body: (!kept.is_empty()).then(|| text(kept)),
             },
+            body: match self.reads {
+                Reads::Beginning => String::new(),
+                Reads::Whole => text(&body),
+            },
+            shown_to: self.shown_to,
         })
     }
 
@@ -452,16 +487,11 @@ fn of_agents(timeout: Duration) -> ureq::config::Config {
         .build()
 }
 
-/// Reads a response body and keeps what is asked for. An error has no effect, because the status has already arrived.
-fn beginning(reader: impl Read, reads: Reads) -> Option<String> {
+/// Reads a response body. An error has no effect, because the status has already arrived.
+fn beginning(reader: impl Read) -> Vec<u8> {
     let mut body = Vec::new();
     if let Err(error) = reader.take(READ_BYTES).read_to_end(&mut body) {
         log::debug!(event = "answer_cut", error:% = error; "the response body could not be read completely: keeping the part that arrived");
     }
-    match reads {
-        Reads::Whole => {}
-        Reads::Beginning => body.truncate(KEEP_BYTES),
-        Reads::Unchecked => body.clear(),
-    }
-    (!body.is_empty()).then(|| String::from_utf8_lossy(&body).into_owned())
+    body
 }

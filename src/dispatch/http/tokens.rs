@@ -152,19 +152,16 @@ impl Tokens {
         let answer = self.target.post(began, || self.grant.request());
         let answer = answer.map_err(failed)?;
         let wait = retry_after(&answer.headers, SystemTime::now());
-        let response = answer.response;
-        let body = response.body.unwrap_or_default();
-        let answered = match response.status.unwrap_or_default() {
-            status @ 200..=299 => match token(&body, requested_at) {
+        let status = answer.response.status.unwrap_or_default();
+        let more = match status {
+            200..=299 => match token(&answer.body, requested_at) {
                 Ok(token) => return Ok(token),
-                Err(reason) => format!("answered {status}, but {reason}"),
+                Err(reason) => Some(answer.quoted(", but ", reason)),
             },
-            status => match error_code(&body) {
-                Some(code) => format!("answered {status} ({code})"),
-                None => format!("answered {status}"),
-            },
+            _ => error_code(&answer.body).map(|code| answer.quoted(" ", &format!("({code})"))),
         };
-        let error = format!("{TOKEN_SERVER}{answered}");
+        let more = more.unwrap_or_default();
+        let error = format!("{TOKEN_SERVER}answered {status}{more}");
         let cap = self.target.destination.policy.retry_after_cap;
         Err(Outcome::Retry(Failure {
             retry_after: wait.map(|wait| wait.min(cap)),

@@ -72,8 +72,8 @@ impl Verifier {
             let checked = self.place.form.check(message)?;
             self.place.form.one(checked, SystemTime::now())
         });
-        let response = self.accepted(answer)?.response;
-        match response.body.is_some_and(|body| repeats(&body, token)) {
+        let answer = self.accepted(answer)?;
+        match repeats(&answer.body, token) {
             true => Ok(()),
             false => Err(again(Failure::new(ReasonCode::NotVerified, NO_CHALLENGE))),
         }

@@ -20,6 +20,7 @@ use crate::hand::Hand;
 use crate::message::{Message, digest};
 use crate::name::OutboxName;
 use crate::own_topics::{DEAD, DISABLED, FAILING, OPENED, PAUSED, RECOVERED, is_own};
+use crate::public_error::of_disabled;
 use crate::status::ReasonCode;
 use crate::store::destinations::{self, AsSeen};
 use crate::store::place::rfc3339;
@@ -90,7 +91,8 @@ pub(crate) fn disable(
     let why = (by, reason);
     let is_disabled = destinations::disable_as_seen(conn, name, seen, why, failed_for)?;
     if is_disabled {
-        write(conn, name, DISABLED, seen.name, json!({ "reason": reason }))?;
+        let facts = json!({ "reason": of_disabled(reason) });
+        write(conn, name, DISABLED, seen.name, facts)?;
     }
     Ok(is_disabled)
 }

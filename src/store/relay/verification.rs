@@ -17,6 +17,7 @@ use super::{own, pause};
 use crate::config::{LONGEST_SEND, Rate};
 use crate::hand::Hand;
 use crate::name::OutboxName;
+use crate::public_error::NOT_VERIFIED;
 use crate::store::destinations::{AsSeen, disable_as_seen, is_as_seen};
 use crate::store::sql::{clock_timestamp, interval};
 use crate::store::table::destination;
@@ -189,7 +190,7 @@ pub(crate) fn failed(
         if let Some(wait) = wait {
             return Ok(Next::Again(*wait));
         }
-        let reason = format!("NOT_VERIFIED: {error}");
+        let reason = format!("{NOT_VERIFIED}{error}");
         let why = (Hand::Relay, reason.as_str());
         let is_disabled = match own_events {
             true => own::disable(conn, name, seen, why, None)?,
