@@ -206,10 +206,10 @@ fn a_steady_load_beside_an_open_transaction_is_delivered_minute_by_minute() {
 #[test]
 fn an_aged_outbox_has_delivered_its_past_and_takes_turns_with_others() {
     for (arguments, keys, outboxes) in [
-        ([].as_slice(), false, ["fresh", "aged"].as_slice()),
+        ([].as_slice(), Value::Null, ["fresh", "aged"].as_slice()),
         (
-            &["--keys", "--forget-after=1ms"],
-            true,
+            &["--keys=ordered", "--forget-after=1ms"],
+            Value::from("ordered"),
             &["fresh", "aged", "forgetful"],
         ),
     ] {

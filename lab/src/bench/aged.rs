@@ -27,12 +27,39 @@ pub(super) struct Options {
     /// Number of rounds; each round measures every run once
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
-    /// Give each message a random idempotency key
-    #[arg(long)]
-    keys: bool,
+    /// Give each message an idempotency key of this kind
+    #[arg(long, value_name = "KIND")]
+    keys: Option<Keys>,
     /// Also measure an outbox with this retention of its ledger, such as 3s
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     forget_after: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Keys {
+    /// Random UUIDs, as of version 4
+    Random,
+    /// They begin with the time, as UUIDs of version 7
+    Ordered,
+}
+
+impl Keys {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Ordered => "ordered",
+        }
+    }
+
+    /// SQL: the next key.
+    const fn next(self) -> &'static str {
+        match self {
+            Self::Random => "gen_random_uuid()::text",
+            Self::Ordered => {
+                "lpad(to_hex((1000 * extract(epoch FROM clock_timestamp()))::bigint), 12, '0') || gen_random_uuid()"
+            }
+        }
+    }
 }
 
 /// Past messages that wait at the same time. The outbox stays as small as with a relay that keeps up.
@@ -133,7 +160,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         "messages": options.messages,
         "past": past,
         "rounds": options.rounds,
-        "keys": options.keys,
+        "keys": options.keys.map(Keys::name),
         "runs": runs,
     }))
 }
@@ -171,11 +198,11 @@ fn turn(turns: &mut Turns, options: &Options, ground: &mut Ground) -> Result<()>
     Ok(())
 }
 
-/// Plain INSERTs, as from any language. Ids and idempotency keys are random.
+/// Plain INSERTs, as from any language.
 fn insert(messages: u64, options: &Options, ground: &mut Ground) -> Result<()> {
     let (column, key) = match options.keys {
-        true => (", idempotency_key", ", gen_random_uuid()::text"),
-        false => ("", ""),
+        Some(keys) => (", idempotency_key", format!(", {}", keys.next())),
+        None => ("", String::new()),
     };
     let insert = format!(
         "INSERT INTO {} (topic, payload{column})
