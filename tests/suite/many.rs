@@ -275,6 +275,37 @@ fn got(receiver: &Receiver) -> Vec<(i64, String)> {
     receiver.requests().iter().map(of).collect()
 }
 
+/// R55: a destination that is enabled while a fan-out has passed its name gets nothing of it, unless it is recovered.
+#[test]
+fn what_a_fan_out_under_way_has_passed_is_missed() {
+    let db = Database::new();
+    for name in ["acme", "beta", "zeta"] {
+        put(
+            &db,
+            &RegisteredDestination::new(name, "http://127.0.0.1:9/"),
+        );
+    }
+    let whole = db.enqueue_message(message("order.paid", 1));
+    db.execute(&format!(
+        "INSERT INTO {{o}} (message_id, topic, payload, destination, split_from)
+         SELECT message_id, topic, payload, 'beta', sequence FROM {{o}} WHERE sequence = {whole}"
+    ));
+    db.execute(&format!(
+        "UPDATE {{o}} SET split_to = 'beta' WHERE sequence = {whole}"
+    ));
+    let missed = |name| {
+        let (outbox, note) = (db.outbox(), alice());
+        let since = SystemTime::now() - Duration::from_secs(3600);
+        let bulk = Bulk::new(&note).dry_run();
+        let done =
+            outbox
+                .destinations()
+                .recover(&mut db.connect(), name, since, Recover::AndMissed, bulk);
+        done.expect("recovered").expect("the destination").changed
+    };
+    assert_eq!(["acme", "beta", "zeta"].map(missed), [1, 0, 0]);
+}
+
 /// R55, R52: a destination that was disabled for a day gets what it wanted meanwhile, and nothing else: once, as the
 /// messages that others got, in the order of their key.
 #[test]

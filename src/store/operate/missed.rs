@@ -143,8 +143,8 @@ pub(crate) fn wanted(
     }))
 }
 
-/// Whether the destination $1, in its registration $2, has nothing of the message `l`. A message whose fan-out is not
-/// finished may still get its part.
+/// Whether the destination $1, in its registration $2, has nothing of the message `l`. A fan-out that is not finished still
+/// brings its part, unless it has passed the name: parts are placed in the order of the names' bytes.
 ///
 /// Each is a probe of an index. `OFFSET 0` and `IS TRUE` keep the planner from a join of all rows of the destination, for
 /// which its statistics may be very wrong: a recovered destination has just lost its dead letters, or got many messages.
@@ -155,7 +155,8 @@ fn is_missed(name: &OutboxName) -> String {
          AND NOT EXISTS (SELECT FROM {dead} e WHERE {is_its} AND coalesce(e.registration = $2, true) OFFSET 0)
          AND NOT EXISTS (SELECT FROM {outbox} e WHERE e.split_from = l.place AND {is_its} OFFSET 0)
          AND NOT EXISTS (SELECT FROM {outbox} e WHERE e.sequence = l.place AND e.message_id = l.message_id
-                            AND e.destination IN ('', $1) OFFSET 0)",
+                            AND (e.destination = $1 OR e.destination = '' AND coalesce(e.split_to < $1 COLLATE \"C\", true))
+                            OFFSET 0)",
         ledger = name.ledger(),
         dead = name.dead(),
         outbox = name.outbox(),
