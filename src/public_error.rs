@@ -209,6 +209,20 @@ mod tests {
         assert_eq!(public_error(None, Some("10.0.0.7")), "the delivery failed");
     }
 
+    /// R46: the tenant of the destination gets the event with the reason.
+    #[test]
+    fn the_reason_of_a_disabled_destination_does_not_say_what_is_inside() {
+        for (reason, words) in [
+            (
+                "NOT_VERIFIED: CONNECT: cannot connect to a.example:443 (10.0.0.7): refused",
+                "NOT_VERIFIED: your endpoint could not be reached",
+            ),
+            ("has failed for 5days", "has failed for 5days"),
+        ] {
+            assert_eq!(of_disabled(reason), words);
+        }
+    }
+
     /// R59
     #[test]
     fn an_error_of_the_token_server_names_the_token_server() {

@@ -1242,6 +1242,12 @@ fn counts_of_customers_end_and_hold_up_no_change() {
             .map(|one| one.join().expect("no panic"));
         counted.collect()
     });
+    // One that fails has a cost, too.
+    database.execute("UPDATE {o}_audit SET at = at - interval '1 minute', cost = 0");
+    let body = json!({ "since": "1h", "missing": true });
+    let (status, answer) = recovery(&portal, &acme, &body, None);
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer}");
+    assert!(database.number("SELECT sum(cost)::bigint FROM {o}_audit") >= 50);
     other.batch_execute("COMMIT").expect("unlocked");
     for (status, answer) in &answers {
         let is_cut = *status == StatusCode::OK && answer["more"] == true;

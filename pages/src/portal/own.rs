@@ -136,7 +136,7 @@ impl<'a> Own<'a> {
 
     /// Makes many messages, or only counts them: one such act of the tenant at a time, and those of all tenants together leave
     /// connections to other changes. Records in the history who did. Does not hold the budget: this takes long, and other
-    /// acts of the tenant would wait. So what it has cost is known at its end, also if it finds nothing or fails.
+    /// acts of the tenant would wait. What it costs is known at its end, also if it finds nothing or fails.
     pub(super) fn make_many(
         &self,
         act: Act,
@@ -148,37 +148,34 @@ impl<'a> Own<'a> {
             &Note,
         ) -> Result<Option<Bulked>, DestinationError>,
     ) -> Result<Bulked, Refusal> {
-        let tenant = self.session.tenant;
-        let note = self.note(Cost::Change);
-        let mut began = None;
-        let done = self.run(&self.portal.changes, MANY, |conn, outbox, own| {
+        let (who, tenant) = (&self.session.who, self.session.tenant);
+        self.run(&self.portal.changes, MANY, |conn, outbox, own| {
             if !program::may_make_many(conn, outbox, tenant)? {
                 return Ok(Err(Refusal::TooOften));
             }
-            began = Some(Instant::now());
-            work(conn, own, &note).map(|done| done.ok_or(Refusal::NotFound))
-        });
-        let done = done.and_then(|done| done);
-        let Some(took) = began.map(|began| began.elapsed()) else {
-            return done;
-        };
-        let has_paid = match &done {
-            Ok(done) => many == Many::Make && done.changed > 0 && took < AT_ONCE,
-            Err(refusal) => matches!(refusal, Refusal::NotFound),
-        };
-        if !has_paid {
-            let why = match many {
-                Many::Make => "portal",
-                Many::Count => "portal, dry run",
+            let began = Instant::now();
+            let note = self.note(Cost::Change);
+            let done = conn.transaction(|conn| work(conn, own, &note));
+            let took = began.elapsed();
+            let has_paid = match &done {
+                Ok(Some(done)) => many == Many::Make && done.changed > 0 && took < AT_ONCE,
+                Ok(None) => true,
+                Err(_) => false,
             };
-            let (who, cost) = (&self.session.who, Cost::Search(took));
-            let note = program::note_of_tenant(who, why, tenant, cost);
-            let party = self.session.party();
-            self.run(&self.portal.changes, &party, |conn, outbox, _| {
-                Ok(program::audit(conn, outbox, &note, act, name)?)
-            })?;
-        }
-        done
+            if !has_paid {
+                let why = match many {
+                    Many::Make => "portal",
+                    Many::Count => "portal, dry run",
+                };
+                let note = program::note_of_tenant(who, why, tenant, Cost::Search(took));
+                program::audit(conn, outbox, &note, act, name)?;
+            }
+            Ok(match done {
+                Ok(done) => done.ok_or(Refusal::NotFound),
+                Err(DestinationError::Database(error)) => Err(Refusal::Unavailable(error.into())),
+                Err(error) => Err(Refusal::Error(error)),
+            })
+        })?
     }
 
     /// Records what an endpoint has answered to a request that was paid for.
