@@ -277,7 +277,7 @@ fn got(receiver: &Receiver) -> Vec<(i64, String)> {
 
 /// R55: a destination that is enabled while a fan-out has passed its name gets nothing of it, unless it is recovered.
 #[test]
-fn what_a_fan_out_under_way_has_passed_is_missed() {
+fn a_destination_misses_what_a_fan_out_in_flight_has_passed() {
     let db = Database::new();
     for name in ["acme", "beta", "zeta"] {
         put(

@@ -174,7 +174,7 @@ pub(super) enum Event {
     /// The server crashes and loses the claims that were not on disk.
     Restart(Duration),
     /// A standby takes over that lacks the commits of this last time; or a server process crashes, and the server lacks
-    /// them, which has not started anew.
+    /// them, which does not start again.
     FailOver(Duration),
     /// The clock of the database's server steps.
     Step(i64),
