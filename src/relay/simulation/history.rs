@@ -173,8 +173,8 @@ pub(super) enum Event {
     Stuck(usize, Duration),
     /// The server crashes and loses the claims that were not on disk.
     Restart(Duration),
-    /// A standby takes over that lacks the commits of this last time; or a server process crashes, and the server lacks
-    /// them, which does not start again.
+    /// A standby takes over that lacks the commits of this last time; or a server process crashes, and the server
+    /// lacks them without a new start.
     FailOver(Duration),
     /// The clock of the database's server steps.
     Step(i64),
