@@ -269,6 +269,33 @@ fn a_claim_that_cannot_find_out_what_was_delivered_counts_as_one_without_an_answ
     assert_eq!(held.count().get_result(conn), Ok(1));
 }
 
+/// An UPDATE may have written any number: one message must not end the claim of all.
+#[test]
+fn attempts_that_are_out_of_range_hold_up_no_takeover() {
+    let outbox = Outbox::new();
+    let name = &outbox.name;
+    let conn = &mut outbox.connect();
+    let (lease, gone) = (outbox.lease(conn), 7777);
+    conn.batch_execute(&format!(
+        "INSERT INTO {0} (topic, payload) VALUES ('topic', '1');
+         UPDATE {0} SET attempts = 2147483647, locked_by = {gone}, locked_at = now()",
+        name.outbox()
+    ))
+    .expect("enqueued");
+    let claimant = Claimant {
+        lease,
+        expired: &[gone],
+        bytes: usize::MAX,
+        runs: None,
+        namesakes: None,
+        read_to: None,
+    };
+    claim(conn, name, claimant, &[lane("topic", 1)], 1).expect("claimed");
+    let held = outbox::table(name.outbox()).filter(outbox::locked_by.eq(lease.0));
+    let attempts = held.select(outbox::attempts).get_result::<i32>(conn);
+    assert_eq!(attempts, Ok(1_000_000_001));
+}
+
 /// R34: statements use Diesel's query builder where it can express them. A file with SQL text says why.
 #[test]
 fn each_file_with_sql_as_text_says_why() {
