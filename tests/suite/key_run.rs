@@ -383,7 +383,7 @@ fn a_registered_destination_has_runs_by_its_policy() {
     };
     let refused = put("501").code(2).stderr;
     assert!(
-        refused.contains("key_run") && refused.contains("500"),
+        refused.contains("--key-run") && refused.contains("500"),
         "{refused}"
     );
     put("5").code(0);

@@ -68,7 +68,10 @@ fn a_recovery_since_the_removal_sends_only_what_came_after_it_and_an_earlier_one
     let relay = db.keeping_relay().start().expect("a relay");
     db.enqueue("order.paid", json!("delivered"));
     receiver.wait_for(1);
+    end(&relay);
     run(&db, &["pause", "destination", "acme"]);
+    // It reads the pause before it claims.
+    let relay = db.keeping_relay().start().expect("a relay");
     db.enqueue("order.paid", json!("waits"));
     eventually("one waits for acme", || {
         db.number("SELECT count(*) FROM {o} WHERE destination = 'acme'") == 1
