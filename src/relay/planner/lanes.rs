@@ -58,6 +58,8 @@ pub(super) struct Lanes {
     /// What was kept back at the last claim.
     kept_back: Arc<KeptBack>,
     turn: usize,
+    /// Whether lanes that were never asked come first, if there are too many for one claim.
+    prefers_new: bool,
     /// When the last query for all streams reported their first messages.
     looked: Option<Instant>,
 }
@@ -72,6 +74,8 @@ struct LaneState {
     is_done: bool,
     /// The position after which the next claim starts.
     floor: Position,
+    /// Whether a claim has asked the lane.
+    is_asked: bool,
     /// The last sweep.
     swept: Option<Last>,
     is_swept_in_look: bool,
@@ -128,6 +132,7 @@ impl LaneState {
             is_quiet: false,
             is_done: false,
             floor,
+            is_asked: false,
             swept: slow.map(|took| now.last(took)),
             is_swept_in_look: false,
             first,
@@ -190,12 +195,12 @@ impl LaneState {
     }
 }
 
-/// Lets tenants take turns: first a lane of each, then a second one. Lanes of no tenant come first, and of these the ones
-/// that were never asked: the others may be many that have become empty.
-fn take_turns(lanes: &mut Vec<&LaneState>, tenant: impl Fn(To) -> Option<Uuid>) {
+/// Lets tenants take turns: first a lane of each, then a second one. A lane of no tenant has a turn of its own. `new_first`:
+/// in each turn, lanes come first that were never asked: the others may be thousands that have become empty.
+fn take_turns(lanes: &mut Vec<&LaneState>, tenant: impl Fn(To) -> Option<Uuid>, new_first: bool) {
     let mut before: HashMap<Uuid, usize> = HashMap::new();
     let of_turn = |lane: &&LaneState| {
-        tenant(lane.to).map_or(0, |tenant| {
+        tenant(lane.to).map_or(1, |tenant| {
             let before = before.entry(tenant).or_default();
             *before += 1;
             *before
@@ -203,7 +208,9 @@ fn take_turns(lanes: &mut Vec<&LaneState>, tenant: impl Fn(To) -> Option<Uuid>) 
     };
     let turns: Vec<usize> = lanes.iter().map(of_turn).collect();
     let mut in_turn: Vec<usize> = (0..lanes.len()).collect();
-    in_turn.sort_by_key(|at| (turns[*at], lanes[*at].swept.is_some()));
+    // While others claim keyed messages, those lanes are left out later.
+    let is_known = |lane: &LaneState| lane.is_asked || lane.stream.is_keyed;
+    in_turn.sort_by_key(|at| (turns[*at], new_first && is_known(lanes[*at])));
     *lanes = in_turn.into_iter().map(|at| lanes[at]).collect();
 }
 
@@ -332,6 +339,7 @@ impl Lanes {
             let Some(lane) = asked.get(&state.stream) else {
                 continue;
             };
+            state.is_asked = true;
             state.swept = Some(now.last(took));
             state.is_swept_in_look = true;
             if lane.after > Position::START {
@@ -370,6 +378,7 @@ impl Lanes {
                 is_quiet: false,
                 is_done: false,
                 floor: Position::START,
+                is_asked: false,
                 swept: None,
                 is_swept_in_look: false,
                 first: topics[topic],
@@ -426,6 +435,7 @@ impl Lanes {
         // With few lanes, each claim starts with another lane. With many, each claim takes the next lanes.
         let step = if count > MOST_LANES { MOST_LANES } else { 1 };
         self.turn = (self.turn + step) % count;
+        self.prefers_new = !self.prefers_new;
         let early = self.time_of_early(now);
         let in_turn = (0..count).map(|n| &self.lanes[(self.turn + n) % count]);
         let (mut left, done): (Vec<&LaneState>, Vec<&LaneState>) = in_turn
@@ -437,7 +447,8 @@ impl Lanes {
             return Vec::new();
         }
         if left.len() > MOST_LANES {
-            take_turns(&mut left, tenant);
+            // Every other time: new lanes may come without end.
+            take_turns(&mut left, tenant, self.prefers_new);
         }
         // The lanes of each group: the quiet ones, and the busy ones. No more lanes than messages fit: each lane is asked
         // for at least one message.
@@ -515,6 +526,7 @@ impl Lanes {
                 }
                 (count >= lane.room, last)
             };
+            known.is_asked = true;
             known.learn(lane.after, is_full, last, brought, now);
             let is_empty = !known.stream.is_keyed
                 && known.is_swept_in_look

@@ -172,8 +172,32 @@ fn a_new_topic_is_asked_before_thousands_that_were_drained() {
         ..all(&["new"])
     };
     lanes.take_over(new, |_| To::Bulkhead(0), unknown());
-    let asked = lanes.allot(unknown(), |_| 10, |_| None, false);
+    let mut ask = || lanes.allot(unknown(), |_| 10, |_| None, false);
+    let mut asked = ask();
+    asked.extend(ask());
     assert!(asked.iter().any(|lane| lane.stream == stream("new")));
+}
+
+/// Lanes with a backlog are always left.
+#[test]
+fn lanes_of_no_tenant_keep_no_tenant_from_its_turn() {
+    let names: Vec<String> = (0..200).map(|n| format!("t{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut lanes = Lanes::default();
+    let number = std::cell::Cell::new(0);
+    let way = |_: &Topic| {
+        number.set(number.get() + 1);
+        To::Registered(number.get())
+    };
+    lanes.take_over(all(&names), way, unknown());
+    let tenant = |to| (to == To::Registered(150)).then(|| Uuid::from_u128(1));
+    let of_tenant = lanes.lanes.iter().find(|one| one.to == To::Registered(150));
+    let stream = of_tenant.expect("its lane").stream.clone();
+    let asked = (0..40).filter(|_| {
+        let asked = lanes.allot(unknown(), |_| 10, tenant, false);
+        asked.iter().any(|lane| lane.stream == stream)
+    });
+    assert!(asked.count() > 0);
 }
 
 #[test]
