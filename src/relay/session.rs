@@ -1,5 +1,6 @@
 //! A thread's own database connection, reopened when it breaks.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -36,8 +37,20 @@ pub(crate) enum AfterRefusal {
     Keep,
 }
 
-/// A connection that threads of a relay use in turn. `None`: not open.
-pub(crate) type SharedConnection = Arc<Mutex<Option<InTurn>>>;
+/// A connection that threads of a relay use in turn.
+#[derive(Default)]
+pub(crate) struct SharedConnection {
+    /// `None`: not open.
+    turn: Mutex<Option<InTurn>>,
+    /// See [`Session::lost`].
+    lost: AtomicU64,
+}
+
+impl SharedConnection {
+    pub(crate) fn close(&self) {
+        lock(&self.turn).take();
+    }
+}
 
 type Statements<'a> = Box<dyn FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<()> + 'a>;
 
@@ -63,7 +76,7 @@ pub(crate) struct Session {
     plans: Plans,
     /// If the connection is shared, it is here only while the thread has its turn.
     conn: Option<Connected>,
-    shared: Option<SharedConnection>,
+    shared: Option<Arc<SharedConnection>>,
     /// The server process of the last connection. `None` behind a pooler, where any process may serve a statement.
     pub(super) backend: Option<Backend>,
     failures: u32,
@@ -124,7 +137,7 @@ impl Session {
     }
 
     /// With a connection that other threads use, too.
-    pub(crate) fn sharing(mut self, connection: Option<SharedConnection>) -> Self {
+    pub(crate) fn sharing(mut self, connection: Option<Arc<SharedConnection>>) -> Self {
         self.shared = connection;
         self
     }
@@ -181,15 +194,25 @@ impl Session {
         Ok(value)
     }
 
-    /// The connections of this thread that the server may have ended because it lost what it had said to be committed.
+    /// The connections of this thread, and those that it shared, that the server may have ended because it lost what it had
+    /// said to be committed.
     pub(super) fn lost(&self) -> u64 {
-        self.lost
+        let of_all = self.shared.as_ref();
+        of_all.map_or(self.lost, |shared| shared.lost.load(Ordering::Relaxed))
     }
 
-    /// Opens a new connection for the next statements: this one may be of a server that another one has replaced.
+    fn count_lost(&mut self) {
+        match &self.shared {
+            Some(shared) => drop(shared.lost.fetch_add(1, Ordering::Relaxed)),
+            None => self.lost += 1,
+        }
+    }
+
+    /// Opens a new connection for the next statements: this one may be of a server that another one has replaced. The
+    /// thread that has met the other server shares its connection, if any.
     pub(super) fn replace(&mut self) {
         self.conn = None;
-        self.lost += 1;
+        self.count_lost();
     }
 
     /// Waits for the turn of this thread, if the connection is shared.
@@ -199,7 +222,7 @@ impl Session {
         statements: Statements<'_>,
     ) -> Result<(), DatabaseError> {
         let shared = self.shared.clone();
-        let Some(mut in_turn) = shared.as_deref().map(lock) else {
+        let Some(mut in_turn) = shared.as_deref().map(|shared| lock(&shared.turn)) else {
             return self.run_in_turn(after, statements);
         };
         let is_taken_over = in_turn.take().is_some_and(|open| self.take_over(open));
@@ -225,9 +248,13 @@ impl Session {
         let is_taken_over = last != self.post;
         if is_taken_over {
             let longest = self.longest(&connected);
-            let _within = self.threads.in_database(self.post).within(longest);
+            let threads = Arc::clone(&self.threads);
+            let _within = threads.in_database(self.post).within(longest);
             // A connection that fails here is lost, and a new one is opened.
-            if connected.set_limits(self.limits()).is_err() {
+            if let Err(error) = connected.set_limits(self.limits()) {
+                if DatabaseError::from(error).is_without_answer() {
+                    self.count_lost();
+                }
                 return true;
             }
             limit_each_statement(&mut connected, &self.threads, self.post, longest);
@@ -297,7 +324,9 @@ impl Session {
                 };
                 self.is_missing = matches!(cause, Cause::Missing(_));
                 self.conn = None;
-                self.lost += u64::from(error.is_without_answer());
+                if error.is_without_answer() {
+                    self.count_lost();
+                }
                 self.failures = self.failures.saturating_add(1);
                 threads.failed(post, error, cause);
                 return result;

@@ -362,6 +362,7 @@ impl<'a, D: Database> Settler<'a, D> {
         let lost = self.db.after().lost;
         if std::mem::replace(&mut self.lost, lost) != lost || custody.servers() != servers {
             // The server may have lost what it had settled and what this process no longer knows.
+            let lease = shared.lease.current().unwrap_or(lease);
             custody.begin_doubt(lease, RanBy::NONE);
         }
         Ok(unfinished)

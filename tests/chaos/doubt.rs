@@ -5,8 +5,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
+use diesel::{Connection, PgConnection};
 use diesel_outbox::config::Rate;
-use diesel_outbox::{Destination, NewMessage, ProblemKind, Relay, RelayHandle};
+use diesel_outbox::{Destination, NewMessage, ProblemKind, Relay, RelayBuilder, RelayHandle};
 use serde_json::json;
 
 use crate::ground::{Server, alone};
@@ -20,6 +21,11 @@ const LONG: Duration = Duration::from_secs(120);
 
 /// A relay with a destination `slow`, for messages that take long, and a destination `quick`.
 fn relay(database: &Database, url: &str, slow: Destination, quick: &Receiver) -> RelayHandle {
+    let relay = builder(database, url, slow, quick);
+    relay.start().expect("a relay")
+}
+
+fn builder(database: &Database, url: &str, slow: Destination, quick: &Receiver) -> RelayBuilder {
     let quick = Destination::new("quick", &quick.url()).expect("a URL");
     Relay::builder(url)
         .outbox(&database.name())
@@ -29,8 +35,6 @@ fn relay(database: &Database, url: &str, slow: Destination, quick: &Receiver) ->
         .destination(quick)
         .route("slow.*", "slow")
         .route("quick.*", "quick")
-        .start()
-        .expect("a relay")
 }
 
 /// A destination with this rate.
@@ -226,11 +230,23 @@ impl Drop for WritesLate<'_> {
 #[test]
 fn settles_that_a_crash_of_one_server_process_has_lost_are_missed() {
     let _alone = alone();
+    for shares in [false, true] {
+        // Other work of the server may have written the results to its disk before the crash: then nothing is lost.
+        let lost = (0..10).find(|_| misses_what_a_crash_has_lost(shares));
+        assert!(lost.is_some(), "no crash has lost anything");
+    }
+}
+
+/// `false`: the crash has lost nothing.
+fn misses_what_a_crash_has_lost(share_connection: bool) -> bool {
     let database = Database::new();
     let url = format!("{}?options=-csynchronous_commit%3Doff", database.url);
     let (receiver, gate) = Receiver::held();
     let slow = Destination::new("slow", &receiver.url()).expect("a URL");
-    let relay = relay(&database, &url, slow, &Receiver::ok());
+    let relay = builder(&database, &url, slow, &Receiver::ok())
+        .configure(|config| config.share_connection = share_connection)
+        .start()
+        .expect("a relay");
     enqueue(&database, "slow.paid", 8);
     receiver.wait_for(8);
     let _late = WritesLate::new(&database);
@@ -248,12 +264,18 @@ fn settles_that_a_crash_of_one_server_process_has_lost_are_missed() {
         .args(["-9", &process.to_string()])
         .status();
     assert!(killed.expect("kill runs").success());
-    eventually("lost settles are made again", || receiver.count() > 8);
-    eventually("all are settled", || database.count("delivered") == 8);
+    eventually("the server is there again", || {
+        PgConnection::establish(&database.url).is_ok()
+    });
+    eventually(
+        &format!("lost settles are made again, with one connection: {share_connection}"),
+        || database.count("delivered") == 8,
+    );
     is_resolved(&database, &relay, 0);
     assert_eq!(
         database.text("SELECT pg_postmaster_start_time()::text"),
         started
     );
     end(&relay);
+    receiver.count() > 8
 }
