@@ -58,7 +58,7 @@ pub use crate::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::relay::{DepthGauges, DestinationState};
 pub use crate::store::operate::activity::{Activity, Rates};
 pub use crate::store::operate::audit::{
-    Act, Cost, OperatorAct, hold_budget, is_budget_spent, may_make_many,
+    Act, Cost, OperatorAct, SEARCH_UNIT, hold_budget, is_budget_spent, may_make_many,
 };
 pub use crate::store::operate::blocked::BlockedKey;
 pub use crate::store::operate::dead::DeadGroup;

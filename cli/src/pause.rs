@@ -135,8 +135,9 @@ fn check_name(conn: &mut PgConnection, config: &Config, name: &str, force: bool)
     let destinations = program::all_destinations(config).into_iter();
     let mut known: BTreeSet<String> = destinations.map(|one| one.name).collect();
     let leases = program::leases(conn, &config.table)?.into_iter();
-    let alive = leases.filter(|lease| lease.is_alive());
-    known.extend(alive.flat_map(|lease| lease.destinations));
+    // Also of one whose heartbeat has stopped: that is when one pauses.
+    let valid = leases.filter(|lease| lease.seconds_left > 0.0);
+    known.extend(valid.flat_map(|lease| lease.destinations));
     let is_known = known.contains(name) || registered.get(conn, name)?.is_some();
     if is_known || is_named(conn, config, Pausable::Destination, name)? {
         return Ok(());

@@ -50,7 +50,7 @@ pub(crate) struct Route<S: 'static, V: 'static> {
     pub(crate) query: &'static [&'static str],
     /// Whether the answer is a page of a list.
     pub(crate) is_list: bool,
-    /// Whether the act sends a request to an endpoint, which no transaction undoes, or works on many messages. Done again, it
+    /// Whether the act sends a request to an endpoint, which no transaction undoes, or is a customer's and works on many messages. Done again, it
     /// does no harm.
     pub(crate) lasts: bool,
     pub(crate) status: StatusCode,

@@ -273,7 +273,7 @@ impl Database {
         let (mut turns, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if turns.is_closed_to(party, self.share) {
             return Err(anyhow!(
-                "the database is slow or hangs: another page is still waiting for it"
+                "no connection is free: the database is slow, or others do much at the same time"
             ));
         }
         let connection = turns.free.pop();

@@ -466,7 +466,6 @@ impl Site {
         }
     }
 
-    /// Details only for known host names: with DNS rebinding, pages of another site could read the response.
     fn log_in(&self, request: &Request) -> Result<Response, Response> {
         let cookie = self.access.log_in(request)?;
         // Only a path on this server: nothing that a browser could read as another server.

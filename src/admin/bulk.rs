@@ -17,6 +17,8 @@ use crate::store::pinned::pinned;
 
 /// Messages that one transaction changes.
 const STEP: usize = 1_000;
+/// With a time limit: so many payloads are filtered between two looks at the clock.
+const SHORT_STEP: usize = 100;
 
 /// How a bulk change runs: who changes the messages and why, how fast, and what watches it.
 ///
@@ -117,6 +119,7 @@ impl<'a> Bulk<'a> {
         mut step: impl FnMut(usize) -> Result<Option<Bulked>, E>,
     ) -> Result<ControlFlow<()>, E> {
         let most = self.rate.map_or(STEP, |rate| STEP.min(rate as usize));
+        let most = self.until.map_or(most, |_| most.min(SHORT_STEP));
         loop {
             let began = Instant::now();
             let Some(done) = step(most)? else {

@@ -1,5 +1,6 @@
 //! The endpoints of a tenant: registered destinations, and what their owner may do with them.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::{Bulk, Bulked};
@@ -777,12 +778,15 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
 
 /// Sends events now that wait for a retry. `true`: the time was too short for all.
 pub(super) fn send_waiting(own: Own<'_>, name: &str) -> Result<(Bulked, bool), Refusal> {
-    let began = Instant::now();
+    let is_cut = Cell::new(false);
     let done = own.make_many(Act::RetryMessage, name, Many::Make, |conn, own, note| {
+        let began = Instant::now();
         let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_RECOVERY);
-        own.retry(conn, name, bulk)
+        let done = own.retry(conn, name, bulk);
+        is_cut.set(began.elapsed() >= LONGEST_RECOVERY);
+        done
     })?;
-    Ok((done, began.elapsed() >= LONGEST_RECOVERY))
+    Ok((done, is_cut.get()))
 }
 
 pub(super) fn retry(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -809,16 +813,19 @@ pub(super) fn send_missed(
         Many::Make => LONGEST_RECOVERY,
         Many::Count => LONGEST_COUNT,
     };
-    let began = Instant::now();
+    let is_cut = Cell::new(false);
     let done = own.make_many(Act::RecoverDestination, name, many, |conn, own, note| {
+        let began = Instant::now();
         let bulk = Bulk::new(note).progress(|_| began.elapsed() < longest);
         let bulk = match many {
             Many::Make => bulk,
             Many::Count => program::searching_for(bulk.dry_run(), longest),
         };
-        own.recover(conn, name, since, what, bulk)
+        let done = own.recover(conn, name, since, what, bulk);
+        is_cut.set(began.elapsed() >= longest);
+        done
     })?;
-    Ok((done, began.elapsed() >= longest))
+    Ok((done, is_cut.get()))
 }
 
 pub(super) fn recover(asked: &Asked<'_>) -> Result<Response, Refusal> {

@@ -193,7 +193,8 @@ pub(super) fn inserts(conn: &mut PgConnection, config: &Config) -> QueryResult<V
 pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("leases");
     let leases = status::leases(conn, &config.table)?;
-    let alive = leases.iter().filter(|lease| lease.is_alive()).count();
+    let takes_over = |lease: &&status::LeaseRow| lease.is_alive() && lease.enabled;
+    let alive = leases.iter().filter(takes_over).count();
     for lease in leases.iter().filter(|lease| lease.silent) {
         found.warning(
             format!(
@@ -205,7 +206,7 @@ pub(super) fn leases(conn: &mut PgConnection, config: &Config) -> QueryResult<Ve
             ),
             match alive {
                 0 => "no other relay is alive: start a relay: diesel-outbox run",
-                _ => "wait some seconds: another relay takes its messages over",
+                _ => "another relay takes its messages over, at the latest when the lease expires",
             },
         );
     }

@@ -176,7 +176,8 @@ impl Via {
             let (mut stream, _) = connect_to_first(proxy, None, quickly, || None).ok()?;
             stream.set_write_timeout(Some(QUICKLY)).ok()?;
             stream.set_read_timeout(Some(QUICKLY)).ok()?;
-            ask(check, &mut stream).ok()
+            let began = std::time::Instant::now();
+            ask(check, &mut stream, || began.elapsed() >= QUICKLY).ok()
         };
         match asked() {
             Some(answer) if answer.is_refusal() => Err(self.itself(REFUSED_CREDENTIALS)),
@@ -233,7 +234,8 @@ impl Via {
     ) -> Result<T, Error> {
         let mut stream = TransportAdapter::new(to_proxy, Arc::clone(&details.current_time));
         stream.set_timeout(left(details));
-        let asked = ask(connect, &mut stream);
+        // Each read has the time that is left for the whole.
+        let asked = ask(connect, &mut stream, || false);
         let answer = match asked.map_err(Error::from) {
             Ok(answer) => answer,
             Err(Error::Timeout(_)) => {
@@ -335,12 +337,19 @@ impl Answer {
 
 /// Sends a CONNECT request and returns the answer. Reads byte by byte: the bytes after the head belong to the
 /// destination.
-fn ask(connect: &SecretString, stream: &mut (impl Read + Write)) -> io::Result<Answer> {
+fn ask(
+    connect: &SecretString,
+    stream: &mut (impl Read + Write),
+    has_ended: impl Fn() -> bool,
+) -> io::Result<Answer> {
     stream.write_all(connect.expose_secret().as_bytes())?;
     stream.flush()?;
     let mut head = Vec::new();
     for _ in 0..MOST_HEAD_BYTES {
         let mut byte = [0];
+        if has_ended() {
+            return Err(ErrorKind::TimedOut.into());
+        }
         if stream.read(&mut byte)? == 0 {
             return Err(io::Error::other("the proxy closed the connection"));
         }
@@ -590,7 +599,7 @@ mod tests {
     #[test]
     fn interim_responses_without_end_are_refused() {
         let mut proxy = Endless(0);
-        let error = ask(&"CONNECT".to_owned().into(), &mut proxy).expect_err("no end");
+        let error = ask(&"CONNECT".to_owned().into(), &mut proxy, || false).expect_err("no end");
         assert_eq!(error.to_string(), "the response head is too long");
         assert_eq!(proxy.0, MOST_HEAD_BYTES);
     }

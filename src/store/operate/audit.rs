@@ -152,7 +152,7 @@ pub enum Cost {
 }
 
 /// The part of a search that costs as much as a change.
-const UNIT: Duration = Duration::from_millis(200);
+pub const SEARCH_UNIT: Duration = Duration::from_millis(200);
 
 impl Cost {
     fn with_made(self, messages: usize) -> i64 {
@@ -160,7 +160,7 @@ impl Cost {
             Self::Change => 1,
             Self::Request => 6,
             Self::Search(took) => {
-                let units = took.as_millis() / UNIT.as_millis();
+                let units = took.as_millis() / SEARCH_UNIT.as_millis();
                 i64::try_from(units).unwrap_or(i64::MAX).saturating_add(1)
             }
         };
