@@ -360,7 +360,10 @@ impl<'a, D: Database> Settler<'a, D> {
             Some(topic) => custody.settled_aside(lease, topic, &ended, &pool),
         }
         let lost = self.db.after().lost;
-        if std::mem::replace(&mut self.lost, lost) != lost || custody.servers() != servers {
+        let is_without_answer = std::mem::replace(&mut self.lost, lost) != lost;
+        let is_in_doubt = is_without_answer || custody.servers() != servers;
+        // At the end of the relay, the lease ends, and other relays find what it may have left.
+        if is_in_doubt && !shared.is_stopping() {
             // The server may have lost what it had settled and what this process no longer knows.
             let lease = shared.lease.current().unwrap_or(lease);
             custody.begin_doubt(lease, RanBy::NONE);
