@@ -21,7 +21,7 @@ pub(crate) const CLAIM: &str =
 /// Text of the statement that settles deliveries.
 const DELIVERED: &str = "g.tenant_id, 'delivered'";
 /// Text of the statement that settles failed attempts.
-const RETRY: &str = "attempts = o.attempts + (";
+const RETRY: &str = "expires_at = least(o.expires_at, o.available_at";
 /// Text of the statement that releases unsent messages.
 const RELEASE: &str = "SET \"locked_by\" = $1, \"locked_at\" = $2";
 
