@@ -518,7 +518,7 @@ fn an_expired_lease_is_reported_when_no_relay_is_alive() {
         "no relay is alive",
         "warning",
         Some(
-            "INSERT INTO {o}_lease (relay, expires_at) VALUES ('host/8', now() + interval '1 hour')",
+            "INSERT INTO {o}_lease (relay, expires_at, serves) VALUES ('host/8', now() + interval '1 hour', '{}')",
         ),
     );
 }
