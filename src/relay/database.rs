@@ -305,7 +305,7 @@ impl Database for Session {
     fn after(&self) -> After {
         After {
             backend: self.backend,
-            lost: self.lost(),
+            lost: self.lost,
             wait: self.wait(),
             is_missing: self.is_missing,
             has_timed_out: self.has_timed_out,

@@ -1,6 +1,5 @@
 //! A thread's own database connection, reopened when it breaks.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -38,18 +37,14 @@ pub(crate) enum AfterRefusal {
 }
 
 /// A connection that threads of a relay use in turn.
-#[derive(Default)]
-pub(crate) struct SharedConnection {
-    /// `None`: not open.
-    turn: Mutex<Option<InTurn>>,
-    /// See [`Session::lost`].
-    lost: AtomicU64,
-}
+pub(crate) type SharedConnection = Arc<Mutex<BetweenTurns>>;
 
-impl SharedConnection {
-    pub(crate) fn close(&self) {
-        lock(&self.turn).take();
-    }
+#[derive(Default)]
+pub(crate) struct BetweenTurns {
+    /// `None`: not open.
+    pub(super) open: Option<InTurn>,
+    /// See [`Session::lost`].
+    lost: u64,
 }
 
 type Statements<'a> = Box<dyn FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<()> + 'a>;
@@ -76,12 +71,13 @@ pub(crate) struct Session {
     plans: Plans,
     /// If the connection is shared, it is here only while the thread has its turn.
     conn: Option<Connected>,
-    shared: Option<Arc<SharedConnection>>,
+    shared: Option<SharedConnection>,
     /// The server process of the last connection. `None` behind a pooler, where any process may serve a statement.
     pub(super) backend: Option<Backend>,
     failures: u32,
-    /// The connections that have ended without an answer to a statement.
-    lost: u64,
+    /// The connections of this thread that have ended without an answer to a statement. Of a shared connection: those of all
+    /// threads, at the last turn of this one.
+    pub(super) lost: u64,
     /// When the last statements began.
     began: Instant,
     /// The cause of the last error was a problem of the outbox.
@@ -137,7 +133,7 @@ impl Session {
     }
 
     /// With a connection that other threads use, too.
-    pub(crate) fn sharing(mut self, connection: Option<Arc<SharedConnection>>) -> Self {
+    pub(crate) fn sharing(mut self, connection: Option<SharedConnection>) -> Self {
         self.shared = connection;
         self
     }
@@ -194,25 +190,11 @@ impl Session {
         Ok(value)
     }
 
-    /// The connections of this thread, and those that it shared, that the server may have ended because it lost what it had
-    /// said to be committed.
-    pub(super) fn lost(&self) -> u64 {
-        let of_all = self.shared.as_ref();
-        of_all.map_or(self.lost, |shared| shared.lost.load(Ordering::Relaxed))
-    }
-
-    fn count_lost(&mut self) {
-        match &self.shared {
-            Some(shared) => drop(shared.lost.fetch_add(1, Ordering::Relaxed)),
-            None => self.lost += 1,
-        }
-    }
-
     /// Opens a new connection for the next statements: this one may be of a server that another one has replaced. The
     /// thread that has met the other server shares its connection, if any.
     pub(super) fn replace(&mut self) {
         self.conn = None;
-        self.count_lost();
+        self.lost += 1;
     }
 
     /// Waits for the turn of this thread, if the connection is shared.
@@ -222,15 +204,17 @@ impl Session {
         statements: Statements<'_>,
     ) -> Result<(), DatabaseError> {
         let shared = self.shared.clone();
-        let Some(mut in_turn) = shared.as_deref().map(|shared| lock(&shared.turn)) else {
+        let Some(mut in_turn) = shared.as_deref().map(lock) else {
             return self.run_in_turn(after, statements);
         };
-        let is_taken_over = in_turn.take().is_some_and(|open| self.take_over(open));
+        self.lost = in_turn.lost;
+        let is_taken_over = in_turn.open.take().is_some_and(|open| self.take_over(open));
         let result = self.run_in_turn(after, statements);
         if is_taken_over && result.is_ok() {
             self.threads.set_connected(self.post, true);
         }
-        *in_turn = self.conn.take().map(|connected| InTurn {
+        in_turn.lost = self.lost;
+        in_turn.open = self.conn.take().map(|connected| InTurn {
             connected,
             backend: self.backend,
             last: self.post,
@@ -253,7 +237,7 @@ impl Session {
             // A connection that fails here is lost, and a new one is opened.
             if let Err(error) = connected.set_limits(self.limits()) {
                 if DatabaseError::from(error).is_without_answer() {
-                    self.count_lost();
+                    self.lost += 1;
                 }
                 return true;
             }
@@ -325,7 +309,7 @@ impl Session {
                 self.is_missing = matches!(cause, Cause::Missing(_));
                 self.conn = None;
                 if error.is_without_answer() {
-                    self.count_lost();
+                    self.lost += 1;
                 }
                 self.failures = self.failures.saturating_add(1);
                 threads.failed(post, error, cause);

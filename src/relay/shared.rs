@@ -85,7 +85,7 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     source: Source,
     /// The connection that the threads use in turn. `None`: each has its own.
-    connection: Option<Arc<SharedConnection>>,
+    connection: Option<SharedConnection>,
     pub(crate) observers: Observers,
     pub(crate) routes: Routes,
     pub(crate) bulkheads: Vec<Bulkhead>,
@@ -164,7 +164,7 @@ impl Shared {
         signals: Signals,
     ) -> Self {
         let metrics = Metrics::new(config.metrics_label(), &bulkheads);
-        let connection = config.share_connection.then(Arc::default);
+        let connection = config.share_connection.then(SharedConnection::default);
         let most_aside = 2 * most_of_a_settle(&config, &bulkheads);
         let custody = Custody::new(config.batch, most_aside, signals.doorbell.clone());
         Self {
@@ -400,7 +400,7 @@ impl Shared {
     /// Closes the connection that the threads have used in turn.
     pub(super) fn close_connection(&self) {
         if let Some(connection) = &self.connection {
-            connection.close();
+            lock(connection).open.take();
         }
     }
 
