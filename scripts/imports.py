@@ -1,4 +1,5 @@
-"""Checks that imports only point down: fails if modules of a package use each other in a cycle.
+"""Checks that imports only point down: fails if modules of a package use each other in a cycle, or if a file of the
+library uses one in a room above (scripts/rooms.txt), unless scripts/rooms-upward.txt has it. With --write, writes that list.
 
 A module and its submodules are one unit. The units in a module must not use each other in a cycle, whichever of their
 files do. A file uses what its paths lead to, in imports and in code: the file that defines the name, through any
@@ -6,6 +7,7 @@ re-exports. What a file uses of the modules around it is ignored, and so is code
 (`#[cfg(test)]`). tree-sitter parses the files.
 """
 
+import fnmatch
 import re
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("src", "pages/src", "cli/src", "lab/src")
 PARSER = tree_sitter.Parser(tree_sitter.Language(tree_sitter_rust.language()))
 OF_TESTS = re.compile(rb"cfg\((all\()?test\b")
+ROOMS, UPWARD = ROOT / "scripts/rooms.txt", ROOT / "scripts/rooms-upward.txt"
 COMMENTS = ("line_comment", "block_comment")
 
 
@@ -154,10 +157,49 @@ def circles(arrows):
     return {frozenset(other for other in reach[node] if node in reach.get(other, ())) for node in arrows} - {frozenset()}
 
 
-def check(package):
+class Rooms:
+    """The rooms of the library, from top to bottom."""
+
+    def __init__(self):
+        lines = [line for line in ROOMS.read_text().splitlines() if line and not line.startswith("#")]
+        rooms = [line.partition(":") for line in lines]
+        self.names = list(dict.fromkeys(name for name, _, _ in rooms))
+        self.patterns = [(name, pattern) for name, _, patterns in rooms for pattern in patterns.split()]
+
+    def of(self, file):
+        """Returns the room of a file, by its path below `src`; `None`: it is in none."""
+        path = file.removesuffix(".rs")
+        found = [(len(pattern), name) for name, pattern in self.patterns if fnmatch.fnmatch(path, pattern)]
+        return max(found)[1] if found else None
+
+    def upward(self, edges):
+        """Returns which of these edges lead to a room above."""
+        level = lambda file: self.names.index(self.of(file))
+        return sorted((one, other) for one, other in edges if level(one) > level(other))
+
+
+def check_rooms(house, writes):
+    """Prints the files without a room, and the upward edges that are new or gone. Returns the number of upward edges; `None`: a fault."""
+    sources, rooms = ROOT / "src", Rooms()
+    path = lambda file: str(file.relative_to(sources))
+    faults = [f"{path(file)} is in no room of scripts/rooms.txt" for file in set(house.files.values()) if not rooms.of(path(file))]
+    if not faults:
+        edges = rooms.upward({(path(one), path(other)) for one, other, _ in house.uses()})
+        lines = [f"{rooms.of(one)} -> {rooms.of(other)}: {one} -> {other}" for one, other in edges]
+        if writes:
+            UPWARD.write_text("\n".join([*lines, ""]))
+        known = UPWARD.read_text().splitlines()
+        faults += [f"{line}: a room uses only rooms below it" for line in lines if line not in known]
+        faults += [f"{line}: is gone, so remove it from scripts/rooms-upward.txt (--write)" for line in known if line not in lines]
+    for fault in sorted(faults):
+        print(f"imports: {fault}", file=sys.stderr)
+    return None if faults else len(lines)
+
+
+def check(package, house):
     """Prints the cycles of a package. Returns the number of its files, and whether it has a cycle."""
     sources = ROOT / package
-    house, arrows, names = House(sources), {}, {}
+    arrows, names = {}, {}
     for one, other, name in house.uses():
         if pair := units(module_of(one, sources), module_of(other, sources)):
             arrows.setdefault(pair[0], set()).add(pair[1])
@@ -174,10 +216,12 @@ def check(package):
 
 
 def main():
-    checked = [check(package) for package in PACKAGES]
-    if any(has_cycle for _, has_cycle in checked):
+    houses = {package: House(ROOT / package) for package in PACKAGES}
+    checked = [check(package, house) for package, house in houses.items()]
+    upward = check_rooms(houses["src"], "--write" in sys.argv[1:])
+    if upward is None or any(has_cycle for _, has_cycle in checked):
         sys.exit(1)
-    print(f"imports: {sum(files for files, _ in checked)} files, no cycle of modules")
+    print(f"imports: {sum(files for files, _ in checked)} files, no cycle of modules, {upward} uses of rooms above")
 
 
 if __name__ == "__main__":
