@@ -70,6 +70,8 @@ pub mod config;
 mod deadline;
 mod error;
 mod event;
+#[cfg(feature = "relay")]
+pub mod filter;
 mod hand;
 mod header;
 #[cfg(feature = "relay")]

@@ -49,7 +49,7 @@ names! {
     counter LEASES_LOST = "diesel_outbox_leases_lost_total", Count, "Leases lost.";
     counter CONFLICTS = "diesel_outbox_conflicts_total", Count,
         "Outcomes that were not recorded because another relay had taken over the message.";
-    counter FILTER_ERRORS = "diesel_outbox_filter_errors_total", Count,
+    counter FILTER_TOO_MUCH = "diesel_outbox_filter_too_much_total", Count,
         "Filters of registered destinations that failed for a message, which therefore did not match.";
     counter BREAKER_OPENED = "diesel_outbox_breaker_opened_total", Count,
         "Circuit breakers opened by this relay.";

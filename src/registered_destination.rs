@@ -5,12 +5,14 @@ use std::fmt;
 use std::time::SystemTime;
 
 use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::config::{
     Auth, ConfigError, DeliveryPolicy, Destination, LONGEST_SEND, Rate, SigningSecret,
     Verification, is_masked, parse_url,
 };
+use crate::filter::Filter;
 use crate::hand::Hand;
 use crate::header::check_header;
 use crate::public_error::of_text;
@@ -57,13 +59,14 @@ words! {
 /// ```
 /// use diesel_outbox::config::{OnDead, Rate, Verification};
 /// use diesel_outbox::destinations::RegisteredDestination;
+/// use serde_json::json;
 /// use std::time::Duration;
 ///
 /// # let tenant = uuid::Uuid::nil();
 /// let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
 ///     .topics(["order.*", "member.joined"])
 ///     .tenant(tenant)
-///     .filter("$.total ? (@ > 100)")
+///     .filter(json!({"total": [{"numeric": [">", 100]}]}))
 ///     .header("x-team", "billing")
 ///     .configure(|hook| {
 ///         hook.description = Some("Acme's shop".to_owned());
@@ -86,8 +89,8 @@ pub struct RegisteredDestination {
     pub topics: Vec<String>,
     /// Only messages of this tenant; `None`: messages of any tenant.
     pub tenant_id: Option<Uuid>,
-    /// Only messages whose payload matches this `jsonpath`; `None`: all messages.
-    pub filter: Option<String>,
+    /// Only messages that match this filter ([`destinations`](crate::filter)); `None`: all messages.
+    pub filter: Option<Value>,
     /// `false`: the destination is disabled. New messages are not for it, and those already addressed to it wait.
     pub enabled: bool,
     /// Headers of every request. The values are secret.
@@ -217,11 +220,11 @@ impl RegisteredDestination {
         self
     }
 
-    /// Limits the destination to messages whose payload matches this `jsonpath`: `$.total ? (@ > 100)`,
-    /// `$.items[*] ? (@.kind == "book")`. Defaults to all messages.
+    /// Limits the destination to messages that match this [filter](crate::filter):
+    /// `{"total": [{"numeric": [">", 100]}], "items": {"kind": ["book"]}}`. Defaults to all messages.
     #[must_use]
-    pub fn filter(mut self, filter: impl Into<String>) -> Self {
-        self.filter = Some(filter.into());
+    pub fn filter(mut self, filter: Value) -> Self {
+        self.filter = Some(filter);
         self
     }
 
@@ -350,7 +353,6 @@ impl RegisteredDestination {
         }
         let given = [
             ("url", Some(&self.url)),
-            ("filter", self.filter.as_ref()),
             ("description", self.description.as_ref()),
         ];
         let mut given = given.into_iter();
@@ -383,6 +385,9 @@ impl RegisteredDestination {
                 "topics",
                 "a pattern is empty, or contains white space".to_owned(),
             ));
+        }
+        if let Some(filter) = &self.filter {
+            Filter::new(filter).map_err(|error| at("filter", error.to_string()))?;
         }
         for (header, value) in &self.headers {
             check_header(header, value.expose_secret())

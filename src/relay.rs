@@ -19,8 +19,6 @@ mod error;
 mod fair;
 mod fate;
 mod filter_troubles;
-mod filtering;
-mod filters;
 mod gate;
 mod groups;
 mod handle;

@@ -80,8 +80,6 @@
 mod tables;
 pub(crate) mod values;
 
-pub use self::values::Jsonpath;
-
 /// Declares the tables and the view of an outbox in the current module, as `diesel::table!` does. The
 /// crate needs `diesel`.
 ///

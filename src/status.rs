@@ -131,10 +131,9 @@ words! {
         InvalidUrl = "INVALID_URL",
         /// The message expired before delivery.
         Expired = "EXPIRED",
-        /// Which registered destinations want the message is not recorded yet: a filter is not evaluated, another session has
-        /// locked the table of registered destinations, or earlier messages of the tenant have so many destinations that the
+        /// The message is not fanned out yet: another session has locked the table of registered destinations, or earlier messages of the tenant have so many destinations that the
         /// message waits for its turn. The message waits.
-        FilterNotEvaluated = "FILTER_NOT_EVALUATED",
+        NotFannedOut = "NOT_FANNED_OUT",
         /// A message with the same idempotency key and other content was delivered before.
         IdempotencyConflict = "IDEMPOTENCY_CONFLICT",
         /// The dispatcher or the handler panicked.

@@ -176,9 +176,9 @@ pub(crate) struct Put {
     /// Only messages of this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// Only messages whose payload matches this JSONPath, such as '$.total ? (@ > 100)'
-    #[arg(long, value_name = "JSONPATH")]
-    filter: Option<String>,
+    /// Only messages that match this filter, such as '{"total": [{"numeric": [">", 100]}]}'
+    #[arg(long, value_name = "JSON", value_parser = json_value)]
+    filter: Option<Value>,
     /// Header of every request, 'name: value'; repeatable
     #[arg(long = "header", value_name = "HEADER")]
     headers: Vec<String>,
@@ -727,7 +727,7 @@ fn shown(one: &RegisteredDestination) -> String {
     row("url", Some(without_credentials(&one.url)));
     row("topics", Some(one.topics.join(" ")));
     row("tenant", one.tenant_id.map(|tenant| tenant.to_string()));
-    row("filter", one.filter.clone());
+    row("filter", one.filter.as_ref().map(Value::to_string));
     row("headers", (!headers.is_empty()).then(|| headers.join(" ")));
     row("auth", one.auth.as_ref().map(ToString::to_string));
     for option in PolicyOption::of_registered() {
@@ -759,6 +759,10 @@ fn time(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
+fn json_value(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
+}
+
 /// A destination as JSON, without secrets and without header values.
 #[derive(Serialize)]
 struct Shown<'a> {
@@ -766,7 +770,7 @@ struct Shown<'a> {
     url: String,
     topics: &'a [String],
     tenant_id: Option<String>,
-    filter: Option<&'a str>,
+    filter: Option<&'a Value>,
     state: &'static str,
     state_by: Option<&'static str>,
     state_until: Option<String>,
@@ -810,7 +814,7 @@ impl<'a> Shown<'a> {
             url: without_credentials(&one.url),
             topics: &one.topics,
             tenant_id: one.tenant_id.map(|tenant| tenant.to_string()),
-            filter: one.filter.as_deref(),
+            filter: one.filter.as_ref(),
             state: one.state.as_str(),
             state_by: one.state_by.map(Hand::as_str),
             state_until: one.state_until.map(time),

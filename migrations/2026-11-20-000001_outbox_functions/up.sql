@@ -637,7 +637,7 @@ BEGIN
             url               text NOT NULL,
             topics            text[] NOT NULL DEFAULT '{*}',
             tenant_id         uuid,
-            filter            jsonpath,
+            filter            json,
             enabled           boolean NOT NULL DEFAULT true,
             secret            text,
             old_secrets_until timestamptz,
@@ -679,6 +679,7 @@ BEGIN
             CONSTRAINT outbox_destination_topics_are_1_to_100_patterns CHECK (
                 cardinality(topics) >= 1 AND cardinality(topics) <= 100 AND array_position(topics, NULL) IS NULL AND array_position(topics, '') IS NULL
                 AND octet_length(topics::text) <= 32768),
+            CONSTRAINT outbox_destination_filter_is_an_object CHECK (json_typeof(filter) = 'object'),
             CONSTRAINT outbox_destination_filter_is_at_most_4_kib CHECK (octet_length(filter::text) <= 4096),
             CONSTRAINT outbox_destination_secret_is_at_most_4_kib CHECK (octet_length(secret) <= 4096),
             CONSTRAINT outbox_destination_auth_is_at_most_16_kib CHECK (octet_length(auth) <= 16384),

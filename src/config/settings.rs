@@ -242,7 +242,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_SINGLE_ACTIVE", "false", field!(single_active: Switch),
         "true: one relay of the outbox is active, the others stand by and take over"),
     setting("OUTBOX_SHARE_CONNECTION", "false", field!(share_connection: Switch),
-        "true: a relay uses two connections, and one more with a listener, instead of up to eight; slower under load"),
+        "true: a relay uses two connections, and one more with a listener, instead of up to seven; slower under load"),
     setting("OUTBOX_LISTENER", "true", field!(listener: Switch),
         "false: the relay finds new messages by polling only"),
     setting("OUTBOX_LISTENER_URL", "", field!(listener_url: Text("URL", database_url)),

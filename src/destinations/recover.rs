@@ -62,7 +62,7 @@ impl Destinations<'_> {
     /// ```
     ///
     /// # Errors
-    /// If the database fails, or evaluating the filter for one message takes 10 s. Messages enqueued before the error stay.
+    /// If the database fails. Messages enqueued before the error stay.
     pub fn recover(
         &self,
         conn: &mut PgConnection,

@@ -142,7 +142,8 @@ impl ByHand {
                 on_dead: self.config.on_dead,
                 registry: Arc::default(),
                 rooms: Rooms::default(),
-                met: Err(Unasked::Released),
+                gave_up: &|_, _| {},
+                looked: Err(Unasked::Released),
                 is_current: true,
                 knows_registered: false,
             };

@@ -2,7 +2,6 @@
 //! to the senders.
 
 mod claims;
-mod filters;
 mod hand_over;
 mod statements;
 mod waiting;
@@ -17,7 +16,6 @@ use crossbeam_channel::{Receiver, Sender};
 
 use self::hand_over::By;
 use super::database::{Answer, Database};
-use super::filtering::Filtering;
 use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
 use super::pace::Last;
@@ -46,8 +44,6 @@ pub(crate) struct Claimer<'a, D> {
     split_payloads: Payloads,
     outcomes: Outcomes,
     inbox: Receiver<Told>,
-    /// The inbox of the thread that evaluates filters.
-    to_filter: Sender<Vec<Filtering>>,
     /// The last check of the rows of registered destinations for changes.
     rows_looked: Option<Last>,
     /// The marks of these rows that were read before they were.
@@ -80,7 +76,6 @@ impl<'a, D: Database> Claimer<'a, D> {
         queues: Vec<Sender<Job>>,
         outcomes: Outcomes,
         inbox: Receiver<Told>,
-        to_filter: Sender<Vec<Filtering>>,
         db: D,
     ) -> Self {
         let config = &shared.config;
@@ -98,7 +93,6 @@ impl<'a, D: Database> Claimer<'a, D> {
             split_payloads: Payloads::default(),
             outcomes,
             inbox,
-            to_filter,
             rows_looked: None,
             marks: None,
             is_locked_out: false,
@@ -172,7 +166,6 @@ impl<'a, D: Database> Claimer<'a, D> {
                 // The settlers must not claim more messages of a topic without room.
                 self.publish();
             }
-            Told::Filtered(filtered) => self.filtered(filtered),
             Told::Report(report) => self.planner.hear(report),
         }
     }

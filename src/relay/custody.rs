@@ -7,14 +7,12 @@
 //! Also the question whether anything is left to do, which a caller asks and the claimer answers.
 
 mod aside;
-mod filtered;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use self::aside::{Aside, Judged};
-use self::filtered::Filtered;
 use super::bell::Bell;
 use super::doubt::{Doubt, RanBy};
 use super::kept_back::KeptBack;
@@ -25,7 +23,6 @@ use super::to::To;
 use super::wanted::RoomWanted;
 use crate::clock;
 use crate::lock::lock;
-use crate::message::Message;
 use crate::store::range::Range;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::lease::LeaseId;
@@ -58,7 +55,6 @@ struct State {
     /// The messages whose handlers run, possibly for long, with their leases.
     handled: HashSet<(LeaseId, Claim)>,
     aside: Aside,
-    filtered: Filtered,
     kept_back: Arc<KeptBack>,
     /// A claim whose result was lost. The claim may have succeeded, or may still be running.
     doubt: Option<Doubt>,
@@ -183,7 +179,7 @@ impl State {
 impl Custody {
     /// `batch`: the most messages of one claim. `most_aside`: claims of a topic stop while this many of its messages are
     /// put aside.
-    pub(super) fn new(batch: usize, most_aside: usize, doorbell: Bell) -> Self {
+    pub(super) fn new(most_aside: usize, doorbell: Bell) -> Self {
         let state = State {
             count: 0,
             of_leases: HashMap::new(),
@@ -192,7 +188,6 @@ impl Custody {
             to_split: 0,
             handled: HashSet::new(),
             aside: Aside::default(),
-            filtered: Filtered::new(batch),
             kept_back: Arc::default(),
             doubt: None,
             doubts: 0,
@@ -251,40 +246,6 @@ impl Custody {
             state.count += 1;
             state.add(to);
         }
-    }
-
-    /// Takes in messages that wait for their filters. They go nowhere until then.
-    pub(super) fn began_to_filter<'m>(
-        &self,
-        lease: LeaseId,
-        messages: impl Iterator<Item = &'m Message> + Clone,
-    ) {
-        let claims = messages.clone().map(Claim::of);
-        self.began(lease, claims.map(|claim| (claim, To::Nowhere)));
-        self.wait_for_filters(messages);
-    }
-
-    /// Messages wait for filters, perhaps again.
-    pub(super) fn wait_for_filters<'m>(&self, messages: impl Iterator<Item = &'m Message>) {
-        let state = &mut *self.state();
-        let full = &mut Arc::make_mut(&mut state.kept_back).filtered;
-        state.filtered.enter(messages, full);
-    }
-
-    /// Filters are evaluated, or will not be.
-    pub(super) fn leave_filters<'m>(&self, messages: impl Iterator<Item = &'m Message>) {
-        let mut guard = self.state();
-        let state = &mut *guard;
-        let full = &mut Arc::make_mut(&mut state.kept_back).filtered;
-        if state.filtered.leave(messages, full) {
-            self.tell(guard, Event::KeptBack);
-        }
-    }
-
-    /// Messages go these ways after their filters were evaluated.
-    pub(super) fn filtered(&self, ways: impl Iterator<Item = To>) {
-        let mut state = self.state();
-        ways.for_each(|to| state.add(to));
     }
 
     /// Messages of a lease are settled, released or lost to another relay.
@@ -427,11 +388,9 @@ impl Custody {
         state.count + state.aside.count()
     }
 
-    /// The number of messages to be fanned out, and whether no more messages may be claimed that may have to be
-    /// filtered.
-    pub(super) fn to_split(&self) -> (usize, bool) {
-        let state = self.state();
-        (state.to_split, state.filtered.is_full())
+    /// The number of messages to be fanned out.
+    pub(super) fn to_split(&self) -> usize {
+        self.state().to_split
     }
 
     /// The number of messages of a bulkhead.
@@ -573,7 +532,7 @@ mod tests {
     }
 
     fn custody() -> Custody {
-        Custody::new(10, 20, Bell::new())
+        Custody::new(20, Bell::new())
     }
 
     fn began(custody: &Custody, count: usize) {

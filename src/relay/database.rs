@@ -22,7 +22,6 @@ use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried, briefly, without_waiting};
 use crate::store::destinations::{self, AsSeen};
 use crate::store::expired;
-use crate::store::filters::{Evaluated, Pairs, evaluate};
 use crate::store::relay::backend::{self, Backend};
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
 use crate::store::relay::failing::{self, Failures};
@@ -132,10 +131,6 @@ pub(super) trait Database {
         waiting: &[String],
         locks: Locks,
     ) -> Answer<Tried<SinceThen>>;
-
-    /// Evaluates the filters of registered destinations for the first of these pairs, at least one. Cancels an
-    /// evaluation after `limit`.
-    fn evaluate(&mut self, pairs: &Pairs<'_>, limit: Duration) -> Answer<Vec<Evaluated>>;
 
     /// Disables a registered destination, unless the destination has changed meanwhile, or has not failed for the given
     /// time, if any. `false`: the destination was not disabled.
@@ -445,11 +440,6 @@ impl Database for Session {
             };
             Ok((Some(changes), Some(next)))
         })
-    }
-
-    fn evaluate(&mut self, pairs: &Pairs<'_>, limit: Duration) -> Answer<Vec<Evaluated>> {
-        // A refusal concerns these messages only. Other calls need the connection.
-        self.run_with(AfterRefusal::Keep, |conn, _| evaluate(conn, pairs, limit))
     }
 
     fn disable(

@@ -68,13 +68,6 @@ impl<K: Copy + Ord + Hash, T> Fair<K, T> {
         }
     }
 
-    /// What one waits for, in the order of its turns.
-    pub(super) fn waits_for(&mut self, one: K) -> impl DoubleEndedIterator<Item = &mut T> {
-        let share = self.shares.get_mut(&one);
-        let queue = share.into_iter().flat_map(|share| &mut share.queue);
-        queue.map(|(what, _)| what)
-    }
-
     /// One no longer waits for these turns, which are returned.
     pub(super) fn take(&mut self, one: K, is_taken: impl Fn(&T) -> bool) -> Vec<T> {
         let Some(share) = self.shares.get_mut(&one) else {
@@ -122,11 +115,5 @@ impl<K: Copy + Ord + Hash, T> Fair<K, T> {
     pub(super) fn tidy(&mut self) {
         let used = self.used;
         (self.shares).retain(|_, share| share.used > used || !share.queue.is_empty());
-    }
-
-    /// All that waits.
-    pub(super) fn into_all(self) -> impl Iterator<Item = T> {
-        let queues = self.shares.into_values().flat_map(|share| share.queue);
-        queues.map(|(what, _)| what)
     }
 }

@@ -1,13 +1,11 @@
 //! Where a claimed message goes, or how it is settled without a send. Decided once, when the message is claimed.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
 use super::bulkhead::Bulkhead;
-use super::filtering::Filtering;
 use super::job::{Job, Terms, is_expired};
 use super::registry::{Customer, Registry};
 use super::room::Rooms;
@@ -18,6 +16,7 @@ use super::verdict::{Attempt, Retries, Verdict};
 use crate::clock;
 use crate::config::OnDead;
 use crate::dispatch::Failure;
+use crate::filter::{Filter, Outcome, evaluate};
 use crate::log;
 use crate::message::Message;
 use crate::routes::{Routes, Way};
@@ -37,8 +36,10 @@ pub(super) struct Ways<'a> {
     pub(super) registry: Arc<Registry>,
     /// The room of registered destinations.
     pub(super) rooms: Rooms,
-    /// Which messages match the filters of which registered destinations, if the destinations were looked up.
-    pub(super) met: Result<Met, Unasked>,
+    /// Is told the destinations whose filters need too many comparisons for a message.
+    pub(super) gave_up: &'a dyn Fn(&str, &Message),
+    /// Whether registered destinations were looked up, where that was necessary.
+    pub(super) looked: Result<(), Unasked>,
     /// Whether the registry has all destinations that the claim could see.
     pub(super) is_current: bool,
     /// Whether the relay reads the table of registered destinations.
@@ -62,9 +63,6 @@ const WHILE_UNDECLARED: (Duration, Duration) = (Duration::from_secs(5), Duration
 
 /// How long a relay leaves a message to the other relays.
 const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
-
-/// Whether messages match the filters of registered destinations, by sequence and number of the destination.
-pub(super) type Met = HashMap<(i64, u32), bool>;
 
 /// What becomes of one message.
 struct Fate<'a> {
@@ -104,7 +102,7 @@ impl Fate<'_> {
             Unasked::Released => Verdict::Released,
             Unasked::Locked => {
                 let error = "which registered destinations want the message is not known: another session has locked their table";
-                let failure = Failure::new(ReasonCode::FilterNotEvaluated, error);
+                let failure = Failure::new(ReasonCode::NotFannedOut, error);
                 Verdict::Retry(failure, WHILE_LOCKED, Attempt::NotCounted)
             }
         };
@@ -229,17 +227,11 @@ impl<'a> Ways<'a> {
         let customers = match (way, destination.is_empty()) {
             (Way::NotTaken, _) => return nowhere(),
             (_, true) if !self.is_current => {
-                return unknown(
-                    self.met
-                        .as_ref()
-                        .err()
-                        .copied()
-                        .unwrap_or(Unasked::Released),
-                );
+                return unknown(self.looked.err().unwrap_or(Unasked::Released));
             }
             (Way::UnknownDestination, false) => {
-                let removed = || match self.met {
-                    Ok(_) => Fate::removed(message),
+                let removed = || match self.looked {
+                    Ok(()) => Fate::removed(message),
                     Err(why) => unknown(why),
                 };
                 return match registry.named(destination) {
@@ -255,20 +247,17 @@ impl<'a> Ways<'a> {
             }
             (_, false) if !matches!(message.registration, None | Some(OF_ROUTE)) => {
                 let named = registry.named(destination);
-                return match self.met {
+                return match self.looked {
                     _ if !self.knows_registered => Fate::namesake(message, now),
                     // The claim was made before this relay knew the registration.
                     _ if named.is_some_and(|one| !one.is_another(message)) => nowhere(),
-                    Ok(_) => Fate::removed(message),
+                    Ok(()) => Fate::removed(message),
                     Err(why) => unknown(why),
                 };
             }
             (_, false) => Vec::new(),
             (Way::NoRoute, true) if registry.awaits_route(topic) => return nowhere(),
-            (_, true) => match self.customers(registry, message) {
-                Ok(customers) => customers,
-                Err(why) => return unknown(why),
-            },
+            (_, true) => self.customers(registry, message),
         };
         // A message that is fanned out in part has parts, so it goes nowhere itself.
         let is_begun = destination.is_empty() && message.split_to.is_some();
@@ -285,10 +274,12 @@ impl<'a> Ways<'a> {
             (Way::Split(numbers), _) => numbers.iter().map(name).collect(),
             // Without an answer to the query, a destination that was just registered may be unknown here.
             (Way::NoRoute, []) if registry.is_without_subscriber(topic) => {
-                return match self.met {
-                    Ok(_) if is_begun => Fate::settled(To::Split, Verdict::Split(Parts::default())),
-                    Ok(_) if registry.is_undeclared(topic) => Fate::undeclared(message, now),
-                    Ok(_) => Fate::settled(To::Split, Verdict::NoSubscriber),
+                return match self.looked {
+                    Ok(()) if is_begun => {
+                        Fate::settled(To::Split, Verdict::Split(Parts::default()))
+                    }
+                    Ok(()) if registry.is_undeclared(topic) => Fate::undeclared(message, now),
+                    Ok(()) => Fate::settled(To::Split, Verdict::NoSubscriber),
                     Err(why) => unknown(why),
                 };
             }
@@ -326,27 +317,29 @@ impl<'a> Ways<'a> {
         Fate::settled(To::Split, Verdict::Split(parts))
     }
 
-    /// The registered destinations of a message, unless some filters are not evaluated.
+    /// The registered destinations that want a message.
     fn customers<'r>(
         &self,
         registry: &'r Registry,
         message: &'r Message,
-    ) -> Result<Vec<&'r Arc<Customer>>, Unasked> {
-        let meets = |one: &Arc<Customer>| match (&one.filter, &self.met) {
-            (None, _) => Ok(true),
-            (Some(_), Ok(met)) => {
-                let met = met.get(&(message.sequence.0, one.id));
-                met.copied().ok_or(Unasked::Released)
-            }
-            (Some(_), Err(why)) => Err(*why),
-        };
-        let mut customers = Vec::new();
-        for one in registry.wanting(message) {
-            if meets(one)? {
-                customers.push(one);
-            }
+    ) -> Vec<&'r Arc<Customer>> {
+        let mut wanting: Vec<&Arc<Customer>> = registry.wanting(message).collect();
+        let asked: Vec<&Filter> = (wanting.iter())
+            .filter_map(|one| one.filter.as_ref())
+            .collect();
+        if asked.is_empty() {
+            return wanting;
         }
-        Ok(customers)
+        let (topic, headers) = (&message.topic, message.headers.as_deref());
+        let mut outcomes = evaluate(&asked, topic, headers, &message.payload).into_iter();
+        wanting.retain(|one| {
+            let outcome = (one.filter.as_ref()).and_then(|_| outcomes.next());
+            if outcome == Some(Outcome::TooMuch) {
+                (self.gave_up)(&one.name, message);
+            }
+            outcome.is_none_or(|outcome| outcome == Outcome::Matches)
+        });
+        wanting
     }
 
     /// Whether a message for a single registered destination may go there without a row of its own. The destination
@@ -370,46 +363,25 @@ impl Job {
 }
 
 impl Shared {
-    /// Takes claimed messages in, with the rest of their runs, and decides where each message goes. `met` contains the matching filters of
-    /// registered destinations, if they were looked up. `is_current`: whether this relay knows all destinations that the
+    /// Takes claimed messages in, with the rest of their runs, and decides where each message goes. `looked`: whether
+    /// registered destinations were looked up. `is_current`: whether this relay knows all destinations that the
     /// claim could see.
     pub(super) fn took(
         &self,
         mut claimed: Vec<Claimed>,
         behind: Vec<Claimed>,
         lease: LeaseId,
-        met: Result<Met, Unasked>,
+        looked: Result<(), Unasked>,
         is_current: bool,
     ) -> Vec<Job> {
         let first = claimed.len();
         claimed.extend(behind);
         self.count_claimed(&claimed);
-        let claimed = claimed.into_iter().map(|one| (one, lease));
-        let mut jobs = self.decide(claimed, met, is_current);
+        let mut jobs = self.decide(claimed, lease, looked, is_current);
         let claims = jobs.iter().map(|job| (Claim::of(&job.message), job.to));
         self.custody.began(lease, claims);
         let behind = jobs.split_off(first);
         joined(jobs, behind)
-    }
-
-    /// Takes claimed messages in whose filters must be evaluated first. They go nowhere until then.
-    pub(super) fn took_to_filter(&self, claimed: &[Claimed], lease: LeaseId) {
-        self.count_claimed(claimed);
-        let messages = claimed.iter().map(|one| &*one.message);
-        self.custody.began_to_filter(lease, messages);
-    }
-
-    /// Decides where messages go whose filters are evaluated.
-    pub(super) fn filtered(&self, filtered: Vec<Filtering>) -> Vec<Job> {
-        let mut met = Met::new();
-        for one in &filtered {
-            let sequence = one.message().sequence.0;
-            met.extend((one.answers.iter()).map(|(id, matches)| ((sequence, *id), *matches)));
-        }
-        let claimed = filtered.into_iter().map(|one| (one.claimed, one.lease));
-        let jobs = self.decide(claimed, Ok(met), true);
-        self.custody.filtered(jobs.iter().map(|job| job.to));
-        jobs
     }
 
     fn count_claimed(&self, claimed: &[Claimed]) {
@@ -432,23 +404,30 @@ impl Shared {
 
     fn decide(
         &self,
-        claimed: impl Iterator<Item = (Claimed, LeaseId)>,
-        met: Result<Met, Unasked>,
+        claimed: Vec<Claimed>,
+        lease: LeaseId,
+        looked: Result<(), Unasked>,
         is_current: bool,
     ) -> Vec<Job> {
         let now = clock::now();
+        let gave_up = |name: &str, message: &Message| {
+            self.metrics.filter_too_much.increment(1);
+            self.filter_troubles.too_much(name, message);
+        };
         let mut ways = Ways {
             routes: &self.routes,
             bulkheads: &self.bulkheads,
             on_dead: self.config.on_dead,
             registry: self.registered.registry(),
             rooms: self.rooms(),
-            met,
+            gave_up: &gave_up,
+            looked,
             is_current,
             knows_registered: self.registered.is_on(),
         };
-        let jobs = claimed.map(|(one, lease)| ways.job(one, lease, now));
-        let jobs: Vec<Job> = jobs.collect();
+        let jobs: Vec<Job> = (claimed.into_iter())
+            .map(|one| ways.job(one, lease, now))
+            .collect();
         for Job { to, message, .. } in &jobs {
             if let Some(bulkhead) = to.bulkhead(&self.bulkheads) {
                 bulkhead.load(message);
@@ -513,7 +492,7 @@ mod tests {
         routes: &Routes,
         bulkheads: &[Bulkhead],
         registry: impl Into<Arc<Registry>>,
-        met: Result<Met, Unasked>,
+        looked: Result<(), Unasked>,
         one: Claimed,
     ) -> Job {
         let mut ways = Ways {
@@ -522,7 +501,8 @@ mod tests {
             on_dead: OnDead::Continue,
             registry: registry.into(),
             rooms: Rooms::default(),
-            met,
+            gave_up: &|_, _| {},
+            looked,
             is_current: true,
             knows_registered: true,
         };
@@ -623,7 +603,7 @@ mod tests {
             let mut one = claimed(1, "a", None);
             one.message.destination = "x".to_owned();
             one.message.registration = Some(registration);
-            let job = decided(&routes, &bulkheads, registry, Ok(Met::new()), one);
+            let job = decided(&routes, &bulkheads, registry, Ok(()), one);
             match job.unsent {
                 None => format!("{:?}", job.to),
                 Some(Verdict::Dead(failure, _)) => failure.code.to_string(),
@@ -662,7 +642,7 @@ mod tests {
                 &Routes::new(&Config::default()),
                 &bulkheads,
                 Registry::beside(Routes::new(&config), topics),
-                Ok(Met::new()),
+                Ok(()),
                 claimed(1, "d", None),
             )
             .unsent
@@ -703,7 +683,7 @@ mod tests {
                 &Routes::new(&Config::default()),
                 &bulkheads,
                 registry,
-                Ok(Met::new()),
+                Ok(()),
                 claimed(1, topic, None),
             )
             .unsent
@@ -728,14 +708,14 @@ mod tests {
         let mut registry = Registry::default();
         registry.removed.insert("gone".to_owned());
         let registry = Arc::new(registry);
-        let dies = |met| {
+        let dies = |looked| {
             let mut one = claimed(1, "a", None);
             one.message.destination = "gone".to_owned();
             decided(
                 &Routes::new(&Config::default()),
                 &bulkheads,
                 Arc::clone(&registry),
-                met,
+                looked,
                 one,
             )
             .unsent
@@ -747,8 +727,8 @@ mod tests {
         else {
             panic!("expected a message that waits");
         };
-        assert_eq!(failure.code, ReasonCode::FilterNotEvaluated);
-        let Some(Verdict::Dead(failure, Attempt::NotCounted)) = dies(Ok(Met::new())) else {
+        assert_eq!(failure.code, ReasonCode::NotFannedOut);
+        let Some(Verdict::Dead(failure, Attempt::NotCounted)) = dies(Ok(())) else {
             panic!("expected a dead letter");
         };
         assert_eq!(failure.code, ReasonCode::DestinationRemoved);
@@ -774,7 +754,7 @@ mod tests {
                 &Routes::new(&Config::default()),
                 &bulkheads,
                 registry,
-                Ok(Met::new()),
+                Ok(()),
                 one,
             )
         };

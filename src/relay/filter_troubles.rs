@@ -1,13 +1,13 @@
-//! The filters that are in trouble.
+//! The filters that need too many comparisons.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::clock;
 use crate::lock::lock;
 use crate::log;
 use crate::message::Message;
-use crate::store::filters::Unfinished;
 
 /// How long a trouble is reported.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -16,7 +16,7 @@ const TELL_INTERVAL: Duration = Duration::from_secs(60);
 /// The most destinations whose troubles are remembered.
 const MOST_TROUBLES: usize = 1000;
 
-/// The filters that have failed or did not finish lately, for health and the log.
+/// The filters that were given up lately, for health and the log.
 #[derive(Debug, Default)]
 pub(crate) struct Troubles(Mutex<HashMap<String, Trouble>>);
 
@@ -25,37 +25,23 @@ struct Trouble {
     since: Instant,
     last: Instant,
     told: Option<Instant>,
-    failures: u64,
+    times: u64,
     what: String,
 }
 
 impl Troubles {
-    /// Records an error of a filter for a message, which therefore does not match.
-    pub(super) fn failed(&self, name: &str, message: &Message, error: &str, now: Instant) {
+    /// Records that a filter was given up for a message, which therefore does not match.
+    pub(super) fn too_much(&self, name: &str, message: &Message) {
         let (id, sequence) = (message.message_id, message.sequence.0);
-        let what = format!(
-            "failed for message {id} ({error}): a message for which a filter fails does not match"
-        );
-        if let Some(failures) = self.note(name, 1, what, now) {
-            log::warn!(event = "filter_failed", destination = name, sequence = sequence, topic = message.topic, error = error, failures = failures; "the filter of the registered destination {name} failed for message {id} of {} ({error}): the destination does not get the message ({failures} failures so far)", message.topic);
+        let what =
+            format!("needs too many comparisons for message {id}: such a message does not match");
+        if let Some(times) = self.note(name, what, clock::now()) {
+            log::warn!(event = "filter_too_much", destination = name, sequence = sequence, topic = message.topic, times = times; "the filter of the registered destination {name} needs too many comparisons for message {id} of {}: the destination does not get the message ({times} times so far)", message.topic);
         }
     }
 
-    /// Records an evaluation that did not finish.
-    pub(super) fn waits(&self, name: &str, unfinished: &Unfinished, now: Instant) {
-        let seconds = unfinished.took.as_secs_f64();
-        let why = match &unfinished.error {
-            Some(error) => format!("did not finish ({error})"),
-            None => format!("was cancelled after {seconds:.1} s"),
-        };
-        let what = format!("{why}: the messages wait, and use no attempts");
-        if self.note(name, 0, what, now).is_some() {
-            log::warn!(event = "filter_unfinished", destination = name, seconds = seconds; "the filter of the registered destination {name} {why}: its messages are released, and the filter is evaluated again later");
-        }
-    }
-
-    /// Returns the number of failures so far, if the trouble is to be logged.
-    fn note(&self, name: &str, failures: u64, what: String, now: Instant) -> Option<u64> {
+    /// Returns the number of times so far, if the trouble is to be logged.
+    fn note(&self, name: &str, what: String, now: Instant) -> Option<u64> {
         let mut troubles = lock(&self.0);
         troubles.retain(|_, one| now.saturating_duration_since(one.last) < REMEMBERED);
         if troubles.len() >= MOST_TROUBLES && !troubles.contains_key(name) {
@@ -65,17 +51,17 @@ impl Troubles {
             since: now,
             last: now,
             told: None,
-            failures: 0,
+            times: 0,
             what: String::new(),
         });
         one.last = now;
-        one.failures += failures;
+        one.times += 1;
         one.what = what;
         let is_due =
             (one.told).is_none_or(|told| now.saturating_duration_since(told) >= TELL_INTERVAL);
         is_due.then(|| {
             one.told = Some(now);
-            one.failures
+            one.times
         })
     }
 

@@ -132,7 +132,7 @@ pub(super) fn doors(
     // Only a stop of the settlers stops the claimer: a slow destination does not affect the others.
     let stands_still = outcomes.waiting() > 2 * shared.batch();
     let moving = shared.registered.turns().waiting_of_quick();
-    let (splitting, has_many_to_filter) = shared.custody.to_split();
+    let splitting = shared.custody.to_split();
     let doors = shared.bulkheads.iter().zip(intakes);
     let doors = doors.map(|(bulkhead, intake)| {
         let room = bulkhead.gate.room();
@@ -154,7 +154,7 @@ pub(super) fn doors(
     // Some of these messages may go to registered destinations at once. Others are fanned out piece by piece, and
     // wait for one another: the settlers put off what a tenant has too many of.
     let is_behind = splitting > shared.config.batch / 2;
-    let is_full = has_many_to_filter || moving > 2 * shared.config.batch;
+    let is_full = moving > 2 * shared.config.batch;
     let to_split = match stands_still || is_behind || is_full {
         true => 0,
         false => to_split.batch(shared.config.batch, bytes.unwrap_or(0)),

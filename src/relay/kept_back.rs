@@ -13,8 +13,6 @@ pub(crate) struct KeptBack {
     pub(super) destinations: HashSet<String>,
     /// The database refuses to record the results of their messages.
     pub(super) refused: HashSet<Topic>,
-    /// Many of their messages wait for filters.
-    pub(super) filtered: HashSet<Topic>,
 }
 
 impl KeptBack {
@@ -22,12 +20,10 @@ impl KeptBack {
     pub(super) fn has(&self, topic: &Topic) -> bool {
         self.topics.contains(&topic.topic)
             || self.refused.contains(topic)
-            || self.filtered.contains(topic)
             || (!topic.destination.is_empty() && self.destinations.contains(&topic.destination))
     }
 
-    /// The topics whose keys the settlers do not continue. A key continues while its messages wait for filters: there is
-    /// one at a time.
+    /// The topics whose keys the settlers do not continue.
     pub(super) fn topics(&self) -> impl Iterator<Item = &String> {
         let refused = self.refused.iter().map(|one| &one.topic);
         self.topics.iter().chain(refused)
@@ -37,7 +33,6 @@ impl KeptBack {
     pub(super) fn frees(&self, before: &Self) -> bool {
         !(before.topics.is_subset(&self.topics)
             && before.destinations.is_subset(&self.destinations)
-            && before.refused.is_subset(&self.refused)
-            && before.filtered.is_subset(&self.filtered))
+            && before.refused.is_subset(&self.refused))
     }
 }

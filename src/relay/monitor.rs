@@ -214,7 +214,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
             1 => String::new(),
             _ => format!(" (and {} more such destinations)", count - 1),
         };
-        found(ProblemKind::FilterFailed, format!("{first}{more}"));
+        found(ProblemKind::FilterTooMuch, format!("{first}{more}"));
     }
     if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
         let every = humantime::format_duration(shared.config.poll_interval);

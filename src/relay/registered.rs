@@ -19,6 +19,7 @@ use super::turns::Turns;
 use crate::clock;
 use crate::config::{Config, ConfigError};
 use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome, Verifier};
+use crate::filter::Filter;
 use crate::lock::lock;
 use crate::message::Message;
 use crate::registered_destination::RegisteredDestination;
@@ -171,7 +172,8 @@ impl Maker {
                 updated_at: row.updated_at,
                 topics: row.topics,
                 tenant_id: row.tenant_id,
-                filter: row.filter,
+                // A row with another filter is bad.
+                filter: row.filter.and_then(|filter| Filter::new(&filter).ok()),
                 created_at: row.created_at,
                 limits: bulkhead.as_ref().map(|one| one.limits.clone()),
                 refused,

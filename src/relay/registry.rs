@@ -11,6 +11,7 @@ use super::limits::Limits;
 use super::to::To;
 use crate::clock;
 use crate::dispatch::Verifier;
+use crate::filter::Filter;
 use crate::message::Message;
 use crate::own_topics::is_own;
 use crate::routes::{Refuses, Routes, Way, matches_any};
@@ -31,7 +32,7 @@ pub(crate) struct Customer {
     pub(super) updated_at: Option<SystemTime>,
     pub(super) topics: Vec<String>,
     pub(super) tenant_id: Option<Uuid>,
-    pub(super) filter: Option<String>,
+    pub(super) filter: Option<Filter>,
     /// When the transaction that registered the destination began, by the server's clock.
     pub(super) created_at: Option<SystemTime>,
     /// `None`: the destination is disabled.
@@ -118,7 +119,6 @@ pub(crate) struct Registry {
     disabled: OfTenants,
     /// The topics of all enabled destinations.
     topics: Vec<String>,
-    pub(super) has_filters: bool,
     /// Whether runs of any of them have more than one message.
     pub(super) has_runs: bool,
     /// The destinations whose endpoints this relay may verify.
@@ -306,7 +306,6 @@ impl Registry {
             if one.verifier.is_some() && self.can_send {
                 self.unverified.push(Arc::clone(one));
             }
-            self.has_filters |= one.filter.is_some();
             let of_tenants = match one.is_enabled() {
                 true => &mut self.of_tenants,
                 false => &mut self.disabled,
@@ -354,14 +353,6 @@ mod tests {
     use super::*;
 
     impl Customer {
-        /// A destination with a filter, for tests of what is known of filters.
-        pub(in crate::relay) fn filtering() -> Arc<Self> {
-            Arc::new(Self {
-                filter: Some("$.a".to_owned()),
-                ..Self::plain()
-            })
-        }
-
         /// A destination that takes all topics.
         pub(in crate::relay) fn plain() -> Self {
             Self {

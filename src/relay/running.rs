@@ -4,11 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::bulkhead::Serves;
 use super::claimer::Claimer;
-use super::filters::{self, Filters};
 use super::heartbeat::{self, Ending};
 use super::settlement::Outcomes;
 use super::shared::Shared;
@@ -122,17 +121,10 @@ impl Running {
                 listener::run(shared, &serves);
             })?;
         }
-        // Bounded in effect: the entries are claimed messages, whose number is bounded.
-        let (to_filter, filters_inbox) = unbounded();
-        let of_filters = outcomes.clone();
-        self.spawn(shared, Post::Filters.as_str(), move |shared| {
-            let session = shared.session(Post::Filters, filters::STATEMENT_TIMEOUT, Plans::Any);
-            Filters::new(shared, filters_inbox, of_filters, session).run();
-        })?;
         self.spawn(shared, Post::Claimer.as_str(), move |shared| {
             let session = shared.session(Post::Claimer, shared.claim_limit, Plans::ByIndex);
             let inbox = shared.signals.told.1.clone();
-            Claimer::new(shared, queues, outcomes, inbox, to_filter, session).run();
+            Claimer::new(shared, queues, outcomes, inbox, session).run();
         })
     }
 

@@ -237,7 +237,7 @@ impl Settlement {
 
     /// Leaves a fan-out for later, unless the message has expired.
     pub(super) fn put_off(self, why: &str, wait: Duration) -> Self {
-        let failure = Failure::new(ReasonCode::FilterNotEvaluated, why);
+        let failure = Failure::new(ReasonCode::NotFannedOut, why);
         let verdict = match is_expired(&self.message, clock::now()) {
             true => Verdict::expired(),
             false => Verdict::Retry(failure, wait, Attempt::NotCounted),

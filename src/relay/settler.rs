@@ -76,10 +76,6 @@ pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlem
         for told in shared.signals.told.1.try_iter() {
             match told {
                 Told::Continued(jobs) => settler.release(jobs),
-                Told::Filtered(filtered) => {
-                    let jobs = filtered.into_iter().map(|one| one.into_job(&shared.config));
-                    settler.release(jobs.collect());
-                }
                 Told::Report(_) => {}
             }
         }

@@ -166,7 +166,7 @@ impl Shared {
         let metrics = Metrics::new(config.metrics_label(), &bulkheads);
         let connection = config.share_connection.then(SharedConnection::default);
         let most_aside = 2 * most_of_a_settle(&config, &bulkheads);
-        let custody = Custody::new(config.batch, most_aside, signals.doorbell.clone());
+        let custody = Custody::new(most_aside, signals.doorbell.clone());
         Self {
             observers: Observers::default(),
             routes: Routes::new(&config),

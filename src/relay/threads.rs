@@ -48,7 +48,6 @@ words! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(crate) enum Post {
         Claimer = "claimer",
-        Filters = "filters",
         Heartbeat = "heartbeat",
         Janitor = "janitor",
         Listener = "listener",
@@ -320,10 +319,10 @@ impl Threads {
         &self.in_database[post as usize]
     }
 
-    /// Whether a message is being filtered, settled or sent.
+    /// Whether a message is being settled or sent.
     pub(super) fn is_busy(&self) -> bool {
-        let posts = [Post::Filters, Post::Settler].into_iter();
-        let mut stays = posts
+        let mut stays = [Post::Settler]
+            .into_iter()
             .chain(Post::KEYED_SETTLERS)
             .map(|post| self.in_database(post));
         stays.any(Stay::is_inside) || self.senders.iter().flatten().any(Stay::is_inside)

@@ -1,6 +1,5 @@
 //! The messages that other threads send to the claimer.
 
-use super::filtering::Filtering;
 use super::job::Job;
 use super::planner::Report;
 
@@ -8,8 +7,6 @@ use super::planner::Report;
 pub(crate) enum Told {
     /// Messages that a settler claimed while it settled the previous message of their key.
     Continued(Vec<Job>),
-    /// Messages whose filters are evaluated.
-    Filtered(Vec<Filtering>),
     /// For the planner.
     Report(Report),
 }
@@ -22,7 +19,7 @@ impl Told {
         match self {
             Self::Report(Report::Returned(returned)) => !returned.keys.is_empty(),
             Self::Report(Report::Vanished(leases)) => !leases.is_empty(),
-            Self::Continued(_) | Self::Filtered(_) | Self::Report(_) => false,
+            Self::Continued(_) | Self::Report(_) => false,
         }
     }
 }

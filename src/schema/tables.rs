@@ -290,8 +290,8 @@ macro_rules! __outbox_tables {
                 topics -> diesel::sql_types::Array<diesel::sql_types::Text>,
                 /// Only messages of this tenant; null: messages of any tenant.
                 tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
-                /// Only messages whose payload matches this filter; null: all messages.
-                filter -> diesel::sql_types::Nullable<$crate::schema::Jsonpath>,
+                /// Only messages that match this filter, a JSON object; null: all messages.
+                filter -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
                 /// `false`: nothing is sent, and messages wait.
                 enabled -> diesel::sql_types::Bool,
                 /// The secrets that sign requests, newest first.

@@ -1,16 +1,13 @@
 //! Conversions between SQL and the library's types: states, reasons, sequences and times.
 
-use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::backend::Backend;
 use diesel::deserialize::{self, FromSql, FromSqlRow};
-use diesel::expression::AsExpression;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::pg::{Pg, PgValue};
-use diesel::query_builder::QueryId;
-use diesel::serialize::{self, IsNull, Output, ToSql};
-use diesel::sql_types::{BigInt, Nullable, SqlType, Timestamptz};
+use diesel::serialize::{self, Output, ToSql};
+use diesel::sql_types::{BigInt, Nullable, Timestamptz};
 
 use crate::message::Sequence;
 use crate::status::{ReasonCode, Status};
@@ -55,36 +52,6 @@ where
 {
     fn from_sql(bytes: DB::RawValue<'_>) -> deserialize::Result<Self> {
         i64::from_sql(bytes).map(Self)
-    }
-}
-
-/// PostgreSQL's type `jsonpath`, which loads as a `String`.
-#[derive(Debug, Clone, Copy, SqlType, QueryId)]
-#[diesel(postgres_type(oid = 4072, array_oid = 4073))]
-pub struct Jsonpath;
-
-/// The version of the binary format. The text follows the version.
-const JSONPATH_VERSION: u8 = 1;
-
-/// A filter as text.
-#[derive(Debug, AsExpression)]
-#[diesel(sql_type = Jsonpath)]
-pub(crate) struct Filter(pub(crate) String);
-
-impl ToSql<Jsonpath, Pg> for Filter {
-    fn to_sql<'b>(&'b self, out: &mut Output<'b, '_, Pg>) -> serialize::Result {
-        out.write_all(&[JSONPATH_VERSION])?;
-        out.write_all(self.0.as_bytes())?;
-        Ok(IsNull::No)
-    }
-}
-
-impl FromSql<Jsonpath, Pg> for String {
-    fn from_sql(bytes: PgValue<'_>) -> deserialize::Result<Self> {
-        match bytes.as_bytes().split_first() {
-            Some((&JSONPATH_VERSION, text)) => Ok(std::str::from_utf8(text)?.to_owned()),
-            _ => Err("unsupported version of jsonpath".into()),
-        }
     }
 }
 

@@ -34,7 +34,7 @@ use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, word
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::registered_destination::{DestinationState, PausedBy, RegisteredDestination};
-use crate::schema::values::{Filter, system_time};
+use crate::schema::values::system_time;
 
 /// The most secrets of one destination that sign at the same time.
 const MOST_SECRETS: usize = 5;
@@ -78,6 +78,7 @@ struct StoredRow {
     url: String,
     topics: Vec<String>,
     tenant_id: Option<Uuid>,
+    #[diesel(deserialize_as = MaybeJson)]
     filter: Option<String>,
     enabled: bool,
     #[diesel(deserialize_as = MaybeJson)]
@@ -117,6 +118,8 @@ impl From<StoredRow> for RegisteredDestination {
             problem = problem.take().or(Some(error.to_string()));
             None
         });
+        let filter =
+            (row.filter).and_then(|json| read("filter", serde_json::from_str(&json), &mut problem));
         let mut policy = DeliveryPolicy {
             timeout: row.timeout.map(length),
             ..DeliveryPolicy::default()
@@ -147,7 +150,7 @@ impl From<StoredRow> for RegisteredDestination {
         let mut found = Self {
             topics: row.topics,
             tenant_id: row.tenant_id,
-            filter: row.filter,
+            filter,
             enabled: row.enabled,
             headers: headers.unwrap_or_default(),
             auth,
@@ -247,9 +250,6 @@ pub(crate) fn refused_value(error: &Error) -> Option<(String, String)> {
     let Error::DatabaseError(kind, info) = error else {
         return None;
     };
-    if info.message().contains("jsonpath") {
-        return Some(("filter".to_owned(), info.message().to_owned()));
-    }
     let rule = info
         .constraint_name()
         .filter(|_| matches!(kind, DatabaseErrorKind::CheckViolation))?;
@@ -276,7 +276,7 @@ pub(crate) fn insert(
                 destination::url.eq(&one.url),
                 destination::topics.eq(&one.topics),
                 destination::tenant_id.eq(one.tenant_id),
-                destination::filter.eq(one.filter.clone().map(Filter)),
+                destination::filter.eq(filter_column(one).as_deref().map(Json)),
                 destination::headers.eq(headers_column(one).as_deref().map(Json)),
                 destination::description.eq(&one.description),
             ),
@@ -298,6 +298,10 @@ pub(crate) fn insert(
         .do_nothing()
         .execute(conn)
         .map(|count| count > 0)
+}
+
+fn filter_column(one: &RegisteredDestination) -> Option<String> {
+    one.filter.as_ref().map(ToString::to_string)
 }
 
 fn headers_column(one: &RegisteredDestination) -> Option<String> {
@@ -346,7 +350,7 @@ pub(crate) fn write(
 ) -> QueryResult<()> {
     let has = |value: &str| changed.contains(&value);
     let policy = &one.policy;
-    let (headers, options) = (headers_column(one), policy.column());
+    let (filter, headers, options) = (filter_column(one), headers_column(one), policy.column());
     let is_of_policy =
         |name: &&str| PolicyOption::named(name).is_some_and(PolicyOption::is_of_column);
     let words: BTreeMap<&str, &str> = (one.set_by.iter())
@@ -369,7 +373,7 @@ pub(crate) fn write(
                     destination::disabled_reason.eq(&one.disabled_reason),
                 )
             }),
-            has("filter").then(|| destination::filter.eq(one.filter.clone().map(Filter))),
+            has("filter").then(|| destination::filter.eq(filter.as_deref().map(Json))),
             has("headers").then(|| destination::headers.eq(headers.as_deref().map(Json))),
             has("auth").then(|| destination::auth.eq(auth)),
             has("verification").then(|| destination::verification.eq(verification_column(one))),

@@ -80,10 +80,6 @@ named! {
     Timestamptz = "timestamp with time zone"
 }
 
-impl Named for crate::schema::Jsonpath {
-    const NAME: &'static str = "jsonpath";
-}
-
 impl Named for sql_types::Array<sql_types::Text> {
     const NAME: &'static str = "text[]";
 }

@@ -51,7 +51,9 @@ fn hook(receiver: &Receiver, rng: &mut Rng) -> RegisteredDestination {
     match rng.u8(..3) {
         0 => hook,
         1 => hook.topics(["order.*"]),
-        _ => hook.topics(["member.*", "order.paid"]).filter("$.n > 20"),
+        _ => hook
+            .topics(["member.*", "order.paid"])
+            .filter(json!({"n": [{"numeric": [">", 20]}]})),
     }
 }
 

@@ -394,7 +394,7 @@ fn destinations_are_registered_and_removed(ground: &Ground, conn: &mut PgConnect
         .after("a".to_owned());
     let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
         .tenant(tenant)
-        .filter("$.n ? (@ > 1)")
+        .filter(json!({"n": [{"numeric": [">", 1]}]}))
         .configure(|hook| {
             hook.policy.timeout = Some(Duration::from_secs(1));
         })

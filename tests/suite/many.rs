@@ -314,7 +314,9 @@ fn a_disabled_destination_recovers_exactly_what_it_missed() {
     let (acme, other) = (Receiver::ok(), Receiver::ok());
     let tenant = Uuid::now_v7();
     let hook = RegisteredDestination::new("acme", acme.url()).tenant(tenant);
-    let hook = hook.topics(["order.*"]).filter("$.euro ? (@ >= 100)");
+    let hook = hook
+        .topics(["order.*"])
+        .filter(json!({"euro": [{"numeric": [">=", 100]}]}));
     put(&db, &hook);
     put(&db, &RegisteredDestination::new("other", other.url()));
     let started = db.keeping_relay().start().expect("a relay");
@@ -405,7 +407,12 @@ fn messages_that_wait_for_another_customer_are_recovered() {
     let status = move |_: &_| if is_up_now.load(Relaxed) { 200 } else { 503 };
     let (acme, down) = (Receiver::ok(), Receiver::answering(status));
     let hook = RegisteredDestination::new("acme", acme.url());
-    put(&db, &hook.topics(["order.*"]).filter("$.euro ? (@ >= 100)"));
+    put(
+        &db,
+        &hook
+            .topics(["order.*"])
+            .filter(json!({"euro": [{"numeric": [">=", 100]}]})),
+    );
     for name in ["down", "other"] {
         put(&db, &RegisteredDestination::new(name, down.url()));
     }

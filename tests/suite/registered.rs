@@ -71,8 +71,14 @@ fn a_message_goes_to_each_row_whose_topics_tenant_and_filter_it_meets() {
     put(&database, &hook("mine").tenant(mine).topics(["order.*"]));
     put(&database, &hook("others").tenant(other));
     put(&database, &hook("members").topics(["member.*"]));
-    put(&database, &hook("large").filter("$.total ? (@ > 150)"));
-    put(&database, &hook("never").filter("$.total > 10000"));
+    put(
+        &database,
+        &hook("large").filter(json!({"total": [{"numeric": [">", 150]}]})),
+    );
+    put(
+        &database,
+        &hook("never").filter(json!({"total": [{"numeric": [">", 10000]}]})),
+    );
     let relay = started(&database);
     database.enqueue_message(of_tenant(mine, 1));
     database.enqueue_message(of_tenant(mine, 2));
@@ -521,32 +527,6 @@ fn drain_with_other_settings_disables_nothing_hands_the_messages_back_and_says_s
         database.count("delivered") == 100
     });
     end(&relay);
-}
-
-/// R46: deliberately slow filters.
-#[test]
-fn a_filter_that_takes_too_long_is_disabled_and_holds_up_no_others() {
-    let database = Database::new();
-    let receiver = Receiver::ok();
-    let hook = |name: &str| RegisteredDestination::new(name, receiver.url());
-    put(&database, &hook("good").filter("$.items[0] == 1"));
-    put(
-        &database,
-        &hook("slow").filter("$.items[*] ? (exists ($.items[*] ? (@ == -1)))"),
-    );
-    let relay = started(&database);
-    let items: Vec<i32> = (1..=20_000).collect();
-    database.enqueue("order.paid", json!({ "items": items }));
-    eventually("the slow destination is disabled", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
-    });
-    eventually("the other destination has the message", || {
-        database.count("delivered") == 1
-    });
-    end(&relay);
-    assert_eq!(ledger(&database), "good delivered");
-    let reason = database.text("SELECT disabled_reason FROM {o}_destination WHERE name = 'slow'");
-    assert!(reason.is_some_and(|reason| reason.contains("filter")));
 }
 
 /// R46: a failure affects only the messages of its row.
@@ -1072,7 +1052,7 @@ fn a_new_url_and_enabling_begin_without_failures() {
     let since = || database.text("SELECT failing_since::text FROM {o}_destination");
     let updated = || database.text("SELECT updated_at::text FROM {o}_destination");
     database.execute(
-        "INSERT INTO {o}_destination (name, url, headers, filter) VALUES ('acme', 'https://a.example', '{\"a\": \"b\"}', '$.a')",
+        "INSERT INTO {o}_destination (name, url, headers, filter) VALUES ('acme', 'https://a.example', '{\"a\": \"b\"}', '{\"a\": [1]}')",
     );
     for change in ["url = 'https://b.example'", "enabled = true"] {
         database.execute("UPDATE {o}_destination SET enabled = false");
@@ -1134,14 +1114,17 @@ fn a_new_url_and_enabling_end_the_pauses_of_the_receiver() {
     end(&relay);
 }
 
-/// R46: JSON that PostgreSQL stores but cannot query harms no other message.
+/// R46: what a filter does not ask for decides nothing.
 #[test]
-fn a_payload_that_no_filter_can_read_matches_none_and_holds_up_no_others() {
+fn a_filter_reads_any_payload() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let hook = |name: &str| RegisteredDestination::new(name, format!("{}/{name}", receiver.url()));
     put(&database, &hook("all"));
-    put(&database, &hook("filtered").filter("$.good"));
+    put(
+        &database,
+        &hook("filtered").filter(json!({"good": [{"exists": true}]})),
+    );
     for payload in [
         r#"{"bad":"\u0000"}"#,
         r#"{"good":1}"#,
@@ -1463,7 +1446,7 @@ fn a_message_that_a_crashed_relay_sent_to_its_only_destination_stays_addressed_w
 {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let acme = RegisteredDestination::new("acme", receiver.url()).filter("$.n == 7");
+    let acme = RegisteredDestination::new("acme", receiver.url()).filter(json!({"n": [7]}));
     put(&database, &acme);
     database.execute("INSERT INTO {o}_destination (name, url, enabled) VALUES ('off', 'http://a.example', false)");
     database.execute(
@@ -1734,7 +1717,10 @@ fn a_message_goes_to_a_destination_that_was_registered_in_the_future() {
     let receiver = Receiver::ok();
     let hook = |name: &str| RegisteredDestination::new(name, receiver.url());
     put(&database, &hook("all"));
-    put(&database, &hook("some").filter("$.n > 1"));
+    put(
+        &database,
+        &hook("some").filter(json!({"n": [{"numeric": [">", 1]}]})),
+    );
     database.execute("UPDATE {o}_destination SET created_at = now() + interval '1 h'");
     let relay = started(&database);
     for n in [1, 2] {

@@ -175,7 +175,8 @@ view! {
         url: String = url(guest, one),
         topics: Vec<String> = one.topics.clone(),
         tenant: Option<Uuid> = one.tenant_id,
-        filter: Option<String> = one.filter.clone(),
+        /// A filter that messages match.
+        filter: Option<Json> = one.filter.as_ref().map(|filter| Json::of(&filter.to_string())),
         description: Option<String> = one.description.clone(),
         /// `disabled`, `unverified`, `paused`, `failing` or `active`.
         state: String = one.state.to_string(),

@@ -83,12 +83,8 @@ pub(super) enum Broken {
     OverlooksServedTopics,
     /// A relay that registers forgets the topics that no running relay serves.
     ForgetsServedTopics,
-    /// A filter that was not evaluated does not match.
-    TakesNoAnswerForNo,
-    /// An error of a filter for one message fails the evaluation for all.
-    FailsFiltersForAll,
-    /// The relay takes the time of a busy server for that of a filter.
-    BlamesFiltersForLoad,
+    /// The relay does not know the filters of registered destinations.
+    OverlooksFilters,
     /// A key continues after the settle's transaction, not within it.
     ContinuesLater,
     /// The messages of a rolled-back transaction stay.
@@ -149,7 +145,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 55] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 53] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -235,9 +231,7 @@ impl Broken {
             Self::ForgetsServedTopics,
             &[Promise::Lost, Promise::Recipients],
         ),
-        (Self::TakesNoAnswerForNo, &[Promise::Recipients]),
-        (Self::FailsFiltersForAll, &[Promise::Lost]),
-        (Self::BlamesFiltersForLoad, &[Promise::Others]),
+        (Self::OverlooksFilters, &[Promise::Recipients]),
     ];
 
     /// The variants of statements that the comparison with PostgreSQL must find.

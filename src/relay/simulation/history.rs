@@ -766,8 +766,7 @@ impl History {
             }
             _ => false,
         };
-        // A message whose filter was not evaluated is due again later, without a notification.
-        self.is_fair() && !self.has_dead_entries && !self.has_filters && !self.has(holds_up)
+        self.is_fair() && !self.has_dead_entries && !self.has(holds_up)
     }
 
     /// Whether the same destinations are registered all the time, so that each message has the same recipients whenever

@@ -10,7 +10,6 @@ use super::process::Actor;
 use super::promises::Promise;
 use super::stage::{Stage, Trouble};
 use super::tables::{Changes, Now, Tables};
-use super::wants;
 use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::relay::database::{After, Answer, Asks, Database, Published, SinceThen, Taken, Which};
@@ -24,7 +23,6 @@ use crate::relay::written::{Settle, Written};
 use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried};
 use crate::store::destinations::AsSeen;
-use crate::store::filters::{Evaluated, Pairs};
 use crate::store::range::Range;
 use crate::store::relay::backend::Backend;
 use crate::store::relay::claim::{Batch, Claimant};
@@ -380,28 +378,6 @@ impl Database for Link<'_> {
         let is_strict = self.stage.is_strict_relay(self.process);
         self.ask(|tables, now, _, _| tables.registered_since(known, waiting, is_strict, now.micros))
             .map(|changes| Tried::Done((changes, None)))
-    }
-
-    fn evaluate(&mut self, pairs: &Pairs<'_>, _: Duration) -> Answer<Vec<Evaluated>> {
-        self.ask(|_, _, _, _| ())?;
-        let stage = self.stage;
-        let evaluate = |&(payload, filter): &(usize, usize)| {
-            let id = pairs.payloads[payload].parse().expect("a number");
-            let is_busy = !stage.is_calm_now() && stage.rng(|rng| rng.u8(..6)) == 0;
-            match is_busy {
-                true if stage.broken == Some(Broken::TakesNoAnswerForNo) => Evaluated::DoesNot,
-                true => wants::unfinished(stage.broken),
-                false => wants::evaluated(pairs.filters[filter], id),
-            }
-        };
-        let answers: Vec<_> = pairs.pairs.iter().map(evaluate).collect();
-        let has_failed = answers
-            .iter()
-            .any(|one| matches!(one, Evaluated::Failed(_)));
-        if has_failed && stage.broken == Some(Broken::FailsFiltersForAll) {
-            return Err(failure(DatabaseErrorKind::Unknown, "no number"));
-        }
-        Ok(answers)
     }
 
     fn disable(

@@ -28,7 +28,6 @@ use crate::relay::batch::{Answered, Gathered, telling};
 use crate::relay::bulkhead::{Bulkhead, Dispatchers, Serves};
 use crate::relay::claimer::{Claimer, SOON, Turn};
 use crate::relay::fate::Unasked;
-use crate::relay::filters::{Ended, Filters};
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::groups::add_groups;
 use crate::relay::heartbeat::Heartbeat;
@@ -77,7 +76,6 @@ pub(super) enum Actor {
     Heartbeat,
     Sender(usize),
     Listener,
-    Filters,
 }
 
 /// The state of the claimer.
@@ -297,8 +295,6 @@ pub(super) struct Process<'w> {
     claiming: Claiming,
     turns: (Duration, u32),
     settling: [Settling<'w>; 2],
-    filters: Option<Filters<'w, Link<'w>>>,
-    next_evaluation: Duration,
     heartbeat: Option<Heartbeat<'w, Link<'w>>>,
     next_beat: Duration,
     queues: Vec<Receiver<Job>>,
@@ -447,13 +443,6 @@ impl<'w> Process<'w> {
             left: Vec::new(),
             next: Duration::ZERO,
         };
-        let (to_filter, filters_inbox) = unbounded();
-        let filters = Filters::new(
-            shared,
-            filters_inbox,
-            outcomes.clone(),
-            link(Actor::Filters),
-        );
         shared.signals.news.ring();
         Self {
             relay,
@@ -475,7 +464,6 @@ impl<'w> Process<'w> {
                 queues,
                 outcomes.clone(),
                 inbox.1.clone(),
-                to_filter,
                 link(Actor::Claimer),
             )),
             has_ended: false,
@@ -485,8 +473,6 @@ impl<'w> Process<'w> {
                 settling(Keys::None, plain_queue),
                 settling(Keys::Continue, keyed_queue),
             ],
-            filters: Some(filters),
-            next_evaluation: Duration::ZERO,
             heartbeat: Some(Heartbeat::new(
                 shared,
                 registration_of(shared),
@@ -563,7 +549,7 @@ impl<'w> Process<'w> {
         let left = self.inbox.1.try_iter();
         let continued = left.filter_map(|told| match told {
             Told::Continued(jobs) => Some(jobs),
-            Told::Filtered(_) | Told::Report(_) => None,
+            Told::Report(_) => None,
         });
         continued.collect()
     }
@@ -624,7 +610,6 @@ impl<'w> Process<'w> {
             Actor::Settler(1),
             Actor::Heartbeat,
             Actor::Listener,
-            Actor::Filters,
         ]
         .into_iter()
         .chain(senders)
@@ -663,10 +648,6 @@ impl<'w> Process<'w> {
                 }
                 stage.enter_as(self);
                 settler.next_try().map(|at| stage.when(self, at))
-            }
-            Actor::Filters => {
-                let filters = self.filters.as_ref()?;
-                filters.has_work().then_some(self.next_evaluation)
             }
             Actor::Heartbeat => {
                 self.heartbeat.as_ref()?;
@@ -728,7 +709,6 @@ impl<'w> Stage<'w> {
                 false => self.run_sender(number, bulkhead),
             },
             Actor::Listener => self.run_listener(number),
-            Actor::Filters => self.run_filters(number),
         }
     }
 
@@ -854,25 +834,6 @@ impl<'w> Stage<'w> {
         settling.settler = Some(settler);
         drop(processes);
         self.end_where_it_is_done(number);
-    }
-
-    fn run_filters(&'w self, number: usize) {
-        let mut processes = self.processes.borrow_mut();
-        let process = &mut processes[number];
-        let (filters, shared) = (process.filters.take(), process.shared);
-        drop(processes);
-        let Some(mut filters) = filters else { return };
-        let pause = match filters.hear() {
-            Ok(()) if !shared.is_stopping() => filters.turn(),
-            Ok(()) | Err(Ended) => {
-                filters.release_all();
-                None
-            }
-        };
-        let mut processes = self.processes.borrow_mut();
-        let process = &mut processes[number];
-        process.next_evaluation = self.now() + pause.unwrap_or_default();
-        process.filters = Some(filters);
     }
 
     /// A relay that stops has ended when everything is settled.

@@ -27,7 +27,6 @@ use crate::hand::Hand;
 use crate::relay::settlement::Settlement;
 use crate::relay::shared::Shared;
 use crate::relay::written::Settle;
-use crate::store::filters::Evaluated;
 use crate::store::operate::why::WaitReason;
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::namesakes::OF_ROUTE;
@@ -1915,7 +1914,7 @@ impl<'w> Stage<'w> {
                 let tenant = (tables.registered.get(name))
                     .and_then(|one| tables.tenants.get(&one.stamp).copied());
                 let is_tenants = tenant.is_none() || tenant == wants::tenant_of(id);
-                let matches = wants::evaluated(name, id) == Evaluated::Matches;
+                let matches = wants::matches(name, id);
                 is_tenants && (matches || !tables.has_filters)
             };
             let mut wanted: BTreeSet<&str> = REGISTERED[..2].iter().copied().filter(want).collect();

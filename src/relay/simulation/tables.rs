@@ -547,7 +547,8 @@ impl Tables {
                     RegisteredDestination::new(*name, &url).topics([wants::TOPIC, wants::ROUTED]);
                 row.enabled = one.enabled;
                 row.policy.key_run = self.key_run;
-                row.filter = self.has_filters.then(|| (*name).to_owned());
+                let knows_filters = self.has_filters && broken != Some(Broken::OverlooksFilters);
+                row.filter = knows_filters.then(|| wants::filter(name));
                 row.tenant_id = self.tenants.get(&one.stamp).copied();
                 row.created_at = (broken != Some(Broken::GivesWhatIsEarlier))
                     .then(|| UNIX_EPOCH + Duration::from_micros(one.created_at.unsigned_abs()));
@@ -799,9 +800,8 @@ impl Tables {
         let expires = row
             .expires_at
             .map(|at| now.here + duration(at - now.micros));
-        // The filters of this world read the number.
         let payload = match self.has_filters {
-            true => row.id.to_string(),
+            true => wants::payload(row.id, REGISTERED.into_iter()),
             false => "{}".to_owned(),
         };
         Message {

@@ -1,12 +1,8 @@
 //! Which messages a registered destination wants: its tenant and its filter. Both follow from the number of a message,
 //! so that the promises need no second record of them.
 
-use std::time::Duration;
-
+use serde_json::{Value, json};
 use uuid::Uuid;
-
-use super::broken::Broken;
-use crate::store::filters::{Evaluated, Unfinished};
 
 /// The topics of registered destinations. If relays have different settings, the first relay alone has a route for
 /// `ROUTED`, to `a`, and only at each second start.
@@ -23,25 +19,18 @@ pub(super) fn tenant_of(id: usize) -> Option<Uuid> {
     (!id.is_multiple_of(3)).then(|| tenant(id % 3))
 }
 
-/// What PostgreSQL answers for the filter of a destination and the payload of a message.
-pub(super) fn evaluated(destination: &str, id: usize) -> Evaluated {
-    let number = id + destination.len() + usize::from(destination.as_bytes()[0]);
-    match number {
-        _ if number.is_multiple_of(7) => Evaluated::Failed("no number".to_owned()),
-        _ if number.is_multiple_of(3) => Evaluated::DoesNot,
-        _ => Evaluated::Matches,
-    }
+/// Whether the filter of a destination matches a message.
+pub(super) fn matches(destination: &str, id: usize) -> bool {
+    !(id + destination.len() + usize::from(destination.as_bytes()[0])).is_multiple_of(3)
 }
 
-/// An evaluation that was cancelled on a busy server.
-pub(super) fn unfinished(broken: Option<Broken>) -> Evaluated {
-    let control = match broken {
-        Some(Broken::BlamesFiltersForLoad) => 1,
-        _ => 500,
-    };
-    Evaluated::Unfinished(Unfinished {
-        took: Duration::from_millis(600),
-        control: Duration::from_millis(control),
-        error: None,
-    })
+/// The filter of a destination.
+pub(super) fn filter(destination: &str) -> Value {
+    json!({ "for": [destination] })
+}
+
+/// The payload of a message: the destinations, of these, whose filters match it.
+pub(super) fn payload<'n>(id: usize, destinations: impl Iterator<Item = &'n str>) -> String {
+    let names: Vec<&str> = destinations.filter(|name| matches(name, id)).collect();
+    json!({ "for": names }).to_string()
 }

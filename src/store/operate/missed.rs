@@ -13,20 +13,21 @@ use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
     QueryDsl, Queryable, RunQueryDsl,
 };
+use diesel::result::Error::QueryBuilderError;
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text, Timestamptz, Uuid as SqlUuid};
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
+use crate::filter::{Filter, Outcome, evaluate};
 use crate::name::OutboxName;
 use crate::registered_destination::RegisteredDestination;
 use crate::routes::matches_any;
 use crate::store::destinations::Registered;
-use crate::store::filters::{Evaluated, Pairs, evaluate};
 use crate::store::looking::{looking, looking_for};
 use crate::store::open_part;
 use crate::store::place::{as_micros, from_micros};
-use crate::store::sql::{JsonText, all_of, clock_timestamp, coalesce, given};
+use crate::store::sql::{JsonText, MaybeJson, all_of, clock_timestamp, coalesce, given};
 use crate::store::statement::{unprepared, unprepared_statement};
 use crate::store::table::{destination, ledger, outbox};
 
@@ -34,8 +35,6 @@ use crate::store::table::{destination, ledger, outbox};
 pub(crate) const LOOK: usize = 100_000;
 /// Payloads in memory at once while a filter is evaluated. A payload has at most 1 MiB.
 const PAYLOADS: usize = 100;
-/// How long one evaluation of a filter may take.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a destination wants, of a time.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ pub(crate) struct Wanted {
     name: String,
     registration: Uuid,
     tenant_id: Option<Uuid>,
-    filter: Option<String>,
+    filter: Option<Filter>,
     /// The topics in the outbox and the ledger that the destination subscribes to.
     topics: Vec<String>,
     since: PgTimestamp,
@@ -126,11 +125,10 @@ pub(crate) fn wanted(
     topics.sort_unstable();
     topics.dedup();
     topics.retain(|topic| matches_any(&row.topics, topic));
+    let filter = row.filter.as_ref().map(Filter::new).transpose();
+    let filter = filter.map_err(|error| QueryBuilderError(format!("filter: {error}").into()))?;
     let RegisteredDestination {
-        name,
-        tenant_id,
-        filter,
-        ..
+        name, tenant_id, ..
     } = row.clone();
     Ok(Some(Wanted {
         name,
@@ -256,15 +254,34 @@ pub(crate) fn step(
     }))
 }
 
-/// A place in an ordering key, a message, and its payload.
-type Kept = (i64, Uuid, JsonText);
+/// A place in an ordering key, a message, and what filters read of it.
+type Kept = (i64, Uuid, String, MaybeJson, JsonText);
 
-/// The payloads of these messages, by place and id.
-fn payloads(
+/// Those of these messages that the filter matches. As at a relay, a filter that needs too many comparisons does not match.
+fn matching<'m>(
     conn: &mut PgConnection,
     name: &OutboxName,
-    missed: &[&Missed],
-) -> QueryResult<HashMap<(i64, Uuid), String>> {
+    filter: &Filter,
+    missed: &[&'m Missed],
+) -> QueryResult<Vec<&'m Missed>> {
+    let mut matching = Vec::new();
+    for missed in missed.chunks(PAYLOADS) {
+        let matches: HashMap<(i64, Uuid), bool> = (kept(conn, name, missed)?.into_iter())
+            .map(|(place, id, topic, headers, payload)| {
+                let (headers, payload) = (Option::from(headers), String::from(payload));
+                let headers: Option<String> = headers;
+                let outcomes = evaluate(&[filter], &topic, headers.as_deref(), &payload);
+                ((place, id), outcomes == [Outcome::Matches])
+            })
+            .collect();
+        let is_it = |one: &&&'m Missed| matches.get(&one.place()) == Some(&true);
+        matching.extend(missed.iter().filter(is_it).copied());
+    }
+    Ok(matching)
+}
+
+/// What is kept of these messages.
+fn kept(conn: &mut PgConnection, name: &OutboxName, missed: &[&Missed]) -> QueryResult<Vec<Kept>> {
     let ids: Vec<_> = missed.iter().map(|one| one.message_id).collect();
     let places: Vec<_> = missed.iter().map(|one| one.place).collect();
     let settled = ledger::table(name.ledger())
@@ -273,6 +290,8 @@ fn payloads(
         .select((
             coalesce(ledger::split_from, ledger::sequence),
             ledger::message_id,
+            ledger::topic,
+            ledger::headers,
             ledger::payload.assume_not_null(),
         ));
     let of_parts = outbox::split_from.eq_any(&places).assume_not_null();
@@ -281,62 +300,15 @@ fn payloads(
         .select((
             coalesce(outbox::split_from, outbox::sequence),
             outbox::message_id,
+            outbox::topic,
+            outbox::headers,
             outbox::payload,
         ));
-    let kept: Vec<Kept> = looking(conn, None, |conn| {
+    looking(conn, None, |conn| {
         let mut kept: Vec<Kept> = unprepared(settled).load(conn)?;
         kept.extend(unprepared(waiting).load::<Kept>(conn)?);
         Ok(kept)
-    })?;
-    let by_place = kept.into_iter();
-    Ok(by_place
-        .map(|(place, id, payload)| ((place, id), payload.into()))
-        .collect())
-}
-
-/// The messages whose payloads match the filter, as relays evaluate it.
-fn matching<'m>(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    filter: &str,
-    missed: &[&'m Missed],
-) -> QueryResult<Vec<&'m Missed>> {
-    let mut matching = Vec::new();
-    for missed in missed.chunks(PAYLOADS) {
-        let payloads = payloads(conn, name, missed)?;
-        let of = |one: &&'m Missed| {
-            let payload = payloads.get(&one.place())?;
-            Some((*one, payload.as_str()))
-        };
-        let mut rest: Vec<(&Missed, &str)> = missed.iter().filter_map(of).collect();
-        while !rest.is_empty() {
-            let pairs = Pairs {
-                payloads: rest.iter().map(|(_, payload)| *payload).collect(),
-                filters: vec![filter],
-                pairs: (0..rest.len()).map(|payload| (payload, 0)).collect(),
-            };
-            // The evaluation sets a time limit, which ends with `looking`.
-            let answers = looking(conn, None, |conn| evaluate(conn, &pairs, PATIENCE))?;
-            for (answer, (one, _)) in answers.iter().zip(&rest) {
-                match answer {
-                    Evaluated::Matches => matching.push(*one),
-                    // As at a relay, a filter that errs does not match.
-                    Evaluated::DoesNot | Evaluated::Failed(_) => {}
-                    Evaluated::Unfinished(_) => {
-                        return Err(diesel::result::Error::QueryBuilderError(
-                            format!(
-                                "evaluating the filter of the destination for the message {} was cancelled after {PATIENCE:?}",
-                                one.message_id
-                            )
-                            .into(),
-                        ));
-                    }
-                }
-            }
-            rest.drain(..answers.len());
-        }
-    }
-    Ok(matching)
+    })
 }
 
 /// Places parts, and a history entry for each. If an earlier registration of the name has got the message, the key is

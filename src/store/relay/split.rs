@@ -366,8 +366,8 @@ fn place_sql(name: &OutboxName, is_last: bool) -> String {
             RETURNING 1
         ) SELECT count(*) FROM inserted",
         attempts = attempts_of("o"),
-        // The attempt that a takeover counts is no send, and a message that waits for its filters was not sent.
-        was_sent = "coalesce(o.last_error_code NOT IN ('ABANDONED', 'FILTER_NOT_EVALUATED'), true)",
+        // The attempt that a takeover counts is no send, and a message that waits to be fanned out was not sent.
+        was_sent = "coalesce(o.last_error_code NOT IN ('ABANDONED', 'NOT_FANNED_OUT'), true)",
         first = of_row("$3::int[]", "$1"),
         last = of_row("$4::int[]", "$1"),
     )

@@ -10,7 +10,8 @@ use http::StatusCode;
 use maud::{Markup, html};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
 use super::change::nobody;
 use super::{get, no_destination, on, page_of, url};
@@ -58,7 +59,9 @@ fn form(guest: &Guest, found: Option<&RegisteredDestination>) -> Markup {
             }
             label.field { "Topics, one pattern a line" textarea name="topics" rows="3" required { (one.topics.join("\n")) } }
             label.field { "Tenant (empty: all)" input name="tenant" value=(one.tenant_id.map_or_else(String::new, |id| id.to_string())); }
-            label.field { "Filter, a JSONPath (empty: all messages)" input name="filter" value=(one.filter.as_deref().unwrap_or_default()); }
+            label.field { "Filter, as JSON (empty: all messages)"
+                textarea name="filter" rows="3" { @if let Some(filter) = &one.filter { (filter) } }
+            }
             label.field { "Description" input name="description" value=(one.description.as_deref().unwrap_or_default()); }
             label.field { "Verification of the endpoint"
                 select name="verification" {
@@ -83,12 +86,19 @@ pub(in crate::pages) struct Written {
     topics: Option<Vec<String>>,
     /// Only messages of this tenant.
     tenant: Option<String>,
-    /// A JSONPath that payloads match.
-    filter: Option<String>,
+    /// A filter that messages match; null: none.
+    #[serde(deserialize_with = "given")]
+    #[schemars(with = "Option<Map<String, Value>>")]
+    filter: Option<Value>,
     description: Option<String>,
     /// How the endpoint shows that it wants messages: `none`, `challenge`, `cloudevents`; with `:skip`, messages do not
     /// wait for it.
     verification: Option<String>,
+}
+
+/// A value that may be null.
+fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(value).map(Some)
 }
 
 impl Written {
@@ -101,7 +111,11 @@ impl Written {
             url: given("url").filter(|url| !url.is_empty()),
             topics: Some(topics.map(str::to_owned).collect()),
             tenant: given("tenant"),
-            filter: given("filter"),
+            // Text that is no JSON is no filter, and its check says so.
+            filter: given("filter").map(|text| match text.is_empty() {
+                true => Value::Null,
+                false => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+            }),
             description: given("description"),
             verification: given("verification").filter(|word| !word.is_empty()),
         }
@@ -119,7 +133,7 @@ impl Written {
             one.tenant_id = tenant(text)?;
         }
         if let Some(filter) = &self.filter {
-            one.filter = filled(filter);
+            one.filter = Some(filter.clone()).filter(|filter| !filter.is_null());
         }
         if let Some(description) = &self.description {
             one.description = filled(description);
