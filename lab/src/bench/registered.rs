@@ -13,7 +13,7 @@ use diesel_outbox::{Relay, RelayBuilder, program};
 use serde_json::{Value, json};
 
 use super::delivery::{Delivery, deliver_behind, deliver_with, mean_of, rate_of};
-use super::ground::{CHUNK, Fill, Ground, TOPIC, payload};
+use super::ground::{CHUNK, Fill, Ground, TOPIC};
 use super::measures::peak_memory_mib;
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
@@ -27,6 +27,9 @@ pub(super) struct Options {
     /// Messages per run, distributed over the tenants by Zipf's law
     #[arg(long, default_value_t = 100_000, value_name = "NUMBER", value_parser = whole(1..=MOST_MESSAGES))]
     messages: u64,
+    /// Filters that do not match, for each message of a run beside one that matches
+    #[arg(long, default_value_t = 100, value_name = "NUMBER", value_parser = whole(0..=100_000_u64))]
+    filters: u64,
     /// Number of rounds; each round makes each run once
     #[arg(long, default_value_t = 3, value_name = "NUMBER", value_parser = whole(1..=MOST_ROUNDS))]
     rounds: u32,
@@ -79,7 +82,7 @@ struct PacedRow {
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let url = ground.config.url.take().context("the bench has no URL")?;
-    let (mut configured, mut registered) = (Vec::new(), Vec::new());
+    let (mut configured, mut registered, mut filtered) = (Vec::new(), Vec::new(), Vec::new());
     // The first messages wait until the relay knows its destinations.
     let warm = options.messages / 5;
     let (mut most_threads, mut memory) = (0.0_f64, 0.0);
@@ -100,23 +103,34 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         )?);
         (ground.config.url, ground.config.secrets) = (None, Vec::new());
 
-        ground.say(format_args!(
-            "round {round}: {} registered destinations",
-            options.destinations
-        ));
-        ground.fresh()?;
-        register(ground, url.as_str(), 1, options.destinations)?;
-        // Zipf's law, approximated by an integral.
-        let zipf = format!("ceil(exp(random() * ln({})))::bigint", options.destinations);
-        fill(ground, warm + options.messages, &zipf, "''")?;
-        ground.quiet()?;
-        let one = deliver_behind(ground, relay(ground), warm, options.messages)?;
-        most_threads = most_threads.max(one.threads);
-        if round == 1 {
-            // Later relays of this process find the allocator's arenas filled by the threads of those before.
-            memory = peak_memory_mib()?;
+        for (filters, deliveries) in [
+            (None, &mut registered),
+            (Some(options.filters), &mut filtered),
+        ] {
+            ground.say(format_args!(
+                "round {round}: {} registered destinations{}",
+                options.destinations,
+                filters.map_or_else(String::new, |more| format!(
+                    " with filters, {more} of which do not match"
+                ))
+            ));
+            ground.fresh()?;
+            register(ground, url.as_str(), 1, options.destinations)?;
+            if let Some(more) = filters {
+                add_filters(ground, url.as_str(), more)?;
+            }
+            // Zipf's law, approximated by an integral.
+            let zipf = format!("ceil(exp(random() * ln({})))::bigint", options.destinations);
+            fill(ground, warm + options.messages, &zipf, "''")?;
+            ground.quiet()?;
+            let one = deliver_behind(ground, relay(ground), warm, options.messages)?;
+            most_threads = most_threads.max(one.threads);
+            if round == 1 && filters.is_none() {
+                // Later relays of this process find the allocator's arenas filled by the threads of those before.
+                memory = peak_memory_mib()?;
+            }
+            deliveries.push(one);
         }
-        registered.push(one);
     }
     let fairness = fairness(options, ground, url.as_str())?;
     let mut paced_runs: [Vec<PacedRow>; Beside::ALL.len()] = Default::default();
@@ -154,11 +168,13 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     let mut runs = vec![
         run("one_configured", &configured),
         run("registered", &registered),
+        run("registered_with_filters", &filtered),
     ];
     runs.extend(Beside::ALL.into_iter().zip(&paced_runs).map(paced));
     Ok(json!({
         "destinations": options.destinations,
         "messages": options.messages,
+        "filters": options.filters,
         "rounds": options.rounds,
         "fairness": fairness,
         "threads": most_threads,
@@ -192,6 +208,42 @@ fn register(ground: &mut Ground, url: &str, first: u64, last: u64) -> Result<()>
     Ok(())
 }
 
+/// Gives each destination a filter that matches, and adds destinations of no tenant with filters that do not.
+fn add_filters(ground: &mut Ground, url: &str, more: u64) -> Result<()> {
+    let table = &ground.config.table;
+    sql_query(format!("UPDATE {table}_destination SET filter = $1::json"))
+        .bind::<Text, _>(filter("paid"))
+        .execute(&mut ground.conn)?;
+    sql_query(format!(
+        "INSERT INTO {table}_destination (name, url, filter)
+         SELECT 'other-' || n, $1, replace($2, 'STATUS', 'status ' || n)::json FROM generate_series(1, $3) AS n"
+    ))
+    .bind::<Text, _>(url)
+    .bind::<Text, _>(filter("STATUS"))
+    .bind::<BigInt, _>(i64::try_from(more)?)
+    .execute(&mut ground.conn)?;
+    Ok(())
+}
+
+/// A filter of three fields, all of which are read.
+fn filter(status: &str) -> String {
+    json!({
+        "country": ["AT", "DE"],
+        "euro": [{ "numeric": [">=", 100] }],
+        "status": [status],
+    })
+    .to_string()
+}
+
+/// A payload of this size with the fields that filters ask for.
+fn order(bytes: u32) -> String {
+    let of = |fill: &str| {
+        json!({ "country": "DE", "euro": 120.5, "fill": fill, "status": "paid" }).to_string()
+    };
+    let rest = (bytes as usize).saturating_sub(of("").len());
+    of(&"x".repeat(rest))
+}
+
 /// The tenant of a number, as an SQL expression.
 fn tenant(number: &str) -> String {
     format!("lpad(to_hex({number}), 32, '0')::uuid")
@@ -205,7 +257,7 @@ fn fill(ground: &mut Ground, messages: u64, number: &str, destination: &str) -> 
         ground.config.table,
         tenant(number)
     );
-    let payload = payload(ground.payload_bytes).to_string();
+    let payload = order(ground.payload_bytes);
     for first in (0..messages).step_by(CHUNK as usize) {
         ground.wait(Duration::ZERO)?;
         sql_query(&insert)
