@@ -8,7 +8,6 @@ pub(crate) mod admin;
 mod auth;
 pub(crate) mod destination;
 pub(crate) mod environment;
-pub(crate) mod error;
 #[cfg(feature = "file")]
 mod file;
 mod ledger_payload;
@@ -45,7 +44,6 @@ pub use self::destination::{
 };
 pub(crate) use self::destination::{Destination, PolicyOption};
 pub use self::environment::from_env;
-pub(crate) use self::error::ConfigError;
 pub use self::ledger_payload::LedgerPayload;
 pub(crate) use self::log_format::LogFormat;
 pub use self::public_key::PublicKey;
@@ -58,6 +56,7 @@ pub use self::secret_keys::SecretKeys;
 pub(crate) use self::settings::{SETTINGS, Setting};
 pub(crate) use self::text::{is_masked, shown_url, url as parse_url, words, wrong_pattern};
 pub(crate) use self::validate::{LONGEST_LEASE, LONGEST_SEND, SHORTEST_SEEN};
+pub(crate) use crate::config_error::ConfigError;
 
 use self::settings::{Place, unknown};
 use self::text::{content, shown_database, written};

@@ -67,7 +67,11 @@ mod clock;
 #[cfg(feature = "relay")]
 pub mod config;
 #[cfg(feature = "relay")]
+mod config_error;
+#[cfg(feature = "relay")]
 mod deadline;
+#[cfg(feature = "relay")]
+mod delivery;
 mod error;
 mod event;
 #[cfg(feature = "relay")]
@@ -136,9 +140,9 @@ pub use crate::backoff::{Backoff, BadBackoff};
 #[cfg(feature = "relay")]
 pub use crate::config::destination::Destination;
 #[cfg(feature = "relay")]
-pub use crate::config::error::ConfigError;
-#[cfg(feature = "relay")]
 pub use crate::config::route::Route;
+#[cfg(feature = "relay")]
+pub use crate::config_error::ConfigError;
 #[cfg(feature = "http")]
 pub use crate::dispatch::HttpDispatcher;
 #[cfg(feature = "relay")]

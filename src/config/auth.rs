@@ -7,10 +7,10 @@ use secrecy::SecretString;
 use serde_json::Value;
 use url::Url;
 
-use super::error::ConfigError;
 use super::section::Section;
 use super::text::url as parse_url;
 use super::values::{parsed, text};
+use crate::config_error::ConfigError;
 use crate::header::check_header;
 use crate::words::words;
 

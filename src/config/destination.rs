@@ -1,7 +1,6 @@
 //! Destinations: where messages are sent, and their settings.
 
 mod classes;
-mod limits;
 mod policy;
 mod tls;
 mod verification;
@@ -14,15 +13,15 @@ use secrecy::SecretString;
 use url::Url;
 
 pub use self::classes::{Class, Classes};
-pub use self::limits::{Breaker, Rate, RequestBatch};
-pub use self::policy::{DeliveryPolicy, Mode, OnDead, PolicyOption};
+pub use self::policy::{DeliveryPolicy, PolicyOption};
 pub use self::tls::{Proxy, Roots, Tls, TlsVersion};
 pub use self::verification::Verification;
+pub use crate::delivery::{Breaker, Mode, OnDead, Rate, RequestBatch};
 
 use super::auth::Auth;
-use super::error::ConfigError;
 use super::secret::SigningSecret;
 use super::text::{TICK, at_least, shown_url, url as parse_url, within};
+use crate::config_error::ConfigError;
 
 /// A destination: where messages are sent, and how.
 ///

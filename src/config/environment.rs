@@ -1,8 +1,8 @@
 //! Settings from environment variables.
 
 use super::Config;
-use super::error::ConfigError;
 use super::settings::Setting;
+use crate::config_error::ConfigError;
 
 /// Reads the settings from the file at `OUTBOX_CONFIG`, then from the environment of this process, which wins.
 ///

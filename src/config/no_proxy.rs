@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use url::{Host, Url};
 
-use super::error::ConfigError;
 use super::text::words;
 use super::{Config, Destination, Proxy};
+use crate::config_error::ConfigError;
 
 impl Config {
     /// The proxy of a destination: the destination's own setting or, unless `OUTBOX_NO_PROXY` lists the host, the

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
-use super::error::ConfigError;
+use crate::config_error::ConfigError;
 
 pub(super) const PREFIX: &str = "whpk_";
 /// The prefix of private keys.

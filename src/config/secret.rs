@@ -7,11 +7,11 @@ use base64::Engine;
 use ed25519_dalek::SigningKey;
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 
-use super::error::ConfigError;
 #[cfg(feature = "http")]
 use super::public_key::PublicKey;
 use super::public_key::{self, BASE64, PRIVATE_PREFIX};
 use super::text::words;
+use crate::config_error::ConfigError;
 
 /// The length of a symmetric secret in bytes, according to Standard Webhooks.
 const BYTES: std::ops::RangeInclusive<usize> = 24..=64;

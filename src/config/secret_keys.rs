@@ -5,9 +5,9 @@ use std::str::FromStr;
 use base64::Engine;
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 
-use super::error::ConfigError;
 use super::public_key::BASE64;
 use super::text::words;
+use crate::config_error::ConfigError;
 
 /// The length of a key in bytes (AES-256).
 const BYTES: usize = 32;

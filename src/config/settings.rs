@@ -8,7 +8,6 @@ use std::time::Duration;
 use self::Kind::{Count, Switch, SwitchOr, Text, Time, Words};
 use self::Place::{NoFile, OwnFile};
 use super::destination::{MOST, MOST_SENDERS, Mode, OnDead, Proxy, Roots, Verification};
-use super::error::{ConfigError, nearest};
 use super::secret::secrets;
 use super::secret_keys::secret_keys;
 use super::text::{
@@ -17,6 +16,7 @@ use super::text::{
 };
 use super::{Config, LedgerPayload, LogFormat, admin, no_proxy};
 use crate::backoff::Backoff;
+use crate::config_error::{ConfigError, nearest};
 use crate::name::OutboxName;
 
 /// A setting: variable, default and summary.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
-use super::error::ConfigError;
+use crate::config_error::ConfigError;
 
 pub(super) fn not_empty(text: &str) -> Result<String, String> {
     match text.trim() {

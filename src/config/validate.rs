@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use secrecy::ExposeSecret;
 
-use super::error::ConfigError;
 use super::text::wrong_pattern;
 use super::{Auth, Config, DEFAULT_DESTINATION, LedgerPayload, SETTINGS};
+use crate::config_error::ConfigError;
 use crate::header::check_header;
 
 /// The most sender threads of all destinations together.

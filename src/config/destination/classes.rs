@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::error::ConfigError;
+use crate::config_error::ConfigError;
 use crate::words::words;
 
 words! {

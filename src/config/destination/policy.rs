@@ -11,43 +11,12 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use self::Place::{Configured, Registered};
-use super::{Breaker, Class, Classes, Rate, Wrong, count_within, long_enough, wrong};
+use super::{Breaker, Class, Classes, Mode, OnDead, Rate, Wrong, count_within, long_enough, wrong};
 use crate::backoff::Backoff;
-use crate::config::error::ConfigError;
 use crate::config::section::Section;
 use crate::config::text::{words, written};
 use crate::config::values::{count, duration, number, parsed, wrong_type};
-use crate::words::words;
-
-words! {
-    setting:
-    /// How a message becomes a request: the content modes of CloudEvents over HTTP.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    #[non_exhaustive]
-    pub enum Mode {
-        /// The payload is the body. Everything else is in headers.
-        #[default]
-        Binary = "binary",
-        /// The body is one JSON document with everything. Choose this mode for signed requests: headers are not signed.
-        Structured = "structured",
-        /// The body is a JSON array of documents: one request for many messages.
-        Batched = "batched",
-    }
-}
-
-words! {
-    setting:
-    /// Whether later messages with the ordering key of a dead letter are sent or wait.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    #[non_exhaustive]
-    pub enum OnDead {
-        /// The relay sends the next message.
-        #[default]
-        Continue = "continue",
-        /// Later messages wait until an operator requeues or discards the dead letter.
-        Block = "block",
-    }
-}
+use crate::config_error::ConfigError;
 
 /// The limits and the delivery policy of a destination: configured or registered.
 ///

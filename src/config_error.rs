@@ -33,13 +33,13 @@ impl ConfigError {
     }
 
     /// Turns a reason into an error of `key`.
-    pub(super) fn at(key: impl Into<String>) -> impl FnOnce(String) -> Self {
+    pub(crate) fn at(key: impl Into<String>) -> impl FnOnce(String) -> Self {
         |reason| Self::new(key, reason)
     }
 
     /// An error of `key`, whose last part `word` is unknown. The reason names the closest `known` word or, if no word
     /// is close, all of them.
-    pub(super) fn unknown_key(key: impl Into<String>, word: &str, known: &[&str]) -> Self {
+    pub(crate) fn unknown_key(key: impl Into<String>, word: &str, known: &[&str]) -> Self {
         let reason = match nearest(word, known.iter().copied()) {
             Some(other) => format!("unknown key: did you mean {other}?"),
             None => format!("unknown key: known keys are {}", known.join(", ")),
@@ -59,7 +59,7 @@ impl ConfigError {
 }
 
 /// The known word that the writer probably meant.
-pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     known
         // A much longer word is close to no known word, and comparing it would be slow.
         .filter(|other| word.len() <= other.len() + 3)

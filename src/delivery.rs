@@ -1,10 +1,41 @@
-//! Limits of a destination: batches, rate limits, and the circuit breaker.
+//! How messages are delivered to a destination: content modes, batches, rate limits, the circuit breaker, and dead letters of keys.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::config::ConfigError;
+use crate::config_error::ConfigError;
+use crate::words::words;
+
+words! {
+    setting:
+    /// How a message becomes a request: the content modes of CloudEvents over HTTP.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    #[non_exhaustive]
+    pub enum Mode {
+        /// The payload is the body. Everything else is in headers.
+        #[default]
+        Binary = "binary",
+        /// The body is one JSON document with everything. Choose this mode for signed requests: headers are not signed.
+        Structured = "structured",
+        /// The body is a JSON array of documents: one request for many messages.
+        Batched = "batched",
+    }
+}
+
+words! {
+    setting:
+    /// Whether later messages with the ordering key of a dead letter are sent or wait.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    #[non_exhaustive]
+    pub enum OnDead {
+        /// The relay sends the next message.
+        #[default]
+        Continue = "continue",
+        /// Later messages wait until an operator requeues or discards the dead letter.
+        Block = "block",
+    }
+}
 
 /// The limits of a request in batched mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +78,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    pub(in crate::config) const BOUNDS: &str = "must be at least 1 in 24 h, and below 1000000/s";
+    pub(crate) const BOUNDS: &str = "must be at least 1 in 24 h, and below 1000000/s";
     /// One request in 24 hours. With less, a relay would wait for longer than anybody watches it.
     const LEAST: f64 = 1.0 / 86_400.0;
 
@@ -69,7 +100,7 @@ impl Rate {
     }
 
     /// The same limit, or `None` if `per_second` is not within [`BOUNDS`](Self::BOUNDS).
-    pub(in crate::config) fn checked(per_second: f64) -> Option<Self> {
+    pub(crate) fn checked(per_second: f64) -> Option<Self> {
         let tenth = (per_second / 10.0).ceil();
         (Self::LEAST..1e6).contains(&per_second).then_some(Self {
             per_second,
