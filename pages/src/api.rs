@@ -15,7 +15,8 @@ use http::header::{ALLOW, WWW_AUTHENTICATE};
 use http::{Method, StatusCode};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use serde_json::error::Category;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_path_to_error::Segment;
@@ -111,6 +112,11 @@ macro_rules! view {
 }
 
 pub(crate) use {input, route, view};
+
+/// A value of a body that may be null; absent: `None`, by the default of the field.
+pub(crate) fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(value).map(Some)
+}
 
 /// The body of an act that needs no more than its path.
 #[derive(Deserialize, JsonSchema)]

@@ -297,6 +297,14 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
         assert_eq!((status, &problem["field"]), (422, &field), "{problem}");
     }
     let acme = "/destinations/acme%2F1";
+    for filter in [json!(""), json!({}), json!({ "is": true })] {
+        let (status, problem) = program.refused(&Method::PATCH, acme, json!({ "filter": filter }));
+        assert_eq!(
+            (status, &problem["field"]),
+            (422, &json!("filter")),
+            "{problem}"
+        );
+    }
     let changed = json!({ "description": "Acme", "filter": { "is": [true] } });
     let changed = program.done(&Method::PATCH, acme, changed);
     assert_eq!(

@@ -303,6 +303,26 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
     assert_eq!(acme.url, receiver.url());
     assert_eq!(acme.topics, ["order.*", "member.*"]);
     assert_eq!(secret(conn), first);
+    for (filter, why) in [
+        ("%7B%22euro%22: 5%7D", "filter: euro: expected an array"),
+        ("%7Beuro", "filter: not JSON: "),
+    ] {
+        let refused = act(
+            ann,
+            "/destination/put",
+            &format!("{change}&filter={filter}"),
+        );
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+        assert!(text(&refused).contains(why), "{}", text(&refused));
+    }
+    let filtered = format!("{change}&filter=%7B%22euro%22:[5]%7D");
+    act(ann, "/destination/put", &filtered);
+    let form = shown_to(&pages, ann(), "/destinations/edit?name=acme");
+    let json = "{&quot;euro&quot;:[5]}</textarea>";
+    assert!(text(&form).contains(json), "{}", text(&form));
+    act(ann, "/destination/put", change);
+    let acme = outbox.destinations().get(conn, "acme").expect("read");
+    assert_eq!(acme.expect("a destination").filter, None);
 
     let verified = act(ann, "/destination/verify", "name=acme");
     assert_eq!(verified.status(), StatusCode::OK, "{}", text(&verified));
@@ -329,7 +349,7 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
     };
     assert_eq!(
         (acts(""), acts("Bob"), acts("acme"), acts("%25")),
-        (4, 1, 4, 0)
+        (6, 1, 6, 0)
     );
 }
 

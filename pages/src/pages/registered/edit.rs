@@ -10,11 +10,12 @@ use http::StatusCode;
 use maud::{Markup, html};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::change::nobody;
 use super::{get, no_destination, on, page_of, url};
+use crate::api::given;
 use crate::pages::layout::{dialog, token};
 use crate::pages::{Refusal, Visit, link, tenant, words};
 use crate::request::Form;
@@ -96,29 +97,25 @@ pub(in crate::pages) struct Written {
     verification: Option<String>,
 }
 
-/// A value that may be null.
-fn given<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(value).map(Some)
-}
-
 impl Written {
-    fn of(form: &Form) -> Self {
+    fn of(form: &Form) -> Result<Self, Refusal> {
         let given = |name| Some(form.get(name).unwrap_or_default().trim().to_owned());
         let topics = form.get("topics").unwrap_or_default();
         let topics = topics.split([',', '\n']).map(str::trim);
         let topics = topics.filter(|topic| !topic.is_empty());
-        Self {
+        let filter = match form.get("filter").unwrap_or_default().trim() {
+            "" => Value::Null,
+            text => serde_json::from_str(text)
+                .map_err(|error| Refusal::Invalid(format!("filter: not JSON: {error}")))?,
+        };
+        Ok(Self {
             url: given("url").filter(|url| !url.is_empty()),
             topics: Some(topics.map(str::to_owned).collect()),
             tenant: given("tenant"),
-            // Text that is no JSON is no filter, and its check says so.
-            filter: given("filter").map(|text| match text.is_empty() {
-                true => Value::Null,
-                false => serde_json::from_str(&text).unwrap_or(Value::String(text)),
-            }),
+            filter: Some(filter),
             description: given("description"),
             verification: given("verification").filter(|word| !word.is_empty()),
-        }
+        })
     }
 
     fn write(&self, one: &mut RegisteredDestination) -> Result<(), String> {
@@ -196,7 +193,7 @@ pub(in crate::pages) fn put(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let (name, is_known) = (visit.get("name"), visit.get("is") == "known");
     let changed = [("name", name), ("done", "changed")];
     Ok(
-        match write(visit, name, is_known, Written::of(visit.form))? {
+        match write(visit, name, is_known, Written::of(visit.form)?)? {
             Some(secret) => only_now(visit, name, &format!("{name} is registered"), &secret),
             None => Response::see_other(&link("/destinations", &changed)),
         },
