@@ -3,6 +3,7 @@
 //! Each page is a row of [`ROUTES`], with the parameters that it reads and the right that it needs.
 
 mod api;
+mod conditions;
 mod deliveries;
 mod endpoints;
 mod own;
@@ -24,6 +25,7 @@ use uuid::Uuid;
 
 pub use self::words::Language;
 
+use self::conditions::Word;
 use self::own::Own;
 use self::session::{Session, Unopened};
 use self::words::Words;
@@ -491,12 +493,31 @@ const ROUTES: [Route; 19] = [
     page("/endpoint/edit", &["name"], endpoints::edit).needs(Needs::Act),
     act(
         "/endpoints/add",
-        &["url", "description", "topic"],
+        &[
+            "url",
+            "description",
+            "topic",
+            "field",
+            "operator",
+            "value",
+            "filter",
+            "more",
+        ],
         endpoints::add,
     ),
     act(
         "/endpoint/change",
-        &["name", "url", "description", "topic"],
+        &[
+            "name",
+            "url",
+            "description",
+            "topic",
+            "field",
+            "operator",
+            "value",
+            "filter",
+            "more",
+        ],
         endpoints::change,
     ),
     act("/endpoint/verify", &["name"], endpoints::verify),
@@ -542,9 +563,11 @@ enum Refusal {
     NotAllowed,
     FormExpired,
     /// What the visitor must do, in the words of any language.
-    Invalid(fn(&Words) -> &'static str),
+    Invalid(Word),
     /// The same of a field of the form or the body.
-    Wrong(&'static str, fn(&Words) -> &'static str),
+    Wrong(&'static str, Word),
+    /// The same of a condition of the filter, by its number.
+    Condition(usize, Word),
     /// A value that cannot be used, or a limit.
     Error(DestinationError),
     /// The budget of the tenant is spent.
@@ -573,7 +596,7 @@ impl Refusal {
             Self::Error(DestinationError::Invalid(error)) if error.key().ends_with(".url") => {
                 (INVALID, words.invalid_url.into())
             }
-            Self::Error(_) => (INVALID, words.invalid_value.into()),
+            Self::Condition(..) | Self::Error(_) => (INVALID, words.invalid_value.into()),
             Self::TooOften => (StatusCode::TOO_MANY_REQUESTS, words.too_often.into()),
             Self::Unavailable(error) => {
                 log::warn!(event = "portal_failed", path = path, error:% = format!("{error:#}"); "the portal cannot answer {path}: {error:#}");

@@ -414,6 +414,7 @@ impl Door {
         let field = |(name, value): &(&str, &str)| {
             let value = match *name {
                 "topics" => json!([value]),
+                "filter" if value.is_empty() => Value::Null,
                 "missing" | "dry_run" if *value == "yes" => json!(true),
                 _ => json!(value),
             };
@@ -1317,6 +1318,186 @@ fn slow_pages_of_one_tenant_delay_no_other() {
             .collect();
         assert!(answers.contains(&StatusCode::OK), "{answers:?}");
     });
+}
+
+/// R60: without JSON, and without a script.
+#[test]
+fn a_customer_chooses_by_conditions_which_events_arrive() {
+    let (database, acme, _) = two();
+    let portal = portal(&config(&database));
+    let ann = Browser::of(&portal, &acme, Rights::all());
+    let url = acme.receiver.url();
+    let own = [
+        ("name", acme.endpoint.as_str()),
+        ("url", url.as_str()),
+        ("topic", "order.paid"),
+    ];
+    let row = |field, operator, value| [("field", field), ("operator", operator), ("value", value)];
+    let blank = row("", "is", "");
+    let gold = row("customer.tier", "is", "gold\r\n7");
+    let [least, below] = [row("total", ">=", "100"), row("total", "<", "200.5")];
+    let edit = format!("/endpoint/edit?{}", encoded(&own[..1]));
+    let filter =
+        || database.text("SELECT filter::text FROM {o}_destination WHERE name = 'acme-hook'");
+    let change = |rows: &[[(&str, &str); 3]]| {
+        ann.post(
+            "/endpoint/change",
+            &[own.as_slice(), rows.as_flattened()].concat(),
+        )
+    };
+
+    // Three empty rows at first, and more by a button, which saves nothing.
+    assert_eq!(ann.get(&edit).ok().matches("name=\"field\"").count(), 3);
+    let more = [own.as_slice(), gold.as_slice(), &blank, &[("more", "yes")]].concat();
+    let more = ann.post("/endpoint/change", &more).ok();
+    assert_eq!(more.matches("name=\"field\"").count(), 4);
+    assert!(
+        more.contains("value=\"customer.tier\"") && more.contains("gold\r\n7"),
+        "{more}"
+    );
+    assert_eq!(filter(), None);
+
+    // The row that is wrong says why, and the form is as it was sent.
+    let wrong = change(&[gold, row("total<b>", ">", "x<b>")]);
+    assert_eq!(wrong.status, StatusCode::UNPROCESSABLE_ENTITY);
+    let (_, wrong) = wrong
+        .text
+        .split_once("value=\"total&lt;b&gt;\"")
+        .expect("the row");
+    assert!(
+        wrong.starts_with(" placeholder=\"customer.tier\" aria-invalid"),
+        "{wrong}"
+    );
+    assert!(
+        wrong.contains("Enter one number") && wrong.contains("x&lt;b&gt;"),
+        "{wrong}"
+    );
+    assert_eq!(filter(), None);
+
+    change(&[blank, gold, least, below]);
+    let saved = json!({ "customer": { "tier": ["gold", "7", 7] }, "total": [{ "numeric": [">=", 100, "<", 200.5] }] });
+    assert_eq!(filter(), Some(saved.to_string()));
+    let shown = ann.get(&edit).ok();
+    assert_eq!(shown.matches("name=\"field\"").count(), 6);
+    assert!(shown.contains(">gold\n7</textarea>"), "{shown}");
+    let page = ann.get(&format!("/endpoint?{}", encoded(&own[..1]))).ok();
+    assert!(
+        page.contains("<code>customer.tier</code> is gold, 7"),
+        "{page}"
+    );
+
+    // What is sent is what the customer chose.
+    let count = acme.receiver.count();
+    for (tier, total) in [
+        (json!("gold"), json!(99)),
+        (json!("GOLD"), json!(100)),
+        (json!("7"), json!(200.5)),
+        (json!("gold"), json!(100)),
+        (json!(7), json!(200.4)),
+    ] {
+        let payload = json!({ "customer": { "tier": tier }, "total": total });
+        let message = NewMessage::new("order.paid", &payload).expect("JSON");
+        database.enqueue_message(message.tenant_id(acme.id));
+    }
+    let relay = database.keeping_relay().start().expect("a relay");
+    eventually("all messages are settled", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    end(&relay);
+    let mut totals: Vec<_> = (acme.receiver.wait_for(count + 2).iter().skip(count))
+        .map(|request| request.json()["total"].to_string())
+        .collect();
+    totals.sort();
+    assert_eq!(totals, ["100", "200.4"]);
+
+    // A form without rows changes nothing of the filter; empty rows are no filter.
+    change(&[]);
+    assert_eq!(filter(), Some(saved.to_string()));
+    change(&[blank]);
+    assert_eq!(filter(), None);
+}
+
+/// R60: also what only a program can write.
+#[test]
+fn a_filter_that_conditions_cannot_show_stays_until_the_customer_removes_it() {
+    let (database, acme, _) = two();
+    let portal = portal(&config(&database));
+    let ann = Browser::of(&portal, &acme, Rights::all());
+    let program = |body: Value| {
+        let mut ann = Browser::unknown(&portal);
+        ann.token = portal.token(acme.id, HOUR, Rights::all());
+        let json = [("content-type", "application/json")];
+        ann.ask(
+            Method::PATCH,
+            "/api/v1/endpoints/acme-hook",
+            &json,
+            &body.to_string(),
+        )
+    };
+    let read = |seen: &Seen| -> Value { serde_json::from_str(&seen.text).expect("JSON") };
+    let wrong = program(json!({ "filter": { "a": "b" } }));
+    assert_eq!(
+        (wrong.status, &read(&wrong)["field"]),
+        (StatusCode::UNPROCESSABLE_ENTITY, &json!("filter"))
+    );
+    let headers = json!({ "$header": { "x-shop": ["<b>"] } });
+    let done = program(json!({ "filter": headers }));
+    assert_eq!(
+        (done.status, &read(&done)["filter"]),
+        (StatusCode::OK, &headers)
+    );
+
+    let url = acme.receiver.url();
+    let own = [
+        ("name", acme.endpoint.as_str()),
+        ("url", url.as_str()),
+        ("topic", "order.paid"),
+    ];
+    let edit = format!("/endpoint/edit?{}", encoded(&own[..1]));
+    let filter =
+        || database.text("SELECT filter::text FROM {o}_destination WHERE name = 'acme-hook'");
+    let shown = ann.get(&edit).ok();
+    assert!(
+        shown.contains("Conditions cannot show this filter") && shown.contains("&lt;b&gt;"),
+        "{shown}"
+    );
+    assert!(!shown.contains("name=\"field\""), "{shown}");
+    let changed = ann.post(
+        "/endpoint/change",
+        &[own.as_slice(), &[("description", "new")]].concat(),
+    );
+    assert!(changed.location.ends_with("done=changed"), "{changed:?}");
+    assert_eq!(filter(), Some(headers.to_string()));
+    ann.post(
+        "/endpoint/change",
+        &[own.as_slice(), &[("filter", "none")]].concat(),
+    );
+    assert_eq!(filter(), None);
+
+    // The filter of an operator is shown, and stays.
+    let by_operator = json!({ "total": [{ "numeric": [">", 1] }] });
+    let conn = &mut database.connect();
+    let done = database
+        .outbox()
+        .destinations()
+        .change(conn, "acme-hook", |row| {
+            row.filter = Some(by_operator.clone());
+        });
+    assert!(done.expect("changed"));
+    let shown = ann.get(&edit).ok();
+    assert!(
+        shown.contains("set by us") && !shown.contains("name=\"filter\""),
+        "{shown}"
+    );
+    let rows = [("field", "a"), ("operator", "is"), ("value", "b")];
+    let refused = ann.post("/endpoint/change", &[own.as_slice(), &rows].concat());
+    assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.text);
+    ann.post("/endpoint/change", &own);
+    assert_eq!(filter(), Some(by_operator.to_string()));
+    assert_eq!(
+        program(json!({ "filter": null })).status,
+        StatusCode::CONFLICT
+    );
 }
 
 /// R60

@@ -131,6 +131,8 @@ view! {
         url: String = without_user(&one.url),
         description: Option<String> = one.description.clone(),
         topics: Vec<String> = one.topics.clone(),
+        /// A filter that events match; null: all events.
+        filter: Option<Json> = one.filter.as_ref().map(|filter| Json::of(&filter.to_string())),
         /// `disabled`, `unverified`, `paused`, `failing` or `active`.
         state: String = one.state.to_string(),
         /// Whose act the state is: `owner`, `operator`, `relay` or `receiver`.

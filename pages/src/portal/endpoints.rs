@@ -15,12 +15,15 @@ use maud::{Markup, html};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
+use super::conditions::{self, Condition, OPERATORS, Word};
 use super::deliveries;
 use super::own::{Many, Own};
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
+use crate::api::given;
 use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;
@@ -32,6 +35,8 @@ use crate::text::{with_user_of, without_user};
 /// Deliveries on the page of an endpoint.
 const LATEST: usize = 10;
 const LONGEST_DESCRIPTION: usize = 200;
+/// Empty rows below the conditions of a filter.
+const EMPTY_CONDITIONS: usize = 3;
 /// The most characters of a URL in the title of a page.
 const LONGEST_TITLE: usize = 60;
 /// How long the old secret signs beside a new one.
@@ -224,6 +229,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
                     dt { (words.url) } dd.key { (url) }
                     @if let Some(text) = &one.description { dt { (words.description) } dd { (text) } }
                     dt { (words.topics) } dd { (topics(asked, &one)) }
+                    @if let Some(filter) = &one.filter { dt { (words.filter) } dd { (shown_filter(words, filter)) } }
                     @if let Some(until) = one.old_secrets_until.filter(|until| *until > SystemTime::now()) {
                         dt { (words.secret) }
                         dd { (with_time(words.old_secrets_until, &rfc3339(until))) }
@@ -243,6 +249,21 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
         @if asked.may().act { (actions(asked, &one)) }
     };
     Ok(asked.page(StatusCode::OK, &url, &content))
+}
+
+fn shown_filter(words: &Words, filter: &Value) -> Markup {
+    let Some(conditions) = conditions::conditions(filter) else {
+        return html! { pre tabindex="0" { (format!("{filter:#}")) } };
+    };
+    html! {
+        @for one in conditions {
+            div {
+                code { (one.field) }
+                @if let Some(operator) = one.operator() { " " (operator(words)) }
+                " " (one.values().collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
 }
 
 fn curves(asked: &Asked<'_>, counts: &[Option<DeliveryCount>]) -> Markup {
@@ -364,7 +385,7 @@ fn actions(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
 
 pub(super) fn new(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let status = StatusCode::OK;
-    Ok(form(asked, None, &Written::default(), status, None))
+    Ok(form(asked, None, &Written::default(), status, None, None))
 }
 
 pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -373,8 +394,17 @@ pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
         url: Some(without_user(&one.url)),
         description: one.description.clone(),
         topics: Some(one.topics.clone()),
+        filter: None,
+        conditions: one.filter.as_ref().and_then(conditions::conditions),
     };
-    Ok(form(asked, Some(&one), &written, StatusCode::OK, None))
+    Ok(form(
+        asked,
+        Some(&one),
+        &written,
+        StatusCode::OK,
+        None,
+        None,
+    ))
 }
 
 /// The form once more, with what was written and why it was refused, if the visitor can mend it.
@@ -387,19 +417,30 @@ fn again(
     match status {
         StatusCode::UNPROCESSABLE_ENTITY => {
             let written = Written::of(asked);
-            Ok(form(asked, one, &written, status, Some(&why)))
+            let wrong = match refusal {
+                Refusal::Condition(number, why) => Some((number, why)),
+                _ => None,
+            };
+            Ok(form(asked, one, &written, status, Some(&why), wrong))
         }
         _ => Err(refusal),
     }
 }
 
-/// The form for a new endpoint, or for a change of one, with these values.
+/// The form with the same values, and room for more conditions.
+fn more(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
+    let written = Written::of(asked);
+    form(asked, one, &written, StatusCode::OK, None, None)
+}
+
+/// The form for a new endpoint, or for a change of one, with these values. `wrong`: a condition that is refused.
 fn form(
     asked: &Asked<'_>,
     one: Option<&RegisteredDestination>,
     written: &Written,
     status: StatusCode,
     why: Option<&str>,
+    wrong: Option<(usize, Word)>,
 ) -> Response {
     let words = asked.words;
     let (title, action, back) = match one {
@@ -450,12 +491,90 @@ fn form(
                             }
                         }
                     }
-                    div.do { button { (words.save) } a.button.second href=(back) { (words.cancel) } }
+                    fieldset {
+                        legend { (words.filter) }
+                        (filter(words, one, written, wrong))
+                    }
+                    // Enter presses the first button.
+                    div.do {
+                        button { (words.save) }
+                        button.second name="more" value="yes" formnovalidate { (words.more_conditions) }
+                        a.button.second href=(back) { (words.cancel) }
+                    }
                 }
             }
         }
     };
     asked.page(status, title, &content)
+}
+
+/// The conditions of an endpoint, and some empty ones; or its filter as JSON.
+fn filter(
+    words: &Words,
+    one: Option<&RegisteredDestination>,
+    written: &Written,
+    wrong: Option<(usize, Word)>,
+) -> Markup {
+    let is_ours = one.is_some_and(|one| one.set_by.get("filter") == Some(&Hand::Operator));
+    let present = one.and_then(|one| one.filter.as_ref());
+    let json = |filter: &Value| html! { pre tabindex="0" { (format!("{filter:#}")) } };
+    let known = match (present, &written.conditions) {
+        (Some(present), _) if is_ours => {
+            return html! { p.quiet { (words.set_by_us) } (json(present)) };
+        }
+        (Some(present), None) => {
+            return html! {
+                p.quiet { (words.filter_as_json) }
+                (json(present))
+                label { input type="checkbox" name="filter" value="none" checked[written.filter.is_some()]; " " (words.remove_filter) }
+            };
+        }
+        (_, known) => known.as_deref().unwrap_or_default(),
+    };
+    let empty = std::iter::repeat_n(Condition::default(), EMPTY_CONDITIONS);
+    let help = |of: &[Word], meaning: &str| {
+        let of: Vec<&str> = of.iter().map(|word| word(words)).collect();
+        vec![html! { (of.join(", ")) }, html! { (meaning) }]
+    };
+    let operators = OPERATORS.map(|(_, word)| word);
+    let columns = [
+        Column(words.condition, Kind::Plain),
+        Column(words.details, Kind::Plain),
+    ];
+    html! {
+        p.quiet { (words.filter_hint) }
+        @for (number, condition) in known.iter().cloned().chain(empty).enumerate() {
+            (row(words, &condition, wrong.filter(|(wrong, _)| *wrong == number).map(|(_, why)| why(words))))
+        }
+        details {
+            summary { (words.filter_help) }
+            (table(words.filter_help, &columns, &[
+                help(&operators[..2], words.help_is),
+                help(&operators[2..5], words.help_text),
+                help(&operators[5..9], words.help_number),
+                help(&operators[9..], words.help_exists),
+            ]))
+            p.quiet { (words.help_lists) " " (words.filter_limits) }
+        }
+    }
+}
+
+fn row(words: &Words, condition: &Condition, why: Option<&str>) -> Markup {
+    let lines = condition.values.lines().count().clamp(1, 8);
+    html! {
+        div.filter.condition {
+            label.field { (words.condition_field)
+                input name="field" value=(condition.field) placeholder="customer.tier" aria-invalid=[why.map(|_| "true")] aria-describedby=[why.map(|_| "wrong")];
+            }
+            label.field { (words.condition)
+                select name="operator" {
+                    @for (name, word) in OPERATORS { option value=(name) selected[name == condition.operator] { (word(words)) } }
+                }
+            }
+            label.field.wide { (words.condition_values) textarea name="value" rows=(lines) { (condition.values) } }
+            @if let Some(why) = why { p.refused id="wrong" { (why) } }
+        }
+    }
 }
 
 /// What a customer writes of an endpoint. Absent: as it is.
@@ -467,6 +586,13 @@ pub(super) struct Written {
     pub(super) description: Option<String>,
     /// Some of `GET /topics`.
     pub(super) topics: Option<Vec<String>>,
+    /// A filter that events match; null: all events.
+    #[serde(default, deserialize_with = "given")]
+    #[schemars(with = "Option<Map<String, Value>>")]
+    filter: Option<Value>,
+    /// The filter, as the form has it.
+    #[serde(skip)]
+    conditions: Option<Vec<Condition>>,
 }
 
 impl Written {
@@ -475,6 +601,9 @@ impl Written {
             url: Some(asked.get("url").to_owned()),
             description: Some(asked.get("description").to_owned()),
             topics: Some(asked.all("topic").map(str::to_owned).collect()),
+            // Only the form of a filter that conditions cannot show has this box.
+            filter: asked.given("filter").map(|_| Value::Null),
+            conditions: asked.all("field").next().map(|_| typed(asked)),
         }
     }
 
@@ -504,11 +633,30 @@ impl Written {
                 return Err(Refusal::Wrong("topics", |words| words.choose_topic));
             }
         }
+        if let Some(conditions) = self.conditions {
+            let filter = conditions::pattern(&conditions, one.filter.as_ref());
+            one.filter = filter.map_err(|(number, why)| Refusal::Condition(number, why))?;
+        }
+        if let Some(filter) = self.filter {
+            one.filter = Some(filter).filter(|filter| !filter.is_null());
+        }
         if let Some(url) = self.url {
             one.url = with_user_of(url, &one.url);
         }
         Ok(())
     }
+}
+
+/// The conditions of the form that are filled in.
+fn typed(asked: &Asked<'_>) -> Vec<Condition> {
+    let (fields, operators) = (asked.all("field"), asked.all("operator"));
+    let rows = fields.zip(operators).zip(asked.all("value"));
+    let rows = rows.map(|((field, operator), values)| Condition {
+        field: field.to_owned(),
+        operator: operator.to_owned(),
+        values: values.to_owned(),
+    });
+    rows.filter(|row| !row.is_empty()).collect()
 }
 
 /// A relay asks an endpoint that must be verified once its URL has changed.
@@ -546,6 +694,9 @@ pub(super) fn register(
 }
 
 pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    if asked.given("more").is_some() {
+        return Ok(more(asked, None));
+    }
     let (name, secret) = match register(asked.own(), Written::of(asked)) {
         Ok(added) => added,
         Err(refusal) => return again(asked, None, refusal),
@@ -586,6 +737,9 @@ pub(super) fn write(own: Own<'_>, name: &str, written: Written) -> Result<(), Re
 
 pub(super) fn change(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
+    if asked.given("more").is_some() {
+        return Ok(more(asked, Some(&get(asked.own(), name)?)));
+    }
     match write(asked.own(), name, Written::of(asked)) {
         Ok(()) => done(name, "changed"),
         Err(refusal) => again(asked, Some(&get(asked.own(), name)?), refusal),
