@@ -89,7 +89,7 @@ pub struct RegisteredDestination {
     pub topics: Vec<String>,
     /// Only messages of this tenant; `None`: messages of any tenant.
     pub tenant_id: Option<Uuid>,
-    /// Only messages that match this filter ([`destinations`](crate::filter)); `None`: all messages.
+    /// Only messages that match this [filter](crate::filter); `None`: all messages.
     pub filter: Option<Value>,
     /// `false`: the destination is disabled. New messages are not for it, and those already addressed to it wait.
     pub enabled: bool,

@@ -29,7 +29,6 @@ pub(crate) mod whole;
 
 #[cfg(feature = "relay")]
 pub(crate) mod destinations;
-#[cfg(feature = "relay")]
 pub(crate) mod operate;
 #[cfg(feature = "relay")]
 pub(crate) mod paused;

@@ -311,7 +311,7 @@ fn the_last_of_repeated_fields_counts() {
 }
 
 #[test]
-fn what_stands_in_other_fields_is_no_obstacle() {
+fn a_filter_reads_its_fields_although_other_fields_are_unreadable() {
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
     for other in [
         r#""\u0000""#,
