@@ -72,11 +72,12 @@ impl Expunged {
 ///
 /// ```
 /// use diesel_outbox::admin::Subject;
-/// # let tenant = uuid::Uuid::nil();
+/// # let (id, tenant) = (uuid::Uuid::nil(), uuid::Uuid::nil());
 ///
+/// let one = Subject::message(id);
 /// let all = Subject::key("customer-42");
 /// let part = Subject::ce_subject("customers/42").topic("invoice.sent".to_owned()).tenant_id(tenant);
-/// # let _ = (all, part);
+/// # let _ = (one, all, part);
 /// ```
 #[derive(Debug, Clone)]
 pub struct Subject {
