@@ -14,7 +14,6 @@ mod ledger_payload;
 pub(crate) mod log_format;
 mod no_proxy;
 mod public_key;
-pub(crate) mod route;
 pub(crate) mod secret;
 mod secret_keys;
 mod section;
@@ -44,10 +43,8 @@ pub use self::destination::{
 };
 pub(crate) use self::destination::{Destination, PolicyOption};
 pub use self::environment::from_env;
-pub use self::ledger_payload::LedgerPayload;
 pub(crate) use self::log_format::LogFormat;
 pub use self::public_key::PublicKey;
-pub(crate) use self::route::Route;
 pub use self::secret::SigningSecret;
 pub(crate) use self::secret::parse_secrets;
 #[cfg(feature = "http")]
@@ -57,6 +54,8 @@ pub(crate) use self::settings::{SETTINGS, Setting};
 pub(crate) use self::text::{is_masked, shown_url, url as parse_url, words, wrong_pattern};
 pub(crate) use self::validate::{LONGEST_LEASE, LONGEST_SEND, SHORTEST_SEEN};
 pub(crate) use crate::config_error::ConfigError;
+pub use crate::ledger_payload::LedgerPayload;
+pub(crate) use crate::route::{DEFAULT_DESTINATION, Route};
 
 use self::settings::{Place, unknown};
 use self::text::{content, shown_database, written};
@@ -65,8 +64,6 @@ use crate::name::OutboxName;
 
 /// The concurrent sends of a registered destination.
 const REGISTERED_CONCURRENCY: usize = 4;
-/// The name of the destination that `OUTBOX_URL` creates.
-pub(crate) const DEFAULT_DESTINATION: &str = "default";
 
 /// Declares the settings, and [`Config::empty`].
 macro_rules! settings {

@@ -79,6 +79,8 @@ pub mod filter;
 mod hand;
 mod header;
 #[cfg(feature = "relay")]
+mod ledger_payload;
+#[cfg(feature = "relay")]
 mod lock;
 #[cfg(feature = "relay")]
 mod log;
@@ -93,6 +95,8 @@ mod provider;
 mod public_error;
 #[cfg(feature = "relay")]
 mod registered_destination;
+#[cfg(feature = "relay")]
+mod route;
 #[cfg(feature = "relay")]
 mod routes;
 #[cfg(feature = "relay")]
@@ -140,8 +144,6 @@ pub use crate::backoff::{Backoff, BadBackoff};
 #[cfg(feature = "relay")]
 pub use crate::config::destination::Destination;
 #[cfg(feature = "relay")]
-pub use crate::config::route::Route;
-#[cfg(feature = "relay")]
 pub use crate::config_error::ConfigError;
 #[cfg(feature = "http")]
 pub use crate::dispatch::HttpDispatcher;
@@ -158,6 +160,8 @@ pub use crate::relay::{
     Health, Observer, Problem, ProblemKind, Relay, RelayBuilder, RelayHandle, Settled,
     ShutdownError, StartError, Stats,
 };
+#[cfg(feature = "relay")]
+pub use crate::route::Route;
 pub use crate::status::{ReasonCode, Status};
 pub use crate::store::write::insert::Insert;
 pub use crate::store::write::waiting::{Answer, Changed, MessageRef, Part, PartState};

@@ -1,5 +1,8 @@
 //! Routes from topics to destinations.
 
+/// The name of the destination that `OUTBOX_URL` creates.
+pub(crate) const DEFAULT_DESTINATION: &str = "default";
+
 /// A route: messages of matching topics go to these destinations. `*` matches any characters: `order.*`, `*`. If
 /// several routes match a topic, the most specific pattern wins.
 ///
