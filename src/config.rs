@@ -17,6 +17,7 @@ mod public_key;
 pub(crate) mod secret;
 mod secret_keys;
 mod section;
+mod serves;
 pub(crate) mod settings;
 #[cfg(test)]
 mod tests;

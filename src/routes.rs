@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::config::{Config, DEFAULT_DESTINATION, Route};
-
 mod refuses;
 mod serves;
 
@@ -24,8 +22,8 @@ pub(crate) struct Routes {
     only: Vec<String>,
 }
 
-/// Where a message goes. Destinations have numbers: first those of [`Config::all_destinations`], then those
-/// of `Config::in_process`, last the application's own dispatcher.
+/// Where a message goes. Destinations have numbers: first those with a URL, in the order of the settings, then groups of
+/// handlers, last the application's own dispatcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way<'a> {
     /// To one destination.
@@ -41,11 +39,6 @@ pub(crate) enum Way<'a> {
 }
 
 impl Routes {
-    /// The routes of valid settings.
-    pub(crate) fn new(config: &Config) -> Self {
-        Self::of(Serves::new(config))
-    }
-
     /// The routes of a relay, from the description in its lease.
     pub(crate) fn of(serves: Serves) -> Self {
         let Serves {
@@ -141,28 +134,6 @@ impl Routes {
     fn is_handled(&self, number: usize, topic: &str) -> bool {
         let topics = self.handled.get(&number);
         topics.is_none_or(|topics| topics.iter().any(|one| one == topic))
-    }
-}
-
-impl Config {
-    /// The names of all destinations, ending with those inside the process.
-    pub(crate) fn destination_names(&self) -> impl Iterator<Item = String> {
-        let urls = self.all_destinations().into_iter().map(|one| one.name);
-        urls.chain(self.in_process.iter().map(|one| one.name.clone()))
-    }
-
-    /// All routes, most specific first, which is the order in which they are tried. With `OUTBOX_URL`, the
-    /// last route is `*` to `default`, unless another route serves `*`.
-    pub(crate) fn all_routes(&self) -> Vec<Route> {
-        let mut routes = self.routes.clone();
-        if self.url.is_some() && !routes.iter().any(|route| route.topic == "*") {
-            routes.push(Route::new("*", DEFAULT_DESTINATION));
-        }
-        routes.sort_by_key(|route| {
-            let prefix = route.topic.split('*').next().unwrap_or_default().len();
-            std::cmp::Reverse((!route.topic.contains('*'), prefix, route.topic.len()))
-        });
-        routes
     }
 }
 
@@ -273,7 +244,7 @@ mod tests {
     use proptest::prelude::{prop_assert, proptest};
 
     use super::*;
-    use crate::config::Destination;
+    use crate::config::{Config, Destination, Route};
 
     #[test]
     fn a_star_stands_for_any_characters() {

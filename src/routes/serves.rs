@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Config;
-
 /// A topic pattern with the destinations of its route, or a group of handlers with its topics.
 type Named = (String, Vec<String>);
 
@@ -17,53 +15,26 @@ const EVERYTHING: &str = "*";
 #[serde(default)]
 pub(crate) struct Serves {
     /// Topic patterns and their destinations, most specific first.
-    pub(super) routes: Vec<Named>,
+    pub(crate) routes: Vec<Named>,
     /// The names of destinations with a URL.
-    pub(super) destinations: Vec<String>,
+    pub(crate) destinations: Vec<String>,
     /// Groups of handlers and their topics.
-    pub(super) handlers: Vec<Named>,
+    pub(crate) handlers: Vec<Named>,
     /// Whether the application's own dispatcher takes all other messages.
-    pub(super) rest: bool,
+    pub(crate) rest: bool,
     /// Whether the relay serves registered destinations, which are rows of the outbox.
-    pub(super) registered: bool,
+    pub(crate) registered: bool,
     /// Patterns of the only topics that the relay takes; empty: all topics.
-    pub(super) only: Vec<String>,
+    pub(crate) only: Vec<String>,
     /// The rate limits of destinations and groups of handlers, by name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) rates: Vec<(String, String)>,
+    pub(crate) rates: Vec<(String, String)>,
     /// The patterns of topics that the settings declare.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) declared: Vec<String>,
+    pub(crate) declared: Vec<String>,
 }
 
 impl Serves {
-    /// What a relay with these settings serves, without registered destinations.
-    pub(crate) fn new(config: &Config) -> Self {
-        let routes = config.all_routes().into_iter();
-        let destinations = config.all_destinations().into_iter();
-        let groups = config.in_process.iter();
-        let of_groups = groups
-            .clone()
-            .map(|one| (one.name.clone(), one.policy.rate));
-        let rates = config.all_destinations().into_iter();
-        let rates = rates
-            .map(|one| (one.name, one.policy.rate))
-            .chain(of_groups);
-        let rates = rates.filter_map(|(name, rate)| Some((name, rate?.to_string())));
-        Self {
-            rates: rates.collect(),
-            routes: routes.map(|route| (route.topic, route.to)).collect(),
-            destinations: destinations.map(|one| one.name).collect(),
-            handlers: groups
-                .map(|group| (group.name.clone(), group.topics.clone()))
-                .collect(),
-            rest: config.takes_rest,
-            registered: false,
-            only: config.only.clone(),
-            declared: config.topics.clone(),
-        }
-    }
-
     /// The same, with or without registered destinations.
     pub(crate) fn and_registered(self, registered: bool) -> Self {
         Self { registered, ..self }
@@ -152,7 +123,7 @@ pub(super) fn ascii(json: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Destination, Route};
+    use crate::config::{Config, Destination, Route};
     use crate::routes::Routes;
 
     #[test]
