@@ -1,5 +1,5 @@
 """Checks that imports only point down: fails if modules of a package use each other in a cycle, or if a file of the
-library uses one in a room above (scripts/rooms.txt), unless scripts/rooms-upward.txt has it. With --write, writes that list.
+library uses one in a room above (scripts/rooms.txt), unless scripts/rooms-upward.txt has it. With --write, writes that list, which may only become shorter.
 
 A module and its submodules are one unit. The units in a module must not use each other in a cycle, whichever of their
 files do. A file uses what its paths lead to, in imports and in code: the file that defines the name, through any
@@ -179,16 +179,19 @@ class Rooms:
 
 
 def check_rooms(house, writes):
-    """Prints the files without a room, and the upward edges that are new or gone. Returns the number of upward edges; `None`: a fault."""
+    """Prints the files without a room, and the upward uses that are new or gone. Returns the number of upward uses; `None`:
+    a fault. `writes`: writes the list, unless it would become longer.
+    """
     sources, rooms = ROOT / "src", Rooms()
     path = lambda file: str(file.relative_to(sources))
     faults = [f"{path(file)} is in no room of scripts/rooms.txt" for file in set(house.files.values()) if not rooms.of(path(file))]
     if not faults:
         edges = rooms.upward({(path(one), path(other)) for one, other, _ in house.uses()})
         lines = [f"{rooms.of(one)} -> {rooms.of(other)}: {one} -> {other}" for one, other in edges]
-        if writes:
-            UPWARD.write_text("\n".join([*lines, ""]))
         known = UPWARD.read_text().splitlines()
+        if writes and len(lines) <= len(known):
+            UPWARD.write_text("\n".join([*lines, ""]))
+            known = lines
         faults += [f"{line}: a room uses only rooms below it" for line in lines if line not in known]
         faults += [f"{line}: is gone, so remove it from scripts/rooms-upward.txt (--write)" for line in known if line not in lines]
     for fault in sorted(faults):

@@ -1,4 +1,5 @@
-//! How messages are delivered to a destination: content modes, batches, rate limits, the circuit breaker, and dead letters of keys.
+//! How messages are delivered to a destination: content modes, batches, rate limits, the circuit breaker, and what a dead
+//! letter does to its key.
 
 use std::fmt;
 use std::str::FromStr;

@@ -23,16 +23,21 @@
 //! - **Missing.** Where a pattern has fields and the payload has no object (nothing, a text, a number, an array without
 //!   objects), these fields are not there: only `{"exists": false}` matches. `null`, `[]` and `{}` are there.
 //! - **Numbers** of a payload are exact decimals of any length; an exponent beyond ±1,000,000,000 counts as that. A
-//!   pattern has whole numbers of 64 bits, and decimals of up to 17 digits.
+//!   pattern has whole numbers of 64 bits, and decimals of up to 15 digits (of 17 and more, those that
+//!   an `f64` has no room for are lost before a filter is made).
 //! - **Text** is compared by characters, after escapes. `\u0000` is a character like others. Half of a surrogate pair
 //!   equals no character of a pattern.
 //! - **A repeated field** counts as in PostgreSQL's `jsonb`: the last one. So does a repeated name in a filter.
-//! - **Depth.** A named field in more than [`MAX_PAYLOAD_DEPTH`] objects and arrays does not match, whatever its pattern.
+//! - **Depth.** A named field in more than 64 objects and arrays does not match, whatever its pattern.
 //! - **Headers** are those that are stored with the message. Their names are compared without case.
 //!
+//! A filter has at most 4 KiB as JSON, [`MAX_FILTER_DEPTH`] names above an alternative, and [`MAX_LEAVES`] alternatives.
+//!
 //! A relay reads a payload once for all filters of a message, and keeps only the fields that some filter names. What
-//! stands elsewhere in a payload does not matter. A filter has a [`BUDGET`] for each message, and all filters of a message
-//! share [`BUDGET_OF_ALL`], in the order of their destinations: those of no tenant first.
+//! stands elsewhere in a payload does not matter. The time is bounded. A field looked up, an element visited and a value
+//! compared are a step; a comparison of a longer text is one more for each 16 bytes. For a message, a filter has 20,000
+//! steps, and all filters have 500,000 together: in equal parts, of at least 200; what cheap filters leave is for the
+//! others. A filter that needs more does not match.
 
 mod decimal;
 mod matching;
@@ -52,22 +57,21 @@ use self::decimal::Decimal;
 pub(crate) use self::matching::{Outcome, evaluate};
 
 /// The most bytes of a filter, as JSON without white space.
-pub const MAX_FILTER_BYTES: usize = 4096;
+pub(crate) const MAX_FILTER_BYTES: usize = 4096;
 /// The most names of fields above an alternative.
 pub const MAX_FILTER_DEPTH: usize = 16;
 /// The most alternatives of a filter. Each value of `anything-but` counts.
 pub const MAX_LEAVES: usize = 100;
 /// Fields of a payload in more objects and arrays than these do not match.
-pub const MAX_PAYLOAD_DEPTH: usize = 64;
-/// The most steps of one filter for one message. A field looked up, an element visited and a comparison are a step; a
-/// comparison of a longer text is one more for each [`BYTES_OF_A_STEP`].
-pub const BUDGET: u32 = 20_000;
+pub(crate) const MAX_PAYLOAD_DEPTH: usize = 64;
+/// The most steps of one filter for one message.
+pub(crate) const BUDGET: u32 = 20_000;
 /// The most steps of all filters for one message.
-pub const BUDGET_OF_ALL: u32 = 200_000;
-/// The steps that a filter has although others have used up [`BUDGET_OF_ALL`].
-pub const BUDGET_OF_EACH: u32 = 200;
-/// See [`BUDGET`].
-pub const BYTES_OF_A_STEP: usize = 16;
+pub(crate) const BUDGET_OF_ALL: u32 = 500_000;
+/// The steps that a filter has, however many others there are.
+pub(crate) const BUDGET_OF_EACH: u32 = 200;
+/// So many bytes of a text are compared in a step.
+pub(crate) const BYTES_OF_A_STEP: usize = 16;
 
 /// A checked filter.
 ///
@@ -161,9 +165,9 @@ enum Wants {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Leaf {
     /// `{"exists": false}` is one of them.
-    is_met_by_nothing: bool,
+    matches_missing: bool,
     /// `{"exists": true}` is one of them.
-    is_met_by_anything: bool,
+    matches_present: bool,
     tests: Vec<Test>,
 }
 

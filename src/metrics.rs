@@ -50,7 +50,7 @@ names! {
     counter CONFLICTS = "diesel_outbox_conflicts_total", Count,
         "Outcomes that were not recorded because another relay had taken over the message.";
     counter FILTER_TOO_MUCH = "diesel_outbox_filter_too_much_total", Count,
-        "Filters of registered destinations that failed for a message, which therefore did not match.";
+        "Filters of registered destinations that needed too many steps for a message, which therefore did not match.";
     counter BREAKER_OPENED = "diesel_outbox_breaker_opened_total", Count,
         "Circuit breakers opened by this relay.";
     counter WAKE_UPS = "diesel_outbox_wake_ups_total", Count,

@@ -131,8 +131,8 @@ words! {
         InvalidUrl = "INVALID_URL",
         /// The message expired before delivery.
         Expired = "EXPIRED",
-        /// The message is not fanned out yet: another session has locked the table of registered destinations, or earlier messages of the tenant have so many destinations that the
-        /// message waits for its turn. The message waits.
+        /// The message is not fanned out yet, and waits: another session has locked the table of registered destinations, or
+        /// earlier messages of the tenant have so many destinations that the message waits for its turn.
         NotFannedOut = "NOT_FANNED_OUT",
         /// A message with the same idempotency key and other content was delivered before.
         IdempotencyConflict = "IDEMPOTENCY_CONFLICT",

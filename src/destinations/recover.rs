@@ -216,6 +216,8 @@ impl Destinations<'_> {
         act: Act,
         bulk: &mut Bulk<'_>,
     ) -> Result<(), DestinationError> {
+        // A row of plain SQL may have a filter that no relay can use.
+        found.row.check()?;
         let left = bulk.left();
         let wanted = pinned(conn, self.name, |conn, outbox| {
             missed::wanted(conn, outbox, found, since, left)

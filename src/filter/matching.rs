@@ -16,7 +16,7 @@ pub(crate) enum Outcome {
     Matches,
     /// The filter does not match.
     DoesNot,
-    /// The filter does not match, because the answer takes more than its share of [`BUDGET`].
+    /// The filter does not match, because the answer takes more steps than it has: [`BUDGET`], or its part of [`BUDGET_OF_ALL`].
     TooMuch,
 }
 
@@ -47,19 +47,35 @@ pub(crate) fn evaluate(
         }
         Ok(filter.fields.is_empty() || budget.fields(&filter.fields, Some(payload()))?)
     };
-    let mut left = BUDGET_OF_ALL;
-    let outcome = |filter: &&Filter| {
-        let most = left.clamp(BUDGET_OF_EACH, BUDGET);
+    let ask = |filter: &Filter, most: u32| {
         let mut budget = Budget(most);
         let outcome = match matches(filter, &mut budget) {
             Ok(true) => Outcome::Matches,
             Ok(false) => Outcome::DoesNot,
             Err(Spent) => Outcome::TooMuch,
         };
-        left = left.saturating_sub(most - budget.0);
-        outcome
+        (outcome, most - budget.0)
     };
-    filters.iter().map(outcome).collect()
+    // Equal parts, so that no filter takes what another needs; then what is left, to those that need more.
+    let share = share_of(BUDGET_OF_ALL, filters.len());
+    let asked = filters.iter().map(|filter| ask(filter, share));
+    let (mut outcomes, used): (Vec<_>, Vec<_>) = asked.unzip();
+    let left = used.into_iter().fold(BUDGET_OF_ALL, u32::saturating_sub);
+    let costly = outcomes.iter().filter(|one| **one == Outcome::TooMuch);
+    let more = share_of(left, costly.count());
+    if more > share {
+        for (outcome, filter) in outcomes.iter_mut().zip(filters) {
+            if *outcome == Outcome::TooMuch {
+                (*outcome, _) = ask(filter, more);
+            }
+        }
+    }
+    outcomes
+}
+
+fn share_of(steps: u32, count: usize) -> u32 {
+    let count = u32::try_from(count).unwrap_or(u32::MAX).max(1);
+    (steps / count).clamp(BUDGET_OF_EACH, BUDGET)
 }
 
 /// The steps that are left.
@@ -124,8 +140,8 @@ impl Budget {
 
     fn leaf(&mut self, leaf: &Leaf, value: Option<&Value<'_>>) -> Result<bool, Spent> {
         match value {
-            None => Ok(leaf.is_met_by_nothing),
-            Some(_) if leaf.is_met_by_anything => Ok(true),
+            None => Ok(leaf.matches_missing),
+            Some(_) if leaf.matches_present => Ok(true),
             Some(value) => self.any_test(&leaf.tests, value),
         }
     }
@@ -135,7 +151,7 @@ impl Budget {
             Value::Scalar(scalar) => {
                 let steps = steps(scalar);
                 for test in tests {
-                    self.spend(steps)?;
+                    self.spend(steps.saturating_mul(test.values()))?;
                     if test.is_met_by(scalar) {
                         return Ok(true);
                     }
@@ -167,6 +183,14 @@ fn steps(scalar: &Scalar<'_>) -> u32 {
 }
 
 impl Test {
+    /// The values that are compared.
+    fn values(&self) -> u32 {
+        match self {
+            Self::Not(values) => u32::try_from(values.len()).unwrap_or(u32::MAX),
+            _ => 1,
+        }
+    }
+
     fn is_met_by(&self, scalar: &Scalar<'_>) -> bool {
         match (self, scalar) {
             (Self::Is(value), _) => value == scalar,

@@ -9,8 +9,8 @@ use super::{
     Scalar, Test, Wants,
 };
 
-/// From here on, an `f64` has no longer all whole numbers.
-const ROUNDED_FROM: f64 = 9_007_199_254_740_992.0;
+/// So many significant digits of a decimal an `f64` keeps.
+const MOST_DIGITS: usize = 15;
 
 type Checked<T> = Result<T, FilterError>;
 
@@ -107,8 +107,8 @@ impl Parsing {
                 );
             }
             match operator {
-                Some(("exists", Value::Bool(true))) => leaf.is_met_by_anything = true,
-                Some(("exists", Value::Bool(false))) => leaf.is_met_by_nothing = true,
+                Some(("exists", Value::Bool(true))) => leaf.matches_present = true,
+                Some(("exists", Value::Bool(false))) => leaf.matches_missing = true,
                 Some((name, value)) => leaf.tests.push(test(name, value, &below(&at, name))?),
                 None => leaf.tests.push(Test::Is(scalar(value, &at)?)),
             }
@@ -205,20 +205,27 @@ fn scalar(value: &Value, at: &str) -> Checked<Scalar<'static>> {
     })
 }
 
-/// The number, unless it may have been rounded when the pattern was read.
+/// The number, unless it may have been rounded when the pattern was read: an `f64` gives back the digits that it was read
+/// from, if they are few.
 fn decimal(number: &Number, at: &str) -> Checked<Decimal> {
+    let text = number.to_string();
     let is_whole = number.is_i64() || number.is_u64();
-    if !is_whole
-        && number
-            .as_f64()
-            .is_none_or(|number| number.abs() >= ROUNDED_FROM)
-    {
+    if !is_whole && digits(&text) > MOST_DIGITS {
         return wrong(
             at,
-            "write a number of this size without point and exponent; it has at most 64 bits",
+            "write at most 15 digits, or a whole number of at most 64 bits",
         );
     }
-    Ok(Decimal::read(&number.to_string()))
+    Ok(Decimal::read(&text))
+}
+
+/// The significant digits of a number.
+fn digits(number: &str) -> usize {
+    let before_exponent = number.split(['e', 'E']).next().unwrap_or_default();
+    let digits: String = (before_exponent.chars())
+        .filter(char::is_ascii_digit)
+        .collect();
+    digits.trim_matches('0').len()
 }
 
 fn text(value: &Value, at: &str) -> Checked<String> {

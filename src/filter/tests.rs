@@ -4,8 +4,8 @@ mod fuzz;
 mod oracle;
 
 use super::{
-    BUDGET, BUDGET_OF_ALL, Filter, MAX_FILTER_BYTES, MAX_FILTER_DEPTH, MAX_LEAVES,
-    MAX_PAYLOAD_DEPTH, Outcome, evaluate,
+    BUDGET, Filter, MAX_FILTER_BYTES, MAX_FILTER_DEPTH, MAX_LEAVES, MAX_PAYLOAD_DEPTH, Outcome,
+    evaluate,
 };
 
 fn filter(pattern: &str) -> Filter {
@@ -469,25 +469,68 @@ fn all_filters_of_a_message_have_their_own_outcome() {
 }
 
 #[test]
-fn filters_of_a_message_share_a_budget_and_each_has_the_least() {
-    let numbers = vec!["1"; BUDGET as usize / 2 - 10].join(",");
-    let payload = format!(r#"{{"a": [{numbers}], "b": 1}}"#);
-    let (much, little) = (filter(r#"{"a": [2]}"#), filter(r#"{"b": [1]}"#));
-    let within = (BUDGET_OF_ALL / BUDGET) as usize;
-    let mut filters = vec![&much; within + 10];
-    filters.push(&little);
-    let outcomes = evaluate(&filters, "t", None, &payload);
-    assert!(
-        outcomes[..within]
-            .iter()
-            .all(|one| *one == Outcome::DoesNot)
-    );
-    assert!(
-        outcomes[within + 1..within + 10]
-            .iter()
-            .all(|one| *one == Outcome::TooMuch)
-    );
-    assert_eq!(outcomes.last(), Some(&Outcome::Matches));
+fn a_filter_has_its_part_of_the_budget_however_much_others_need() {
+    let payload = format!(r#"{{"a": [{}], "b": {}}}"#, ones(9_000), list(&ones(50)));
+    let (much, little) = (filter(r#"{"a": [2]}"#), filter(r#"{"b": [2, 3]}"#));
+    // What the cheap ones leave suffices for all.
+    let outcomes = asked(&[&much; 20], &[&little; 100], &payload);
+    assert!(outcomes.iter().all(|one| *one == Outcome::DoesNot));
+    // It does not, and the cheap ones have their answer all the same.
+    let outcomes = asked(&[&much; 200], &[&little; 800], &payload);
+    let (much, little) = outcomes.split_at(200);
+    assert!(much.iter().all(|one| *one == Outcome::TooMuch));
+    assert!(little.iter().all(|one| *one == Outcome::DoesNot));
+}
+
+fn ones(count: usize) -> String {
+    vec!["1"; count].join(",")
+}
+
+fn list(items: &str) -> String {
+    format!("[{items}]")
+}
+
+fn asked(some: &[&Filter], others: &[&Filter], payload: &str) -> Vec<Outcome> {
+    evaluate(&[some, others].concat(), "t", None, payload)
+}
+
+/// Each value of `anything-but` is compared.
+#[test]
+fn a_filter_pays_for_each_value_that_it_excludes() {
+    let values = (0..99).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    let payload = format!(r#"{{"a": [{}]}}"#, ones(1_000));
+    let excludes = format!(r#"{{"a": [{{"anything-but": [{values}]}}]}}"#);
+    assert_eq!(outcome(&excludes, &payload), Outcome::TooMuch);
+    let excludes = r#"{"a": [{"anything-but": [1, 2, 3]}]}"#;
+    assert_eq!(outcome(excludes, &payload), Outcome::DoesNot);
+}
+
+#[test]
+fn a_decimal_of_a_pattern_is_exact_or_refused() {
+    for (pattern, equal, other) in [
+        (
+            "0.123456789012345",
+            "0.123456789012345",
+            "0.1234567890123451",
+        ),
+        ("1e-23", "1e-23", "1.0000000000000001e-23"),
+        ("-2.5e300", "-2.50e300", "-2.5000000000000001e300"),
+        ("99.9999999999999", "99.9999999999999", "100"),
+    ] {
+        let pattern = format!(r#"{{"a": [{pattern}]}}"#);
+        for (number, matches) in [(equal, true), (other, false)] {
+            check(&pattern, &[(&format!(r#"{{"a": {number}}}"#), matches)]);
+        }
+    }
+    for number in [
+        "0.9999999999999999",
+        "99.99999999999999",
+        "123456789012345678901",
+    ] {
+        let pattern = format!(r#"{{"a": [{number}]}}"#).parse::<Filter>();
+        let refused = pattern.map(drop).map_err(|error| error.place);
+        assert_eq!(refused, Err("a[0]".to_owned()), "{number}");
+    }
 }
 
 #[test]
@@ -598,8 +641,8 @@ fn a_refusal_names_the_place() {
             "a[0].numeric: expected a lower bound, and an upper bound above it",
         ),
         (
-            r#"{"a": [1e16]}"#,
-            "a[0]: write a number of this size without point and exponent; it has at most 64 bits",
+            r#"{"a": [0.1234567890123456]}"#,
+            "a[0]: write at most 15 digits, or a whole number of at most 64 bits",
         ),
         (
             r#"{"$topic": {"a": [1]}}"#,

@@ -142,7 +142,7 @@ impl ByHand {
                 on_dead: self.config.on_dead,
                 registry: Arc::default(),
                 rooms: Rooms::default(),
-                gave_up: &|_, _| {},
+                report_too_costly: &|_, _| {},
                 looked: Err(Unasked::Released),
                 is_current: true,
                 knows_registered: false,

@@ -1,8 +1,8 @@
 //! Custody: the messages that this process has claimed and not yet settled. Where each is, how many a destination has,
 //! what must not be claimed meanwhile, claims in doubt, and when to wake the claimer.
 //!
-//! A message is in flight, or put aside because the database refuses to settle it. Of the messages in flight, some wait
-//! for their filters, and some are worked on by handlers.
+//! A message is in flight, or put aside because the database refuses to settle it. Handlers
+//! work on some of the messages in flight.
 //!
 //! Also the question whether anything is left to do, which a caller asks and the claimer answers.
 
@@ -177,7 +177,7 @@ impl State {
 }
 
 impl Custody {
-    /// `batch`: the most messages of one claim. `most_aside`: claims of a topic stop while this many of its messages are
+    /// `most_aside`: claims of a topic stop while this many of its messages are
     /// put aside.
     pub(super) fn new(most_aside: usize, doorbell: Bell) -> Self {
         let state = State {

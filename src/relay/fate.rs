@@ -36,8 +36,8 @@ pub(super) struct Ways<'a> {
     pub(super) registry: Arc<Registry>,
     /// The room of registered destinations.
     pub(super) rooms: Rooms,
-    /// Is told the destinations whose filters need too many comparisons for a message.
-    pub(super) gave_up: &'a dyn Fn(&str, &Message),
+    /// Reports the destination of a filter that needs too many steps for a message.
+    pub(super) report_too_costly: &'a dyn Fn(&str, &Message),
     /// Whether registered destinations were looked up, where that was necessary.
     pub(super) looked: Result<(), Unasked>,
     /// Whether the registry has all destinations that the claim could see.
@@ -335,7 +335,7 @@ impl<'a> Ways<'a> {
         wanting.retain(|one| {
             let outcome = (one.filter.as_ref()).and_then(|_| outcomes.next());
             if outcome == Some(Outcome::TooMuch) {
-                (self.gave_up)(&one.name, message);
+                (self.report_too_costly)(&one.name, message);
             }
             outcome.is_none_or(|outcome| outcome == Outcome::Matches)
         });
@@ -410,7 +410,7 @@ impl Shared {
         is_current: bool,
     ) -> Vec<Job> {
         let now = clock::now();
-        let gave_up = |name: &str, message: &Message| {
+        let report_too_costly = |name: &str, message: &Message| {
             self.metrics.filter_too_much.increment(1);
             self.filter_troubles.too_much(name, message);
         };
@@ -420,7 +420,7 @@ impl Shared {
             on_dead: self.config.on_dead,
             registry: self.registered.registry(),
             rooms: self.rooms(),
-            gave_up: &gave_up,
+            report_too_costly: &report_too_costly,
             looked,
             is_current,
             knows_registered: self.registered.is_on(),
@@ -501,7 +501,7 @@ mod tests {
             on_dead: OnDead::Continue,
             registry: registry.into(),
             rooms: Rooms::default(),
-            gave_up: &|_, _| {},
+            report_too_costly: &|_, _| {},
             looked,
             is_current: true,
             knows_registered: true,

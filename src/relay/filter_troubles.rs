@@ -1,8 +1,10 @@
-//! The filters that need too many comparisons.
+//! The filters that need too many steps.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use uuid::Uuid;
 
 use crate::clock;
 use crate::lock::lock;
@@ -26,37 +28,42 @@ struct Trouble {
     last: Instant,
     told: Option<Instant>,
     times: u64,
-    what: String,
+    message_id: Uuid,
+}
+
+impl Trouble {
+    fn since(now: Instant) -> Self {
+        Self {
+            since: now,
+            last: now,
+            told: None,
+            times: 0,
+            message_id: Uuid::nil(),
+        }
+    }
 }
 
 impl Troubles {
     /// Records that a filter was given up for a message, which therefore does not match.
     pub(super) fn too_much(&self, name: &str, message: &Message) {
         let (id, sequence) = (message.message_id, message.sequence.0);
-        let what =
-            format!("needs too many comparisons for message {id}: such a message does not match");
-        if let Some(times) = self.note(name, what, clock::now()) {
-            log::warn!(event = "filter_too_much", destination = name, sequence = sequence, topic = message.topic, times = times; "the filter of the registered destination {name} needs too many comparisons for message {id} of {}: the destination does not get the message ({times} times so far)", message.topic);
+        if let Some(times) = self.note(name, id, clock::now()) {
+            log::warn!(event = "filter_too_much", destination = name, sequence = sequence, topic = message.topic, times = times; "the filter of the registered destination {name} needs too many steps for message {id} of {}: the destination does not get the message ({times} times so far)", message.topic);
         }
     }
 
     /// Returns the number of times so far, if the trouble is to be logged.
-    fn note(&self, name: &str, what: String, now: Instant) -> Option<u64> {
+    fn note(&self, name: &str, message_id: Uuid, now: Instant) -> Option<u64> {
         let mut troubles = lock(&self.0);
-        troubles.retain(|_, one| now.saturating_duration_since(one.last) < REMEMBERED);
         if troubles.len() >= MOST_TROUBLES && !troubles.contains_key(name) {
             return None;
         }
-        let one = troubles.entry(name.to_owned()).or_insert_with(|| Trouble {
-            since: now,
-            last: now,
-            told: None,
-            times: 0,
-            what: String::new(),
-        });
-        one.last = now;
+        if !troubles.contains_key(name) {
+            troubles.insert(name.to_owned(), Trouble::since(now));
+        }
+        let one = troubles.get_mut(name)?;
+        (one.last, one.message_id) = (now, message_id);
         one.times += 1;
-        one.what = what;
         let is_due =
             (one.told).is_none_or(|told| now.saturating_duration_since(told) >= TELL_INTERVAL);
         is_due.then(|| {
@@ -71,8 +78,8 @@ impl Troubles {
         troubles.retain(|_, one| now.saturating_duration_since(one.last) < REMEMBERED);
         let (name, first) = troubles.iter().min_by_key(|(_, one)| one.since)?;
         let what = format!(
-            "the filter of the registered destination {name} {}",
-            first.what
+            "the filter of the registered destination {name} needs too many steps for message {}: such a message does not match",
+            first.message_id
         );
         Some((what, troubles.len()))
     }

@@ -102,7 +102,7 @@ words! {
         /// The settings of the relay refuse some registered destinations, or its code panicked for a destination: their
         /// messages wait for a relay that serves them.
         DestinationRefused = "destination_refused",
-        /// In the last 10 minutes, the filter of a registered destination needed too many comparisons for a message, which
+        /// In the last 10 minutes, the filter of a registered destination needed too many steps for a message, which
         /// therefore did not match.
         FilterTooMuch = "filter_too_much",
         /// The relay gets no notifications of new messages and finds them by polling.

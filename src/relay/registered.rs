@@ -164,16 +164,22 @@ impl Maker {
             // Until then, it is like a disabled one.
             let skips = verifier.is_some() && row.verification.skips();
             let bulkhead = bulkhead.filter(|_| !skips);
+            let filter = row.filter.as_ref().map(Filter::new).transpose();
+            // Which messages a bad filter was for is not known: none, until it is mended.
+            let topics = if filter.is_ok() {
+                row.topics
+            } else {
+                Vec::new()
+            };
             let customer = Arc::new(Customer {
                 id,
                 registration,
                 stamp,
                 name: row.name.into(),
                 updated_at: row.updated_at,
-                topics: row.topics,
+                topics,
                 tenant_id: row.tenant_id,
-                // A row with another filter is bad.
-                filter: row.filter.and_then(|filter| Filter::new(&filter).ok()),
+                filter: filter.ok().flatten(),
                 created_at: row.created_at,
                 limits: bulkhead.as_ref().map(|one| one.limits.clone()),
                 refused,

@@ -321,8 +321,7 @@ impl Threads {
 
     /// Whether a message is being settled or sent.
     pub(super) fn is_busy(&self) -> bool {
-        let mut stays = [Post::Settler]
-            .into_iter()
+        let mut stays = (std::iter::once(Post::Settler))
             .chain(Post::KEYED_SETTLERS)
             .map(|post| self.in_database(post));
         stays.any(Stay::is_inside) || self.senders.iter().flatten().any(Stay::is_inside)

@@ -10,6 +10,7 @@ use diesel_outbox::{Destination, NewMessage, RelayHandle};
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::metrics::Metrics;
 use crate::support::{Database, Receiver, end, eventually};
 
 /// Other messages are delivered within this time. They take about 50 ms; the machine of a test may be busy.
@@ -161,6 +162,7 @@ fn a_filter_that_needs_too_many_comparisons_does_not_match() {
         &receiver,
         &[("all", "{\"n\": [1]}"), ("costly", &costly)],
     );
+    let metrics = Metrics::of(&database);
     let relay = started(&database, &plain);
     let items: Vec<String> = (0..20_000).map(|n| format!("item-{n}")).collect();
     for _ in 0..20 {
@@ -182,6 +184,30 @@ fn a_filter_that_needs_too_many_comparisons_does_not_match() {
     end(&relay);
     assert_eq!(disabled(&database), 0);
     assert_eq!(delivered_to(&database, "costly"), 1);
+    let given_up = metrics.value("diesel_outbox_filter_too_much_total", &[]);
+    assert_eq!(given_up, 20.0);
+}
+
+/// R72: the filters of one customer take nothing from those of another, whichever name comes first.
+#[test]
+fn costly_filters_take_no_messages_from_other_destinations() {
+    let database = Database::new();
+    let (receiver, plain) = (Receiver::ok(), Receiver::ok());
+    let alternatives: Vec<String> = (0..100).map(|n| format!("no-{n}")).collect();
+    let costly = json!({ "items": alternatives }).to_string();
+    let names: Vec<String> = (0..60).map(|n| format!("a-{n}")).collect();
+    let mut hooks: Vec<_> = names.iter().map(|name| (name.as_str(), &*costly)).collect();
+    let cheap = json!({ "few": alternatives[..60] }).to_string();
+    hooks.push(("zeta", &cheap));
+    put(&database, &receiver, &hooks);
+    let relay = started(&database, &plain);
+    let items: Vec<String> = (0..10_000).map(|n| format!("item-{n}")).collect();
+    let few = ["x", "y", "z", "no-59"];
+    database.enqueue("order.paid", json!({ "items": items, "few": few }));
+    eventually("the cheap filter matches", || {
+        delivered_to(&database, "zeta") == 1
+    });
+    end(&relay);
 }
 
 /// R72: a row of plain SQL.

@@ -386,7 +386,7 @@ impl Database for Link<'_> {
         (_, why): (Hand, &str),
         _: Option<Duration>,
     ) -> Answer<Tried<bool>> {
-        // Each row of this world is good for some relay, and no filter is slow.
+        // Each row of this world is good for some relay.
         self.stage.fall(Promise::Others, || {
             format!("{} is disabled: {why}", seen.name)
         });

@@ -33,7 +33,7 @@ use crate::store::table::{destination, ledger, outbox};
 
 /// The most messages that one search finds.
 pub(crate) const LOOK: usize = 100_000;
-/// Payloads in memory at once while a filter is evaluated. A payload has at most 1 MiB.
+/// Messages whose payloads are in memory at once while a filter is evaluated. A payload has at most 1 MiB.
 const PAYLOADS: usize = 100;
 
 /// What a destination wants, of a time.
@@ -257,7 +257,8 @@ pub(crate) fn step(
 /// A place in an ordering key, a message, and what filters read of it.
 type Kept = (i64, Uuid, String, MaybeJson, JsonText);
 
-/// Those of these messages that the filter matches. As at a relay, a filter that needs too many comparisons does not match.
+/// Those of these messages that the filter matches. One that needs too many steps does not match, as at a relay (where
+/// other filters may have left it fewer).
 fn matching<'m>(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -280,13 +281,17 @@ fn matching<'m>(
     Ok(matching)
 }
 
-/// What is kept of these messages.
+/// What is kept of these messages, once for all their parts.
 fn kept(conn: &mut PgConnection, name: &OutboxName, missed: &[&Missed]) -> QueryResult<Vec<Kept>> {
     let ids: Vec<_> = missed.iter().map(|one| one.message_id).collect();
     let places: Vec<_> = missed.iter().map(|one| one.place).collect();
     let settled = ledger::table(name.ledger())
         .filter(ledger::message_id.eq_any(&ids))
         .filter(ledger::payload.is_not_null())
+        .distinct_on((
+            coalesce(ledger::split_from, ledger::sequence),
+            ledger::message_id,
+        ))
         .select((
             coalesce(ledger::split_from, ledger::sequence),
             ledger::message_id,
@@ -297,6 +302,10 @@ fn kept(conn: &mut PgConnection, name: &OutboxName, missed: &[&Missed]) -> Query
     let of_parts = outbox::split_from.eq_any(&places).assume_not_null();
     let waiting = outbox::table(name.outbox())
         .filter(of_parts.or(outbox::sequence.eq_any(&places)))
+        .distinct_on((
+            coalesce(outbox::split_from, outbox::sequence),
+            outbox::message_id,
+        ))
         .select((
             coalesce(outbox::split_from, outbox::sequence),
             outbox::message_id,
