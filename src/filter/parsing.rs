@@ -205,7 +205,7 @@ fn scalar(value: &Value, at: &str) -> Checked<Scalar<'static>> {
     })
 }
 
-/// The number, unless it may have been rounded when the pattern was read: an `f64` gives back the digits that it was read
+/// The number, unless it may have been rounded when the pattern was read: an `f64` keeps the digits that it was read
 /// from, if they are few.
 fn decimal(number: &Number, at: &str) -> Checked<Decimal> {
     let text = number.to_string();

@@ -169,8 +169,8 @@ impl<'p> Scan<'p, '_> {
     fn object(&mut self, object: u64, depth: usize) -> Option<Value<'p>> {
         let mut members = Vec::new();
         self.at += 1;
-        let mut is_over = self.eat(b'}');
-        while !is_over {
+        let mut has_ended = self.eat(b'}');
+        while !has_ended {
             let mut name = match self.peek()? {
                 b'"' => unescaped(self.text()?)?,
                 _ => return None,
@@ -186,8 +186,8 @@ impl<'p> Scan<'p, '_> {
             } else {
                 self.skip()?;
             }
-            is_over = !self.eat(b',');
-            if is_over {
+            has_ended = !self.eat(b',');
+            if has_ended {
                 self.eat(b'}').then_some(())?;
             }
         }
@@ -197,16 +197,16 @@ impl<'p> Scan<'p, '_> {
     fn array(&mut self, place: u64, depth: usize) -> Option<Value<'p>> {
         let mut items = Vec::new();
         self.at += 1;
-        let mut is_over = self.eat(b']');
-        while !is_over {
+        let mut has_ended = self.eat(b']');
+        while !has_ended {
             // No filter has the steps to visit more of them.
             if items.len() < BUDGET as usize {
                 items.push(self.value(place, depth)?);
             } else {
                 self.skip()?;
             }
-            is_over = !self.eat(b',');
-            if is_over {
+            has_ended = !self.eat(b',');
+            if has_ended {
                 self.eat(b']').then_some(())?;
             }
         }
