@@ -52,6 +52,8 @@ pub(super) struct History {
     /// While the first relay has the route for `d`, its settings have a destination with the name of the registered `y`, and
     /// the route leads there, too.
     pub(super) has_namesake: bool,
+    /// All relays have this destination all the time, so none sends to the registered one, which is removed at the end.
+    pub(super) all_have_namesake: bool,
     /// The registered destinations have filters.
     pub(super) has_filters: bool,
     /// Registered destinations and messages belong to tenants.
@@ -238,6 +240,7 @@ impl History {
             rate: None,
             settings_differ: false,
             has_namesake: false,
+            all_have_namesake: false,
             has_filters: false,
             has_tenants: false,
             has_handlers: false,
@@ -525,6 +528,7 @@ impl History {
             return;
         }
         self.has_namesake = Rng::with_seed(self.seed ^ 3).bool();
+        self.all_have_namesake = self.has_namesake && Rng::with_seed(self.seed ^ 5).u8(..4) == 0;
         for item in &mut self.items {
             let Event::Enqueue { messages, .. } = &mut item.event else {
                 continue;
@@ -778,7 +782,8 @@ impl History {
                 Event::Disable(..) | Event::Remove(..) | Event::Give(_)
             )
         };
-        self.has_registered && !self.has_crowd && self.is_lawful() && !self.has(changes)
+        let is_removed = self.has_crowd || self.all_have_namesake;
+        self.has_registered && !is_removed && self.is_lawful() && !self.has(changes)
     }
 }
 
@@ -786,7 +791,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, outages {}, rate {:?}, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, namesake {}, filters {}, tenants {}, handlers {}, batches {}, of each {}, key_run {}",
+            "seed {}: {} relays, outages {}, rate {:?}, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, namesake {} (of all {}), filters {}, tenants {}, handlers {}, batches {}, of each {}, key_run {}",
             self.seed,
             self.relays,
             self.has_outages,
@@ -800,6 +805,7 @@ impl fmt::Display for History {
             self.registers,
             self.settings_differ,
             self.has_namesake,
+            self.all_have_namesake,
             self.has_filters,
             self.has_tenants,
             self.has_handlers,

@@ -378,16 +378,17 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
         config.destinations[0].request_batch.size = 4;
     }
     config.routes.push(Route::to_each("fan", ["a", "b"]));
-    if stage.has_route_next(relay) {
-        let mut names = vec!["a"];
-        if stage.history.has_namesake {
-            let namesake = Destination::new(NAMESAKE, "http://a").expect("a URL");
-            config.destinations.push(namesake);
-            names.push(NAMESAKE);
-        }
+    let has_route = stage.has_route_next(relay);
+    let namesake = stage.history.has_namesake.then_some(NAMESAKE);
+    if let Some(name) = namesake.filter(|_| has_route || stage.history.all_have_namesake) {
+        let namesake = Destination::new(name, "http://a").expect("a URL");
+        config.destinations.push(namesake);
+    }
+    if has_route {
+        let names = ["a"].into_iter().chain(namesake);
         config.routes.push(Route::to_each(wants::ROUTED, names));
     }
-    let has_handlers = !stage.history.settings_differ || stage.has_route_next(relay);
+    let has_handlers = !stage.history.settings_differ || has_route;
     if stage.history.has_handlers && has_handlers {
         let handlers = Handlers::new().on_topic(HANDLED, |_, _| Ok(()));
         let handlers = handlers.timeout(SEND_TIMEOUT).max_attempts(MAX_ATTEMPTS);

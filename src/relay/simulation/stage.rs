@@ -1506,6 +1506,9 @@ impl<'w> Stage<'w> {
         registered
             .into_iter()
             .for_each(|name| tables.put(name, true, 0));
+        if self.history.all_have_namesake {
+            tables.remove(NAMESAKE);
+        }
         if self.history.has_registered && tables.registered.is_empty() {
             // Without a registered destination, messages that no route serves would wait forever.
             tables.put(REGISTERED[2], true, 0);
@@ -1537,6 +1540,9 @@ impl<'w> Stage<'w> {
         }
         if self.is_calm_now() && self.process_of(0).is_none() {
             self.start(0);
+        }
+        if self.is_calm_now() && self.history.all_have_namesake {
+            self.tables.borrow_mut().remove(NAMESAKE);
         }
         if self.inserting.get() > 0 || !self.tables.borrow().rows.is_empty() {
             self.busy_at.set(now);
@@ -1650,8 +1656,9 @@ impl<'w> Stage<'w> {
                 && row.waits_for(other)
         };
         let waits_for_room = |row: &Row| match tables.reason(&facts, row, micros) {
-            // No relay may have the namesake in its settings.
+            // No relay may have the namesake in its settings, or all may.
             _ if row.registration == Some(OF_ROUTE) => false,
+            _ if row.destination == NAMESAKE && self.history.all_have_namesake => false,
             WaitReason::NoRoom { .. } | WaitReason::NoRelay { .. } => true,
             // One relay alone has a route, and only at each second start.
             WaitReason::NotServed { .. } => !self.history.settings_differ,

@@ -506,8 +506,8 @@ impl Tables {
         let active: Vec<_> = active.map(|(id, lease)| (id, &lease.serves)).collect();
         Marks {
             destinations: {
-                let stamps: i64 = self.registered.values().map(|one| one.stamp).sum();
-                mark(format!("{stamps} {:?}", self.registrations()))
+                let stamps: Vec<i64> = self.registered.values().map(|one| one.stamp).collect();
+                mark(format!("{stamps:?} {:?}", self.registrations()))
             },
             leases: mark(format!("{active:?}")),
             topics: mark(format!("{:?}", self.served)),
