@@ -162,7 +162,7 @@ impl Maker {
                 verifier,
             } = made.unwrap_or_default();
             // Until then, it is like a disabled one.
-            let skips = verifier.is_some() && row.verification.skips();
+            let skips = !row.is_verified() && row.verification.skips();
             let bulkhead = bulkhead.filter(|_| !skips);
             let filter = row.filter.as_ref().map(Filter::new).transpose();
             // Which messages a bad filter was for is not known: none, until it is mended.
