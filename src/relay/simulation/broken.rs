@@ -85,6 +85,14 @@ pub(super) enum Broken {
     ForgetsServedTopics,
     /// The relay does not know the filters of registered destinations.
     OverlooksFilters,
+    /// The relay does not know that registered destinations must be verified.
+    OverlooksVerification,
+    /// A destination that is not verified gets no messages, although they should wait for it.
+    SkipsWhatIsNotVerified,
+    /// Messages wait for a destination that gets none until it is verified.
+    AddressesWhatSkips,
+    /// Each registered destination gets the events about the outbox.
+    GivesOwnEventsToAll,
     /// A key continues after the settle's transaction, not within it.
     ContinuesLater,
     /// The messages of a rolled-back transaction stay.
@@ -145,7 +153,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 53] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 57] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -232,6 +240,10 @@ impl Broken {
             &[Promise::Lost, Promise::Recipients],
         ),
         (Self::OverlooksFilters, &[Promise::Recipients]),
+        (Self::OverlooksVerification, &[Promise::Verified]),
+        (Self::SkipsWhatIsNotVerified, &[Promise::Recipients]),
+        (Self::AddressesWhatSkips, &[Promise::Recipients]),
+        (Self::GivesOwnEventsToAll, &[Promise::Recipients]),
     ];
 
     /// The variants of statements that the comparison with PostgreSQL must find.

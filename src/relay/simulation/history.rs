@@ -9,6 +9,7 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use super::wants;
+use crate::config::Verification;
 
 /// How long events happen. After that, all troubles end, and all messages must be delivered or dead-lettered.
 pub(super) const LENGTH: Duration = Duration::from_secs(12);
@@ -58,6 +59,8 @@ pub(super) struct History {
     pub(super) has_filters: bool,
     /// Registered destinations and messages belong to tenants.
     pub(super) has_tenants: bool,
+    /// How the endpoints of registered destinations show that they want messages, before the first is sent.
+    pub(super) verification: Verification,
     /// Some messages go to a group of handlers.
     pub(super) has_handlers: bool,
     /// The destination `a` gets several messages in one request, and refuses some messages.
@@ -243,6 +246,7 @@ impl History {
             all_have_namesake: false,
             has_filters: false,
             has_tenants: false,
+            verification: Verification::None,
             has_handlers: false,
             has_batches: false,
             has_outcomes_of_each: false,
@@ -512,7 +516,8 @@ impl History {
         self.items.extend(items);
     }
 
-    /// Gives relays different settings, and registered destinations filters and tenants.
+    /// Gives relays different settings, and registered destinations filters, tenants, verification and events about the
+    /// outbox.
     fn divide(&mut self, mut rng: Rng, is_calm: bool) {
         // Of relays with different settings, the only active one would keep the messages that it does not send.
         self.settings_differ = rng.u8(..3) == 0 && self.relays > 1 && !self.single_active;
@@ -524,18 +529,33 @@ impl History {
                 self.add(&mut rng, event);
             }
         }
+        // Separate dice, as above.
+        let mut dice = Rng::with_seed(self.seed ^ 6);
+        self.verification = match dice.u8(..9) {
+            0 | 1 => Verification::CloudEvents,
+            2 => Verification::CloudEventsSkip,
+            _ => Verification::None,
+        };
+        if dice.u8(..4) == 0 {
+            self.change_topic(wants::OWN, &mut dice);
+        }
         if !self.settings_differ {
             return;
         }
         self.has_namesake = Rng::with_seed(self.seed ^ 3).bool();
         self.all_have_namesake = self.has_namesake && Rng::with_seed(self.seed ^ 5).u8(..4) == 0;
+        self.change_topic(wants::ROUTED, &mut rng);
+    }
+
+    /// Gives another topic to half of the messages for registered destinations, and no key.
+    fn change_topic(&mut self, topic: &'static str, rng: &mut Rng) {
         for item in &mut self.items {
             let Event::Enqueue { messages, .. } = &mut item.event else {
                 continue;
             };
             let of_registered = messages.iter_mut().filter(|new| new.topic == wants::TOPIC);
             for new in of_registered.filter(|_| rng.bool()) {
-                (new.topic, new.ordering_key) = (wants::ROUTED, None);
+                (new.topic, new.ordering_key) = (topic, None);
             }
         }
     }
@@ -791,7 +811,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, outages {}, rate {:?}, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, namesake {} (of all {}), filters {}, tenants {}, handlers {}, batches {}, of each {}, key_run {}",
+            "seed {}: {} relays, outages {}, rate {:?}, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, namesake {} (of all {}), filters {}, tenants {}, verification {}, handlers {}, batches {}, of each {}, key_run {}",
             self.seed,
             self.relays,
             self.has_outages,
@@ -808,6 +828,7 @@ impl fmt::Display for History {
             self.all_have_namesake,
             self.has_filters,
             self.has_tenants,
+            self.verification,
             self.has_handlers,
             self.has_batches,
             self.has_outcomes_of_each,

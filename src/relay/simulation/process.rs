@@ -20,7 +20,7 @@ use super::wants;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::clock::BootTime;
-use crate::config::{Breaker, Config, Destination, Mode, Rate, Route};
+use crate::config::{Breaker, Config, Destination, Mode, Rate, Route, Verification};
 use crate::dispatch::{Customers, Failure, Outcome, Response};
 use crate::handlers::{Handlers, no_connection};
 use crate::message::Message;
@@ -1159,7 +1159,9 @@ impl<'w> Stage<'w> {
                 of_run.push(job.message.sequence.0);
                 let of_registered = request.registered.as_ref();
                 if let Some((_, member)) = of_registered.filter(|_| self.is_strict()) {
-                    self.check_tenant(number_of(&job.message), member.customer.stamp, name);
+                    let (id, stamp) = (number_of(&job.message), member.customer.stamp);
+                    self.check_tenant(id, stamp, name);
+                    self.check_verified(id, stamp, name);
                     self.note_addressee(&job.message, &member.customer);
                 }
             }
@@ -1659,6 +1661,33 @@ fn a_destination_that_another_tenant_gets_has_another_number() {
     stage.tables.borrow_mut().give("x");
     assert_ne!(number_now(), first);
     assert!(registered.registry().get(first).is_none());
+}
+
+/// A relay that does not send to a destination does not verify it either, and must not address messages to it for that.
+#[test]
+fn a_relay_whose_settings_refuse_a_destination_knows_that_it_skips_messages() {
+    let history = History {
+        has_registered: true,
+        settings_differ: true,
+        verification: Verification::CloudEventsSkip,
+        ..History::of(1)
+    };
+    let slots = [OnceCell::new(), OnceCell::new()];
+    let stage = Stage::new(&history, None, &slots, false);
+    stage.set_clocks(Duration::ZERO);
+    stage.tables.borrow_mut().put(REGISTERED[0], true, 0);
+    for (relay, slot) in slots.iter().enumerate() {
+        let process = Process::new(&stage, relay, relay, slot);
+        let (shared, registered) = (process.shared, &process.shared.registered);
+        let changes =
+            (stage.tables.borrow()).registered_since(&registered.registry(), &[], false, 0);
+        let pool = shared.bulkheads.last().expect("the pool");
+        registered.change(changes.expect("changes"), pool, &shared.routes);
+        let registry = registered.registry();
+        let one = registry.named(REGISTERED[0]).expect("registered");
+        assert_eq!(one.verifier.is_none(), history.is_strict(relay));
+        assert!(!one.is_enabled(), "relay {relay}");
+    }
 }
 
 /// The planner's steps for these views. The answers are always the same.

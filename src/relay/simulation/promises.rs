@@ -35,6 +35,8 @@ pub(super) enum Promise {
     Others,
     /// A message of one tenant is not sent to a destination of another.
     Tenant,
+    /// No message is sent to a destination before its endpoint has shown that it wants messages.
+    Verified,
     /// A message reaches each registered destination that wants it, and no other.
     Recipients,
     /// R54: a message waits for as long as operators are told why, and no longer.

@@ -23,6 +23,7 @@ use super::promises::{Fall, Promise};
 use super::tables::{Changes, Entry, Now, Row, Tables, goes_to, micros};
 use super::wants;
 use crate::clock::simulated;
+use crate::config::Verification;
 use crate::hand::Hand;
 use crate::relay::settlement::Settlement;
 use crate::relay::shared::Shared;
@@ -49,6 +50,9 @@ const TICK: Duration = Duration::from_millis(25);
 const FLUSH: Duration = Duration::from_millis(600);
 /// How often missing leases are queried. A relay does so once an hour.
 const JANITOR: Duration = Duration::from_secs(20);
+/// How often a relay looks which endpoints are not verified, and how long a try may take in all.
+const LOOK: Duration = Duration::from_secs(1);
+const LONGEST_TRY: Duration = Duration::from_secs(5);
 /// The longest shutdown of a relay.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 /// The time limit of a claim.
@@ -119,6 +123,10 @@ enum Happens {
     /// A registered destination is registered again, enabled.
     Put(&'static str),
     Janitor(usize),
+    /// The process asks the endpoints that are not verified whether they want messages.
+    Verify(usize),
+    /// One has answered: its name and stamp, and whether it wants messages.
+    Answers(usize, (&'static str, i64), bool),
     Calm,
     Tick,
 }
@@ -272,6 +280,7 @@ impl<'w> Stage<'w> {
                 broken,
                 has_tenants: history.has_tenants,
                 has_filters: history.has_filters,
+                verification: history.verification,
                 key_run: history.key_run.max(1),
                 // The first relay has run before.
                 served: [wants::ROUTED, HANDLED]
@@ -561,6 +570,7 @@ impl<'w> Stage<'w> {
             self.check_delivered(&changes);
             self.check_takeovers(&changes);
             self.check_claims(&changes);
+            self.check_parts(&changes);
         }
         let mut tables = self.tables.borrow_mut();
         tables.unlock(&changes);
@@ -587,6 +597,26 @@ impl<'w> Stage<'w> {
             if processes.iter().find(by).is_some_and(|one| one.leaves(row)) {
                 self.fall(Promise::Others, || {
                     format!("{row:?} is claimed by a relay that does not serve it")
+                });
+            }
+        }
+    }
+
+    /// Checks that messages are not addressed to a destination that skips them until it is verified. After a takeover, a
+    /// message may have been addressed before.
+    fn check_parts(&self, changes: &Changes) {
+        let (tables, messages) = (self.tables.borrow(), self.messages.borrow());
+        let rows = changes.rows.values().flatten();
+        let is_new = |row: &&Row| !tables.rows.contains_key(&row.sequence);
+        for row in rows.filter(is_new) {
+            let to = tables.registered.get(&*row.destination);
+            let skips = to.is_some_and(|to| {
+                let is_to = row.registration == Some(to.id);
+                is_to && !to.is_verified && tables.verification.skips()
+            });
+            if skips && messages[row.id].taken_over.is_empty() {
+                self.fall(Promise::Recipients, || {
+                    format!("{row:?} is for a destination that is not verified")
                 });
             }
         }
@@ -868,6 +898,9 @@ impl<'w> Stage<'w> {
         }
         self.processes.borrow_mut().push(process);
         self.after(self.dice(1, 500), Happens::Janitor(number));
+        if self.history.verification != Verification::None {
+            self.after(self.dice(1, 4000), Happens::Verify(number));
+        }
         self.tell(|| format!("process {number} starts, for relay {relay}"));
         Some(number)
     }
@@ -1055,10 +1088,68 @@ impl<'w> Stage<'w> {
                     self.after(JANITOR, Happens::Janitor(number));
                 }
             }
+            Happens::Verify(number) => self.verify(number),
+            Happens::Answers(number, of, is_verified) => self.answers(number, of, is_verified),
             Happens::Calm => self.calm_down(),
             Happens::Tick => {
                 self.tick();
                 self.after(TICK, Happens::Tick);
+            }
+        }
+    }
+
+    /// Asks the endpoints that are not verified.
+    fn verify(&self, number: usize) {
+        let (shared, is_dead, frozen_until) = {
+            let processes = self.processes.borrow();
+            let process = &processes[number];
+            (process.shared, process.is_dead, process.frozen_until)
+        };
+        if is_dead || shared.is_stopping() {
+            return;
+        }
+        let now = self.now.get();
+        self.at(frozen_until.max(now + LOOK), Happens::Verify(number));
+        if frozen_until > now || self.server(number, Actor::Claimer).is_none() {
+            return;
+        }
+        let mut unverified = shared.registered.registry().unverified.clone();
+        unverified.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        for one in unverified {
+            let (of, now) = ((&*one.name, one.stamp), self.database_now().micros);
+            let until = now + micros(LONGEST_TRY);
+            let Some(name) = self.tables.borrow_mut().take_try(of, until, now) else {
+                continue;
+            };
+            let mood = self.moods.borrow().get(name).map(|(mood, _)| *mood);
+            let (lasts, is_verified) = match mood.unwrap_or(Mood::Well) {
+                Mood::Well => (self.dice(1, 20), true),
+                Mood::Slow => (self.dice(200, 1400), true),
+                Mood::Failing => (self.dice(1, 10), false),
+                Mood::Hanging => (SEND_TIMEOUT, false),
+            };
+            self.tell(|| format!("process {number} asks {name}: {is_verified} in {lasts:?}"));
+            self.after(
+                lasts,
+                Happens::Answers(number, (name, one.stamp), is_verified),
+            );
+        }
+    }
+
+    /// Records the answer of an endpoint when the process can.
+    fn answers(&self, number: usize, of: (&'static str, i64), is_verified: bool) {
+        let (is_dead, frozen_until) = {
+            let processes = self.processes.borrow();
+            (processes[number].is_dead, processes[number].frozen_until)
+        };
+        let again = || Happens::Answers(number, of, is_verified);
+        match self.server(number, Actor::Claimer) {
+            _ if is_dead => {}
+            _ if frozen_until > self.now.get() => self.at(frozen_until, again()),
+            None => self.after(LOOK, again()),
+            Some(_) => {
+                let now = self.database_now().micros;
+                self.tables.borrow_mut().tried(of, is_verified, now);
             }
         }
     }
@@ -1693,6 +1784,8 @@ impl<'w> Stage<'w> {
                 && !self.history.settings_differ
                 // A notification may come to the old relay of a reload, which claims nothing any more.
                 && !self.history.has_reloads()
+                // Nor of a destination that is verified.
+                && self.history.verification == Verification::None
                 && messages[row.id].delay.is_zero();
             let most = match is_announced {
                 true => SOON,
@@ -1848,9 +1941,9 @@ impl<'w> Stage<'w> {
                 let of = |of: &BTreeMap<String, u32>| {
                     of.get(&entry.row.destination).copied().unwrap_or_default()
                 };
-                // A message of topic `c` may have had no subscriber.
-                let is_without_subscriber =
-                    entry.row.topic == wants::TOPIC && entry.row.destination.is_empty();
+                // Messages for registered destinations alone may have had no subscriber.
+                let is_without_subscriber = [wants::TOPIC, wants::OWN].contains(&entry.row.topic)
+                    && entry.row.destination.is_empty();
                 if entry.is_delivered && of(&truth.well) == 0 && !is_without_subscriber {
                     return self.fall(Promise::Lost, || {
                         format!("recorded as delivered but never sent: {entry:?}")
@@ -1859,7 +1952,7 @@ impl<'w> Stage<'w> {
                 let times = (entries.iter())
                     .filter(|one| one.row.destination == entry.row.destination)
                     .count();
-                // A message of topic `c` that had no subscriber is replayed to those that are there later.
+                // Such a message that had no subscriber is replayed to those that are there later.
                 let to_all = truth
                     .again
                     .get("")
@@ -1898,16 +1991,16 @@ impl<'w> Stage<'w> {
         for entry in tables
             .ledger
             .iter()
-            .filter(|one| [wants::TOPIC, wants::ROUTED].contains(&one.row.topic))
+            .filter(|one| [wants::TOPIC, wants::ROUTED, wants::OWN].contains(&one.row.topic))
         {
             // A message may expire before it is fanned out.
             let is_fanned_out = entry.is_delivered || !entry.row.destination.is_empty();
             let of = reached.entry((entry.row.id, entry.row.topic)).or_default();
             of.insert(if is_fanned_out {
-                if entry.row.topic == wants::TOPIC {
-                    &entry.to
-                } else {
+                if entry.row.topic == wants::ROUTED {
                     &entry.row.destination
+                } else {
+                    &entry.to
                 }
             } else {
                 "*"
@@ -1922,13 +2015,17 @@ impl<'w> Stage<'w> {
                     .and_then(|one| tables.tenants.get(&one.stamp).copied());
                 let is_tenants = tenant.is_none() || tenant == wants::tenant_of(id);
                 let matches = wants::matches(name, id);
-                is_tenants && (matches || !tables.has_filters)
+                let is_asked = wants::subscribes(name, topic);
+                is_asked && is_tenants && (matches || !tables.has_filters)
             };
             let mut wanted: BTreeSet<&str> = REGISTERED[..2].iter().copied().filter(want).collect();
             match self.is_behind_registration(id) {
                 Some(true) => {}
                 Some(false) => drop(wanted.remove(REGISTERED[1])),
                 None => wanted.retain(|name| *name != REGISTERED[1] || reached.contains(name)),
+            }
+            if tables.verification.skips() {
+                wanted.retain(|name| reached.contains(name));
             }
             // A message that only the route of a topic gets needs no row for the route's destination. A replay names it.
             let is_whole = wanted.is_empty() && reached.contains("");
@@ -1984,6 +2081,15 @@ impl<'w> Stage<'w> {
         }
     }
 
+    /// Checks that a destination was verified before the first message.
+    pub(super) fn check_verified(&self, id: usize, stamp: i64, name: &str) {
+        if self.tables.borrow().unverified.contains(&stamp) {
+            self.fall(Promise::Verified, || {
+                format!("message {id} is sent to {name}, which is not verified")
+            });
+        }
+    }
+
     /// Whether only the relays change leases and claims in this history.
     pub(super) fn is_strict(&self) -> bool {
         self.history.is_lawful()
@@ -1994,6 +2100,7 @@ impl History {
     /// Whether messages become due without a notification.
     pub(super) fn has_times(&self) -> bool {
         self.has_pauses()
+            || self.verification != Verification::None
             || self.has(|event| matches!(event, Event::Act(..) | Event::Lock(..)))
             || self.items.iter().any(|item| match &item.event {
                 Event::Enqueue { messages, .. } => messages

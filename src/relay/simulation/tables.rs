@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::broken::Broken;
 use super::history::{HANDLED, REGISTERED};
 use super::wants;
+use crate::config::Verification;
 use crate::hand::Hand;
 use crate::message::replays::replayed;
 use crate::message::{Message, Sequence};
@@ -144,6 +145,9 @@ pub(super) struct Tables {
     pub(super) tenants: BTreeMap<i64, Uuid>,
     pub(super) has_tenants: bool,
     pub(super) has_filters: bool,
+    pub(super) verification: Verification,
+    /// The stamps of registered destinations while they were not verified.
+    pub(super) unverified: BTreeSet<i64>,
     /// The most messages of a run at registered destinations.
     pub(super) key_run: usize,
     pub(super) last_stamp: i64,
@@ -177,7 +181,13 @@ pub(super) struct Registered {
     /// When the transaction that registered it began.
     pub(super) created_at: i64,
     updated_at: i64,
+    pub(super) is_verified: bool,
+    /// When the endpoint may be asked again whether it wants messages.
+    ask_at: i64,
 }
+
+/// How long after a failed try an endpoint is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// The destination of a message; empty if the message is fanned out or goes nowhere.
 pub(super) fn goes_to<'a>(topic: &str, destination: &'a str) -> &'a str {
@@ -448,6 +458,13 @@ impl Tables {
         if self.has_tenants {
             self.tenants.insert(stamp, wants::tenant(tenant));
         }
+        let is_verified = match before {
+            Some(before) => before.is_verified,
+            None => self.verification == Verification::None,
+        };
+        if !is_verified {
+            self.unverified.insert(stamp);
+        }
         let registered = Registered {
             enabled,
             id,
@@ -455,6 +472,8 @@ impl Tables {
             stamp,
             created_at,
             updated_at: began,
+            is_verified,
+            ask_at: 0,
         };
         self.registered.insert(name, registered);
         self.removed.remove(name);
@@ -469,6 +488,40 @@ impl Tables {
         one.id = Uuid::from_u128(one.id.as_u128() + (1 << 64));
         let enabled = one.enabled;
         self.put(name, enabled, 0);
+    }
+
+    /// Takes the next try to verify a destination, if it is due. Until then, no other relay takes it.
+    pub(super) fn take_try(
+        &mut self,
+        (name, stamp): (&str, i64),
+        until: i64,
+        now: i64,
+    ) -> Option<&'static str> {
+        let is_due = |one: &Registered| one.enabled && !one.is_verified && one.ask_at <= now;
+        let (name, one) = self.registered.iter_mut().find(|(one, _)| **one == name)?;
+        (one.stamp == stamp && is_due(one)).then(|| {
+            one.ask_at = until;
+            *name
+        })
+    }
+
+    /// Records a try, unless the destination has changed.
+    pub(super) fn tried(
+        &mut self,
+        (name, stamp): (&'static str, i64),
+        is_verified: bool,
+        now: i64,
+    ) {
+        let one = self.registered.get_mut(name);
+        let Some(one) = one.filter(|one| one.stamp == stamp) else {
+            return;
+        };
+        one.ask_at = now + micros(ASK_AGAIN);
+        if is_verified {
+            one.is_verified = true;
+            let enabled = one.enabled;
+            self.put(name, enabled, now);
+        }
     }
 
     pub(super) fn remove(&mut self, name: &'static str) {
@@ -543,9 +596,23 @@ impl Tables {
                 // The port of `x` is refused by a relay with other settings.
                 let port = if *name == REGISTERED[0] { 81 } else { 80 };
                 let url = format!("http://x:{port}");
-                let mut row =
-                    RegisteredDestination::new(*name, &url).topics([wants::TOPIC, wants::ROUTED]);
+                let asks = match broken {
+                    Some(Broken::GivesOwnEventsToAll) => REGISTERED[1],
+                    _ => name,
+                };
+                let mut row = RegisteredDestination::new(*name, &url).topics(wants::topics(asks));
                 row.enabled = one.enabled;
+                row.verification = match (self.verification, broken) {
+                    (_, Some(Broken::OverlooksVerification)) => Verification::None,
+                    (Verification::CloudEvents, Some(Broken::SkipsWhatIsNotVerified)) => {
+                        Verification::CloudEventsSkip
+                    }
+                    (Verification::CloudEventsSkip, Some(Broken::AddressesWhatSkips)) => {
+                        Verification::CloudEvents
+                    }
+                    (verification, _) => verification,
+                };
+                row.verified_at = one.is_verified.then_some(UNIX_EPOCH);
                 row.policy.key_run = self.key_run;
                 let knows_filters = self.has_filters && broken != Some(Broken::OverlooksFilters);
                 row.filter = knows_filters.then(|| wants::filter(name));
@@ -888,20 +955,25 @@ impl Tables {
                 self.served.iter().map(topic).collect(),
             );
         }
-        let disabled = self.registered.iter().filter(|(_, one)| !one.enabled);
+        let stopped = (self.registered.iter()).filter(|(_, one)| !one.enabled || !one.is_verified);
         Facts::new(
             now,
             valid.map(|(id, _)| *id).collect(),
             served,
             self.all_pauses(now),
-            disabled
-                .map(|(name, _)| {
+            stopped
+                .map(|(name, one)| {
                     let destination = (*name).to_owned();
-                    let reason = String::new();
-                    let why = WaitReason::DestinationDisabled {
-                        by: Hand::Operator,
-                        destination,
-                        reason,
+                    let why = match one.enabled {
+                        true => WaitReason::NotVerified {
+                            destination,
+                            error: None,
+                        },
+                        false => WaitReason::DestinationDisabled {
+                            by: Hand::Operator,
+                            destination,
+                            reason: String::new(),
+                        },
                     };
                     ((*name).to_owned(), why)
                 })

@@ -1,13 +1,32 @@
-//! Which messages a registered destination wants: its tenant and its filter. Both follow from the number of a message,
-//! so that the promises need no second record of them.
+//! Which messages a registered destination wants: its topics, its tenant and its filter. They follow from the topic and
+//! the number of a message, so that the promises need no second record of them.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
+
+use super::history::REGISTERED;
+use crate::own_topics;
 
 /// The topics of registered destinations. If relays have different settings, the first relay alone has a route for
 /// `ROUTED`, to `a`, and only at each second start.
 pub(super) const TOPIC: &str = "c";
 pub(super) const ROUTED: &str = "d";
+/// An event about the outbox.
+pub(super) const OWN: &str = own_topics::OPENED;
+
+/// The topics of a destination. One alone asks for events about the outbox: the pattern of the others does not begin with
+/// `outbox.`.
+pub(super) fn topics(destination: &str) -> [&'static str; 3] {
+    let of_own = match subscribes(destination, OWN) {
+        true => "outbox.*",
+        false => "*opened",
+    };
+    [TOPIC, ROUTED, of_own]
+}
+
+pub(super) fn subscribes(destination: &str, topic: &str) -> bool {
+    topic != OWN || destination == REGISTERED[1]
+}
 
 /// One of two tenants.
 pub(super) fn tenant(number: usize) -> Uuid {
