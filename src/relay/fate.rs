@@ -216,113 +216,129 @@ impl<'a> Ways<'a> {
     where
         'a: 'r,
     {
-        let Message {
-            topic, destination, ..
-        } = message;
-        let (nowhere, unknown) = (
-            || Fate::nowhere(message, now),
-            |why| Fate::unknown(why, message, now),
-        );
-        let way = self.routes.find(topic, destination);
-        let customers = match (way, destination.is_empty()) {
-            (Way::NotTaken, _) => return nowhere(),
-            (_, true) if !self.is_current => {
-                return unknown(self.looked.err().unwrap_or(Unasked::Released));
+        let way = self.routes.find(&message.topic, &message.destination);
+        match way {
+            Way::NotTaken => Fate::nowhere(message, now),
+            _ if !message.destination.is_empty() => self.addressed(way, registry, message, now),
+            _ if !self.is_current => {
+                Fate::unknown(self.looked.err().unwrap_or(Unasked::Released), message, now)
             }
-            (Way::UnknownDestination, false) => {
-                let removed = || match self.looked {
-                    Ok(()) => Fate::removed(message),
-                    Err(why) => unknown(why),
-                };
-                return match registry.named(destination) {
-                    // The destination of the settings of another relay.
-                    _ if message.registration == Some(OF_ROUTE) => nowhere(),
-                    Some(one) if one.is_another(message) => removed(),
-                    // Claimed as a message of a removed destination, or behind one: no thread here sends the message.
-                    Some(one) if one.is_held() => nowhere(),
-                    Some(one) => Fate::of_customer(one).unwrap_or_else(nowhere),
-                    None if registry.is_removed(destination) => removed(),
-                    None => nowhere(),
-                };
-            }
-            (_, false) if !matches!(message.registration, None | Some(OF_ROUTE)) => {
-                let named = registry.named(destination);
-                return match self.looked {
-                    _ if !self.knows_registered => Fate::namesake(message, now),
-                    // The claim was made before this relay knew the registration.
-                    _ if named.is_some_and(|one| !one.is_another(message)) => nowhere(),
-                    Ok(()) => Fate::removed(message),
-                    Err(why) => unknown(why),
-                };
-            }
-            (_, false) => Vec::new(),
-            (Way::NoRoute, true) if registry.awaits_route(topic) => return nowhere(),
-            (_, true) => self.customers(registry, message),
-        };
+            Way::NoRoute if registry.awaits_route(&message.topic) => Fate::nowhere(message, now),
+            _ => self.to_all(
+                way,
+                &self.wanting(registry, message),
+                registry,
+                message,
+                now,
+            ),
+        }
+    }
+
+    /// What becomes of a message that names its destination. A name may mean two: the registration says which.
+    fn addressed<'r>(
+        &self,
+        way: Way<'_>,
+        registry: &'r Registry,
+        message: &'r Message,
+        now: Instant,
+    ) -> Fate<'r>
+    where
+        'a: 'r,
+    {
+        let named = registry.named(&message.destination);
+        let nowhere = || Fate::nowhere(message, now);
+        let removed = || self.sure(|| Fate::removed(message), message, now);
+        match (way, message.registration) {
+            // The destination of the settings of another relay.
+            (Way::UnknownDestination, Some(OF_ROUTE)) => nowhere(),
+            (Way::UnknownDestination, _) => match named {
+                Some(one) if one.is_another(message) => removed(),
+                // Claimed as a message of a removed destination, or behind one: no thread here sends the message.
+                Some(one) if one.is_held() => nowhere(),
+                Some(one) => Fate::of_customer(one).unwrap_or_else(nowhere),
+                None if registry.is_removed(&message.destination) => removed(),
+                None => nowhere(),
+            },
+            (Way::To(number), None | Some(OF_ROUTE)) => self.to_bulkhead(number),
+            // A group of handlers that has none for the topic.
+            (_, None | Some(OF_ROUTE)) => nowhere(),
+            _ if !self.knows_registered => Fate::namesake(message, now),
+            // The claim was made before this relay knew the registration.
+            _ if named.is_some_and(|one| !one.is_another(message)) => nowhere(),
+            _ => removed(),
+        }
+    }
+
+    /// What becomes of a message that goes where the routes lead, and to the registered destinations that want it.
+    fn to_all<'r>(
+        &self,
+        way: Way<'_>,
+        wanting: &[&'r Arc<Customer>],
+        registry: &'r Registry,
+        message: &'r Message,
+        now: Instant,
+    ) -> Fate<'r>
+    where
+        'a: 'r,
+    {
+        let topic = &message.topic;
         // A message that is fanned out in part has parts, so it goes nowhere itself.
-        let is_begun = destination.is_empty() && message.split_to.is_some();
+        let is_begun = message.split_to.is_some();
         let name = |number: &usize| self.bulkheads[*number].name.to_string();
-        let mut names: Vec<String> = match (way, customers.as_slice()) {
-            (Way::To(number), []) if !is_begun => {
-                return Fate {
-                    to: To::Bulkhead(number),
-                    customer: None,
-                    sent: Ok(&self.bulkheads[number].limits.retries),
-                };
-            }
+        let routed: Vec<String> = match (way, wanting) {
+            (Way::To(number), []) if !is_begun => return self.to_bulkhead(number),
             (Way::To(number), _) => vec![name(&number)],
             (Way::Split(numbers), _) => numbers.iter().map(name).collect(),
             // Without an answer to the query, a destination that was just registered may be unknown here.
-            (Way::NoRoute, []) if registry.is_without_subscriber(topic) => {
-                return match self.looked {
-                    Ok(()) if is_begun => {
-                        Fate::settled(To::Split, Verdict::Split(Parts::default()))
-                    }
-                    Ok(()) if registry.is_undeclared(topic) => Fate::undeclared(message, now),
-                    Ok(()) => Fate::settled(To::Split, Verdict::NoSubscriber),
-                    Err(why) => unknown(why),
+            (_, []) if registry.is_without_subscriber(topic) => {
+                let nobody = || match is_begun {
+                    true => Fate::settled(To::Split, Verdict::Split(Parts::default())),
+                    false if registry.is_undeclared(topic) => Fate::undeclared(message, now),
+                    false => Fate::settled(To::Split, Verdict::NoSubscriber),
                 };
+                return self.sure(nobody, message, now);
             }
             // Another relay has a route for the topic: the message gets a row for that relay's destination. A release would
             // let this relay claim the message again and again.
-            (_, []) if !registry.hands_on(topic) => return nowhere(),
+            (_, []) if !registry.hands_on(topic) => return Fate::nowhere(message, now),
             (_, [only]) if !is_begun && self.may_go_at_once(registry, message, only) => {
-                return Fate::of_customer(only).unwrap_or_else(nowhere);
+                return Fate::of_customer(only).unwrap_or_else(|| Fate::nowhere(message, now));
             }
             _ => {
                 let others = registry.others_route(topic).unwrap_or_default();
                 others.into_iter().map(str::to_owned).collect()
             }
         };
-        let of_routes = names.len();
-        names.extend(customers.iter().map(|one| one.name.to_string()));
-        // A part has one name. If a route leads to a namesake of a registered destination, the part is for the route.
-        let routed = names[..of_routes].to_vec();
-        // Parts are placed in this order, so the last placed part says which are left.
-        names.sort_unstable();
-        names.dedup();
-        names.retain(|name| message.split_to.as_ref().is_none_or(|last| name > last));
-        let registration = |name: &String| {
-            let is_namesake = registry.named(name).is_some() && routed.contains(name);
-            let named = customers.iter().find(|one| *one.name == **name);
-            match is_namesake {
-                true => Some(OF_ROUTE),
-                false => named.map(|one| one.registration),
-            }
-        };
-        let parts = Parts {
-            registrations: names.iter().map(registration).collect(),
-            to: names,
-        };
+        let parts = parts(routed, wanting, registry, message.split_to.as_ref());
         Fate::settled(To::Split, Verdict::Split(parts))
     }
 
-    /// The registered destinations that want a message.
-    fn customers<'r>(
+    fn to_bulkhead<'r>(&self, number: usize) -> Fate<'r>
+    where
+        'a: 'r,
+    {
+        Fate {
+            to: To::Bulkhead(number),
+            customer: None,
+            sent: Ok(&self.bulkheads[number].limits.retries),
+        }
+    }
+
+    /// This fate, if the relay has looked up the registered destinations.
+    fn sure<'r>(
         &self,
-        registry: &'r Registry,
-        message: &'r Message,
-    ) -> Vec<&'r Arc<Customer>> {
+        fate: impl FnOnce() -> Fate<'r>,
+        message: &Message,
+        now: Instant,
+    ) -> Fate<'r> {
+        match self.looked {
+            Ok(()) => fate(),
+            Err(why) => Fate::unknown(why, message, now),
+        }
+    }
+
+    /// The registered destinations that want a message.
+    fn wanting<'r>(&self, registry: &'r Registry, message: &'r Message) -> Vec<&'r Arc<Customer>> {
         let mut wanting: Vec<&Arc<Customer>> = registry.wanting(message).collect();
         let asked: Vec<&Filter> = (wanting.iter())
             .filter_map(|one| one.filter.as_ref())
@@ -348,6 +364,35 @@ impl<'a> Ways<'a> {
         message.attempts == 0
             && registry.may_go_without_a_part(message)
             && self.rooms.left(only.id) > 0
+    }
+}
+
+/// The rows that a message gets in its place, after the last one that it has: one for each name of a route, and one for
+/// each registered destination that wants it.
+fn parts(
+    routed: Vec<String>,
+    wanting: &[&Arc<Customer>],
+    registry: &Registry,
+    after: Option<&String>,
+) -> Parts {
+    let mut names = routed.clone();
+    names.extend(wanting.iter().map(|one| one.name.to_string()));
+    // Parts are placed in this order, so the last placed part says which are left.
+    names.sort_unstable();
+    names.dedup();
+    names.retain(|name| after.is_none_or(|last| name > last));
+    // A part has one name. If a route leads to a namesake of a registered destination, the part is for the route.
+    let registration = |name: &String| {
+        let is_namesake = registry.named(name).is_some() && routed.contains(name);
+        let named = wanting.iter().find(|one| *one.name == **name);
+        match is_namesake {
+            true => Some(OF_ROUTE),
+            false => named.map(|one| one.registration),
+        }
+    };
+    Parts {
+        registrations: names.iter().map(registration).collect(),
+        to: names,
     }
 }
 
@@ -481,7 +526,9 @@ fn unsent(claimed: &Claimed, sent: Result<&Retries, Verdict>) -> Option<Verdict>
 mod tests {
     use super::*;
     use crate::config::{Config, Destination, Route};
+    use crate::handlers::Handlers;
     use crate::relay::bulkhead::Dispatchers;
+    use crate::relay::groups::add_groups;
     use crate::relay::planner::tests::claimed;
     use crate::relay::to::To;
     use crate::store::relay::served::Others;
@@ -625,6 +672,34 @@ mod tests {
         ] {
             let is = of(config, registration, is_removed);
             assert_eq!(is, expected, "{registration} {is_removed}");
+        }
+    }
+
+    /// The group may have a handler for the topic in another version of the application.
+    #[test]
+    fn a_message_for_a_group_without_a_handler_of_its_topic_waits_for_that_group() {
+        let mut config = Config::default();
+        let handlers = Handlers::new().on_topic("a", |_, _| Ok(()));
+        add_groups(&mut config, &[("group".to_owned(), handlers)]).expect("a group");
+        let mut other = Config::default();
+        let destination = Destination::new("billing", "http://a").expect("a URL");
+        other.destinations.push(destination);
+        other.routes.push(Route::new("d", "billing"));
+        let routes = Routes::new(&config);
+        for others in [Vec::new(), vec![Routes::new(&other)]] {
+            let (bulkheads, ..) = Bulkhead::all(&config, Dispatchers::idle(&config));
+            let mut registry = Registry::default();
+            registry.others = Arc::new(Others {
+                routes: others,
+                ..Others::default()
+            });
+            registry.can_send = true;
+            register(&mut registry, &bulkheads, Customer::plain());
+            registry.index(&routes);
+            let mut one = claimed(1, "d", None);
+            one.message.destination = "group".to_owned();
+            let unsent = decided(&routes, &bulkheads, registry, Ok(()), one).unsent;
+            assert!(matches!(unsent, Some(Verdict::Released)), "{unsent:?}");
         }
     }
 
