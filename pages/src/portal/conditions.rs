@@ -2,7 +2,8 @@
 //! database.
 //!
 //! - A field nests by dots. Conditions on the same field are alternatives. Two bounds of a number on the same field are a
-//!   range, and `is not` excludes all its values.
+//!   range, and `is not` excludes all its values. Only `is missing` can stand beside `is not`: a customer would expect that an
+//!   event must meet both, and as alternatives they would let nearly every event through.
 //! - `5` is the number 5 and the text "5", so `is 5` becomes `["5", 5]`. If the filter has only one of them there, it
 //!   keeps only that one. The same holds for `true`, `false` and `null`.
 //! - Conditions show a filter only if they make the same filter again.
@@ -108,7 +109,7 @@ impl Condition {
             "exists" | "missing" => alternatives.push(json!({ "exists": operator == "exists" })),
             "is" => alternatives.extend(self.values().flat_map(|value| readings(value, present))),
             "is-not" => {
-                let present = present.iter().filter_map(|one| one.get("anything-but"));
+                let present = present.iter().filter_map(excluded);
                 let present: Vec<Value> = present.flat_map(listed).cloned().collect();
                 let values = self.values().flat_map(|value| readings(value, &present));
                 join(alternatives, "anything-but", values.collect());
@@ -124,14 +125,25 @@ impl Condition {
             }
             _ => alternatives.extend(self.values().map(|value| json!({ operator: value }))),
         }
+        let is_missing = json!({ "exists": false });
+        let goes_with_is_not = |other: &Value| excluded(other).is_some() || *other == is_missing;
+        let has_is_not = alternatives.iter().filter_map(excluded).next().is_some();
+        if has_is_not && !alternatives.iter().all(goes_with_is_not) {
+            return Err(|words| words.is_not_alone);
+        }
         Ok(())
     }
+}
+
+/// What an alternative of `is not` excludes.
+fn excluded(alternative: &Value) -> Option<&Value> {
+    alternative.get("anything-but")
 }
 
 /// The values of the alternative with this operator, of which there is one for all conditions of a field.
 fn join(alternatives: &mut Vec<Value>, operator: &str, values: Vec<Value>) {
     let mut known = alternatives.iter_mut();
-    match known.find_map(|one| one.get_mut(operator)?.as_array_mut()) {
+    match known.find_map(|alternative| alternative.get_mut(operator)?.as_array_mut()) {
         Some(known) => known.extend(values),
         None => alternatives.push(json!({ operator: values })),
     }
@@ -148,8 +160,8 @@ fn literal(text: &str) -> Option<Value> {
 fn readings(text: &str, present: &[Value]) -> Vec<Value> {
     let all = [Some(json!(text)), literal(text)];
     let all: Vec<Value> = all.into_iter().flatten().collect();
-    let known = all.iter().filter(|one| present.contains(one)).cloned();
-    let known: Vec<Value> = known.collect();
+    let known = all.iter().filter(|reading| present.contains(reading));
+    let known: Vec<Value> = known.cloned().collect();
     if known.is_empty() { all } else { known }
 }
 
@@ -190,32 +202,33 @@ fn check(pattern: &Map<String, Value>) -> Result<(), Word> {
 
 /// The conditions of a filter; `None`: conditions cannot show it.
 pub(super) fn conditions(filter: &Value) -> Option<Vec<Condition>> {
-    let mut found = Vec::new();
-    collect(filter, "", &mut found);
-    let again = pattern(&found, Some(filter)).ok()??;
-    let is_shown = found.iter().all(Condition::is_plain) && sorted(&again) == sorted(filter);
-    is_shown.then_some(found)
+    let mut rows = Vec::new();
+    collect(filter, "", &mut rows);
+    let again = pattern(&rows, Some(filter)).ok()??;
+    let is_shown = rows.iter().all(Condition::is_plain) && sorted(&again) == sorted(filter);
+    is_shown.then_some(rows)
 }
 
-/// What can be shown of a filter, and nonsense instead of the rest.
-fn collect(pattern: &Value, above: &str, found: &mut Vec<Condition>) {
+/// Adds a row for each alternative that rows can express. Other alternatives become rows that do not make the same filter,
+/// so [`conditions`] refuses them.
+fn collect(pattern: &Value, above: &str, rows: &mut Vec<Condition>) {
     for (name, below) in pattern.as_object().into_iter().flatten() {
         let field = match above {
             "" => name.clone(),
             above => format!("{above}.{name}"),
         };
         let Some(alternatives) = below.as_array() else {
-            collect(below, &field, found);
+            collect(below, &field, rows);
             continue;
         };
-        let first = found.len();
+        let first = rows.len();
         for (operator, value) in alternatives.iter().flat_map(written) {
             let shown = text(&value);
-            let mut same = found[first..].iter_mut();
-            match same.find(|one| one.operator == operator) {
-                Some(one) if one.values().any(|shown| stands_for(shown, &value)) => {}
-                Some(one) => one.values = format!("{}\n{shown}", one.values),
-                None => found.push(Condition {
+            let mut of_field = rows[first..].iter_mut();
+            match of_field.find(|row| row.operator == operator) {
+                Some(row) if row.values().any(|shown| stands_for(shown, &value)) => {}
+                Some(row) => row.values = format!("{}\n{shown}", row.values),
+                None => rows.push(Condition {
                     field: field.clone(),
                     operator: operator.to_owned(),
                     values: shown,
@@ -237,7 +250,9 @@ fn stands_for(shown: &str, value: &Value) -> bool {
 
 /// An alternative as operators and values.
 fn written(alternative: &Value) -> Vec<(&str, Value)> {
-    let operator = alternative.as_object().and_then(|one| one.iter().next());
+    let operator = alternative
+        .as_object()
+        .and_then(|object| object.iter().next());
     match operator.map(|(name, value)| (name.as_str(), value)) {
         None => vec![("is", alternative.clone())],
         Some(("exists", Value::Bool(true))) => vec![("exists", json!(""))],
@@ -305,7 +320,7 @@ mod tests {
 
     fn shown(filter: &Value) -> Option<Vec<(String, String, String)>> {
         let rows = conditions(filter)?.into_iter();
-        let row = |one: Condition| (one.field, one.operator, one.values.replace('\n', "|"));
+        let row = |row: Condition| (row.field, row.operator, row.values.replace('\n', "|"));
         Some(rows.map(row).collect())
     }
 
@@ -373,6 +388,25 @@ mod tests {
     }
 
     #[test]
+    fn is_not_stands_beside_no_alternative_but_is_missing() {
+        let words = Language::English.words();
+        let is_not = ("total", "is-not", "150");
+        let exists = |operator| operator == "exists" || operator == "missing";
+        for (operator, _) in OPERATORS {
+            let other = ("total", operator, if exists(operator) { "" } else { "100" });
+            for (first, second) in [(is_not, other), (other, is_not)] {
+                let rows = [first, ("state", operator, other.2), second];
+                let rows = rows.map(|(field, operator, values)| row(field, operator, values));
+                let made = pattern(&rows, None).map_err(|(number, why)| (number, why(words)));
+                match operator {
+                    "is-not" | "missing" => assert!(made.is_ok(), "{rows:?}: {made:?}"),
+                    _ => assert_eq!(made, Err((2, words.is_not_alone)), "{rows:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_number_or_a_text_of_the_filter_stays_one_and_a_new_value_is_both() {
         let present = json!({ "n": [5, "6"], "m": [{ "anything-but": 7 }] });
         let [m, n] = [("m", "is-not", "7"), ("n", "is", "5\n6")];
@@ -410,6 +444,8 @@ mod tests {
             json!({ "a": ["x\u{0}"] }),
             json!({ "a": [{ "anything-but": "x" }, { "anything-but": "y" }] }),
             json!({ "a": [{ "anything-but": { "prefix": "x" } }] }),
+            json!({ "a": [{ "anything-but": [5] }, { "numeric": [">", 1] }] }),
+            json!({ "a": [{ "anything-but": ["x"] }, { "exists": true }] }),
             json!({ "a": [{ "numeric": ["=", 1] }] }),
             json!({ "a": [{ "numeric": [">", 1] }, { "numeric": [">", 5, "<", 7] }] }),
             json!({ "a": [{ "numeric": ["<", 1] }, { "numeric": [">", 5] }] }),
@@ -472,11 +508,13 @@ mod tests {
                 let mut alternative = alternative.clone();
                 if let Some(values) = alternative
                     .get_mut("anything-but")
-                    .filter(|one| !one.is_object())
+                    .filter(|values| !values.is_object())
                 {
                     let unique: BTreeSet<String> =
                         listed(values).iter().map(Value::to_string).collect();
-                    let unique = unique.iter().map(|one| one.parse::<Value>().expect("JSON"));
+                    let unique = unique
+                        .iter()
+                        .map(|value| value.parse::<Value>().expect("JSON"));
                     *values = unique.collect();
                 }
                 let read = Filter::new(&json!({ "field": [alternative] })).expect("a filter");
@@ -522,7 +560,7 @@ mod tests {
         let relation = || prop::sample::select(vec!["=", "<", "<=", ">", ">="]);
         prop_oneof![
             4 => scalar(),
-            1 => scalar().prop_map(|one| json!({ "anything-but": one })),
+            1 => scalar().prop_map(|value| json!({ "anything-but": value })),
             1 => prop::collection::vec(scalar(), 1..4).prop_map(|all| json!({ "anything-but": all })),
             1 => any_value().prop_map(|text| json!({ "anything-but": { "prefix": text } })),
             1 => any_value().prop_map(|text| json!({ "prefix": text })),

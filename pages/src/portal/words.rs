@@ -45,7 +45,7 @@ words! {
     filter_hint filter_help filter_as_json remove_filter condition condition_field condition_values more_conditions
     is is_not begins_with ends_with is_in_any_case at_least at_most more_than less_than exists is_missing
     help_is help_text help_number help_exists help_lists filter_limits
-    name_a_field field_has_fields values_needed one_number lower_and_upper filter_too_large
+    name_a_field field_has_fields values_needed one_number lower_and_upper is_not_alone filter_too_large
     filter endpoint topic any search older first_page more no_deliveries incomplete
     message attempts when due_at send_again details
     pending sending retrying dead

@@ -87,7 +87,7 @@ pub(super) const WORDS: Words = Words {
     no_data: "keine Daten",
     highest: "bis zu {} in einer halben Stunde",
 
-    filter_hint: "Nur Ereignisse, die alle Bedingungen erfüllen, werden hierher gesendet; ohne Bedingung alle. Bedingungen für dasselbe Feld sind Alternativen: Das Ereignis muss eine davon erfüllen.",
+    filter_hint: "Nur Ereignisse, die die Bedingungen aller Felder erfüllen, werden hierher gesendet; ohne Bedingung alle. Bedingungen für dasselbe Feld sind Alternativen: Mit „total ist mindestens 100“ und „total ist 5“ wird auch 5 gesendet. Zwei Grenzen sind aber ein Bereich, und „ist nicht“ schließt alle seine Werte aus.",
     filter_help: "Über Bedingungen",
     filter_as_json: "Bedingungen können diesen Filter nicht darstellen. Er bleibt beim Speichern, wie er ist.",
     remove_filter: "den Filter entfernen: Alle Ereignisse werden gesendet",
@@ -117,6 +117,7 @@ pub(super) const WORDS: Words = Words {
     values_needed: "Diese Bedingung braucht einen Wert; „ist vorhanden“ und „fehlt“ haben keinen.",
     one_number: "Geben Sie eine Zahl an, wie 100 oder 9.5.",
     lower_and_upper: "Ein Feld hat höchstens eine untere und eine obere Grenze, und die obere ist höher.",
+    is_not_alone: "Für dasselbe Feld kann neben „ist nicht“ nur „fehlt“ stehen, weil Bedingungen für ein Feld Alternativen sind. Entfernen Sie eine der beiden.",
     filter_too_large: "Der Filter ist zu groß: Er hat höchstens 100 Werte, 16 verschachtelte Felder und 4 KiB.",
 
     filter: "Filter",

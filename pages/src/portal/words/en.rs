@@ -87,7 +87,7 @@ pub(super) const WORDS: Words = Words {
     no_data: "no data",
     highest: "up to {} in half an hour",
 
-    filter_hint: "Only events that meet all conditions are sent here; without a condition, all events. Conditions on the same field are alternatives: the event must meet one of them.",
+    filter_hint: "Only events that meet the conditions of all fields are sent here; without a condition, all events. Conditions on the same field are alternatives: with “total is at least 100” and “total is 5”, 5 is sent, too. But two bounds are a range, and “is not” excludes all its values.",
     filter_help: "About conditions",
     filter_as_json: "Conditions cannot show this filter. It stays as it is when you save.",
     remove_filter: "remove the filter: all events are sent",
@@ -117,6 +117,7 @@ pub(super) const WORDS: Words = Words {
     values_needed: "This condition needs a value; “exists” and “is missing” take none.",
     one_number: "Enter one number, such as 100 or 9.5.",
     lower_and_upper: "A field has at most one lower and one upper bound, and the upper bound is higher.",
+    is_not_alone: "On the same field, only “is missing” can stand beside “is not”, because conditions on a field are alternatives. Remove one of the two.",
     filter_too_large: "The filter is too large: it has at most 100 values, 16 nested fields and 4 KiB.",
 
     filter: "Filter",
