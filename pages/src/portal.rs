@@ -501,6 +501,7 @@ const ROUTES: [Route; 19] = [
             "operator",
             "value",
             "filter",
+            "shown",
             "more",
         ],
         endpoints::add,
@@ -516,6 +517,7 @@ const ROUTES: [Route; 19] = [
             "operator",
             "value",
             "filter",
+            "shown",
             "more",
         ],
         endpoints::change,
@@ -568,6 +570,8 @@ enum Refusal {
     Wrong(&'static str, Word),
     /// The same of a condition of the filter, by its number.
     Condition(usize, Word),
+    /// A form would replace another filter than it has shown.
+    FilterChanged,
     /// A value that cannot be used, or a limit.
     Error(DestinationError),
     /// The budget of the tenant is spent.
@@ -586,6 +590,7 @@ impl Refusal {
             Self::FormExpired => (StatusCode::FORBIDDEN, words.form_expired.into()),
             Self::Invalid(hint) | Self::Wrong(_, hint) => (INVALID, hint(words).into()),
             Self::Error(DestinationError::TooMany(_)) => (INVALID, words.too_many.into()),
+            Self::FilterChanged => (StatusCode::CONFLICT, words.filter_changed.into()),
             Self::Error(DestinationError::SetByOperator(_)) => {
                 (StatusCode::CONFLICT, words.set_by_us.into())
             }

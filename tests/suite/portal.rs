@@ -47,12 +47,22 @@ impl Seen {
         self.text
     }
 
-    fn form_token(&self) -> String {
-        let rest = self.text.split_once("name=\"form_token\" value=\"");
-        let (token, _) = rest
+    /// What the form sends back without showing it.
+    fn hidden(&self, name: &str) -> String {
+        let start = format!("type=\"hidden\" name=\"{name}\" value=\"");
+        let rest = self.text.split_once(&start);
+        let (value, _) = rest
             .and_then(|(_, rest)| rest.split_once('"'))
             .expect("a form");
-        token.to_owned()
+        value
+            .replace("&quot;", "\"")
+            .replace("&lt;", "<")
+            .replace("&gt;", ">")
+            .replace("&amp;", "&")
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).expect("JSON")
     }
 }
 
@@ -136,9 +146,18 @@ impl<'a> Browser<'a> {
 
     /// Sends a form of this browser's own pages.
     fn post(&self, path: &str, pairs: &[(&str, &str)]) -> Seen {
-        let token = self.get("/endpoints/new").form_token();
+        let token = self.get("/endpoints/new").hidden("form_token");
         let form = encoded(&[pairs, &[("form_token", token.as_str())]].concat());
         self.ask(Method::POST, path, &[], &form)
+    }
+
+    /// A program of the tenant changes the endpoint.
+    fn patch(portal: &'a Portal, tenant: &Tenant, body: &Value) -> Seen {
+        let mut program = Self::unknown(portal);
+        program.token = portal.token(tenant.id, HOUR, Rights::all());
+        let path = format!("/api/v1/endpoints/{}", tenant.endpoint);
+        let json = [("content-type", "application/json")];
+        program.ask(Method::PATCH, &path, &json, &body.to_string())
     }
 }
 
@@ -463,7 +482,7 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
     for config in [config(&database), strict] {
         let portal = portal(&config);
         let spy = Browser::of(&portal, &globex, Rights::all());
-        let token = spy.get("/endpoints/new").form_token();
+        let token = spy.get("/endpoints/new").hidden("form_token");
         for door in Door::all(&spy) {
             let (path, takes) = (&door.path, &door.takes);
             let send = |values: &[(&str, String)]| {
@@ -628,7 +647,7 @@ fn after_its_time_a_link_opens_nothing_however_it_is_sent_again() {
     let link = portal.link(acme.id, Duration::from_secs(3));
     let (_, token) = link.split_once('=').expect("a token");
     let ann = Browser::opening(&portal, &link);
-    let form_token = ann.get("/endpoints/new").form_token();
+    let form_token = ann.get("/endpoints/new").hidden("form_token");
     let program = Browser {
         token: token.to_owned(),
         ..Browser::unknown(&portal)
@@ -729,7 +748,7 @@ fn processes_with_one_key_accept_each_others_links_sessions_and_forms() {
         portal: &portals[0],
         ..ann.clone()
     };
-    let token = ann.get("/endpoints/new").form_token();
+    let token = ann.get("/endpoints/new").hidden("form_token");
     let form = encoded(&[("name", &acme.endpoint), ("form_token", &token)]);
     let done = there.ask(Method::POST, "/endpoint/disable", &[], &form);
     assert!(done.location.ends_with("done=disabled"), "{done:?}");
@@ -965,7 +984,7 @@ fn a_form_needs_the_right_and_the_token_of_its_own_session() {
     let portal = portal(&config(&database));
     let link = portal.link(acme.id, HOUR);
     let own = Browser::opening(&portal, &link);
-    let token = |browser: &Browser<'_>| browser.get("/endpoints/new").form_token();
+    let token = |browser: &Browser<'_>| browser.get("/endpoints/new").hidden("form_token");
     let others = [
         String::new(),
         token(&Browser::opening(&portal, &link)),
@@ -1340,9 +1359,11 @@ fn a_customer_chooses_by_conditions_which_events_arrive() {
     let filter =
         || database.text("SELECT filter::text FROM {o}_destination WHERE name = 'acme-hook'");
     let change = |rows: &[[(&str, &str); 3]]| {
+        let shown = ann.get(&edit).hidden("shown");
+        let shown = [("shown", shown.as_str())];
         ann.post(
             "/endpoint/change",
-            &[own.as_slice(), rows.as_flattened()].concat(),
+            &[own.as_slice(), &shown, rows.as_flattened()].concat(),
         )
     };
 
@@ -1423,27 +1444,16 @@ fn a_filter_that_conditions_cannot_show_stays_until_the_customer_removes_it() {
     let (database, acme, _) = two();
     let portal = portal(&config(&database));
     let ann = Browser::of(&portal, &acme, Rights::all());
-    let program = |body: Value| {
-        let mut ann = Browser::unknown(&portal);
-        ann.token = portal.token(acme.id, HOUR, Rights::all());
-        let json = [("content-type", "application/json")];
-        ann.ask(
-            Method::PATCH,
-            "/api/v1/endpoints/acme-hook",
-            &json,
-            &body.to_string(),
-        )
-    };
-    let read = |seen: &Seen| -> Value { serde_json::from_str(&seen.text).expect("JSON") };
+    let program = |body: Value| Browser::patch(&portal, &acme, &body);
     let wrong = program(json!({ "filter": { "a": "b" } }));
     assert_eq!(
-        (wrong.status, &read(&wrong)["field"]),
+        (wrong.status, &wrong.json()["field"]),
         (StatusCode::UNPROCESSABLE_ENTITY, &json!("filter"))
     );
     let headers = json!({ "$header": { "x-shop": ["<b>"] } });
     let done = program(json!({ "filter": headers }));
     assert_eq!(
-        (done.status, &read(&done)["filter"]),
+        (done.status, &done.json()["filter"]),
         (StatusCode::OK, &headers)
     );
 
@@ -1470,34 +1480,126 @@ fn a_filter_that_conditions_cannot_show_stays_until_the_customer_removes_it() {
     assert_eq!(filter(), Some(headers.to_string()));
     ann.post(
         "/endpoint/change",
-        &[own.as_slice(), &[("filter", "none")]].concat(),
+        &[
+            own.as_slice(),
+            &[("filter", "none"), ("shown", &headers.to_string())],
+        ]
+        .concat(),
     );
     assert_eq!(filter(), None);
 
     // The filter of an operator is shown, and stays.
     let by_operator = json!({ "total": [{ "numeric": [">", 1] }] });
-    let conn = &mut database.connect();
-    let done = database
-        .outbox()
-        .destinations()
-        .change(conn, "acme-hook", |row| {
-            row.filter = Some(by_operator.clone());
-        });
-    assert!(done.expect("changed"));
+    let operate = |filter: Option<Value>| {
+        let conn = &mut database.connect();
+        let outbox = database.outbox();
+        let done = (outbox.destinations()).change(conn, "acme-hook", |row| row.filter = filter);
+        assert!(done.expect("changed"));
+    };
+    operate(Some(by_operator.clone()));
     let shown = ann.get(&edit).ok();
     assert!(
         shown.contains("set by us") && !shown.contains("name=\"filter\""),
         "{shown}"
     );
     let rows = [("field", "a"), ("operator", "is"), ("value", "b")];
-    let refused = ann.post("/endpoint/change", &[own.as_slice(), &rows].concat());
+    let same = by_operator.to_string();
+    let typed = [("description", "typed"), ("shown", &same)];
+    let refused = ann.post(
+        "/endpoint/change",
+        &[own.as_slice(), &typed, &rows].concat(),
+    );
     assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.text);
+    assert!(
+        refused.text.contains("set by us") && refused.text.contains("value=\"typed\""),
+        "{}",
+        refused.text
+    );
     ann.post("/endpoint/change", &own);
     assert_eq!(filter(), Some(by_operator.to_string()));
     assert_eq!(
         program(json!({ "filter": null })).status,
         StatusCode::CONFLICT
     );
+
+    // Once the operator has removed it, the customer may set one.
+    operate(None);
+    let changed = ann.post("/endpoint/change", &[own.as_slice(), &rows].concat());
+    assert!(changed.location.ends_with("done=changed"), "{changed:?}");
+    assert_eq!(filter(), Some(json!({ "a": ["b"] }).to_string()));
+}
+
+/// R60: a form that was opened before a program changed the filter.
+#[test]
+fn a_form_changes_no_filter_that_it_has_not_shown() {
+    let (database, acme, _) = two();
+    let portal = portal(&config(&database));
+    let ann = Browser::of(&portal, &acme, Rights::all());
+    let program = |filter: &Value| {
+        let done = Browser::patch(&portal, &acme, &json!({ "filter": filter }));
+        assert_eq!(done.status, StatusCode::OK, "{}", done.text);
+    };
+    let url = acme.receiver.url();
+    let own = [
+        ("name", acme.endpoint.as_str()),
+        ("url", url.as_str()),
+        ("topic", "order.paid"),
+        ("description", "typed"),
+    ];
+    let open = || ann.get(&format!("/endpoint/edit?{}", encoded(&own[..1])));
+    let change = |form: &Seen, more: &[(&str, &str)]| {
+        let shown = form.hidden("shown");
+        let pairs = [own.as_slice(), &[("shown", &shown)], more].concat();
+        ann.post("/endpoint/change", &pairs)
+    };
+    let row = |column: &str| {
+        database.text(&format!(
+            "SELECT {column}::text FROM {{o}}_destination WHERE name = 'acme-hook'"
+        ))
+    };
+    let is_shown_again = |refused: &Seen| {
+        assert_eq!(refused.status, StatusCode::CONFLICT, "{refused:?}");
+        assert!(
+            refused.text.contains("was changed meanwhile") && refused.text.contains("\"typed\""),
+            "{refused:?}"
+        );
+        assert_eq!(Some(refused.hidden("shown")), row("filter"));
+        assert_ne!(row("description"), Some("typed".to_owned()));
+    };
+    let blank = [("field", ""), ("operator", "is"), ("value", "")];
+    let headers = json!({ "$header": { "x-shop": ["<b>"] } });
+    let country = json!({ "country": ["DE"] });
+
+    // Rows that were empty, or filled in.
+    let stale = open();
+    program(&headers);
+    let filled = [("field", "a"), ("operator", "is"), ("value", "b")];
+    for rows in [blank, filled] {
+        let refused = change(&stale, &rows);
+        is_shown_again(&refused);
+        assert!(!refused.text.contains("name=\"field\""), "{refused:?}");
+    }
+
+    // More rows show no new filter.
+    let more = change(&stale, &[blank.as_slice(), &[("more", "yes")]].concat());
+    assert_eq!(more.status, StatusCode::OK);
+    is_shown_again(&change(&more, &blank));
+
+    // The removal of a filter that is another one now.
+    let stale = open();
+    program(&country);
+    let refused = change(&stale, &[("filter", "none")]);
+    is_shown_again(&refused);
+    assert!(refused.text.contains("value=\"country\""), "{refused:?}");
+
+    // What leaves the filter unchanged is saved, and so is the form with the new filter.
+    let changed = change(&stale, &[]);
+    assert!(changed.location.ends_with("done=changed"), "{changed:?}");
+    assert_eq!(row("description"), Some("typed".to_owned()));
+    assert_eq!(row("filter"), Some(country.to_string()));
+    let changed = change(&refused, &blank);
+    assert!(changed.location.ends_with("done=changed"), "{changed:?}");
+    assert_eq!(row("filter"), None);
 }
 
 /// R60
@@ -1536,7 +1638,7 @@ fn a_portal_speaks_the_visitors_language_and_wears_the_applications_colours() {
     let strict = Pages::portal(&strict, &database.secret_url()).expect("a portal");
     let strict = strict.topic("order.paid", "An order was paid.", json!({}));
     let ann = Browser::of(&strict, &acme, Rights::all());
-    let token = ann.get("/endpoints/new").form_token();
+    let token = ann.get("/endpoints/new").hidden("form_token");
     let long = "x".repeat(201);
     let url = "https://customer.example/";
     for (url, description, topic, words) in [

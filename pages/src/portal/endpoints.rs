@@ -6,8 +6,8 @@ use std::time::{Duration, Instant, SystemTime};
 use diesel_outbox::admin::{Bulk, Bulked};
 use diesel_outbox::config::{SigningSecret, Verification};
 use diesel_outbox::destinations::{
-    DeliveryCount, DeliveryFilter, DestinationFilter, DestinationState, EndpointAnswer, Hand,
-    Recover, RegisteredDestination, TestAnswer,
+    DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter, DestinationState,
+    EndpointAnswer, Hand, Recover, RegisteredDestination, TestAnswer,
 };
 use diesel_outbox::program::{self, Act, Cost};
 use http::StatusCode;
@@ -384,8 +384,7 @@ fn actions(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
 }
 
 pub(super) fn new(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let status = StatusCode::OK;
-    Ok(form(asked, None, &Written::default(), status, None, None))
+    Ok(form(asked, None, &Written::default(), None))
 }
 
 pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -394,17 +393,10 @@ pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
         url: Some(without_user(&one.url)),
         description: one.description.clone(),
         topics: Some(one.topics.clone()),
-        filter: None,
-        conditions: one.filter.as_ref().and_then(conditions::conditions),
+        ..Written::default()
     };
-    Ok(form(
-        asked,
-        Some(&one),
-        &written,
-        StatusCode::OK,
-        None,
-        None,
-    ))
+    let written = written.with_filter_of(Some(&one));
+    Ok(form(asked, Some(&one), &written, None))
 }
 
 /// The form once more, with what was written and why it was refused, if the visitor can mend it.
@@ -413,36 +405,36 @@ fn again(
     one: Option<&RegisteredDestination>,
     refusal: Refusal,
 ) -> Result<Response, Refusal> {
-    let (status, why) = refusal.words(asked.words, &asked.request.path);
-    match status {
-        StatusCode::UNPROCESSABLE_ENTITY => {
-            let written = Written::of(asked);
-            let wrong = match refusal {
-                Refusal::Condition(number, why) => Some((number, why)),
-                _ => None,
-            };
-            Ok(form(asked, one, &written, status, Some(&why), wrong))
+    let written = Written::of(asked);
+    let written = match refusal {
+        Refusal::FilterChanged | Refusal::Error(DestinationError::SetByOperator(_)) => {
+            written.with_filter_of(one)
         }
-        _ => Err(refusal),
-    }
+        Refusal::Invalid(_) | Refusal::Wrong(..) | Refusal::Condition(..) | Refusal::Error(_) => {
+            written
+        }
+        _ => return Err(refusal),
+    };
+    Ok(form(asked, one, &written, Some(&refusal)))
 }
 
 /// The form with the same values, and room for more conditions.
 fn more(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
-    let written = Written::of(asked);
-    form(asked, one, &written, StatusCode::OK, None, None)
+    form(asked, one, &Written::of(asked), None)
 }
 
-/// The form for a new endpoint, or for a change of one, with these values. `wrong`: a condition that is refused.
+/// The form for a new endpoint, or for a change of one, with these values. `refusal`: why they were not saved.
 fn form(
     asked: &Asked<'_>,
     one: Option<&RegisteredDestination>,
     written: &Written,
-    status: StatusCode,
-    why: Option<&str>,
-    wrong: Option<(usize, Word)>,
+    refusal: Option<&Refusal>,
 ) -> Response {
     let words = asked.words;
+    let refused = refusal.map(|refusal| refusal.words(words, &asked.request.path));
+    let status = refused
+        .as_ref()
+        .map_or(StatusCode::OK, |(status, _)| *status);
     let (title, action, back) = match one {
         None => (words.add_endpoint, "/endpoints/add", "/".to_owned()),
         Some(one) => (words.change, "/endpoint/change", endpoint_page(&one.name)),
@@ -462,7 +454,7 @@ fn form(
         section.panel {
             div.head { h1 { (title) } }
             div.body {
-                @if let Some(why) = why { p.refused role="alert" { (why) } }
+                @if let Some((_, why)) = refused { p.refused role="alert" { (why) } }
                 form.stack method="post" action=(action) {
                     (asked.token())
                     @if let Some(one) = one { input type="hidden" name="name" value=(one.name); }
@@ -493,7 +485,7 @@ fn form(
                     }
                     fieldset {
                         legend { (words.filter) }
-                        (filter(words, one, written, wrong))
+                        (filter(words, one, written, refusal))
                     }
                     // Enter presses the first button.
                     div.do {
@@ -513,11 +505,12 @@ fn filter(
     words: &Words,
     one: Option<&RegisteredDestination>,
     written: &Written,
-    wrong: Option<(usize, Word)>,
+    refusal: Option<&Refusal>,
 ) -> Markup {
     let is_ours = one.is_some_and(|one| one.set_by.get("filter") == Some(&Hand::Operator));
     let present = one.and_then(|one| one.filter.as_ref());
     let json = |filter: &Value| html! { pre tabindex="0" { (format!("{filter:#}")) } };
+    let shown = html! { input type="hidden" name="shown" value=(written.shown.as_deref().unwrap_or_default()); };
     let known = match (present, &written.conditions) {
         (Some(present), _) if is_ours => {
             return html! { p.quiet { (words.set_by_us) } (json(present)) };
@@ -526,6 +519,7 @@ fn filter(
             return html! {
                 p.quiet { (words.filter_as_json) }
                 (json(present))
+                (shown)
                 label { input type="checkbox" name="filter" value="none" checked[written.filter.is_some()]; " " (words.remove_filter) }
             };
         }
@@ -541,10 +535,15 @@ fn filter(
         Column(words.condition, Kind::Plain),
         Column(words.details, Kind::Plain),
     ];
+    let why_wrong = |row: usize| match refusal {
+        Some(Refusal::Condition(number, why)) if *number == row => Some(why(words)),
+        _ => None,
+    };
     html! {
         p.quiet { (words.filter_hint) }
+        (shown)
         @for (number, condition) in known.iter().cloned().chain(empty).enumerate() {
-            (row(words, &condition, wrong.filter(|(wrong, _)| *wrong == number).map(|(_, why)| why(words))))
+            (row(words, &condition, why_wrong(number)))
         }
         details {
             summary { (words.filter_help) }
@@ -593,6 +592,14 @@ pub(super) struct Written {
     /// The filter, as the form has it.
     #[serde(skip)]
     conditions: Option<Vec<Condition>>,
+    /// The filter that the form has shown, as [`text`]; `None`: this is no form.
+    #[serde(skip)]
+    shown: Option<String>,
+}
+
+/// A filter as a form sends it back; empty: none.
+fn text(filter: Option<&Value>) -> String {
+    filter.map(Value::to_string).unwrap_or_default()
 }
 
 impl Written {
@@ -604,6 +611,18 @@ impl Written {
             // Only the form of a filter that conditions cannot show has this box.
             filter: asked.given("filter").map(|_| Value::Null),
             conditions: asked.all("field").next().map(|_| typed(asked)),
+            shown: Some(asked.get("shown").to_owned()),
+        }
+    }
+
+    /// The same with the filter that the endpoint has now.
+    fn with_filter_of(self, one: Option<&RegisteredDestination>) -> Self {
+        let present = one.and_then(|one| one.filter.as_ref());
+        Self {
+            filter: None,
+            conditions: present.and_then(conditions::conditions),
+            shown: Some(text(present)),
+            ..self
         }
     }
 
@@ -631,6 +650,13 @@ impl Written {
             }
             if one.topics.is_empty() {
                 return Err(Refusal::Wrong("topics", |words| words.choose_topic));
+            }
+        }
+        let changes_filter = self.conditions.is_some() || self.filter.is_some();
+        if let Some(shown) = self.shown.filter(|_| changes_filter) {
+            // The customer has not seen the present filter.
+            if shown != text(one.filter.as_ref()) {
+                return Err(Refusal::FilterChanged);
             }
         }
         if let Some(conditions) = self.conditions {

@@ -90,6 +90,7 @@ pub(super) const WORDS: Words = Words {
     filter_hint: "Nur Ereignisse, die die Bedingungen aller Felder erfüllen, werden hierher gesendet; ohne Bedingung alle. Bedingungen für dasselbe Feld sind Alternativen: Mit „total ist mindestens 100“ und „total ist 5“ wird auch 5 gesendet. Zwei Grenzen sind aber ein Bereich, und „ist nicht“ schließt alle seine Werte aus.",
     filter_help: "Über Bedingungen",
     filter_as_json: "Bedingungen können diesen Filter nicht darstellen. Er bleibt beim Speichern, wie er ist.",
+    filter_changed: "Nichts wurde gespeichert, weil der Filter inzwischen geändert wurde. Das Formular zeigt jetzt den neuen Filter: Prüfen Sie ihn, und speichern Sie erneut.",
     remove_filter: "den Filter entfernen: Alle Ereignisse werden gesendet",
     condition: "Bedingung",
     condition_field: "Feld",

@@ -90,6 +90,7 @@ pub(super) const WORDS: Words = Words {
     filter_hint: "Only events that meet the conditions of all fields are sent here; without a condition, all events. Conditions on the same field are alternatives: with “total is at least 100” and “total is 5”, 5 is sent, too. But two bounds are a range, and “is not” excludes all its values.",
     filter_help: "About conditions",
     filter_as_json: "Conditions cannot show this filter. It stays as it is when you save.",
+    filter_changed: "Nothing was saved, because the filter was changed meanwhile. The form now shows the new filter: check it, and save again.",
     remove_filter: "remove the filter: all events are sent",
     condition: "Condition",
     condition_field: "Field",
