@@ -1,5 +1,6 @@
 //! Where a claimed message goes, or how it is settled without a send. Decided once, when the message is claimed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -375,25 +376,18 @@ fn parts(
     registry: &Registry,
     after: Option<&String>,
 ) -> Parts {
-    let mut names = routed.clone();
-    names.extend(wanting.iter().map(|one| one.name.to_string()));
-    // Parts are placed in this order, so the last placed part says which are left.
-    names.sort_unstable();
-    names.dedup();
-    names.retain(|name| after.is_none_or(|last| name > last));
+    // Parts are placed in the order of their names, so the last placed part says which are left.
+    let of_wanting = (wanting.iter()).map(|one| (one.name.to_string(), Some(one.registration)));
+    let mut parts: BTreeMap<String, Option<Uuid>> = of_wanting.collect();
     // A part has one name. If a route leads to a namesake of a registered destination, the part is for the route.
-    let registration = |name: &String| {
-        let is_namesake = registry.named(name).is_some() && routed.contains(name);
-        let named = wanting.iter().find(|one| *one.name == **name);
-        match is_namesake {
-            true => Some(OF_ROUTE),
-            false => named.map(|one| one.registration),
-        }
-    };
-    Parts {
-        registrations: names.iter().map(registration).collect(),
-        to: names,
-    }
+    parts.extend(routed.into_iter().map(|name| {
+        let namesake = registry.named(&name).map(|_| OF_ROUTE);
+        (name, namesake)
+    }));
+    let left = parts.into_iter();
+    let left = left.filter(|(name, _)| after.is_none_or(|last| name > last));
+    let (to, registrations) = left.unzip();
+    Parts { to, registrations }
 }
 
 impl Job {
