@@ -435,6 +435,7 @@ fn registered_destinations_are_measured_beside_hanging_busy_and_changing_ones() 
         "registered",
         "--destinations=20",
         "--messages=2000",
+        "--filters=10",
         "--rounds=1",
         "--backlogged=4",
         "--paced=20",
@@ -455,6 +456,7 @@ fn registered_destinations_are_measured_beside_hanging_busy_and_changing_ones() 
         [
             "one_configured",
             "registered",
+            "registered_with_filters",
             "paced",
             "paced_beside_hanging",
             "paced_beside_waiting",

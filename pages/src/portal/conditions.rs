@@ -425,8 +425,8 @@ mod tests {
         );
         // Which is no number that a filter can have.
         assert_eq!(
-            made(&[("n", "is", "1e300")], None),
-            json!({ "n": ["1e300"] })
+            made(&[("n", "is", "0.1234567890123456")], None),
+            json!({ "n": ["0.1234567890123456"] })
         );
     }
 
@@ -472,7 +472,9 @@ mod tests {
             (row("b", "like", "x"), |words| words.values_needed),
             (row("b", ">", "x"), |words| words.one_number),
             (row("b", ">", "1\n2"), |words| words.one_number),
-            (row("b", ">", "1e300"), |words| words.one_number),
+            (row("b", ">", "0.1234567890123456"), |words| {
+                words.one_number
+            }),
             (row("b", ">", "true"), |words| words.one_number),
             (row(&deep, "is", "x"), |words| words.filter_too_large),
             (row("b", "is", &many), |words| words.filter_too_large),
