@@ -29,6 +29,16 @@ fn started(database: &Database, plain: &Receiver) -> RelayHandle {
         .expect("a relay")
 }
 
+/// A relay that keeps payloads in the ledger.
+fn keeping(database: &Database) -> RelayHandle {
+    (database.keeping_relay())
+        .registered_threads(4)
+        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.registered_public_only = false)
+        .start()
+        .expect("a relay")
+}
+
 /// Registers destinations with one filter each: `name`, `filter`.
 fn put(database: &Database, receiver: &Receiver, hooks: &[(&str, &str)]) {
     let conn = &mut database.connect();
@@ -234,12 +244,7 @@ fn a_filter_asks_for_topic_and_headers_too() {
     let receiver = Receiver::ok();
     let filter = r#"{"$topic": [{"suffix": ".paid"}], "$header": {"x-shop": ["berlin"]}}"#;
     put(&database, &receiver, &[("acme", filter)]);
-    let relay = (database.keeping_relay())
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
-        .start()
-        .expect("a relay");
+    let relay = keeping(&database);
     let all = |n: i64| {
         for (topic, shop) in [
             ("order.paid", "berlin"),
@@ -261,12 +266,7 @@ fn a_filter_asks_for_topic_and_headers_too() {
         .disable(conn, "acme", "a day off")
         .expect("disabled");
     end(&relay);
-    let relay = (database.keeping_relay())
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
-        .start()
-        .expect("a relay");
+    let relay = keeping(&database);
     all(2);
     destinations.enable(conn, "acme").expect("enabled");
     let (since, note) = (UNIX_EPOCH, Note::new("alice", "a day off"));
@@ -331,12 +331,7 @@ fn missing_messages_with_any_escaped_character_are_recovered() {
     let database = Database::new();
     let receiver = Receiver::ok();
     put(&database, &receiver, &[("early", r#"{"total": [7]}"#)]);
-    let relay = (database.keeping_relay())
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
-        .start()
-        .expect("a relay");
+    let relay = keeping(&database);
     database.execute("UPDATE {o}_destination SET enabled = false");
     for payload in NOT_JSONB {
         enqueue_text(&database, payload);
